@@ -9,8 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from tgi_cli.version import __version__
+
 if TYPE_CHECKING:
-    from tgi_cli.offline import (
+    from tgi_cli.llm import (
         LLM,
         BeamHypothesis,
         Completion,
@@ -22,18 +24,17 @@ if TYPE_CHECKING:
     )
     from tgi_cli.sampling.params import SamplingParams
 
-__version__ = "0.1.0"
 
 _HOMES = {
-    "LLM": "tgi_cli.offline",
-    "BeamHypothesis": "tgi_cli.offline",
-    "Completion": "tgi_cli.offline",
-    "EngineDeadError": "tgi_cli.offline",
-    "GenerationError": "tgi_cli.offline",
-    "GenerationOptions": "tgi_cli.offline",
-    "Piece": "tgi_cli.offline",
+    "LLM": "tgi_cli.llm",
+    "BeamHypothesis": "tgi_cli.llm",
+    "Completion": "tgi_cli.llm",
+    "EngineDeadError": "tgi_cli.llm",
+    "GenerationError": "tgi_cli.llm",
+    "GenerationOptions": "tgi_cli.llm",
+    "Piece": "tgi_cli.llm",
     "SamplingParams": "tgi_cli.sampling.params",
-    "Stream": "tgi_cli.offline",
+    "Stream": "tgi_cli.llm",
 }
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""Every error that a user can cause, each with its cause, its remedy and its exit code.
+"""Errors that users can act on, each with a cause, a remedy and an exit code.
 
-A command that fails prints ``error: CAUSE`` and, where there is one, ``REMEDY`` - one line
-each, no traceback - and exits with the code of the error's class. The codes are part of the
+A command that fails prints ``error: CAUSE`` and the remedy, if there is one, on one line each and
+without a traceback, and exits with the code of the error's class. The codes are part of the
 command line's interface (docs/commands.md) and never change meaning.
 """
 
@@ -15,30 +15,32 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILURE = 1
-    """An error that has no code of its own: a defect, or the operating system's refusal."""
+    """Any other error: a bug, or an error of the operating system."""
     USAGE = 2
-    """A flag or a combination of flags that cannot be."""
+    """An invalid flag or combination of flags."""
     MODEL_UNAVAILABLE = 3
-    """The model could not be had: unknown, gated, offline, no room, transfer corrupt."""
+    """The model is unavailable: unknown, gated, offline, disk full, corrupt download."""
     MODEL_UNUSABLE = 4
-    """The model is there and cannot be run: broken files, unsupported architecture."""
+    """The model cannot be run: broken files, unsupported architecture."""
     ADDRESS_IN_USE = 5
-    """The port or the socket is taken, or may not be bound."""
+    """The port or the socket is in use, or cannot be bound."""
     OUT_OF_MEMORY = 6
-    """Weights or KV cache do not fit the device."""
+    """Weights or KV cache do not fit into the device's memory."""
     SHARD_FAILED = 7
-    """A model server could not start, or died."""
+    """A model server failed to start, or exited."""
     ROUTER_FAILED = 8
-    """The router could not start, or died."""
+    """The router failed to start, or exited."""
     INTERRUPTED = 130
-    """Ctrl-C before the command was done (128 + SIGINT)."""
+    """Interrupted by Ctrl-C (128 + SIGINT)."""
 
 
 class TgiError(Exception):
-    """Base of all errors with a cause that the user can act on.
+    """Base class of errors that users can act on.
 
-    ``cause`` says in one line what went wrong; ``remedy`` in one line what to do about it
-    (empty where there is nothing to advise).
+    Attributes:
+        cause: the problem, in one line.
+        remedy: advice in one line, or an empty string.
+        exit_code: of the command.
     """
 
     exit_code: ExitCode = ExitCode.FAILURE
@@ -50,49 +52,49 @@ class TgiError(Exception):
 
 
 class ConfigError(TgiError):
-    """A flag, an environment variable or a combination of them that cannot be."""
+    """An invalid setting or combination of settings."""
 
     exit_code = ExitCode.USAGE
 
 
 class HubError(TgiError):
-    """The model could not be had."""
+    """The model is unavailable."""
 
     exit_code = ExitCode.MODEL_UNAVAILABLE
 
 
 class ModelNotFoundError(HubError):
-    """No such repository, revision or folder - or one that this token may not see."""
+    """A repository, revision or folder that does not exist or is not visible to this token."""
 
 
 class GatedModelError(HubError):
-    """The repository asks for a token, or for a token whose owner accepted its terms."""
+    """A repository that requires a token, or a token whose owner has accepted its terms."""
 
 
 class OfflineError(HubError):
-    """The hub cannot be reached (or may not be: HF_HUB_OFFLINE) and the cache lacks the file."""
+    """A file that is not cached while the hub is unavailable or HF_HUB_OFFLINE is set."""
 
 
 class DiskFullError(HubError):
-    """Not enough free space for the download."""
+    """Not enough disk space for a download."""
 
 
 class CorruptFileError(HubError):
-    """A file's size, checksum or header is not what it must be."""
+    """A file with a wrong size, checksum or header."""
 
 
 class ModelError(TgiError):
-    """The model's files are there and cannot be used."""
+    """The model's files cannot be used."""
 
     exit_code = ExitCode.MODEL_UNUSABLE
 
 
 class UnsupportedModelError(ModelError):
-    """An architecture, or an option of one, that is not implemented."""
+    """An architecture, or an option of one, that is not supported."""
 
 
 class CheckpointError(ModelError):
-    """Weights that are missing, unexpected, mis-shaped or unreadable; the message names them."""
+    """Missing, unexpected, misshapen or unreadable weights."""
 
 
 class AddressInUseError(TgiError):
@@ -108,12 +110,12 @@ class OutOfMemoryError(TgiError):
 
 
 class ShardError(TgiError):
-    """A model server could not start, died or cannot be reached."""
+    """A model server that failed to start, exited or is unavailable."""
 
     exit_code = ExitCode.SHARD_FAILED
 
 
 class RouterError(TgiError):
-    """The router could not start or died."""
+    """A router that failed to start or exited."""
 
     exit_code = ExitCode.ROUTER_FAILED

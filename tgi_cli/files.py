@@ -1,9 +1,9 @@
-"""Reads files that others wrote, within bounds: of kind, bytes, depth and number of values.
+"""Reads untrusted files within limits on kind, size, depth and number of values.
 
-What a path leads to is not ours to choose: a device without an end, a pipe without a writer, text
-that nests until a parser's stack is used up, a few aliases that stand for billions of values. All
-files of checkpoints, adapters and tokenizers and all files that flags name are read here, so that
-none of them takes more than its bound; tests/unit/test_architecture.py holds that.
+A path may lead to an endless device, a pipe without a writer, text that nests until a parser's
+stack overflows, or a few aliases that expand to billions of values. All files of checkpoints,
+adapters and tokenizers, and all files named by flags, are read here, which
+tests/unit/test_architecture.py enforces.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ from pathlib import Path
 from typing import Any
 
 CONFIG_BYTES = 16 << 20
-"""Of config.json and its like. Among published models the largest have a few hundred KB."""
+"""Limit for config.json and similar files. The largest published ones have a few hundred KB."""
 
 INDEX_BYTES = 64 << 20
-"""Of model.safetensors.index.json: 100 bytes for each tensor, and 200,000 tensors in the largest
+"""Limit for model.safetensors.index.json: 100 bytes per tensor, and 200,000 tensors in the largest
 mixtures of experts."""
 
 TOKENIZER_BYTES = 256 << 20
-"""Of a tokenizer's files. Gemma 3's tokenizer.json, with 262,144 tokens, has 33 MB."""
+"""Limit for a tokenizer's files. Gemma 3's tokenizer.json, with 262,144 tokens, has 33 MB."""
 
 TEXT_BYTES = 4 << 20
-"""Of chat templates, model cards and the like."""
+"""Limit for chat templates, model cards and similar files."""
 
 WORKLOAD_BYTES = 2 << 30
-"""Of a benchmark's prompts and saved runs. ShareGPT, as it was published, has 640 MB."""
+"""Limit for a benchmark's prompts and saved runs. ShareGPT, as published, has 640 MB."""
 
 SETTINGS_BYTES = 256 << 10
-"""Of a YAML file of settings, which is read at a few hundred KB a second."""
+"""Limit for a YAML file of settings, which is parsed at a few hundred KB per second."""
 
 MAX_DEPTH = 64
-"""Arrays and objects within each other. serde_json, which reads tokenizers, allows 128; the
+"""Maximum nesting of arrays and objects. serde_json, which parses tokenizers, allows 128; the
 deepest files of published models have 10."""
 
 MAX_VALUES = 2_000_000
-"""Values in a JSON file: 150 MB of objects at most."""
+"""Maximum number of values in a JSON file: at most 150 MB of objects."""
 
-_PIPE_SECONDS = 10.0
-"""That the writer of a pipe may let its reader wait."""
+PIPE_SECONDS = 10.0
+"""Timeout of reading from a pipe."""
 
 _MAX_ALIASES = 64
 _MAX_YAML_VALUES = 10_000
 
 
 class FileRefusedError(ValueError):
-    """A file is of a kind, a size or a depth that is not read."""
+    """A file of a kind, size or depth that is not read."""
 
 
 def read_bytes(path: Path, limit: int = CONFIG_BYTES, *, pipes: bool = False) -> bytes:
-    """The content of a file.
+    """Read a file.
 
     Args:
-        path: of a regular file, or a link to one.
-        limit: bytes that it may have.
-        pipes: whether it may be a pipe too (``<(...)`` of a shell).
+        path: a regular file, or a link to one.
+        limit: maximum size in bytes.
+        pipes: whether to accept pipes (``<(...)`` of a shell).
 
     Raises:
-        OSError: it cannot be opened or read; a pipe has had no writer for ten seconds.
-        FileRefusedError: it is of another kind, or larger than ``limit``.
+        OSError: the file cannot be opened or read; nothing was written to a pipe for ten seconds.
+        FileRefusedError: the file is of another kind, or too large.
     """
-    _check(path.stat(), limit, pipes)  # a device is not even opened
+    _check(path.stat(), limit, pipes)  # devices are not even opened
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         found = os.fstat(descriptor)
@@ -88,24 +88,24 @@ def read_bytes(path: Path, limit: int = CONFIG_BYTES, *, pipes: bool = False) ->
 
 
 def read_text(path: Path, limit: int = TEXT_BYTES, *, errors: str = "strict") -> str:
-    """The text of a file in UTF-8. Raises as :func:`read_bytes`, and UnicodeDecodeError."""
+    """Read a UTF-8 file. Raises as :func:`read_bytes`, and UnicodeDecodeError."""
     return read_bytes(path, limit).decode("utf-8", errors)
 
 
 def read_json(path: Path, limit: int = CONFIG_BYTES) -> Any:
-    """What a JSON file says.
+    """Read a JSON file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no JSON, or beyond the bounds. (A FileRefusedError is one.)
+        OSError: the file cannot be read.
+        ValueError: the file is not valid JSON, or exceeds a limit (a FileRefusedError).
     """
     return decode_json(read_bytes(path, limit))
 
 
 def decode_json(data: bytes, max_values: int | None = MAX_VALUES) -> Any:
-    """The value of a JSON text, of ``max_values`` at most. Raises ValueError."""
+    """Parse JSON with at most ``max_values`` values. Raises ValueError."""
     if max_values is not None:
-        # More than there are: those within strings count as well.
+        # An upper bound: commas and brackets within strings count as well.
         count = data.count(b",") + data.count(b"[") + data.count(b"{")
         if count > max_values:
             raise FileRefusedError(f"it has more than {max_values} values")
@@ -129,11 +129,11 @@ def decode_json(data: bytes, max_values: int | None = MAX_VALUES) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file of settings says. Raises OSError and ValueError as :func:`read_json`."""
-    import yaml  # a dozen milliseconds that most starts can do without
+    """Read a YAML file of settings. Raises OSError and ValueError as :func:`read_json`."""
+    import yaml  # takes a dozen milliseconds, and few commands need it
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """SafeLoader, with bounds on what nests and on what is referred to."""
+        """SafeLoader, with limits on nesting and on aliases."""
 
         depth = 0
         aliases = 0
@@ -158,18 +158,18 @@ def read_yaml(path: Path) -> Any:
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     except (RecursionError, OverflowError) as error:
-        raise FileRefusedError("it refers to itself, or has a number without measure") from error
+        raise FileRefusedError("it refers to itself, or has an overlong number") from error
     for count, _ in enumerate(_values(value)):
         _require_few(count)
     return value
 
 
 def require_file(path: Path, limit: int) -> None:
-    """Make sure that a library may read a file: a regular one of ``limit`` bytes at most.
+    """Require a regular file of at most ``limit`` bytes, before a library reads it.
 
     Raises:
-        OSError: it is not there.
-        FileRefusedError: it is of another kind, or larger.
+        OSError: the file does not exist.
+        FileRefusedError: the file is of another kind, or too large.
     """
     _check(path.stat(), limit, pipes=False)
 
@@ -191,15 +191,15 @@ def _too_large(limit: int) -> str:
 
 
 def _wait(descriptor: int) -> None:
-    """Until a pipe can be read, or has been closed by its writer."""
+    """Wait until a pipe has data or has been closed by its writer."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN | select.POLLHUP)
-    if not poller.poll(_PIPE_SECONDS * 1000):
-        raise TimeoutError(errno.ETIMEDOUT, f"nothing was written to it for {_PIPE_SECONDS:g} s")
+    if not poller.poll(PIPE_SECONDS * 1000):
+        raise TimeoutError(errno.ETIMEDOUT, f"nothing was written to it for {PIPE_SECONDS:g} s")
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """All values, one that is referred to as often as it is."""
+    """All values; those behind aliases once per alias."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

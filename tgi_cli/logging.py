@@ -1,8 +1,8 @@
-"""One log format for every process: human lines, or one JSON object a line.
+"""The log format of all processes: text lines, or one JSON object per line.
 
-Logs go to stderr; stdout is for data. The level comes from ``--logger-level`` or LOG_LEVEL,
-colour follows the terminal and NO_COLOR (https://no-color.org). Warnings and exceptions that
-nobody caught are log lines too.
+Logs go to stderr; stdout is for data. The level comes from ``--logger-level`` or LOG_LEVEL; color
+depends on the terminal and NO_COLOR (https://no-color.org). Warnings and uncaught exceptions are
+logged, too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _STDERR = 2
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields that a call gave through ``extra=``."""
+    """The fields passed as ``extra=``."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 
 class _JsonFormatter(logging.Formatter):
-    """TGI's shape: timestamp, level, fields, target; plus the role of the process."""
+    """TGI's format (timestamp, level, fields, target), and the role of the process."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ class _LineFormatter(logging.Formatter):
 
 
 def parse_level(text: str) -> int:
-    """The numeric level of TGI's spellings: ``info``, ``WARN``, or ``info,module=debug``.
+    """Parse a level in TGI's spellings: ``info``, ``WARN``, or ``info,module=debug``.
 
-    Of a filter list the first bare word counts. Raises ValueError on anything else.
+    In a filter list, the first word without a target counts. Raises ValueError.
     """
     word = next((part for part in text.split(",") if "=" not in part), "info").strip().upper()
     word = {"WARN": "WARNING", "TRACE": "DEBUG", "FATAL": "ERROR"}.get(word, word)
@@ -90,10 +90,10 @@ def parse_level(text: str) -> int:
 
 
 def parse_directives(text: str) -> dict[str, int]:
-    """The levels that a filter list gives to single targets, by the targets' names.
+    """The levels of single targets in a filter list, by target.
 
-    Raises ValueError for a list with anything in it that is no level and no ``target=level``, or
-    with two levels: what would be passed over in silence is a slip.
+    Raises ValueError for a part that is neither a level nor ``target=level``, and for a second
+    level without a target.
     """
     found = {}
     bare = []
@@ -103,7 +103,7 @@ def parse_directives(text: str) -> dict[str, int]:
             parse_level(target)
             bare.append(target)
         elif not _TARGET.fullmatch(target) or "=" in word:
-            raise ValueError(f"{part.strip()[:80]!r} is no target=level")
+            raise ValueError(f"{part.strip()[:80]!r} is not target=level")
         else:
             found[target] = parse_level(word)
     if len(bare) > 1:
@@ -112,7 +112,7 @@ def parse_directives(text: str) -> dict[str, int]:
 
 
 def setup(role: str, level: str = "INFO", json_output: bool = False) -> None:
-    """Install the handler of this process; the last call wins. ``role`` names the process."""
+    """Install this process's log handler, replacing any other. ``role`` names the process."""
     handler = logging.StreamHandler(sys.stderr)
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     handler.setFormatter(_JsonFormatter(role) if json_output else _LineFormatter(role, colour))
@@ -121,7 +121,7 @@ def setup(role: str, level: str = "INFO", json_output: bool = False) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger("tgi_cli").setLevel(parse_level(level))
     logging.captureWarnings(True)
-    # Hooks that somebody else has put there (a test runner, a debugger) stay.
+    # Hooks of test runners and debuggers are not replaced.
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _uncaught
     if threading.excepthook is threading.__excepthook__:
@@ -129,9 +129,9 @@ def setup(role: str, level: str = "INFO", json_output: bool = False) -> None:
 
 
 def json_line(level: str, message: str, target: str = "tgi", **fields: object) -> str:
-    """One line as the JSON log has it, for words that do not go through a logger.
+    """Format a line of the JSON log without a logger.
 
-    The role is that of the last :func:`setup`, else ``tgi``.
+    The role is that of the last :func:`setup`. Default: ``tgi``.
     """
     record = logging.LogRecord(target, getattr(logging, level), "", 0, message, None, None)
     vars(record).update(fields)
@@ -141,28 +141,28 @@ def json_line(level: str, message: str, target: str = "tgi", **fields: object) -
 
 
 def is_log_line(line: bytes) -> bool:
-    """Whether another process wrote this to its JSON log, and to the end."""
+    """Whether this is a complete line of another process's JSON log."""
     if not line.startswith(b'{"timestamp"'):
         return False
     try:
         json.loads(line)
-    except ValueError:  # the half of one, by a process that was killed
+    except ValueError:  # truncated when the process was killed
         return False
     return True
 
 
 def pass_on(line: bytes) -> None:
-    """Write a line of another process's log among our own, as it is."""
+    """Write a line of another process's log to our own, unchanged."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler):
-            # As with lines of our own: if nobody can read them, that is no reason to fail.
+            # As with our own lines, a closed stream is not an error.
             with handler.lock or threading.RLock(), suppress(OSError, ValueError):
                 handler.stream.write(line.decode() + "\n")
                 handler.stream.flush()
 
 
 def say_for(role: str, text: str) -> None:
-    """Log what a process of this role wrote to its stderr that is no log line."""
+    """Log a line that a process of this role wrote to stderr, and not as a log line."""
     record = logging.LogRecord("stderr", logging.WARNING, "", 0, "%s", (text,), None)
     record.role = role
     for handler in logging.getLogger().handlers:
@@ -170,8 +170,9 @@ def say_for(role: str, text: str) -> None:
 
 
 def dump_on_signal() -> None:
-    """Have SIGUSR1, and whatever crashes the interpreter, write the stacks of all threads to
-    stderr: where a process hangs, even within a library.
+    """Write the stacks of all threads to stderr on SIGUSR1 and on crashes of the interpreter.
+
+    They show where a process hangs, even within a library.
     https://docs.python.org/3/library/faulthandler.html
     """
     faulthandler.enable(_STDERR)

@@ -1,8 +1,8 @@
-"""Regular expressions that come with a checkpoint or an adapter, matched within a time.
+"""Matches untrusted regular expressions of checkpoints and adapters within a time limit.
 
-A few characters (``(a+)+$``) can keep a backtracking engine busy for longer than a machine lasts,
-and formats of checkpoints name modules by such expressions. The engine is :mod:`regex`, which is
-that of :mod:`re` with a time limit: https://github.com/mrabarnett/mrab-regex
+A few characters (``(a+)+$``) can keep a backtracking engine busy forever, and checkpoint formats
+name modules by such expressions. :mod:`regex` is compatible with :mod:`re` and has timeouts:
+https://github.com/mrabarnett/mrab-regex
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import regex
 
 SECONDS = 5.0
-"""That all matches of one set of patterns may take. Ten patterns over the 70,000 modules of a large
+"""Time limit of all matches of a set of patterns. Ten patterns over the 70,000 modules of a large
 mixture of experts take half a second."""
 
 CHARACTERS = 4096
-"""Of one pattern."""
+"""Maximum length of a pattern."""
 
 
 class PatternError(ValueError):
-    """An expression that is none, is too long, or takes too long."""
+    """A pattern that is invalid, too long, or takes too long."""
 
 
 class Patterns:
-    """Matches expressions from outside, for ``seconds`` in all."""
+    """Matches untrusted patterns for at most ``seconds`` in all."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._left = seconds
@@ -63,4 +63,4 @@ def _compiled(pattern: str) -> regex.Pattern[str]:
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise PatternError(f"{pattern[:80]!r} is no regular expression: {error}") from error
+        raise PatternError(f"{pattern[:80]!r} is not a regular expression: {error}") from error

@@ -38,13 +38,12 @@ from starlette.routing import Route
 
 from tests.tools.openai_stub import Stub
 from tgi_cli import demo
-from tgi_cli.bench import results
+from tgi_cli.bench import saved_runs
 from tgi_cli.bench.compare import compare
-from tgi_cli.bench.own_server import own_server
-from tgi_cli.bench.records import Run
-from tgi_cli.bench.reports.markdown import comparison, verdict
-from tgi_cli.bench.reports.tables import table
-from tgi_cli.bench.statistics import step_figures
+from tgi_cli.bench.events import BenchRun
+from tgi_cli.bench.managed_server import start_server
+from tgi_cli.bench.reports.markdown import comparison, table, verdict
+from tgi_cli.bench.statistics.metrics import step_metrics
 
 Figures = dict[str, float]
 NAMES = ("requests", "ttft_p50", "tpot_p50", "e2e_p50", "requests_per_second", "tokens_per_second")
@@ -100,7 +99,7 @@ def slowed(url: str, factor: float) -> Iterator[str]:
         listener.close()
 
 
-def ours(url: str, asked: argparse.Namespace, folder: Path, name: str) -> Run:
+def ours(url: str, asked: argparse.Namespace, folder: Path, name: str) -> BenchRun:
     """What ``tgi bench`` measures."""
     path = folder / f"{name}.json"
     command = [sys.executable, "-m", "tgi_cli", "bench", "--url", url, "--ui", "none"]
@@ -108,16 +107,16 @@ def ours(url: str, asked: argparse.Namespace, folder: Path, name: str) -> Run:
     command += ["--input-tokens", str(asked.input), "--output-tokens", str(asked.output)]
     command += ["--route", "completions", "--ignore-eos", "--output", str(path)]
     subprocess.run(command, check=True)
-    return results.load(path)
+    return saved_runs.load(path)
 
 
-def of_ours(run: Run) -> Figures:
-    figures = step_figures(run.steps[0], intervals=False)
+def of_ours(run: BenchRun) -> Figures:
+    metrics = step_metrics(run.steps[0], intervals=False)
     return {
-        "requests": figures.succeeded,
-        **{f"{name}_p50": figures.latencies[name].p50 for name in ("ttft", "tpot", "e2e")},
-        "requests_per_second": figures.rates["requests_per_second"],
-        "tokens_per_second": figures.rates["output_tokens_per_second"],
+        "requests": metrics.succeeded,
+        **{f"{name}_p50": metrics.latencies[name].p50 for name in ("ttft", "tpot", "e2e")},
+        "requests_per_second": metrics.rates["requests_per_second"],
+        "tokens_per_second": metrics.rates["output_tokens_per_second"],
     }
 
 
@@ -185,7 +184,7 @@ async def measured(url: str, asked: argparse.Namespace, folder: Path) -> None:
     sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
     if asked.guidellm:
         sides["guidellm"] = []
-    runs: list[Run] = []
+    runs: list[BenchRun] = []
     for number in range(asked.rounds):
         runs.append(await asyncio.to_thread(ours, url, asked, folder, f"run-{number}"))
         sides["tgi bench"].append(of_ours(runs[-1]))
@@ -206,12 +205,12 @@ async def measured(url: str, asked: argparse.Namespace, folder: Path) -> None:
 
 
 def stubbed(asked: argparse.Namespace) -> None:
-    """The same against a server that only waits, so that its true figures are known."""
+    """The same against a server that only waits, so that its true metrics are known."""
     slower = 1 + asked.slower / 100
     stub, slow = (Stub(prefill=0.05 * factor, token=0.02 * factor) for factor in (1.0, slower))
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as name:
         folder = Path(name)
-        runs: list[Run] = []
+        runs: list[BenchRun] = []
         sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
         if asked.guidellm:
             sides["guidellm"] = []
@@ -236,7 +235,7 @@ async def run(asked: argparse.Namespace) -> None:
     """With a server of its own, unless one is given."""
     context: Any = contextlib.nullcontext()
     if not asked.url:
-        context = own_server("", say=lambda line: None)
+        context = start_server("", log_line=lambda line: None)
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         async with context as server:
             await measured(asked.url or server.url, asked, Path(folder))

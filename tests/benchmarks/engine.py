@@ -25,11 +25,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from tgi_cli.config import ServeConfig
+from tgi_cli.engine.config import Batching, SchedulerConfig
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Batching, Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 MAX_TOTAL = 3072
 
@@ -65,7 +66,7 @@ class Run:
         return sum(map(len, self.times.values()))
 
 
-def play(worker: ModelWorker, limits: Limits, arrivals: Sequence[Arrival]) -> Run:
+def play(worker: ModelWorker, limits: SchedulerConfig, arrivals: Sequence[Arrival]) -> Run:
     """Send each request at its time; return when all have ended."""
     core = EngineCore(worker, limits)
     engine = threading.Thread(target=core.run, daemon=True)
@@ -117,7 +118,9 @@ def mixed_workload(requests: int, rate: float, vocab: int) -> list[Arrival]:
     return arrivals
 
 
-def batching(worker: ModelWorker, limits: Limits, vocab: int, options: argparse.Namespace) -> None:
+def batching(
+    worker: ModelWorker, limits: SchedulerConfig, vocab: int, options: argparse.Namespace
+) -> None:
     arrivals = mixed_workload(options.requests, options.rate, vocab)
     prompt = sum(len(a.prompt) for a in arrivals)
     print(f"{len(arrivals)} requests at {options.rate}/s, {prompt} prompt tokens\n")
@@ -144,7 +147,9 @@ def _median(runs: Sequence[Run], pick: Callable[[Run], list[float]], p: float) -
     return statistics.median(percentile(pick(run), p) for run in runs)
 
 
-def chunks(worker: ModelWorker, limits: Limits, vocab: int, options: argparse.Namespace) -> None:
+def chunks(
+    worker: ModelWorker, limits: SchedulerConfig, vocab: int, options: argparse.Namespace
+) -> None:
     """Eight streams decode; a 1024-token prompt arrives every half second."""
     random_ = random.Random(1)
 
@@ -172,7 +177,9 @@ def chunks(worker: ModelWorker, limits: Limits, vocab: int, options: argparse.Na
         print(f"| {chunk} | {shown} | {1000 * ttft:.0f} |", flush=True)
 
 
-def prefix(worker: ModelWorker, limits: Limits, vocab: int, options: argparse.Namespace) -> None:
+def prefix(
+    worker: ModelWorker, limits: SchedulerConfig, vocab: int, options: argparse.Namespace
+) -> None:
     """A 2,000-token conversation, and its next turn of 20 more tokens."""
     random_ = random.Random(2)
     print("| | first turn, TTFT ms | second turn, TTFT ms | share |")
@@ -191,7 +198,7 @@ def prefix(worker: ModelWorker, limits: Limits, vocab: int, options: argparse.Na
 
 
 @contextmanager
-def loaded(model: Path, dtype: str | None) -> Iterator[tuple[ModelWorker, Limits, int]]:
+def loaded(model: Path, dtype: str | None) -> Iterator[tuple[ModelWorker, SchedulerConfig, int]]:
     serve = ServeConfig(
         model_id=str(model),
         dtype=dtype,
@@ -202,7 +209,7 @@ def loaded(model: Path, dtype: str | None) -> Iterator[tuple[ModelWorker, Limits
     )
     worker, _ = load_worker(serve, model)
     capacity = worker.warmup()
-    limits = Limits.of(capacity.config, capacity.num_blocks)
+    limits = SchedulerConfig.of(capacity.config, capacity.num_blocks)
     yield worker, replace(limits, max_batch_prefill_tokens=256), worker.info().vocab_size
 
 

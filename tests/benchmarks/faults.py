@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,8 +23,9 @@ from statistics import median
 
 import httpx
 
-from tests.tools.crowd import Crowd
-from tests.tools.processes import command_of, descendants_of, follower_of, is_gone
+from tests.tools.concurrent_requests import ConcurrentRequests
+from tests.tools.process_tree import descendants_of, is_gone, shard_process_of
+from tests.tools.server_process import ServerProcess, stop
 
 _START_SECONDS = 600.0
 _LIMIT_SECONDS = 300.0
@@ -35,55 +35,23 @@ FINISH_TOKENS = 600
 """Of each stream that is to finish after SIGTERM."""
 
 
-class Server:
-    """``tgi serve`` on a free port, its log in a file."""
+class Server(ServerProcess):
+    """``tgi serve`` on a free port, whose restarts are not limited."""
 
     def __init__(self, options: argparse.Namespace, shards: int, folder: Path) -> None:
-        folder.mkdir()
-        self.runtime = folder / "run"
-        self.runtime.mkdir(mode=0o700)
-        self._log = folder / "log"
-        command = [sys.executable, "-m", "tgi_cli", "serve", *options.model]
-        command += ["--hostname", "127.0.0.1", "--port", "0", "--json-output", "--num-shard"]
-        command += [str(shards), "--watchdog-timeout", str(options.watchdog_timeout)]
-        command += ["--max-restarts", "100", "--max-concurrent-requests", "256"]
-        environment = os.environ | {"XDG_RUNTIME_DIR": str(self.runtime)}
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        self.url = self._ready()
+        arguments = ["serve", *options.model, "--hostname", "127.0.0.1", "--port", "0"]
+        arguments += ["--json-output", "--num-shard", str(shards), "--max-restarts", "100"]
+        arguments += ["--watchdog-timeout", str(options.watchdog_timeout)]
+        arguments += ["--max-concurrent-requests", "256"]
+        super().__init__(folder, arguments)
+        self.wait_ready(_START_SECONDS)
         self._client = httpx.Client(base_url=self.url, timeout=10)
-
-    def child(self, command: str) -> int:
-        """The process id of ``model-server`` or ``router``."""
-        pids = descendants_of(self.process.pid)
-        return next(pid for pid in pids if f" {command} " in command_of(pid))
-
-    @property
-    def running(self) -> bool:
-        return self.process.poll() is None
 
     def health(self) -> int | None:
         try:
             return self._client.get("/health").status_code
         except httpx.HTTPError:
             return None
-
-    def stop(self) -> None:
-        if self.running:
-            self.process.terminate()
-            self.process.wait(120)
-
-    def _ready(self) -> str:
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end and self.running:
-            for line in self._log.read_text(encoding="utf-8").splitlines():
-                fields = json.loads(line)["fields"] if line.endswith("}") else {}
-                if "url" in fields:
-                    return str(fields["url"])
-            time.sleep(0.1)
-        raise SystemExit(f"the server did not start:\n{self._log.read_text(encoding='utf-8')}")
 
 
 @dataclass(slots=True)
@@ -132,7 +100,7 @@ def _shard(server: Server) -> int:
 
 
 def _second(server: Server) -> int:
-    return follower_of(_shard(server))
+    return shard_process_of(_shard(server))
 
 
 FAULTS = (
@@ -154,7 +122,7 @@ FAULTS = (
 
 def measure(server: Server, fault: Fault, streams: int, tokens: int) -> Round:
     """Do it once, under load."""
-    crowd = Crowd(server.url, ["openai stream"] * streams, fault.new_tokens or tokens)
+    crowd = ConcurrentRequests(server.url, ["openai stream"] * streams, fault.new_tokens or tokens)
     crowd.wait_until_started(endless=fault.new_tokens is None)
     processes = [server.process.pid, *descendants_of(server.process.pid)]
     watch = _Health(server)
@@ -268,7 +236,7 @@ def main() -> None:
                     continue
                 for turn in range(options.rounds):
                     if server is not None and (not server.running or shards != fault.shards):
-                        server.stop()
+                        stop(server.process, 120)
                         server = None
                     if server is None:
                         server = Server(
@@ -284,7 +252,7 @@ def main() -> None:
                     )
         finally:
             if server is not None:
-                server.stop()
+                stop(server.process, 120)
     table = [_HEAD] + [
         _row(fault, results[fault.name]) for fault in FAULTS if fault.name in results
     ]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tgi_cli.kernels.linear import PackedMatrix, linear, pack_bf16, pack_codes
-from tgi_cli.quantization.packing import pack, packed_linear
+from tgi_cli.quantization.unquantized import onednn_linear, pack_onednn
 
 SHAPES = [
     *((576, 960), (576, 576), (576, 3072), (1536, 576)),
@@ -50,9 +50,9 @@ def contestants(inputs: int, outputs: int, copies: int) -> dict[str, tuple[Produ
             found["read"] = lambda x, i: torch.sum(wide[i]), nbytes
 
     ours("bf16", lambda: pack_bf16(weight))
-    packed = [pack(weight) for _ in range(copies)]
+    packed = [pack_onednn(weight) for _ in range(copies)]
     if None not in packed:
-        found["onednn"] = lambda x, i: packed_linear(x, packed[i], None), nbytes  # type: ignore[arg-type]
+        found["onednn"] = lambda x, i: onednn_linear(x, packed[i], None), nbytes  # type: ignore[arg-type]
     plain = [weight.clone() for _ in range(copies)]
     found["linear"] = lambda x, i: F.linear(x, plain[i]), nbytes
 

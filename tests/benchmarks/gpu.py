@@ -31,8 +31,8 @@ import torch
 from tests.benchmarks import gpu_check, gpu_engine, gpu_peers, gpu_trace
 from tests.benchmarks.gpu_device import Device, measure, synchronize, versions
 from tests.benchmarks.gpu_engine import Shape, decode_steps, make, play, prefill_seconds
-from tgi_cli.engine.limits import Limits
-from tgi_cli.engine.statistics import StepStatistics
+from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.metrics import StepStats
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker
 
@@ -108,7 +108,7 @@ class Benchmark:
             "shape": options.shape,
             "sections": {},
         }
-        self._worker: tuple[ModelWorker, Limits] | None = None
+        self._worker: tuple[ModelWorker, SchedulerConfig] | None = None
 
     @property
     def left(self) -> float:
@@ -150,7 +150,7 @@ class Benchmark:
         }
 
     @property
-    def worker(self) -> tuple[ModelWorker, Limits]:
+    def worker(self) -> tuple[ModelWorker, SchedulerConfig]:
         if self._worker is None:
             keys = ("max_total_tokens", "max_batch_prefill_tokens", "max_batch_size")
             said = {key: self.plan[key] for key in keys}
@@ -161,11 +161,11 @@ class Benchmark:
 
     def load(self) -> dict[str, Any]:
         worker, limits = self.worker
-        capacity = worker._capacity
+        capacity = worker.capacity
         assert capacity is not None
-        graphs = worker._runner.graphs
+        graphs = worker.runner.graphs
         return {
-            "attention": type(worker._attention).__name__,
+            "attention": type(worker.attention).__name__,
             "load s": capacity.load_seconds,
             "warm-up s": capacity.warmup_seconds,
             "weights GB": capacity.weight_bytes / 1e9,
@@ -198,16 +198,16 @@ class Benchmark:
         """What graphs and the overlap of steps give, one by one."""
         worker, limits = self.worker
         batch, _, _ = self.plan["traced"]
-        graphs, rows = worker._runner.graphs, []
+        graphs, rows = worker.runner.graphs, []
         for used in (None, graphs) if graphs is not None else (None,):
             for depth in (0, 1):
-                worker._runner.graphs = used
+                worker.runner.graphs = used
                 try:
                     got = decode_steps(
                         worker, limits, batch, self.plan["context"], self.plan["steps"], depth=depth
                     )
                 finally:
-                    worker._runner.graphs = graphs
+                    worker.runner.graphs = graphs
                 how = "launched one by one" if used is None else "graphs"
                 how += ", the next step while one runs" if depth else ", step by step"
                 rows.append({"how": how, "batch": batch, "step ms": 1e3 * got.step})
@@ -255,9 +255,9 @@ class Benchmark:
         profiler = torch.profiler.profile(activities=[kind])
         alone = 0
 
-        def watch(statistics: StepStatistics) -> None:
+        def watch(stats: StepStats) -> None:
             nonlocal alone
-            if statistics.context_requests:
+            if stats["Context Requests"]:
                 return
             alone += 1
             if alone == new // 4:
@@ -267,7 +267,7 @@ class Benchmark:
                 profiler.stop()
 
         prompts = gpu_engine.random_prompts(requests, prompt, self.shape.config["vocab_size"])
-        play(*self.worker, prompts, new, on_statistics=watch)
+        play(*self.worker, prompts, new, on_step=watch)
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / "decode-trace.json"
         profiler.export_chrome_trace(str(path))

@@ -61,7 +61,7 @@ def parity(folder: Path, kind: str) -> dict[str, Any]:
     for dtype in ("float32", "bfloat16"):
         for graphs in (False, True):
             worker, limits = make(checkpoint, kind, dtype=dtype, graphs=graphs, **SAID)
-            if graphs and kind == "cuda" and worker._runner.graphs is None:
+            if graphs and kind == "cuda" and worker.runner.graphs is None:
                 wrong.append(f"{dtype}: graphs could not be captured")
             for depth in (0, 1):
                 same, apart = _compare(expected, play(worker, limits, prompts, NEW, depth))

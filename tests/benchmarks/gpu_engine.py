@@ -22,14 +22,15 @@ from torch import Tensor
 from tests.benchmarks.gpu_device import synchronize
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.device import describe
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
-from tgi_cli.engine.statistics import StepStatistics
+from tgi_cli.engine.metrics import StepStats
 from tgi_cli.engine.step import NewRow, PendingResult, Step
 from tgi_cli.models import loader, model_facts, read_config
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, make_worker
+from tgi_cli.worker.factory import make_worker
+from tgi_cli.worker.worker import ModelWorker
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -152,7 +153,7 @@ def random_on(device: torch.device) -> Iterator[None]:
 
 def make(
     folder: Path, kind: str, *, load_format: str = "dummy", graphs: bool = True, **said: Any
-) -> tuple[ModelWorker, Limits]:
+) -> tuple[ModelWorker, SchedulerConfig]:
     """A worker on that kind of device, warmed up, and the limits of an engine over it."""
     serve = ServeConfig(
         model_id=folder.name, load_format=load_format, disable_grammar_support=True, **said
@@ -161,9 +162,9 @@ def make(
     if not graphs:
         config = replace(config, cuda_graphs=())
     with random_on(torch.device(kind)):
-        worker = make_worker(serve, config)
+        worker = make_worker(config)
     capacity = worker.warmup()
-    return worker, Limits.of(capacity.config, capacity.num_blocks, capacity.kv_window)
+    return worker, SchedulerConfig.of(capacity.config, capacity.num_blocks, capacity.kv_window)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Steps:
 
 def decode_steps(
     worker: ModelWorker,
-    limits: Limits,
+    limits: SchedulerConfig,
     batch: int,
     context: int,
     steps: int,
@@ -194,10 +195,10 @@ def decode_steps(
 
     What the cache holds is noise; its blocks are the rows' own, as far as there are enough.
     """
-    runner, size = worker._runner, limits.block_size
+    runner, size = worker.runner, limits.block_size
     start = max(1, context - steps // 2)
     per_row = -(-(start + steps + 1) // size)
-    for cache in (*worker._attention.key_cache, *worker._attention.value_cache):
+    for cache in (*worker.attention.key_cache, *worker.attention.value_cache):
         _noise(cache[: min(batch * per_row, limits.num_blocks)])
     pending: list[PendingResult] = []
     moments, launches = [], []
@@ -233,16 +234,16 @@ def decode_steps(
 def _graph_seconds(
     worker: ModelWorker, batch: int, context: int, repeats: int = 30
 ) -> float | None:
-    graphs = worker._runner.graphs
+    graphs = worker.runner.graphs
     if graphs is None or batch > graphs.largest:
         return None
     rows, ends = np.arange(batch), np.full(batch, context)
     graphs.run(rows, ends, None)
-    synchronize(worker._device)
+    synchronize(worker.attention.device)
     began = time.perf_counter()
     for _ in range(repeats):
         graphs.run(rows, ends, None)
-    synchronize(worker._device)
+    synchronize(worker.attention.device)
     return (time.perf_counter() - began) / repeats
 
 
@@ -253,14 +254,16 @@ def _noise(cache: Tensor) -> None:
         cache.normal_()
 
 
-def prefill_seconds(worker: ModelWorker, limits: Limits, tokens: int, repeats: int = 5) -> float:
+def prefill_seconds(
+    worker: ModelWorker, limits: SchedulerConfig, tokens: int, repeats: int = 5
+) -> float:
     """Median time of the step of one prompt, from its launch to its token."""
     blocks = list(range(-(-(tokens + 1) // limits.block_size)))
     times = []
     for index in range(repeats + 1):
         row = NewRow(0, 0, [3 + index] * tokens, tokens, blocks, GREEDY)
         step = Step(0, new=[row], rows=[0], starts=[0], counts=[tokens], samples=[True])
-        synchronize(worker._device)
+        synchronize(worker.attention.device)
         began = time.perf_counter()
         worker.sample(worker.launch(step)).wait()
         times.append(time.perf_counter() - began)
@@ -288,15 +291,15 @@ class Played:
 
 def play(
     worker: ModelWorker,
-    limits: Limits,
+    limits: SchedulerConfig,
     prompts: Sequence[Sequence[int]],
     new: int,
     depth: int = 1,
     sampling: SamplingParams = GREEDY,
-    on_statistics: Callable[[StepStatistics], None] | None = None,
+    on_step: Callable[[StepStats], None] | None = None,
 ) -> Played:
     """All prompts at once through the core loop, which runs on this thread."""
-    core = EngineCore(worker, replace(limits, prefix_caching=False), depth, on_statistics)
+    core = EngineCore(worker, replace(limits, prefix_caching=False), depth, on_step=on_step)
     tokens: dict[int, list[int]] = {index: [] for index in range(len(prompts))}
     logprobs: dict[int, list[float]] = {index: [] for index in tokens}
     failures: list[str] = []

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention
-from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.kernels import native
+from tgi_cli.kernels import cpp_library
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.upload import Uploader
 
 STEPS = 300
 PROMPT = 100
@@ -62,7 +62,7 @@ def measure(running: int, vocab: int) -> dict[str, float]:
     """Median microseconds of each stage of a decode step with so many running sequences."""
     max_tokens = PROMPT + STEPS + 10
     scheduler = Scheduler(
-        Limits(
+        SchedulerConfig(
             max_total_tokens=max_tokens,
             max_batch_prefill_tokens=1 << 20,
             max_batch_size=running,
@@ -71,9 +71,9 @@ def measure(running: int, vocab: int) -> dict[str, float]:
         )
     )
     upload = Uploader(CPU)
-    rows = Rows(running, max_tokens, 16, CPU, upload)
+    rows = InputBatch(running, max_tokens, 16, CPU, upload)
     attention = cast(PagedAttention, NoAttention())
-    runner = ModelRunner(NoModel(vocab, running), attention, rows, vocab, CPU, upload)
+    runner = ModelRunner(NoModel(vocab, running), attention, rows, vocab)
     for i in range(running):
         request = GenerationRequest(
             request_id=i,
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    kernels = "C++" if native() is not None else "torch"
+    kernels = "C++" if cpp_library() is not None else "torch"
     print(f"{options.threads} threads, kernels: {kernels}; median CPU us per decode step\n")
     print(f"| running sequences | vocabulary | {' | '.join(STAGES)} | all |")
     print("|---" * (len(STAGES) + 3) + "|")

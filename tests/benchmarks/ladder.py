@@ -21,10 +21,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from tgi_cli.attention import AttentionMetadata, PagedAttention, create_attention
-from tgi_cli.kernels import elementwise, without_native
-from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import packing
+from tgi_cli.attention import AttentionMetadata, create_attention
+from tgi_cli.kernels import elementwise, without_cpp_kernels
+from tgi_cli.models import load_model, read_config
+from tgi_cli.models.cpu_program import compile_program
+from tgi_cli.quantization import unquantized
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -36,7 +37,7 @@ COLUMNS = {"1 decoding": (1, 1), "8": (8, 1), "32": (32, 1), "prompt of 512": (1
 @contextmanager
 def plain() -> Iterator[None]:
     """Weights as they are: torch brings them into its kernels' order in every product."""
-    with without_native(), patch.object(packing, "_PACKABLE", frozenset()):
+    with without_cpp_kernels(), patch.object(unquantized, "ONEDNN_DTYPES", frozenset()):
         yield
 
 
@@ -59,7 +60,7 @@ class Rung:
 
 RUNGS = (
     Rung("torch, plain weights", plain, "cpu"),
-    Rung("torch, weights packed once", without_native, "cpu"),
+    Rung("torch, weights packed once", without_cpp_kernels, "cpu"),
     Rung("products in C++", products_alone, "cpu"),
     Rung("attention in C++", products_alone, "native"),
     Rung("small operations in C++", nullcontext, "native"),
@@ -74,11 +75,11 @@ class Contestant:
         self.rung = rung
         with rung.inside():
             self.model: Any = load_model(read_config(path), torch.bfloat16, CPU)
-            if not rung.program:
-                self.model.model.program = None
             self.attention = create_attention(
                 rung.attention, self.model.kv_specs, BLOCK, torch.bfloat16, CPU
             )
+            program = compile_program(self.model, self.attention) if rung.program else None
+            self.forward = (program or self.model).forward
             self.attention.allocate(32 * (CONTEXT // BLOCK + 1) + 64)
 
     def milliseconds(self, sequences: int, tokens: int) -> float:
@@ -90,21 +91,10 @@ class Contestant:
             stack.enter_context(self.rung.inside())
             stack.enter_context(torch.inference_mode())
             began = time.perf_counter()
-            forward(self.model, self.attention, metadata, ids, positions)
+            self.attention.plan(metadata)
+            hidden = self.forward(ids, positions, self.attention)
+            self.model.logits(hidden[metadata.query_start_loc[1:].long() - 1])
             return 1e3 * (time.perf_counter() - began)
-
-
-def forward(
-    model: CausalLM,
-    attention: PagedAttention,
-    metadata: AttentionMetadata,
-    ids: Tensor,
-    positions: Tensor,
-) -> Tensor:
-    """Logits of each sequence's last token."""
-    attention.plan(metadata)
-    hidden = model.forward(ids, positions, attention)
-    return model.logits(hidden[metadata.query_start_loc[1:].long() - 1])
 
 
 def step_of(sequences: int, tokens: int, length: int) -> tuple[AttentionMetadata, Tensor]:

@@ -19,7 +19,7 @@ _OURS = """
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models import decoder
 from tgi_cli.attention import create_attention
-from tests.tools.paged import make_metadata
+from tests.tools.paged_run import make_metadata
 def load(path, dtype, load_format):
     model = load_model(read_config(path), dtype, torch.device("cpu"), load_format=load_format)
     attention = create_attention(None, model.kv_specs, 16, dtype, torch.device("cpu"))

@@ -24,9 +24,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import uvloop
 
-from tgi_cli.bench.load.honesty import Watch, percentile
-from tgi_cli.bench.load.http import Pool, request_head
-from tgi_cli.bench.load.streams import Answer
+from tgi_cli.bench.load.client_lag import LagMonitor, percentile
+from tgi_cli.bench.load.http import ConnectionPool, request_head
+from tgi_cli.bench.load.streams import StreamedResponse
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _EVENT = (
@@ -79,11 +79,11 @@ BODY = json.dumps({"model": "m", "prompt": "x" * 400, "max_tokens": 8, "stream":
 
 
 async def ours(url: str, streams: int) -> list[list[float]]:
-    pool = Pool(url)
+    pool = ConnectionPool(url)
     framed = b"%b%d\r\n\r\n%b" % (request_head(url, "/v1/completions", {}), len(BODY), BODY)
 
     async def one() -> list[float]:
-        answer = Answer("completions")
+        answer = StreamedResponse()
         await pool.send(framed, answer, lambda: None)
         answer.complete()
         assert answer.error is None, answer.detail
@@ -152,7 +152,7 @@ CLIENTS: dict[str, Streams] = {"ours": ours, "httpx": httpx_client, "aiohttp": a
 
 
 async def measure(client: str, url: str, streams: int) -> dict[str, float]:
-    watch = Watch()
+    watch = LagMonitor()
     watch.start()
     began, cpu = time.perf_counter(), time.process_time()
     arrivals = await CLIENTS[client](url, streams)

@@ -16,11 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.tools.adapters import make_adapter
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import NewRow, Step, Worker
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 CONTEXT = 64
 GREEDY = SamplingParams(temperature=0.0)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tgi_cli.attention import AttentionMetadata, KVSpec, PagedAttention, create_attention
-from tgi_cli.kernels import native
+from tgi_cli.kernels import cpp_library
 
 BLOCK = 16
 CACHE_BYTES = 256 << 20
@@ -178,7 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--most-tokens", type=int, default=65536, help="of a batch's contexts")
     arguments = parser.parse_args()
-    if native() is None:
+    if cpp_library() is None:
         raise SystemExit("the kernels were not compiled: python -m tgi_cli.kernels")
     torch.set_num_threads(1)
     shape = Shape(arguments.heads, arguments.kv_heads, arguments.head_dim, CACHES[arguments.cache])

@@ -7,7 +7,7 @@
 
 Each setting runs in a process of its own: seconds and peak memory are that process's, imports
 and all. Perplexity, divergence from the original in float32 and top-1 are of text that no sample
-is from. The trained model is made by tests/tools/trained.py (two minutes), once, in --work.
+is from. The trained model is made by tests/tools/trained_model.py (two minutes), once, in --work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.tools import trained
+from tests.tools import trained_model
 from tgi_cli import demo
 
 ROOT = Path(__file__).parents[2]
@@ -160,24 +160,24 @@ def _evaluated(model: Path, out: Path) -> dict[str, Any]:
 
     import torch
 
-    from tgi_cli.compression.calibration import heldout
-    from tgi_cli.compression.evaluation import WINDOW, evaluate
+    from tgi_cli.quantize.calibration import heldout_windows
+    from tgi_cli.quantize.evaluation import WINDOW, evaluate
 
-    return asdict(evaluate(model, out, heldout(model, WINDOW), torch.device("cpu")))
+    return asdict(evaluate(model, out, heldout_windows(model, WINDOW), torch.device("cpu")))
 
 
 def _samples(model: Path, options: argparse.Namespace, work: Path) -> Path:
     """The token ids that ``tgi quantize`` with these flags is calibrated with."""
-    from tgi_cli.compression.calibration import calibrate
+    from tgi_cli.quantize.calibration import load_calibration
+    from tgi_cli.quantize.options import QuantizeOptions
 
-    found = calibrate(
-        model,
-        options.calibration,
+    settings = QuantizeOptions(
+        model_id=str(model),
+        calibration=options.calibration,
         samples=options.samples,
         seq_len=options.seq_len,
-        seed=0,
-        context=1 << 20,
     )
+    found = load_calibration(model, settings, context=1 << 20)
     path = work / "samples.json"
     path.write_text(json.dumps(found.ids.tolist()))
     return path
@@ -247,7 +247,7 @@ def main() -> None:
     for model in models:
         if not model.exists():
             print(f"training {model}", file=sys.stderr)
-            trained.train(model)
+            trained_model.train(model)
         print(f"\n{model.name}: {options.samples} samples of {options.seq_len} tokens\n")
         for line in table(model, options, options.work):
             print(line, flush=True)

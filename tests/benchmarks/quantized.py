@@ -30,7 +30,8 @@ from tests.tools.checkpoints import SHAPES, make_llama, write_tokenizer
 from tgi_cli import kernels
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import Step
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 VARIANTS: dict[str, tuple[str, str | None, bool]] = {
     "bf16": ("{checkpoint}", None, False),

@@ -40,8 +40,8 @@ from tgi_cli import logging as logs
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, Started
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.server import _uvicorn_config
-from tgi_cli.router.sse import DIRECT_SEND
+from tgi_cli.router.http.sse import DIRECT_SEND
+from tgi_cli.router.server import uvicorn_config
 from tgi_cli.rpc.interface import TokenBatch
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle
@@ -169,7 +169,7 @@ def serve(
         )
         app = create_app(engine, text, config)
         app.router.routes.append(Route("/bytes", send_bytes, methods=["POST"]))
-        server = uvicorn.Server(_uvicorn_config(app, config))
+        server = uvicorn.Server(uvicorn_config(app, config))
         serving = asyncio.ensure_future(server._serve([listener]))
         gc.collect()
         gc.freeze()

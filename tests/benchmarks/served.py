@@ -32,6 +32,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.tools.process_tree import children_of, command_of
+from tests.tools.server_process import free_ports, stop
+
 
 @dataclass(frozen=True)
 class Wave:
@@ -91,9 +94,7 @@ class Variant:
         self.name, _, checkout = head.partition("@")
         self.waves: dict[int, list[Wave]] = defaultdict(list)
         self.profile: dict[int, list[tuple[str, float, float, float]]] = {}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        [self.port] = free_ports(1)
         environment = dict(os.environ)
         environment["PYTHONPATH"] = checkout or str(Path.cwd())
         environment |= dict(pair.split("=", 1) for pair in variables.split(",") if pair)
@@ -118,11 +119,9 @@ class Variant:
     @property
     def processes(self) -> dict[str, int]:
         """Pids of the launcher, the model server and the router."""
-        pid = self._process.pid
-        roles = {"launcher": pid}
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            roles["router" if b"router" in words else "server"] = int(child)
+        roles = {"launcher": self._process.pid}
+        for child in children_of(self._process.pid):
+            roles["router" if " router " in command_of(child) else "server"] = child
         return roles
 
     def wave(self, streams: int, prompts: list[list[int]], new_tokens: int) -> Wave:
@@ -169,11 +168,7 @@ class Variant:
         return Wave(rate, statistics.median(firsts), statistics.median(between))
 
     def close(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        stop(self._process, 30)
 
 
 def measure(variants: list[Variant], told: argparse.Namespace) -> None:

@@ -35,7 +35,7 @@ import httpx
 from tests.benchmarks.adversary.report import show
 from tests.benchmarks.adversary.server import KEY, Server
 from tests.benchmarks.adversary.watch import role_of
-from tests.tools.processes import descendants_of
+from tests.tools.process_tree import descendants_of
 
 FLAGS = ("--max-batch-total-tokens", "8192", "--no-measured-limits", "--max-best-of", "4")
 PROMPTS = (

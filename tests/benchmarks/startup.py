@@ -20,7 +20,6 @@ import os
 import resource
 import shlex
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,8 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+from tests.tools.server_process import free_ports, stop
 
 _READY_SECONDS = 300.0
 _HELP_ROUNDS = 15
@@ -56,8 +57,7 @@ class Server:
     """One ``tgi serve``, timed from before its process exists."""
 
     def __init__(self, model: str, extra: Sequence[str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
+        [self._port] = free_ports(1)
         named = [] if model == "bundled" else [model]
         address = ["--hostname", "127.0.0.1", "--port", str(self._port)]
         self._began = time.perf_counter()
@@ -84,12 +84,7 @@ class Server:
         raise SystemExit("the server did not become ready")
 
     def close(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        stop(self._process, 30)
 
 
 def start(model: str, forgotten: Iterable[Path], extra: Sequence[str]) -> tuple[float, float]:

@@ -27,7 +27,8 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
 from tgi_cli.kernels.memory import allocate
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 STEPS = 60
 SKIPPED = 10
@@ -52,10 +53,11 @@ class Profile:
     """Runs steps of a worker, and keeps what each part of them took."""
 
     def __init__(self, worker: ModelWorker) -> None:
-        model: Any = worker._model
-        program = model.model.program
-        if program is None:
+        model: Any = worker.model
+        compiled: Any = worker.runner.program
+        if compiled is None:
             raise SystemExit("this model is not run by the kernels as one program")
+        program = compiled.program
         self.worker = worker
         self.labels = [label.rpartition(".")[2] for label in program.labels]
         self.seconds = (ctypes.c_double * len(self.labels))()
@@ -154,7 +156,7 @@ def main() -> None:
     for name in names:
         cells = [f"{c[name]:.2f} ({100 * c[name] / c['all']:.0f} %)" for c in columns.values()]
         print(f"| {name} | {' | '.join(cells)} |")
-    rate, weights = read_rate(), worker._model.weight_bytes
+    rate, weights = read_rate(), worker.model.weight_bytes
     limit = 1e3 * weights / rate
     print(f"\nreading memory: {rate / 1e9:.1f} GB/s")
     print(f"all weights: {weights / 1e6:.0f} MB, {limit:.2f} ms")

@@ -10,7 +10,7 @@ import pytest
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.settings import SETTINGS
 from tgi_cli.launcher import serve as launcher
-from tgi_cli.launcher.children import RouterOptions
+from tgi_cli.router.config import RouterConfig
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What `tgi serve` would have started, as ``config`` and ``router``."""
     seen: dict[str, Any] = {}
 
-    def serve(config: ServeConfig, router: RouterOptions) -> int:
+    def serve(config: ServeConfig, router: RouterConfig, _locate: object) -> int:
         seen.update(config=config, router=router)
         return 0
 

@@ -12,50 +12,55 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import job, results, sweeps
-from tgi_cli.bench.job import Job, Measurement
-from tgi_cli.bench.records import Run, RunEnded, StepEnded, StepStarted
-from tgi_cli.bench.sweeps import Bounds
+from tgi_cli.bench import plan, saved_runs
+from tgi_cli.bench.events import BenchRun, RunEnded, StepEnded, StepStarted
+from tgi_cli.bench.plan import StepBounds
+from tgi_cli.bench.run import BenchConfig, BenchJob
+from tgi_cli.bench.workloads.build import described
 from tgi_cli.cli import main
 from tgi_cli.errors import ExitCode
 
-STEP = sweeps.client_step(2, Bounds(requests=10))
+STEP = plan.client_step(2, StepBounds(requests=10))
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Measurement]:
-    """What a command line asks for; instead of being done it answers with a run."""
-    seen: list[Measurement] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
+    """The configurations of the benchmarks that would have run; each returns a saved run."""
+    seen: list[BenchConfig] = []
 
-    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
-        seen.append(self._request)
-        made = saved([Server().answer(STEP)])
-        on_event(StepStarted(0, 1, STEP))
-        on_event(StepEnded(0, made.steps[0]))
-        on_event(RunEnded(made))
-        return made
+    class SavedJob(BenchJob):
+        def __init__(self, request: BenchConfig, log_line: Callable[[str], None]) -> None:
+            super().__init__(request, log_line)
+            seen.append(request)
 
-    monkeypatch.setattr(Job, "run", run)
+        def run(self, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
+            made = saved([Server().answer(STEP)])
+            on_event(StepStarted(0, 1, STEP))
+            on_event(StepEnded(0, made.steps[0]))
+            on_event(RunEnded(made))
+            return made
+
+    monkeypatch.setattr("tgi_cli.bench.run.BenchJob", SavedJob)
     return seen
 
 
-def options(asked: list[Measurement], *arguments: str) -> Any:
+def options(asked: list[BenchConfig], *arguments: str) -> Any:
     assert main.run(["bench", *arguments]) == ExitCode.OK
     return asked[-1].options
 
 
-def test_a_model_alone_is_measured_as_tgi_does(asked: list[Measurement]) -> None:
+def test_a_model_alone_is_benchmarked_in_closed_batches(asked: list[BenchConfig]) -> None:
     found = options(asked, "a/model")
     assert (found.load, found.values, found.requests, found.warmups) == ("batch", (), 10, 1)
     assert (found.input_tokens, found.output_tokens) == ("10", "8")
     (made,) = asked
     assert (made.address, made.model, made.tokenizer_name) == ("", "a/model", "a/model")
     assert made.settings.ignore_eos
-    plan = Job(made).plan
+    plan = BenchJob(made).plan
     assert plan.total == 6
 
 
-def test_text_generation_benchmark_s_flags(asked: list[Measurement]) -> None:
+def test_the_flags_of_text_generation_benchmark_are_accepted(asked: list[BenchConfig]) -> None:
     found = options(
         asked,
         *("--tokenizer-name", "a/model", "--revision", "main", "-b", "1", "-b", "8"),
@@ -88,7 +93,7 @@ def test_text_generation_benchmark_s_flags(asked: list[Measurement]) -> None:
     }
 
 
-def test_its_socket_is_where_tgi_puts_it(asked: list[Measurement]) -> None:
+def test_a_tokenizer_alone_selects_tgis_socket(asked: list[BenchConfig]) -> None:
     options(asked, "-t", "a/model")
     assert asked[-1].address == "/tmp/text-generation-server-0"
     options(asked, "a/model", "-t", "another")
@@ -112,15 +117,15 @@ def test_its_socket_is_where_tgi_puts_it(asked: list[Measurement]) -> None:
         ("a/model", "batch", ()),
     ],
 )
-def test_which_load(
-    asked: list[Measurement], arguments: str, load: str, values: tuple[float, ...]
+def test_flags_select_the_load(
+    asked: list[BenchConfig], arguments: str, load: str, values: tuple[float, ...]
 ) -> None:
     found = options(asked, *arguments.split())
     assert (found.load, found.values) == (load, values)
-    Job(asked[-1])
+    BenchJob(asked[-1])
 
 
-def test_what_a_load_is_made_of(asked: list[Measurement]) -> None:
+def test_flags_set_the_options_of_a_load(asked: list[BenchConfig]) -> None:
     found = options(
         asked,
         *("a-model", "--url", "http://h", "-c", "2", "--slo", "ttft:200,tpot:50"),
@@ -140,41 +145,41 @@ def test_what_a_load_is_made_of(asked: list[Measurement]) -> None:
     assert settings.extra_body == {"min_tokens": 2}
     assert settings.ignore_eos
     assert settings.timeout == 30
-    assert "secret" not in json.dumps(job.described(found, settings, "t"))
+    assert "secret" not in json.dumps(described(found, settings, "t"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ("--url http://h -m /s", "two targets"),
-        ("--url ftp://h", "is no URL"),
+        ("--url ftp://h", "is not a URL"),
         ("-m /s -c 4", "behind a shard's socket"),
         ("--url http://h -c 4 --rate 1", "--concurrency and --rate are two loads"),
         ("--url http://h -c x", "--concurrency: 'x' is not numbers"),
-        ("--url http://h -c 0", "cannot be"),
-        ("--url http://h --rate -1", "cannot be"),
+        ("--url http://h -c 0", "is out of range"),
+        ("--url http://h --rate -1", "is out of range"),
         ("--url http://h --ramp 3", "is not FROM:TO"),
         ("--url http://h --slo speed:3", "--slo:"),
-        ("--url http://h -b 4 --requests 3", "--requests has no meaning for closed batches"),
+        ("--url http://h -b 4 --requests 3", "--requests does not apply to closed batches"),
         ("--url http://h -c 4 -r 3", "--runs is for closed batches only"),
-        ("--url http://h --input-tokens 5 -s 5", "say the same"),
-        ("--url http://h --input-tokens much", "says no lengths"),
-        ("--url http://h --arrival never --rate 1", "says no arrivals"),
-        ("--url http://h --arrival ramp:1,2,3 --rate 1", "give --ramp"),
+        ("--url http://h --input-tokens 5 -s 5", "set the same"),
+        ("--url http://h --input-tokens much", "not a distribution of lengths"),
+        ("--url http://h --arrival never --rate 1", "not a process of arrivals"),
+        ("--url http://h --arrival ramp:1,2,3 --rate 1", "use --ramp"),
         ("--url http://h --prefix 0", "--prefix"),
         ("--url http://h --header nothing", "is not NAME:VALUE"),
-        ("--url http://h --extra-body [1]", "no JSON object"),
-        ("--url http://h --serve-args x", "started here"),
+        ("--url http://h --extra-body [1]", "is not a JSON object"),
+        ("--url http://h --serve-args x", "that this command starts"),
         ("--url http://h --output no/such/run.json", "does not exist"),
-        ("--url http://h --svg a.svg --ui plain", "picture of the dashboard"),
+        ("--url http://h --svg a.svg --ui plain", "screenshot of the dashboard"),
         ("--url http://h --ui tui", "--ui tui"),
         ("--url http://h --batch-size 0", "is not at least 1"),
         ("compare a.json", "Missing argument"),
         ("view none.json", "cannot be read"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_runs(
-    asked: list[Measurement], arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_flags_are_rejected_before_anything_runs(
+    asked: list[BenchConfig], arguments: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["bench", *arguments.split()]) == ExitCode.USAGE
     error = capsys.readouterr().err
@@ -183,8 +188,8 @@ def test_what_cannot_be_is_said_before_anything_runs(
     assert asked == []
 
 
-def test_what_a_run_leaves_behind(
-    asked: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_writes_the_requested_files(
+    asked: list[BenchConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("run.json", "run.csv", "run.html", "run.md")
     flags = [f"--{flag}={tmp_path / name}" for flag, name in
@@ -194,12 +199,12 @@ def test_what_a_run_leaves_behind(
     out, err = capsys.readouterr()
     assert out == (tmp_path / "run.md").read_text()
     assert out.startswith("| Load ")
-    assert err.startswith("[1/1] 2 clients: 10 answers, TTFT ")
-    assert results.load(tmp_path / "run.json").steps
+    assert err.startswith("[1/1] 2 clients: 10 responses, TTFT ")
+    assert saved_runs.load(tmp_path / "run.json").steps
 
 
-def test_none_is_silent(
-    asked: list[Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_ui_none_prints_nothing(
+    asked: list[BenchConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "run.json"
     arguments = ["bench", "--url", "http://h", "--ui", "none", "--output", str(output)]
@@ -220,11 +225,11 @@ def test_nothing_measured_is_a_failure(
         ]
     )
 
-    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
+    def run(self: BenchJob, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
         on_event(RunEnded(made))
         return made
 
-    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(BenchJob, "run", run)
     output = tmp_path / "run.json"
     arguments = ["bench", "--url", "http://h", "--output", str(output)]
     assert main.run(arguments) == ExitCode.FAILURE
@@ -237,21 +242,21 @@ def test_an_interrupted_run_leaves_its_files(
 ) -> None:
     made = saved([Server().answer(STEP)], notes=["the run was interrupted before its end"])
 
-    def run(self: Job, on_event: Callable[..., None], *, signals: bool = False) -> Run:
+    def run(self: BenchJob, on_event: Callable[..., None], *, signals: bool = False) -> BenchRun:
         assert signals
         on_event(RunEnded(made))
-        self._stopped = job.INTERRUPTED
         return made
 
-    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(BenchJob, "run", run)
+    monkeypatch.setattr(BenchJob, "interrupted", True)
     output = tmp_path / "run.json"
     arguments = ["bench", "--url", "http://h", "--output", str(output)]
     assert main.run(arguments) == ExitCode.INTERRUPTED
-    assert results.load(output) == made
+    assert saved_runs.load(output) == made
 
 
-def test_without_the_extra_lines_are_written_and_said_why(
-    asked: list[Measurement], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_textual_a_line_per_step_is_printed_with_the_reason(
+    asked: list[BenchConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = importlib.util.find_spec
 
@@ -270,10 +275,10 @@ def test_without_the_extra_lines_are_written_and_said_why(
 
 
 def two(tmp_path: Path, **second: Any) -> tuple[str, str]:
-    step = sweeps.client_step(2, Bounds(seconds=30))
+    step = plan.client_step(2, StepBounds(seconds=30))
     paths = tmp_path / "a.json", tmp_path / "b.json"
     for path, server in zip(paths, (Server(), Server(seed=1, **second)), strict=True):
-        results.save(saved([server.answer(step)]), path)
+        saved_runs.save(saved([server.answer(step)]), path)
     return str(paths[0]), str(paths[1])
 
 
@@ -293,12 +298,14 @@ def test_compare_exits_with_1_on_a_regression(
     assert main.run(["bench", "compare", first, slower, "--fail-on", "much"]) == ExitCode.USAGE
 
 
-def test_compare_of_the_same_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_finds_no_regression_on_the_same_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.run(["bench", "compare", *two(tmp_path)]) == ExitCode.OK
     assert capsys.readouterr().out.splitlines()[-1].startswith("no regression: ")
 
 
-def test_view_prints_where_there_is_no_terminal(
+def test_view_prints_tables_without_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = two(tmp_path)
@@ -310,26 +317,37 @@ def test_view_prints_where_there_is_no_terminal(
     assert "no regression: " in capsys.readouterr().out
 
 
-def test_a_model_named_as_a_command_is_given_as_a_path(asked: list[Measurement]) -> None:
+def test_a_model_named_as_a_command_is_given_as_a_path(asked: list[BenchConfig]) -> None:
     options(asked, "./view")
     assert asked[-1].model == "./view"
 
 
-def test_secrets_are_not_kept() -> None:
-    from tgi_cli.cli.bench_request import without_secrets
-
-    words = ["/bin/tgi", "bench", "--api-key", "a", "--api-key=b", "-H", "c: d", "-Hx:e", "-n", "3"]
-    assert without_secrets(words) == [
-        *("tgi", "bench", "--api-key", "***", "--api-key=***", "-H", "***", "-H***", "-n", "3"),
+def test_secrets_are_masked_in_the_saved_command(asked: list[Any]) -> None:
+    options(asked, "m", "--url", "http://h", "--api-key=b", "-H", "c: d", "-Hx:e", "-n", "3")
+    assert asked[-1].command == [
+        *("tgi", "bench", "m", "--url", "http://h", "--api-key", "***"),
+        *("--header", "***", "--header", "***", "--requests", "3"),
     ]
 
 
-def test_help_names_the_inner_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_file_sets_options_of_bench(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tgi.yaml"
+    path.write_text("port: 8080\napi_key: [a, b]\nbench:\n  batch-size: [2, 4]\n  runs: 3\n")
+    found = options(asked, "a/model", "--config", str(path), "--runs", "5", "--api-key", "c")
+    assert (found.values, found.requests) == ((2, 4), 5)
+    path.write_text("bench:\n  batch-size: [0]\n")
+    assert main.run(["bench", "a/model", "--config", str(path)]) == ExitCode.USAGE
+    assert "bench: batch-size: 0 is not at least 1" in capsys.readouterr().err
+
+
+def test_help_lists_view_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["bench", "--help"]) == ExitCode.OK
     out = " ".join(capsys.readouterr().out.split())
     assert "tgi bench view" in out
-    assert out.count("[default: ") > 10, "also those that the help texts name"
-    assert "[default: 256]" in out
+    assert out.lower().count("default: ") > 10, "also those that the help texts name"
+    assert "Default: 10." in out
     assert "tgi bench compare" in out
     assert main.run(["bench", "compare", "--help"]) == ExitCode.OK
     assert "--fail-on" in capsys.readouterr().out

@@ -15,18 +15,18 @@ from tgi_cli.errors import ExitCode
 FOLDER = Path(__file__).resolve().parents[2] / "completions"
 
 
-def test_writing_them_anew_changes_nothing(tmp_path: Path) -> None:
+def test_the_scripts_are_up_to_date(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "tgi_cli.cli.completions", str(tmp_path)], check=True, timeout=60
     )
     written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
     assert kept == written, "run `make completions`"
-    assert set(written) == set(completions.FILES.values())
+    assert set(written) == {name for name, _ in completions.SCRIPTS.values()}
 
 
-@pytest.mark.parametrize("shell", list(completions.FILES))
-def test_every_shell_knows_every_visible_flag(
+@pytest.mark.parametrize("shell", list(completions.SCRIPTS))
+def test_every_script_contains_every_visible_flag(
     shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -38,7 +38,7 @@ def test_every_shell_knows_every_visible_flag(
             if word.startswith("--") and word[2:].replace("-", "").isalpha():
                 flag = word[2:] if shell == "fish" else word
                 assert flag in script, (command, word)
-    assert "lifeline" not in script
+    assert "config-fd" not in script
 
 
 BASH = """
@@ -74,7 +74,7 @@ def test_bash_completes(words: str, expected: list[str]) -> None:
     ("shell", "command"),
     [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "-n"])],
 )
-def test_the_shells_that_are_here_can_read_them(shell: str, command: list[str]) -> None:
+def test_installed_shells_can_parse_the_scripts(shell: str, command: list[str]) -> None:
     if shutil.which(shell):
-        path = FOLDER / completions.FILES[shell]
+        path = FOLDER / completions.SCRIPTS[shell][0]
         subprocess.run([*command, str(path)], check=True, timeout=30)

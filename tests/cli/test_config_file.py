@@ -24,7 +24,7 @@ def write(tmp_path: Path) -> Any:
     return write
 
 
-def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(
+def test_flags_override_variables_override_the_file_overrides_defaults(
     served: dict[str, Any], write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write("max-best-of: 7\nmax_total_tokens: 100\nport: 1001\n")
@@ -58,7 +58,7 @@ rope-factor: 2
 """
 
 
-def test_each_kind_of_value(
+def test_each_kind_of_value_is_parsed(
     served: dict[str, Any], write: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(EVERYTHING)
@@ -74,7 +74,7 @@ def test_each_kind_of_value(
     assert f"usage_stats in {path}: nothing is ever sent" in said
 
 
-def test_sections_are_for_one_command(served: dict[str, Any], write: Any) -> None:
+def test_a_section_applies_to_one_command(served: dict[str, Any], write: Any) -> None:
     path = write("max_best_of: 3\nserve:\n  max-best-of: 4\nrouter:\n  max_stop_sequences: 9\n")
     assert main.run(["serve", "--config", path]) == ExitCode.OK
     assert (served["router"].max_best_of, served["router"].max_stop_sequences) == (4, 4)
@@ -94,7 +94,7 @@ def test_sections_are_for_one_command(served: dict[str, Any], write: Any) -> Non
         ("batching: eager", "batching: 'eager' is not one of 'fused'", ""),
         ("trust_remote_code: maybe", "trust_remote_code: 'maybe' is not true or false", ""),
         ("port: [1, 2]", "port: [1, 2] is not one value", ""),
-        ("lifeline_fd: 3", "'lifeline_fd' is not a setting", ""),
+        ("config_fd: 3", "'config_fd' is not a setting", ""),
         ("config: x.yaml", "'config' is not a setting", ""),
         ("serve: 3", "serve is not a section", ""),
         ("serve:\n  engine_url: x", "serve: 'engine_url' is not a setting", ""),
@@ -103,7 +103,7 @@ def test_sections_are_for_one_command(served: dict[str, Any], write: Any) -> Non
         ("port: [", "is not YAML", ""),
     ],
 )
-def test_a_file_that_is_wrong_is_named_with_the_key(
+def test_an_invalid_file_is_reported_with_path_and_key(
     text: str,
     cause: str,
     remedy: str,
@@ -121,14 +121,14 @@ def test_a_file_that_is_wrong_is_named_with_the_key(
     assert not served
 
 
-def test_a_file_that_is_not_there(
+def test_a_missing_file_is_a_usage_error(
     served: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["serve", "--config", str(tmp_path / "none.yaml")]) == ExitCode.USAGE
     assert "none.yaml cannot be read: No such file" in capsys.readouterr().err
 
 
-def test_what_is_said_under_two_names(
+def test_aliases_follow_the_precedence_of_their_sources(
     served: dict[str, Any], write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write("max_input_length: 10\nmodel_id: of/file\n")
@@ -149,7 +149,7 @@ def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, 
     return found
 
 
-def test_env_says_where_each_setting_comes_from(
+def test_env_shows_the_source_of_each_setting(
     write: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write("max_total_tokens: 100\napi_key: secret\n")
@@ -162,7 +162,7 @@ def test_env_says_where_each_setting_comes_from(
     assert found["payload_limit"] == {"value": 2_000_000, "source": "default", "name": None}
     assert found["model_id"] == {"value": "org/m", "source": "flag", "name": "MODEL"}
     assert found["api_key"]["value"] == found["ngrok_authtoken"]["value"] == "********"
-    visible = {s.name for s in SETTINGS if SERVE in s.of and not (s.hidden or s.argument)}
+    visible = {s.name for s in SETTINGS if SERVE in s.commands and not (s.hidden or s.argument)}
     assert set(found) == visible - {"config", "env"}
 
 
@@ -182,7 +182,7 @@ def test_env_prints_a_table(
     assert "\x1b" not in said
 
 
-def test_env_on_a_terminal(
+def test_env_prints_a_table_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)

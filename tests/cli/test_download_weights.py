@@ -45,7 +45,7 @@ def run(
     )
 
 
-def test_the_path_is_all_that_stdout_gets(hub: HubServer, tmp_path: Path) -> None:
+def test_stdout_is_the_path_only(hub: HubServer, tmp_path: Path) -> None:
     commit = hub.add("org/m", model(), revisions={"v1"}, private=True)
     done = run(hub, tmp_path, "org/m", HF_API_TOKEN=hub.reader, REVISION="v1")
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_the_path_is_all_that_stdout_gets(hub: HubServer, tmp_path: Path) -> Non
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, f"{path}\n", "")
 
 
-def test_the_log_as_json(hub: HubServer, tmp_path: Path) -> None:
+def test_json_output_makes_the_log_json(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model(README__md=b"x"))
     done = run(hub, tmp_path, "org/m", "--json-output", "--logger-level", "debug")
     lines = [json.loads(line) for line in done.stderr.splitlines()]
@@ -94,7 +94,7 @@ def test_errors_are_short_and_have_their_own_codes(
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_and_the_run_after_it(hub: HubServer, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model())
     hub.fault(WEIGHTS, Stall(after=100_000))
     process = subprocess.Popen(
@@ -118,7 +118,7 @@ def test_ctrl_c_and_the_run_after_it(hub: HubServer, tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 130
     assert stdout == ""
-    assert "run the same again" in stderr
+    assert "run the same command again" in stderr
     assert "Traceback" not in stderr
 
     again = run(hub, tmp_path, "org/m")

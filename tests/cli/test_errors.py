@@ -70,11 +70,13 @@ def assert_error(
         ),
     ],
 )
-def test_a_command_line_that_cannot_be(arguments: list[str], cause: str, remedy: str) -> None:
+def test_invalid_command_lines_are_usage_errors(
+    arguments: list[str], cause: str, remedy: str
+) -> None:
     assert_error(tgi(*arguments), ExitCode.USAGE, cause, remedy)
 
 
-def test_a_bad_value_of_a_variable_names_the_variable() -> None:
+def test_an_invalid_variable_is_named() -> None:
     done = tgi("serve", MAX_BATCH_SIZE="many")
     assert_error(done, ExitCode.USAGE, "'many' is not a whole number", "MAX_BATCH_SIZE")
 
@@ -83,7 +85,7 @@ def test_a_flag_beats_its_variable() -> None:
     assert_error(tgi("serve", "--port", "abc", PORT="80"), ExitCode.USAGE, "'abc'", "--help")
 
 
-def test_a_port_in_use_is_known_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_before_loading(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         done = tgi("serve", "--hostname", "127.0.0.1", "--port", str(port), home=tmp_path)
@@ -91,14 +93,14 @@ def test_a_port_in_use_is_known_before_anything_is_loaded(tmp_path: Path) -> Non
     assert "loading" not in done.stderr
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
+def test_an_empty_folder_is_an_unusable_model(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     done = tgi("serve", str(empty), "--port", "0", home=tmp_path)
     assert_error(done, ExitCode.MODEL_UNUSABLE, "is empty", "config.json")
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_unavailable_model(tmp_path: Path) -> None:
     done = tgi("serve", str(tmp_path / "nowhere"), "--port", "0", home=tmp_path)
     assert_error(done, ExitCode.MODEL_UNAVAILABLE, "nowhere", "")
 
@@ -136,7 +138,7 @@ def hub() -> Iterator[str]:
         server.shutdown()
 
 
-def test_an_unknown_model(tmp_path: Path, hub: str) -> None:
+def test_an_unknown_model_is_unavailable(tmp_path: Path, hub: str) -> None:
     done = tgi("serve", "nobody/nothing", "--port", "0", home=tmp_path, HF_ENDPOINT=hub)
     assert_error(done, ExitCode.MODEL_UNAVAILABLE, "nobody/nothing", "")
 
@@ -151,7 +153,7 @@ def test_json_logs_give_json_errors() -> None:
 
 
 @pytest.mark.parametrize("how", [["--traceback"], []])
-def test_a_traceback_is_there_for_the_asking(how: list[str]) -> None:
+def test_a_traceback_is_printed_on_request(how: list[str]) -> None:
     environment = {} if how else {"TGI_TRACEBACK": "1"}
     done = tgi(*how, "serve", "--hostname", "no such host", **environment)
     assert done.returncode == ExitCode.USAGE
@@ -159,7 +161,7 @@ def test_a_traceback_is_there_for_the_asking(how: list[str]) -> None:
     assert done.stderr.splitlines()[-2].startswith("error:")
 
 
-def test_a_socket_that_others_could_reach_is_refused_before_anything_is_loaded(
+def test_a_socket_in_a_shared_folder_is_rejected_before_loading(
     tmp_path: Path,
 ) -> None:
     tmp_path.chmod(0o755)
@@ -167,6 +169,6 @@ def test_a_socket_that_others_could_reach_is_refused_before_anything_is_loaded(
     assert_error(done, ExitCode.USAGE, "other users", "0700")
 
 
-def test_a_lifeline_is_not_for_people(tmp_path: Path) -> None:
-    done = tgi("router", "--lifeline-fd", "999", home=tmp_path)
-    assert_error(done, ExitCode.USAGE, "--lifeline-fd", "leave it off")
+def test_a_childs_configuration_is_refused_without_a_parent(tmp_path: Path) -> None:
+    done = tgi("router", "--config-fd", "999", home=tmp_path)
+    assert_error(done, ExitCode.USAGE, "--config-fd", "leave it off")

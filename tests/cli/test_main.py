@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 import tgi_cli
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import CertificateFiles
 from tgi_cli import demo
 from tgi_cli.cli import main
+from tgi_cli.cli.local_model import locate
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ExitCode
-from tgi_cli.hub import LocalModel
-from tgi_cli.launcher import children
 from tgi_cli.launcher import serve as launcher
-from tgi_cli.launcher.children import RouterOptions
+from tgi_cli.launcher.child_process import inherited_environment
+from tgi_cli.model_server.config import ModelServerConfig
+from tgi_cli.process.spawn import write_config
+from tgi_cli.router.config import RouterConfig
 
 HEAVY = {
     "torch",
@@ -88,7 +90,7 @@ def test_every_command_has_help_that_fits_a_terminal(
     assert max(len(line) for line in said.splitlines()) <= 80
 
 
-def test_no_color_is_honoured(
+def test_no_color_disables_colors(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
@@ -101,7 +103,7 @@ def test_no_color_is_honoured(
     assert "\x1b[31merror:" in capsys.readouterr().err
 
 
-def test_a_defect_is_one_line_too(
+def test_a_bug_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: object) -> int:
@@ -115,7 +117,7 @@ def test_a_defect_is_one_line_too(
     assert len(said) == 2
 
 
-def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
@@ -124,14 +126,15 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files.make(tmp_path_factory.mktemp("tls"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles.make(tmp_path_factory.mktemp("tls"))
 
 
-def test_the_defaults_are_those_of_the_contract(served: dict[str, Any]) -> None:
+def test_defaults_are_those_of_the_configurations(served: dict[str, Any]) -> None:
     assert main.run(["serve"]) == ExitCode.OK
     assert served["config"] == ServeConfig(model_id="")
-    assert served["router"] == RouterOptions()
+    router = served["router"]
+    assert router == RouterConfig(model_path=Path(), model_id="", engine_url="")
 
 
 VARIABLES = {
@@ -236,7 +239,7 @@ def test_every_setting_has_its_flag(served: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "model-server"])
-def test_a_bad_value_is_one_line(
+def test_an_invalid_value_is_reported_in_one_line(
     command: str, flag: str, value: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run([command, flag, value]) == ExitCode.USAGE
@@ -246,7 +249,7 @@ def test_a_bad_value_is_one_line(
     assert len(said) == 2
 
 
-def test_the_old_name_of_the_input_limit(
+def test_max_input_length_is_an_alias(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAX_INPUT_LENGTH", "77")
@@ -254,7 +257,7 @@ def test_the_old_name_of_the_input_limit(
     assert served["config"].max_input_tokens == 77
 
 
-def test_the_argument_beats_the_variable_and_the_flag_does_too(
+def test_the_argument_and_the_flag_override_the_variable(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODEL_ID", "of/variable")
@@ -264,7 +267,7 @@ def test_the_argument_beats_the_variable_and_the_flag_does_too(
     assert served["config"].model_id == "of/flag"
 
 
-def test_a_containers_name_is_no_address(
+def test_a_containers_hostname_is_not_an_address(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOSTNAME", "3f2a9c0d1e4b")
@@ -276,70 +279,50 @@ def test_a_containers_name_is_no_address(
     assert served["config"].hostname == "localhost"
 
 
-def test_the_halves_are_told_what_the_whole_was_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: Files
+def test_the_children_get_the_configuration_of_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: CertificateFiles
 ) -> None:
-    """The command lines of the children, read by the children, give the same settings."""
+    """The structs of the children, read by the children, give the same settings."""
+    import tgi_cli.model_server.main as model_server
     import tgi_cli.router.server as router_server
-    import tgi_cli.rpc.model_server as model_server
 
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
-        model_server, "run_model_server", lambda *told, **_: seen.__setitem__("server", told)
+        model_server, "run_model_server", lambda *got: seen.__setitem__("server", got)
     )
-    monkeypatch.setattr(router_server, "run_router", lambda told: seen.__setitem__("router", told))
-    monkeypatch.setattr("tgi_cli.launcher.lifeline.hold", lambda *_, **__: None)
-    monkeypatch.setattr(launcher, "with_adapters", lambda config: config)
+    monkeypatch.setattr(router_server, "run_router", lambda got: seen.__setitem__("router", got))
+    monkeypatch.setattr("tgi_cli.process.parent_death.exit_with_parent", lambda *_: None)
     values = dict(VARIABLES.values()) | {"json_output": False}
-    config = ServeConfig(**values)  # type: ignore[arg-type]
-    router = RouterOptions(
-        max_best_of=3,
-        max_stop_sequences=6,
-        max_top_n_tokens=7,
-        max_client_batch_size=8,
-        validation_workers=9,
-        payload_limit=10,
-        watermark_gamma=0.25,
-        watermark_delta=3.5,
-        generation_config="none",
+    serve = ServeConfig(**values)  # type: ignore[arg-type]
+    uds = tmp_path / "engine.sock"
+    server = ModelServerConfig(serve=serve, model_path=tmp_path, uds_path=uds, parent_fd=3)
+    arguments = ["model-server", "org/model", f"--config-fd={write_config(server)}"]
+    assert main.run(arguments) == ExitCode.OK
+    got, (generate,) = seen["server"]
+    assert got == server
+    options = generate.keywords["options"]
+    assert options.uds_path == Path("/tmp/tgi-shard")
+    assert (options.watermark.gamma, options.watermark.delta) == (0.25, 3.5)
+
+    router = RouterConfig(
+        model_path=tmp_path,
+        model_id="org/model",
+        engine_url=f"unix:{uds}",
         tokenizer_config_path=files.cert,
-        tool_call_parser="hermes",
-        reasoning_parser="think",
         api_key="secret,second",
         cors_allow_origin=("https://a.example", "http://localhost:8000"),
-        ssl_certfile=files.cert,
-        ssl_keyfile=files.key,
-        otlp_endpoint="http://collector:4317",
-        otlp_service_name="mine",
-        vllm_metrics=True,
+        socket_fd=4,
+        parent_fd=3,
     )
-    model = LocalModel(tmp_path, "org/model", "refs/pr/1")
-    uds = tmp_path / "engine.sock"
-
-    assert main.run(children.model_server_command(config, model, uds, 3)) == ExitCode.OK
-    told, path, told_uds, generate = seen["server"]
-    assert (path, told_uds) == (tmp_path, uds)
-    assert generate.uds_path == Path("/tmp/tgi-shard")
-    assert (generate.watermark.gamma, generate.watermark.delta) == (0.25, 3.5)
-    for name in ("hostname", "port", "max_restarts", "watchdog_timeout"):
-        values.pop(name)
-    assert {name: getattr(told, name) for name in values} == values
-
-    arguments = children.router_command(config, router, model, f"unix:{uds}", 4, 3)
-    assert "secret" not in str(arguments), "anybody may look at the list of processes"
-    monkeypatch.setenv("API_KEY", "secret,second")
+    arguments = ["router", "org/model", f"--config-fd={write_config(router)}"]
     assert main.run(arguments) == ExitCode.OK
-    told = seen["router"]
-    assert told.api_keys == ("secret", "second")
-    assert (told.engine_url, told.socket_fd) == (f"unix:{uds}", 4)
-    assert (told.model_path, told.model_id, told.revision) == (tmp_path, "org/model", "refs/pr/1")
-    for name in RouterOptions.__dataclass_fields__:
-        assert getattr(told, name) == getattr(router, name), name
-    for name in ("max_concurrent_requests", "graceful_termination_timeout", "trust_remote_code"):
-        assert getattr(told, name) == values[name]
+    assert seen["router"] == router
+    assert seen["router"].api_keys == ("secret", "second")
 
 
-def test_variables_do_not_speak_to_the_children_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_do_not_inherit_the_variables_of_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dropped = {
         *VARIABLES,
         *("MAX_INPUT_LENGTH", "MAX_BEST_OF", "API_KEY", "HF_MODEL_ID", "TGI_CONFIG"),
@@ -348,13 +331,13 @@ def test_variables_do_not_speak_to_the_children_twice(monkeypatch: pytest.Monkey
     for name in dropped:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    environment = children.environment()
+    environment = inherited_environment()
     assert not set(environment) & dropped
     assert environment["HF_TOKEN"] == "secret"
 
 
 @pytest.mark.parametrize("key", ["", "  ", "schlüssel", "a,,b", ",", "two words", "a\tb"])
-def test_a_key_that_guards_nothing_is_refused(
+def test_invalid_api_keys_are_rejected(
     key: str,
     served: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -370,7 +353,9 @@ def test_a_key_that_guards_nothing_is_refused(
     assert "secret" not in repr(served["router"])
 
 
-def test_several_keys(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_api_keys_are_combined(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main.run(["serve", "--api-key", "a, b", "--api-key", "c"]) == ExitCode.OK
     assert served["router"].api_key == "a,b,c"
     monkeypatch.setenv("API_KEY", "d,e")
@@ -380,7 +365,7 @@ def test_several_keys(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
     assert served["router"].api_key == "f", "a flag beats its variable"
 
 
-def test_origins(
+def test_cors_origins_are_validated(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--cors-allow-origin", "https://a.example", "--cors-allow-origin", "http://b:1"]
@@ -396,8 +381,8 @@ def test_origins(
         assert "is not an origin" in capsys.readouterr().err
 
 
-def test_certificates_are_tried_before_anything_is_started(
-    served: dict[str, Any], files: Files, capsys: pytest.CaptureFixture[str]
+def test_certificates_are_validated_before_anything_starts(
+    served: dict[str, Any], files: CertificateFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, other, locked = str(files.cert), str(files.other_key), str(files.locked)
     assert main.run(["serve", "--ssl-certfile", good, "--ssl-keyfile", str(files.key)]) == 0
@@ -418,7 +403,7 @@ def test_certificates_are_tried_before_anything_is_started(
     assert not served
 
 
-def test_traces_need_a_collector_and_the_extra(
+def test_traces_require_a_collector_and_the_extra(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["serve", "--otlp-endpoint", "http://collector:4317"]) == ExitCode.OK
@@ -431,7 +416,7 @@ def test_traces_need_a_collector_and_the_extra(
 
 
 @pytest.mark.parametrize("command", ["serve", "model-server"])
-def test_adapters_are_found_before_anything_is_loaded(
+def test_adapters_are_located_before_loading(
     command: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -442,8 +427,8 @@ def test_adapters_are_found_before_anything_is_loaded(
     def never(*_: object) -> None:
         raise AssertionError("something was started")
 
-    monkeypatch.setattr("tgi_cli.launcher.serve.Child", never)
-    monkeypatch.setattr("tgi_cli.rpc.model_server.run_model_server", never)
+    monkeypatch.setattr("tgi_cli.launcher.serve.ChildProcess", never)
+    monkeypatch.setattr("tgi_cli.model_server.main.run_model_server", never)
     port = ["--port", "0"] if command == "serve" else []
     for adapters, code, says in (
         ("a=/x,a=/y", ExitCode.USAGE, "'a' twice"),
@@ -459,8 +444,9 @@ def test_adapters_are_found_before_anything_is_loaded(
         assert len(said) == 2
 
 
-def test_no_model_is_the_bundled_one(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.tgi_pain(3)
+def test_without_a_model_the_bundled_one_is_served(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="tgi_cli"):
-        config, path = launcher.located(ServeConfig(model_id=""), None)
+        config, path = locate(ServeConfig(model_id=""))
     assert (config.model_id, path) == (demo.MODEL_ID, demo.model_path())
     assert "bundled" in caplog.text

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+import tgi_cli.model_server.main as model_server_module
 import tgi_cli.router.server as router_server
-import tgi_cli.rpc.model_server as model_server_module
 from tgi_cli import demo
-from tgi_cli.cli import main, tgi_names
+from tgi_cli.cli import main, tgi_aliases
 from tgi_cli.cli.commands import COMMANDS
-from tgi_cli.config.settings import SETTINGS
+from tgi_cli.config.settings import SERVE, settings_of
 from tgi_cli.errors import ExitCode
+from tgi_cli.model_server.config import ModelServerConfig
 
 SHARD = "/tmp/text-generation-server"
 INFERENCE = "text-generation-inference"
@@ -26,7 +27,7 @@ MODEL = str(demo.model_path())
 class Row(NamedTuple):
     """A flag of TGI.
 
-    ``effect`` is the field of ServeConfig or RouterOptions that it sets (``=``: that of its own
+    ``effect`` is the field of ServeConfig or RouterConfig that it sets (``=``: that of its own
     name; ``value`` is what it has then), or, behind ``note:``, words of the line that it is
     answered with.
     """
@@ -136,10 +137,10 @@ def check(row: Row, status: int, told: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("row", LAUNCHER, ids=ids(LAUNCHER))
-def test_each_flag_of_the_launcher(
+def test_each_flag_of_the_launcher_has_its_effect(
     row: Row, served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = tgi_names.as_launcher(row.words)
+    status = tgi_aliases.as_launcher(row.words)
     check(row, status, served, capsys.readouterr().err)
 
 
@@ -148,25 +149,25 @@ def test_each_flag_of_the_launcher(
     [row for row in LAUNCHER if row.flag.startswith("--") and row.flag != "--env"],
     ids=lambda row: f"{row.name.upper()}={row.word}",
 )
-def test_each_variable_of_the_launcher(
+def test_each_variable_of_the_launcher_has_its_effect(
     row: Row,
     served: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(row.name.upper(), row.word or "true")
-    check(row, tgi_names.as_launcher([]), served, capsys.readouterr().err)
+    check(row, tgi_aliases.as_launcher([]), served, capsys.readouterr().err)
 
 
-def test_each_default_of_the_launcher() -> None:
-    table = {setting.flag: setting.default for setting in SETTINGS}
+def test_each_default_of_the_launcher_is_tgis() -> None:
+    table = {setting.flag: setting.default for setting in settings_of(SERVE)}
     for row in LAUNCHER:
         if row.flag.startswith("--"):
-            default = tgi_names.LAUNCHER_DEFAULTS.get(row.name, table[row.flag])
+            default = tgi_aliases.LAUNCHER_DEFAULTS.get(row.name, table[row.flag])
             assert default == row.default, row.flag
 
 
-def test_folders_that_libraries_read_from_the_environment(
+def test_settings_that_libraries_read_are_exported(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import os
@@ -178,10 +179,10 @@ def test_folders_that_libraries_read_from_the_environment(
     assert os.environ["DISABLE_CUSTOM_KERNELS"] == "true"
 
 
-def test_nothing_is_noted_that_was_not_said(
+def test_only_settings_that_were_made_are_logged(
     served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tgi_names.as_launcher(["--speculate", "0"]) == ExitCode.OK
+    assert tgi_aliases.as_launcher(["--speculate", "0"]) == ExitCode.OK
     assert capsys.readouterr().err == ""
 
 
@@ -228,7 +229,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("by", ["flag", "variable"])
 @pytest.mark.parametrize("row", ROUTER, ids=ids(ROUTER))
-def test_each_flag_of_the_router(
+def test_each_flag_of_the_router_has_its_effect(
     by: str,
     row: Row,
     routed: dict[str, Any],
@@ -242,16 +243,16 @@ def test_each_flag_of_the_router(
         arguments += row.words
     else:
         monkeypatch.setenv(row.name.upper(), row.word or "true")
-    check(row, tgi_names.as_router(arguments), routed, capsys.readouterr().err)
+    check(row, tgi_aliases.as_router(arguments), routed, capsys.readouterr().err)
 
 
-def test_each_default_of_the_router(routed: dict[str, Any]) -> None:
-    table = {setting.flag: setting.default for setting in SETTINGS}
+def test_each_default_of_the_router_is_tgis(routed: dict[str, Any]) -> None:
+    table = {setting.flag: setting.default for setting in settings_of("router")}
     for row in ROUTER:
-        said = tgi_names.ROUTER_DEFAULTS.get(row.name)
+        said = tgi_aliases.ROUTER_DEFAULTS.get(row.name)
         assert row.default == (table[row.flag] if said is None else type(row.default)(said))
     arguments = ["--port", "0", "--tokenizer-name", MODEL]
-    assert tgi_names.as_router(arguments) == ExitCode.OK
+    assert tgi_aliases.as_router(arguments) == ExitCode.OK
     assert routed["router"].engine_url == "unix:/tmp/text-generation-server-0"
 
 
@@ -277,8 +278,8 @@ SERVER = [
 def run_shards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    def run(config: Any, path: Path, uds_path: Path, generate: Any, **_: object) -> None:
-        seen.update(config=config, generate=generate)
+    def run(config: ModelServerConfig, services: Any) -> None:
+        seen.update(config=config.serve, generate=services[-1].keywords["options"])
 
     monkeypatch.setattr(model_server_module, "run_model_server", run)
     monkeypatch.setattr("tgi_cli.logging.dump_on_signal", lambda: None)
@@ -287,32 +288,32 @@ def run_shards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any
 
 
 @pytest.mark.parametrize("row", SERVER, ids=ids(SERVER))
-def test_each_flag_of_a_shard(
+def test_each_flag_of_a_shard_has_its_effect(
     row: Row, run_shards: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["serve", "org/m", "--model-path", MODEL, *row.words]
-    check(row, tgi_names.as_server(words), run_shards, capsys.readouterr().err)
+    check(row, tgi_aliases.as_server(words), run_shards, capsys.readouterr().err)
 
 
-def test_shards_are_started_by_the_first(
+def test_the_first_shard_starts_the_others(
     run_shards: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    assert tgi_names.as_server(["serve", MODEL, "--sharded"]) == ExitCode.OK
+    assert tgi_aliases.as_server(["serve", MODEL, "--sharded"]) == ExitCode.OK
     assert run_shards["config"].num_shard == 2
     assert run_shards["generate"].socket == Path("/tmp/text-generation-server-0")
     monkeypatch.setenv("RANK", "1")
-    assert tgi_names.as_server(["serve", MODEL, "--sharded"]) == ExitCode.USAGE
+    assert tgi_aliases.as_server(["serve", MODEL, "--sharded"]) == ExitCode.USAGE
     assert "shard 0 starts the others" in capsys.readouterr().err
 
 
-def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_schema_prints_the_openapi_document(capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
-    assert tgi_names.as_router(["print-schema"]) == ExitCode.OK
+    assert tgi_aliases.as_router(["print-schema"]) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
     assert told["openapi"].startswith("3.")
     assert "/generate_stream" in told["paths"]
@@ -320,7 +321,12 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [tgi_names.as_launcher, tgi_names.as_router, tgi_names.as_server, tgi_names.as_benchmark],
+    [
+        tgi_aliases.as_launcher,
+        tgi_aliases.as_router,
+        tgi_aliases.as_server,
+        tgi_aliases.as_benchmark,
+    ],
 )
 def test_each_program_has_help_and_a_version(
     program: Any, capsys: pytest.CaptureFixture[str]
@@ -331,8 +337,8 @@ def test_each_program_has_help_and_a_version(
     assert "sage:" in capsys.readouterr().out
 
 
-def test_programs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tgi_names.as_server(["convert", "m"]) == ExitCode.USAGE
+def test_unknown_commands_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tgi_aliases.as_server(["convert", "m"]) == ExitCode.USAGE
     assert "No such command 'convert'" in capsys.readouterr().err
 
 
@@ -345,7 +351,9 @@ SAGEMAKER = {
 }
 
 
-def test_sagemakers_variables(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sagemakers_variables_are_accepted(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in SAGEMAKER.items():
         monkeypatch.setenv(name, value)
     assert main.run(["serve"]) == ExitCode.OK
@@ -358,7 +366,7 @@ def test_sagemakers_variables(served: dict[str, Any], monkeypatch: pytest.Monkey
     assert (served["config"].model_id, served["config"].port) == ("org/other", 80)
 
 
-def test_vertex_says_the_port(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vertex_sets_the_port(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "80")
     monkeypatch.setenv("AIP_HTTP_PORT", "8081")
     assert main.run(["serve"]) == ExitCode.OK
@@ -382,7 +390,7 @@ def test_vertex_says_the_port(served: dict[str, Any], monkeypatch: pytest.Monkey
         "PREFILL_CHUNKING",
     ],
 )
-def test_variables_without_a_flag_are_answered(
+def test_variables_without_a_flag_are_explained(
     name: str,
     served: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -395,7 +403,9 @@ def test_variables_without_a_flag_are_answered(
     assert len(lines[0].split(f"{name}: ")[1]) > 20
 
 
-def test_filters_of_the_log(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_filters_set_the_level_of_packages(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ("tgi_cli.router", "tgi_cli.engine", "h2")
     levels = {name: logging.getLogger(name).level for name in names}
     try:
@@ -411,7 +421,7 @@ def test_filters_of_the_log(served: dict[str, Any], monkeypatch: pytest.MonkeyPa
             logging.getLogger(name).setLevel(before)
 
 
-def test_log_colorize_is_inverted_as_it_was(
+def test_log_colorize_is_inverted_as_in_tgi(
     served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import os
@@ -437,7 +447,8 @@ def test_log_colorize_is_inverted_as_it_was(
         (
             "quantize",
             "--revision --logger-level --json-output --trust-remote-code --upload-to-model-id "
-            "--percdamp --act-order --no-act-order --groupsize",
+            "--percdamp --act-order --no-act-order --groupsize --no-trust-remote-code "
+            "--no-json-output",
         ),
         (
             "download-weights",
@@ -447,17 +458,9 @@ def test_log_colorize_is_inverted_as_it_was(
         ),
     ],
 )
-def test_the_other_programs_flags_are_known(command: str, flags: str) -> None:
+def test_the_flags_of_tgis_other_programs_are_accepted(command: str, flags: str) -> None:
     entry = next(entry for entry in COMMANDS if entry.name == command)
     built = typer.main.get_command(main.application(command))
     found = built.commands[entry.name]  # type: ignore[attr-defined]
     known = {word for p in found.params for word in (*p.opts, *p.secondary_opts)}
     assert set(flags.split()) <= known
-
-
-def test_quantize_takes_its_switches_in_the_negative(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[list[str]] = []
-    monkeypatch.setattr(tgi_names, "run", lambda words, defaults: ran.append(words) or 0)
-    words = ["quantize", "org/m", "/out", "--no-trust-remote-code", "--no-json-output"]
-    assert tgi_names.as_server([*words, "--act-order"]) == ExitCode.OK
-    assert ran == [["quantize", "org/m", "/out", "--act-order"]]

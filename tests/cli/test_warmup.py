@@ -30,7 +30,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_compiles_what_is_missing(
+def test_missing_kernels_are_compiled(
     sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["warmup", "--json-output"]) == ExitCode.OK
@@ -44,7 +44,7 @@ def test_it_compiles_what_is_missing(
     assert capsys.readouterr().out == f"kernels for avx2: {path}\n"
 
 
-def test_what_may_not_be_written_goes_into_the_cache(
+def test_kernels_are_compiled_into_the_cache_if_the_package_is_read_only(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "_writable", lambda folder: False)
@@ -53,7 +53,9 @@ def test_what_may_not_be_written_goes_into_the_cache(
     assert not (tmp_path / "lib").exists()
 
 
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_compiler_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert main.run(["warmup"]) == ExitCode.USAGE
     error = capsys.readouterr().err
@@ -61,7 +63,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "install g++" in error
 
 
-def test_a_processor_without_kernels(
+def test_an_unsupported_processor_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(library, "best_level", lambda: None)

@@ -15,7 +15,7 @@ from tests.tools.checkpoints import make_llama
 from tgi_cli.cli import main
 from tgi_cli.errors import ExitCode
 from tgi_cli.kernels import build
-from tgi_cli.worker import timings
+from tgi_cli.worker.sizing import step_timing
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +23,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("MODEL_ID", "API_KEY", "JSON_OUTPUT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(timings, "_SECONDS", 0.01)
+    monkeypatch.setattr(step_timing, "_SECONDS", 0.01)
 
 
-def test_a_model_without_kernels(
+def test_a_model_is_measured_without_kernels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "supported", lambda: False)
@@ -45,16 +45,16 @@ def test_a_model_without_kernels(
     limits.touch()  # where no folder can be made
     assert main.run(["warmup", str(path), *flags]) == ExitCode.OK
     out, err = capsys.readouterr()
-    assert "cannot be kept" in err
+    assert "cannot be saved" in err
     assert "float32 on cpu" in out
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert rows["max_batch_total_tokens"][1] == str(found["max_batch_total_tokens"])
     assert rows["4"][-1].endswith("%")
     assert not set(out) & set("─│╭"), "plain where there is no terminal"
-    assert "kept for" not in out
+    assert "saved for" not in out
 
 
-def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["warmup", str(tmp_path / "none" / "x")]) == ExitCode.MODEL_UNAVAILABLE
     assert "error: " in capsys.readouterr().err
 
@@ -142,13 +142,13 @@ def test_a_running_server_gets_prompts_of_all_sizes(
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
-        (["--url", "localhost:3000"], "no address of a server", ExitCode.USAGE),
-        (["--url", "http://127.0.0.1:1"], "does not answer", ExitCode.FAILURE),
-        (["--url", "URL", "--api-key", "wrong"], "another API key", ExitCode.FAILURE),
-        (["--url", "URL", "--model-id", "x"], "which has its model", ExitCode.USAGE),
+        (["--url", "localhost:3000"], "is not the URL of a server", ExitCode.USAGE),
+        (["--url", "http://127.0.0.1:1"], "is unavailable", ExitCode.FAILURE),
+        (["--url", "URL", "--api-key", "wrong"], "rejects the API key", ExitCode.FAILURE),
+        (["--url", "URL", "--model-id", "x"], "has its own model", ExitCode.USAGE),
     ],
 )
-def test_a_server_that_cannot_be_warmed(
+def test_an_unavailable_server_is_reported(
     server: tuple[str, type[Handler]],
     capsys: pytest.CaptureFixture[str],
     words: list[str],
@@ -161,11 +161,11 @@ def test_a_server_that_cannot_be_warmed(
     assert said in capsys.readouterr().err
 
 
-def test_a_server_of_another_kind(
+def test_a_server_without_tgis_routes_is_reported(
     server: tuple[str, type[Handler]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, handler = server
     for info in ([], {"max_input_tokens": None}):
         handler.info = info
         assert main.run(["warmup", "--url", url]) == ExitCode.FAILURE
-        assert "no server of TGI's kind" in capsys.readouterr().err
+        assert "is not a server of TGI's kind" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Miniature configurations of the native families, one or more for each."""
+"""Miniature configurations of the built-in families, one or more for each."""
 
 from __future__ import annotations
 

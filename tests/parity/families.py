@@ -1,4 +1,4 @@
-"""Every native family against transformers' own implementation of it, in float32.
+"""Every built-in family against transformers' own implementation of it, in float32.
 
 A case is a miniature configuration. transformers makes a model of it with random weights, which
 is written as a checkpoint; what transformers then computes from that checkpoint is compared with
@@ -31,17 +31,17 @@ import transformers
 from torch import Tensor
 
 from tests.parity.cases import CASES, Case
-from tests.tools.paged import PagedRun
-from tests.tools.sharded import on_shards
+from tests.tools.paged_run import PagedRun
+from tests.tools.thread_shards import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.models import load_model, read_config
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 TOLERANCE = 1e-4
 """Of logits."""
@@ -238,7 +238,7 @@ def _generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], in
     worker, _ = load_worker(serve, path)
     capacity = worker.warmup()
     gc.unfreeze()
-    limits = Limits(
+    limits = SchedulerConfig(
         max_total_tokens=SERVED,
         max_batch_prefill_tokens=CHUNK,
         max_batch_size=8,
@@ -257,7 +257,7 @@ def _generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], in
                 )
             )
         client.read_until_finished(*range(len(prompts)))
-        preemptions = client.core._scheduler.preemptions
+        preemptions = client.core.metrics.load.preemptions
     return [client.tokens[i] for i in range(len(prompts))], preemptions
 
 
@@ -278,7 +278,7 @@ def _running(core: EngineCore) -> Iterator[Client]:
 def table(names: Iterable[str]) -> Iterator[str]:
     """The rows of the parity table, in Markdown."""
     yield (
-        "| Model | Largest difference of a logit | On two shards "
+        "| Model | Maximum difference of logits | On two shards "
         "| Greedy tokens compared | Identical |"
     )
     yield "|---|---|---|---|---|"

@@ -21,11 +21,12 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from tests.tools.checkpoints import make_llama
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
+from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Batching, CapacityPolicy, Limits
 from tgi_cli.engine.messages import Cancel, FinishReason, GenerationRequest, Shutdown
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 CHUNK = 24
 NEW = 12
@@ -79,7 +80,7 @@ def worker(checkpoint: Path) -> ModelWorker:
     return worker
 
 
-def test_a_sliding_window_model_gives_blocks_back_and_says_the_same(tmp_path: Path) -> None:
+def test_a_sliding_window_model_frees_blocks_and_generates_the_same(tmp_path: Path) -> None:
     overrides: dict[str, Any] = {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
@@ -142,7 +143,7 @@ def engine(worker: ModelWorker, depth: int = 0, **changes: Any) -> Iterator[Clie
         "block_size": BLOCK_SIZE,
         "num_blocks": 256,
     }
-    core = EngineCore(worker, Limits(**(values | changes)), depth)
+    core = EngineCore(worker, SchedulerConfig(**(values | changes)), depth)
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
     client = Client(core)
@@ -172,7 +173,9 @@ EDGES = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, CHUNK, CHUNK + 1, 3 * CH
 
 
 @pytest.mark.parametrize("length", EDGES)
-def test_alone(worker: ModelWorker, oracle: Oracle, length: int) -> None:
+def test_a_lone_request_generates_what_transformers_does(
+    worker: ModelWorker, oracle: Oracle, length: int
+) -> None:
     prompt = random_prompt(random.Random(length), length)
     with engine(worker) as client:
         client.core.inbox.put(greedy(1, prompt, NEW))
@@ -180,7 +183,9 @@ def test_alone(worker: ModelWorker, oracle: Oracle, length: int) -> None:
     assert client.tokens[1] == oracle(prompt, NEW)
 
 
-def test_together(worker: ModelWorker, oracle: Oracle) -> None:
+def test_concurrent_requests_generate_what_transformers_does(
+    worker: ModelWorker, oracle: Oracle
+) -> None:
     prompts = {i: random_prompt(random.Random(length), length) for i, length in enumerate(EDGES)}
     with engine(worker) as client:
         for i, prompt in prompts.items():
@@ -206,6 +211,7 @@ SWITCHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.tgi_pain(4)
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(map(str, s.values())) or "-")
 def test_random_arrivals_and_cancellations(
     worker: ModelWorker, oracle: Oracle, switches: dict[str, Any]
@@ -225,7 +231,7 @@ def test_random_arrivals_and_cancellations(
                 if client.core.live_requests:
                     client.read()
         client.read_until_finished(*requests)
-        preemptions = client.core._scheduler.preemptions
+        preemptions = client.core.metrics.load.preemptions
     small = switches.get("num_blocks") == 14
     assert (preemptions > 0) == (small and "capacity_policy" not in switches)
     for i, (prompt, new) in requests.items():

@@ -9,12 +9,12 @@ import torch
 
 from tests.parity.cases import LONGROPE, SMALL, WINDOW, Case
 from tests.parity.families import TOLERANCE, Oracle, check, make_checkpoint, random_ids
-from tests.tools.paged import PagedRun, load
-from tests.tools.sharded import on_shards, sharded_logits
+from tests.tools.paged_run import PagedRun, load
+from tests.tools.thread_shards import on_shards, sharded_logits
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import load_model, read_config
-from tgi_cli.models.transformers import TransformersForCausalLM
+from tgi_cli.models.hf.model import TransformersForCausalLM
 
 MOE = SMALL | {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 GLM_MOE = MOE | {"n_routed_experts": 6, "n_shared_experts": 1, "n_group": 2, "topk_group": 1}
@@ -71,6 +71,7 @@ PLANLESS = ("StableLM", "OPT")
 """Those that transformers says nothing of how to share out."""
 
 
+@pytest.mark.tgi_pain(1)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in PLANLESS])
 def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]

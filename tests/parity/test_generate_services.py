@@ -1,7 +1,7 @@
 """TGI's own services over a real model: what transformers says, however the caller drives them.
 
 The client is made from the services' reflection at run time. A miniature checkpoint of random
-weights in fp32 stands behind them; both fronts of the server share it.
+weights in fp32 stands behind them; both services of the server share it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.reflected import Reflected
-from tests.unit.rpc.generate_fakes import V2, V3, Heard
+from tests.tools.grpc_reflection import ReflectionClient
+from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.limits import Limits
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.rpc.client import GrpcEngineClient
-from tgi_cli.rpc.generate_front import GenerateFront, GenerateOptions
-from tgi_cli.rpc.server import EngineServer
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.text.generate_texts import load_texts
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.tgi_grpc.model_text import load_model_text
+from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 NEW = 12
 TEXT = "the quick def return import self value of list path error with file None for in is"
@@ -112,31 +114,33 @@ def served(worker: ModelWorker, path: Path, depth: int = 0, **changes: Any) -> I
         "block_size": 16,
         "num_blocks": 256,
     }
-    core = EngineCore(worker, Limits(**(values | changes)), depth, grammars=worker.grammars)
+    core = EngineCore(worker, SchedulerConfig(**(values | changes)), depth, worker.grammars)
     info = worker.info()
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         socket = Path(folder) / "engine.sock"
         server = EngineServer(core, info)
-        options = GenerateOptions(texts=partial(load_texts, path, False))
-        server.fronts.append(GenerateFront(core.inbox, info, server.adapters, options, socket))
+        options = GenerateOptions(load_text=partial(load_model_text, path, False))
+        served = ServedEngine(core.inbox, info, server.adapters, socket)
+        server.services.append(GenerateServices(served, options))
         server.start(socket)
         loop = threading.Thread(target=core.run, daemon=True)
         loop.start()
         try:
             yield f"unix:{socket}"
-            pool = core._scheduler.pool
         finally:
             core.inbox.put(Shutdown())
             loop.join(timeout=60)
             server.stop()
-    assert pool.num_available == pool.num_blocks
+    assert core.metrics.load.used_blocks == 0
 
 
 def some_text(dice: random.Random, length: int) -> str:
     return " ".join(dice.choice(WORDS) for _ in range(length))
 
 
-def a_request(client: Reflected, request_id: int, text: str, new: int = NEW, **more: Any) -> Any:
+def a_request(
+    client: ReflectionClient, request_id: int, text: str, new: int = NEW, **more: Any
+) -> Any:
     stopping = {"max_new_tokens": new, "ignore_eos_token": True}
     if client.descriptor.full_name == V3:
         more = {"add_special_tokens": True} | more
@@ -145,20 +149,20 @@ def a_request(client: Reflected, request_id: int, text: str, new: int = NEW, **m
     )
 
 
-def prefill(client: Reflected, batch_id: int, *requests: Any, **more: Any) -> Any:
+def prefill(client: ReflectionClient, batch_id: int, *requests: Any, **more: Any) -> Any:
     batch = client.message("Batch", id=batch_id, requests=requests, size=len(requests))
     return client.Prefill(batch=batch, **more)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("service", [V2, V3])
-def test_the_call_flow_says_what_each_request_says_alone(
+def test_the_call_flow_generates_what_single_requests_do(
     worker: ModelWorker, checkpoint: Path, oracle: Oracle, service: str, depth: int
 ) -> None:
     """Three clients, of which one leaves and one never receives: TGI's architecture document."""
     texts = {1: "def read(path):", 2: "import os and return the list of", 3: "class Parser"}
     heard = Heard()
-    with served(worker, checkpoint, depth) as target, Reflected(target, service) as client:
+    with served(worker, checkpoint, depth) as target, ReflectionClient(target, service) as client:
         client.Warmup(max_prefill_tokens=48)
         batch1 = heard(prefill(client, 1, a_request(client, 1, texts[1], 40))).batch
         for _ in range(2):
@@ -188,7 +192,7 @@ def test_chunks_joins_and_a_shared_prefix_change_nothing(
     ids = {i: oracle.ids(text) for i, text in texts.items()}
     assert max(map(len, ids.values())) > 96, "longer than two steps may be"
     heard = Heard()
-    with served(worker, checkpoint) as target, Reflected(target, V3) as client:
+    with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         batch = heard(prefill(client, 0, a_request(client, 0, texts[0], 30))).batch
         for i in range(1, 4):
             late = a_request(client, i, texts[i], chunk_len=10 * i, cache_len=0)
@@ -204,7 +208,7 @@ def test_log_probabilities_are_the_models_own(
     text = some_text(random.Random(3), 70)
     ids = oracle.ids(text)
     expected = oracle.logprobs(ids)
-    with served(worker, checkpoint) as target, Reflected(target, V3) as client:
+    with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         for _ in range(2):  # the second time, it is cached
             asked = a_request(client, 1, text, 1, prefill_logprobs=True, top_n_tokens=3)
             (generation,) = prefill(client, 1, asked).generations
@@ -221,9 +225,9 @@ def test_log_probabilities_are_the_models_own(
             assert math.isclose(generation.tokens.logprobs[0], top.logprobs[0], abs_tol=1e-5)
 
 
-def test_a_seed_says_the_same_in_any_company(worker: ModelWorker, checkpoint: Path) -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch(worker: ModelWorker, checkpoint: Path) -> None:
     parameters = {"do_sample": True, "temperature": 0.9, "top_k": 50, "seed": 42}
-    with served(worker, checkpoint) as target, Reflected(target, V3) as client:
+    with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         said = []
         for others in range(3):
             heard = Heard()
@@ -237,7 +241,7 @@ def test_a_seed_says_the_same_in_any_company(worker: ModelWorker, checkpoint: Pa
 
 def test_grammars_hold(worker: ModelWorker, checkpoint: Path) -> None:
     parameters = {"grammar": "(yes|no), [0-9]{3}", "grammar_type": 2}
-    with served(worker, checkpoint) as target, Reflected(target, V3) as client:
+    with served(worker, checkpoint) as target, ReflectionClient(target, V3) as client:
         heard = Heard()
         asked = client.message(
             "Request",
@@ -258,7 +262,7 @@ def test_grammars_hold(worker: ModelWorker, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(("depth", "num_blocks"), [(0, 256), (1, 36), (0, 36)])
-def test_both_fronts_at_once_under_random_load(
+def test_both_services_at_once_under_random_load(
     worker: ModelWorker, checkpoint: Path, oracle: Oracle, depth: int, num_blocks: int
 ) -> None:
     """Sessions and two step-driven callers; with few blocks, the sessions' are preempted."""
@@ -291,7 +295,7 @@ def test_both_fronts_at_once_under_random_load(
 
     def drive(target: str, service: str, seed: int) -> None:
         dice = random.Random(seed)
-        with Reflected(target, service) as client:
+        with ReflectionClient(target, service) as client:
             for turn in range(6):
                 heard = Heard()
                 chosen = dice.sample(range(len(ids)), dice.randrange(1, 4))
@@ -327,6 +331,6 @@ def test_both_fronts_at_once_under_random_load(
         for thread in threads:
             thread.join(timeout=150)
         for service in (V2, V3):
-            with Reflected(target, service) as client:
+            with ReflectionClient(target, service) as client:
                 client.ClearCache()
     assert not failures, failures[0]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import (
+from tests.tools.paged_run import (
     PagedRun,
     expected,
     kernels_add_up_rows_alike,
@@ -95,7 +95,7 @@ def test_logits_of_prompt_chunks_and_decodes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
-def test_mixed_batches_give_what_each_sequence_gives_alone(backend: str, tmp_path: Path) -> None:
+def test_mixed_batches_compute_what_single_sequences_do(backend: str, tmp_path: Path) -> None:
     path = make_llama(tmp_path / "model")
     model = load(path)
     sequences = {
@@ -126,7 +126,7 @@ def test_mixed_batches_give_what_each_sequence_gives_alone(backend: str, tmp_pat
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_shares_a_step_changes_no_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_other_sequences_of_a_step_change_no_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     # Three queries to a KV head and a long sum: where kernels would go other ways.
     shape: dict[str, Any] = {"num_attention_heads": 6, "intermediate_size": 1536}
     model = load(make_llama(tmp_path / "model", dtype=dtype, **shape), dtype)

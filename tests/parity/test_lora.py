@@ -20,14 +20,14 @@ from transformers import AutoModelForCausalLM
 from tests.parity.cases import SMALL, Case
 from tests.parity.families import make_checkpoint
 from tests.parity.test_engine_greedy import engine, random_prompt
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import PagedRun, random_ids
-from tests.tools.sharded import on_shards
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.paged_run import PagedRun, random_ids
+from tests.tools.thread_shards import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import Shard
-from tgi_cli.engine.limits import Batching
+from tgi_cli.engine.config import Batching
 from tgi_cli.engine.messages import (
     AdapterAnswer,
     Cancel,
@@ -36,12 +36,13 @@ from tgi_cli.engine.messages import (
     LoadAdapter,
     UnloadAdapter,
 )
-from tgi_cli.hub.lora import merge
+from tgi_cli.hub.merge_lora import merge
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models.lora import lora_targets, read_adapter
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.worker import ModelWorker
 
 CPU = torch.device("cpu")
 SLOTS, RANK = 2, 8
@@ -168,7 +169,7 @@ SWITCHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(map(str, s.values())) or "-")
-def test_mixed_batches_answer_as_merged_models(
+def test_mixed_batches_generate_what_merged_models_do(
     worker: ModelWorker, models: Models, switches: dict[str, Any]
 ) -> None:
     random_ = random.Random(7)
@@ -187,7 +188,7 @@ def test_mixed_batches_answer_as_merged_models(
                 if client.core.live_requests:
                     client.read()
         client.read_until_finished(*requests)
-        assert (client.core._scheduler.preemptions > 0) == ("num_blocks" in switches)
+        assert (client.core.metrics.load.preemptions > 0) == ("num_blocks" in switches)
     differing = 0
     for i, request in requests.items():
         told = client.tokens.get(i, [])
@@ -199,7 +200,7 @@ def test_mixed_batches_answer_as_merged_models(
     assert differing > 8, "the adapters do change the answers"
 
 
-def test_the_base_says_the_same_with_and_without_adapters_beside_it(
+def test_the_base_model_generates_the_same_beside_adapters(
     worker: ModelWorker, models: Models
 ) -> None:
     """To the last bit of the log-probabilities."""

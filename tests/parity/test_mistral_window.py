@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import (
+from tests.tools.paged_run import (
     PagedRun,
     expected,
     kernels_add_up_rows_alike,
@@ -92,7 +92,7 @@ def test_the_window_of_a_model_is_that_of_all_its_layers(
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("block_size", [16, 8])
-def test_mixed_batches_give_what_each_sequence_gives_alone(
+def test_mixed_batches_compute_what_single_sequences_do(
     backend: str, block_size: int, tmp_path: Path
 ) -> None:
     path = make_llama(tmp_path / "model", **MISTRAL | {"sliding_window": 45})
@@ -126,7 +126,7 @@ def test_mixed_batches_give_what_each_sequence_gives_alone(
     ],
 )
 @pytest.mark.parametrize("window", [None, 45, 600])
-def test_what_shares_a_step_changes_no_bit(
+def test_other_sequences_of_a_step_change_no_bit(
     window: int | None, dtype: torch.dtype, cache_dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
     # Long enough that kernels cut their sums, and that the long window leaves a first cut behind.

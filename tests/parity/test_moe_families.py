@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint
-from tests.tools.paged import PagedRun, expected, load, random_ids
-from tests.tools.sharded import sharded_logits
+from tests.tools.paged_run import PagedRun, expected, load, random_ids
+from tests.tools.thread_shards import sharded_logits
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
 from tgi_cli.models import load_model, model_facts, read_config
 

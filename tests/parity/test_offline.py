@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from tests.tools.checkpoints import make_llama
 from tgi_cli import LLM, demo
-from tgi_cli.offline.beam import EarlyStopping
+from tgi_cli.llm.beam import EarlyStopping
 
 NEW = 14
 

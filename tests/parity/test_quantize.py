@@ -16,17 +16,19 @@ from tests.parity.cases import CASES, Case
 from tests.parity.families import Oracle, random_ids
 from tests.tools.checkpoints import make_llama
 from tests.tools.miniatures import make_miniature, make_twin
-from tests.tools.paged import CPU, PagedRun, load
+from tests.tools.paged_run import CPU, PagedRun, load
 from tgi_cli import demo
-from tgi_cli.compression.blocks import FEW
-from tgi_cli.compression.calibration import heldout
-from tgi_cli.compression.evaluation import evaluate
-from tgi_cli.compression.job import Job, Outcome, quantize
-from tgi_cli.compression.skeleton import Skeleton
-from tgi_cli.compression.stream import Stream
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.quantization.produce.recipe import Recipe
+from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize.block_runner import BlockRunner
+from tgi_cli.quantize.calibration import heldout_windows
+from tgi_cli.quantize.checkpoint_writer import SHARD_BYTES
+from tgi_cli.quantize.evaluation import evaluate
+from tgi_cli.quantize.gptq import MIN_EXPERT_TOKENS
+from tgi_cli.quantize.offloaded_model import OffloadedModel
+from tgi_cli.quantize.options import QuantizeOptions
+from tgi_cli.quantize.pipeline import QuantizeJob, QuantizeResult, quantize
 
 TOLERANCE = 1e-4
 """Of logits in float32, whose standard deviation is about 1."""
@@ -61,9 +63,12 @@ AWQ = Recipe(method="awq", group_size=16, sym=False, format="awq", group_aware=F
 RTN = Recipe(method="rtn", group_size=16, group_aware=False)
 
 
-def job(model: Path, out: Path, recipe: Recipe, **options: object) -> Job:
-    settings = {"calibration": "bundled", "samples": 12, "seq_len": 64, "device": "cpu"}
-    return Job(model=model, out=out, recipe=recipe, **settings | options)  # type: ignore[arg-type]
+def job(
+    model: Path, out: Path, recipe: Recipe, shard_bytes: int = SHARD_BYTES, **changes: object
+) -> QuantizeJob:
+    values = {"calibration": "bundled", "samples": 12, "seq_len": 64, "device": "cpu"} | changes
+    options = QuantizeOptions(model_id=str(model), **values)  # type: ignore[arg-type]
+    return QuantizeJob(model, out, recipe, options, "tgi quantize x y", shard_bytes)
 
 
 def check_served(case: Case, plain: Path, quantized: Path, twin: Path) -> None:
@@ -87,7 +92,7 @@ def test_gptq(name: str, tmp_path: Path) -> None:
     assert [layer.name for layer in rounded.layers] == sorted(
         (layer.name for layer in outcome.layers), key=[x.name for x in rounded.layers].index
     )
-    ids = heldout(plain, 64)[:8]
+    ids = heldout_windows(plain, 64)[:8]
     better, worse = (evaluate(plain, path, ids, CPU).kl for path in (outcome.path, rounded.path))
     assert better < 0.9 * worse
 
@@ -98,8 +103,8 @@ def test_block_after_block_is_the_whole_model(name: str, tmp_path: Path) -> None
     plain = make_miniature(case, tmp_path / "plain")
     texts = [random_ids(50, seed) for seed in range(3)]
     with torch.no_grad():
-        model = Skeleton(plain, CPU)
-        stream = Stream(model, torch.tensor(texts))
+        model = OffloadedModel(plain, CPU)
+        stream = BlockRunner(model, torch.tensor(texts))
         hidden = stream.begin(tmp_path / "inputs")
         assert hidden is not None
         rows = hidden.read(0, 3)
@@ -124,12 +129,12 @@ def test_awq(name: str, tmp_path: Path) -> None:
     outcome = quantize(job(plain, tmp_path / "out", AWQ))
     assert model_facts(read_config(outcome.path)).quantization == "awq"
     check_served(case, plain, outcome.path, tmp_path / "twin")
-    norms = [name for name in Skeleton(plain, CPU).stored if "norm" in name or "ln_" in name]
-    before, after = Skeleton(plain, CPU), Skeleton(outcome.path, CPU)
+    norms = [name for name in OffloadedModel(plain, CPU).stored if "norm" in name or "ln_" in name]
+    before, after = OffloadedModel(plain, CPU), OffloadedModel(outcome.path, CPU)
     assert any(not torch.equal(before.tensor(norm), after.tensor(norm)) for norm in norms)
 
 
-def test_awq_says_where_it_has_nothing_to_fold_into(tmp_path: Path) -> None:
+def test_awq_reports_layers_without_a_layer_to_scale(tmp_path: Path) -> None:
     plain = make_miniature(CASES["OLMo 2"], tmp_path / "plain")
     with pytest.raises(UnsupportedModelError, match=r"nothing to fold scales into before .*q_proj"):
         quantize(job(plain, tmp_path / "out", AWQ))
@@ -167,7 +172,7 @@ def test_experts_that_few_tokens_reach_are_calibrated_all_the_same(tmp_path: Pat
     assert few
     assert all(".experts." in layer.name for layer in few)
     assert all("calibrated with all of a batch" in layer.note for layer in few)
-    assert all(int(layer.note.split()[0]) < FEW for layer in few)
+    assert all(int(layer.note.split()[0]) < MIN_EXPERT_TOKENS for layer in few)
 
 
 def test_what_is_written(tmp_path: Path) -> None:
@@ -175,15 +180,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     (plain / "README.md").write_text("---\nlicense: apache-2.0\ndatasets: [x]\n---\nwords\n")
     (plain / "LICENSE").write_text("terms")
     outcome = quantize(
-        job(
-            plain,
-            tmp_path / "out",
-            GPTQ,
-            evaluate=True,
-            exclude=("*.layers.1.*",),
-            command="tgi quantize x y",
-            shard_bytes=40_000,
-        )
+        job(plain, tmp_path / "out", GPTQ, 40_000, evaluate=True, exclude=("*.layers.1.*",))
     )
     files = {file.name for file in outcome.path.iterdir()}
     assert files >= {
@@ -207,7 +204,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert outcome.evaluation is not None
     assert f"{outcome.evaluation.kl:.2e}" in card
     assert not (tmp_path / "out.partial").exists()
-    before, after = Skeleton(plain, CPU), Skeleton(outcome.path, CPU)
+    before, after = OffloadedModel(plain, CPU), OffloadedModel(outcome.path, CPU)
     assert before.stored.keys() == after.stored.keys()
     for name, entry in after.stored.items():
         if entry.read is None:
@@ -215,7 +212,7 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def demo_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, QuantizeResult]:
     folder = tmp_path_factory.mktemp("demo")
     recipes = {
         "gptq": Recipe(method="gptq", bits=4, group_size=128),
@@ -232,7 +229,7 @@ def demo_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome
     }
 
 
-def test_calibration_pays_on_the_bundled_model(demo_outcomes: dict[str, Outcome]) -> None:
+def test_calibration_pays_on_the_bundled_model(demo_outcomes: dict[str, QuantizeResult]) -> None:
     kl = {name: outcome.evaluation.kl for name, outcome in demo_outcomes.items()}  # type: ignore[union-attr]
     assert kl["gptq"] < 0.6 * kl["rtn"]
     assert kl["awq"] < 0.9 * kl["rtn"]
@@ -243,13 +240,15 @@ def test_calibration_pays_on_the_bundled_model(demo_outcomes: dict[str, Outcome]
         assert outcome.evaluation.top1 > 0.8
 
 
-def test_an_evaluation_is_what_the_models_say(demo_outcomes: dict[str, Outcome]) -> None:
+def test_an_evaluation_equals_the_models_perplexities(
+    demo_outcomes: dict[str, QuantizeResult],
+) -> None:
     """Against transformers' model, with no streaming at all."""
     from transformers import LlamaForCausalLM
 
     plain = demo.model_path()
     model = LlamaForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
-    quantized = Skeleton(demo_outcomes["gptq"].path, CPU)
+    quantized = OffloadedModel(demo_outcomes["gptq"].path, CPU)
     ids = torch.tensor([[(17 * i + 5 * row * i) % 4096 for i in range(32)] for row in range(4)])
     with torch.no_grad():
         p = model(ids).logits.double().log_softmax(-1)
@@ -264,9 +263,9 @@ def test_an_evaluation_is_what_the_models_say(demo_outcomes: dict[str, Outcome])
 
 
 def test_a_quantized_model_is_not_quantized_again(
-    demo_outcomes: dict[str, Outcome], tmp_path: Path
+    demo_outcomes: dict[str, QuantizeResult], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="quantized already, with awq"):
+    with pytest.raises(ConfigError, match="already quantized with awq"):
         quantize(job(demo_outcomes["awq"].path, tmp_path / "again", GPTQ))
 
 
@@ -274,6 +273,6 @@ def test_the_device_and_dtype_of_the_checkpoint_do_not_matter(tmp_path: Path) ->
     """A checkpoint in bfloat16 is computed in float32; its plain tensors stay what they are."""
     plain = make_llama(tmp_path / "plain", dtype=torch.bfloat16, shape="tiny")
     outcome = quantize(job(plain, tmp_path / "out", RTN))
-    stored = Skeleton(outcome.path, CPU).stored
+    stored = OffloadedModel(outcome.path, CPU).stored
     assert stored["model.norm.weight"].dtype == "BF16"
     assert stored["model.layers.0.mlp.up_proj.weight"].dtype == "quantized"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ import torch
 from tests.tools.checkpoints import make_llama
 from tgi_cli import demo
 from tgi_cli.cli.main import run
-from tgi_cli.compression.progress import BlockProgress
 from tgi_cli.errors import ExitCode
-from tgi_cli.offline.llm import LLM
+from tgi_cli.llm.llm import LLM
+from tgi_cli.process.progress import ProgressReporter
 
 MODEL = str(demo.model_path())
 FEW = ("--calibration", "bundled", "--samples", "6", "--seq-len", "64", "--device", "cpu")
@@ -42,20 +43,20 @@ def test_a_process_makes_what_can_be_served(tmp_path: Path) -> None:
     assert (stated["bits"], stated["group_size"], stated["desc_act"]) == (4, 32, True)
 
 
-def test_stopped_and_gone_on_with_it_comes_to_the_same_bytes(
+def test_a_resumed_run_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["quantize", MODEL, str(tmp_path / "whole"), *FEW]) == 0
     out = tmp_path / "out"
-    reached = BlockProgress.reached
+    update = ProgressReporter.update
 
-    def stop(self: BlockProgress, done: int) -> None:
-        reached(self, done)
-        if done == 2:
+    def stop(self: ProgressReporter, completed: float, **options: Any) -> None:
+        update(self, completed, **options)
+        if completed == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlockProgress, "reached", stop)
+        patch.setattr(ProgressReporter, "update", stop)
         assert run(["quantize", MODEL, str(out), *FEW]) == ExitCode.INTERRUPTED
     said = capsys.readouterr().err
     assert f"to go on: tgi quantize {MODEL} {out}" in said
@@ -104,8 +105,8 @@ def test_inspection(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--inspect", MODEL, "out"], ExitCode.USAGE, "--inspect makes nothing"),
-        ([MODEL], ExitCode.USAGE, "no OUTPUT_DIR"),
+        (["--inspect", MODEL, "out"], ExitCode.USAGE, "--inspect writes nothing"),
+        ([MODEL], ExitCode.USAGE, "OUTPUT_DIR is missing"),
         ([MODEL, "out", "--bits", "5"], ExitCode.USAGE, "'5' is not one of 2, 3, 4, 8"),
         ([MODEL, "out", "--method", "awq", "--bits", "8"], ExitCode.USAGE, "4 bits, not 8"),
         ([MODEL, "out", "--method", "fp8", "--format", "gptq"], ExitCode.USAGE, "format gptq"),
@@ -113,10 +114,10 @@ def test_inspection(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([MODEL, "out", "--resume", *FEW], ExitCode.USAGE, "no unfinished run"),
         ([MODEL, "out", "--include", "x", *FEW], ExitCode.USAGE, "matches no layer"),
         (["./nowhere", "out"], ExitCode.MODEL_UNAVAILABLE, "there is no folder"),
-        ([MODEL, "out", "--upload-to-model-id", "a/b/c"], ExitCode.USAGE, "no name of a model"),
+        ([MODEL, "out", "--upload-to-model-id", "a/b/c"], ExitCode.USAGE, "not a valid model id"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_combinations_are_reported(
     arguments: list[str],
     code: ExitCode,
     said: str,
@@ -133,17 +134,20 @@ def test_what_cannot_be_is_said(
 MEASURED = """
 import sys
 from pathlib import Path
-from tgi_cli.compression.job import Job, quantize
-from tgi_cli.quantization.produce.recipe import Recipe
+from typing import Any
+from tgi_cli.quantize.options import QuantizeOptions
+from tgi_cli.quantize.pipeline import QuantizeJob, quantize
+from tgi_cli.quantization.algorithms.recipe import Recipe
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
 for model in sys.argv[1:]:
-    quantize(Job(
-        model=Path(model), out=Path(model + "-out"), calibration="bundled", samples=4, seq_len=64,
-        device="cpu", include=("*.v_proj",), recipe=Recipe(method="gptq"),
-    ))
+    options = QuantizeOptions(
+        model_id=model, calibration="bundled", samples=4, seq_len=64, device="cpu",
+        include=("*.v_proj",),
+    )
+    quantize(QuantizeJob(Path(model), Path(model + "-out"), Recipe(method="gptq"), options))
     print(peak())
 """
 

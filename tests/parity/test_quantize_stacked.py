@@ -18,16 +18,16 @@ from tests.parity.cases import CASES, SMALL, Case
 from tests.parity.families import random_ids
 from tests.parity.test_quantize import AWQ, BYTES, GPTQ, RTN, check_served, job
 from tests.tools.miniatures import make_miniature
-from tests.tools.paged import CPU
-from tgi_cli.compression import job as jobs
-from tgi_cli.compression.blocks import Work
-from tgi_cli.compression.evaluation import evaluate
-from tgi_cli.compression.job import Outcome, quantize
-from tgi_cli.compression.skeleton import Skeleton
-from tgi_cli.compression.unstack import is_stack
+from tests.tools.paged_run import CPU
 from tgi_cli.errors import ConfigError
 from tgi_cli.models.checkpoint import read_headers, read_tensor
-from tgi_cli.quantization.produce.recipe import Recipe
+from tgi_cli.quantization.algorithms.recipe import Recipe
+from tgi_cli.quantize import pipeline as jobs
+from tgi_cli.quantize.checkpoint_map import is_expert_stack
+from tgi_cli.quantize.evaluation import evaluate
+from tgi_cli.quantize.gptq import BlockTask
+from tgi_cli.quantize.offloaded_model import OffloadedModel
+from tgi_cli.quantize.pipeline import QuantizeResult, quantize
 
 EVERY = CASES | test_fallback.CASES
 
@@ -49,7 +49,7 @@ def both(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def stacks(path: Path) -> list[str]:
-    return [name for name, entry in read_headers(path).items() if is_stack(name, entry)]
+    return [name for name, entry in read_headers(path).items() if is_expert_stack(name, entry)]
 
 
 def written(path: Path) -> dict[str, Tensor]:
@@ -76,7 +76,9 @@ def check_same(first: Path, second: Path) -> None:
         ("GLM 4.5 MoE", replace(GPTQ, format="compressed-tensors")),
     ],
 )
-def test_as_if_they_had_been_one_by_one(name: str, recipe: Recipe, tmp_path: Path) -> None:
+def test_stacked_experts_are_quantized_like_single_ones(
+    name: str, recipe: Recipe, tmp_path: Path
+) -> None:
     plain, whole = both(name, tmp_path)
     assert stacks(whole)
     assert not stacks(plain)
@@ -87,7 +89,7 @@ def test_as_if_they_had_been_one_by_one(name: str, recipe: Recipe, tmp_path: Pat
     check_served(EVERY[name], plain, outcome.path, tmp_path / "twin")
 
 
-def test_what_stays_plain_is_written_one_by_one(tmp_path: Path) -> None:
+def test_unquantized_experts_are_written_one_by_one(tmp_path: Path) -> None:
     """Also in files of their own, and with a layer that the format has no room for."""
     plain, whole = both("Qwen 3 MoE", tmp_path)
     options = {"samples": 2, "exclude": ("*.experts.1.*",), "shard_bytes": 20_000}
@@ -118,9 +120,9 @@ def test_a_run_goes_on_where_it_was_stopped(
 ) -> None:
     plain, whole = both("Mixtral", tmp_path)
     wanted = quantize(job(plain, tmp_path / "wanted", GPTQ, samples=2)).path
-    real: Callable[[Work], None] = jobs.CALIBRATED["gptq"]
+    real: Callable[[BlockTask], None] = jobs.CALIBRATED["gptq"]
 
-    def stop(work: Work) -> None:
+    def stop(work: BlockTask) -> None:
         if work.index == 1:
             raise KeyboardInterrupt
         real(work)
@@ -149,9 +151,9 @@ def test_stacks_of_families_that_publish_them_stay_plain_and_are_named(
 ) -> None:
     plain = make_miniature(case, tmp_path / "plain")
     with caplog.at_level(logging.WARNING):
-        outcome: Outcome = quantize(job(plain, tmp_path / "out", RTN))
+        outcome: QuantizeResult = quantize(job(plain, tmp_path / "out", RTN))
     count = len(stacks(plain))
-    assert f"{first} and {count - 1} more: stays as it is" in caplog.text
+    assert f"{first} and {count - 1} more: not quantized" in caplog.text
     assert stacks(outcome.path) == stacks(plain)
     assert all("self_attn" in layer.name for layer in outcome.layers)
     check_served(case, plain, outcome.path, tmp_path / "twin")
@@ -159,7 +161,7 @@ def test_stacks_of_families_that_publish_them_stay_plain_and_are_named(
 
 def test_a_model_in_stacks_is_evaluated(tmp_path: Path) -> None:
     plain, whole = both("Mixtral", tmp_path)
-    stored = Skeleton(whole, CPU).stored
+    stored = OffloadedModel(whole, CPU).stored
     assert stored.keys() == read_headers(plain).keys()
     assert stored["model.layers.0.block_sparse_moe.experts.3.w2.weight"].part == (3, 0, 64)
     rounded = quantize(job(whole, tmp_path / "out", RTN)).path

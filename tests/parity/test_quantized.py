@@ -20,11 +20,11 @@ from tests.parity.cases import CASES
 from tests.parity.families import NEW, Oracle, _generate, _prompts, make_checkpoint
 from tests.parity.test_lora import Models
 from tests.tools import quantized
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import CPU, PagedRun, expected, load, random_ids
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.paged_run import CPU, PagedRun, expected, load, random_ids
 from tests.tools.quantized import Layout, write_quantized
-from tests.tools.sharded import on_shards, sharded_logits
+from tests.tools.thread_shards import on_shards, sharded_logits
 from tests.unit.quantization.test_formats import LAYOUTS
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.lora import LoraTable
@@ -75,6 +75,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(path, intermediate_size=192, num_key_value_heads=4)
 
 
+@pytest.mark.tgi_pain(12)
 @pytest.mark.parametrize("name", SERVED)
 def test_formats(name: str, llama: Path, tmp_path: Path) -> None:
     path, twin = tmp_path / "quantized", tmp_path / "twin"
@@ -103,13 +104,16 @@ def test_families(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     wanted = Oracle(twin, case).logits(ids)
     got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
     torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
-    assert "quantized weights are kept in float32: there are kernels for bfloat16" in caplog.text
+    assert (
+        "quantized weights are dequantized to float32: there are kernels for bfloat16"
+        in caplog.text
+    )
     assert ("as parts of larger ones" in caplog.text) == (name == "OLMoE")
     for logits in sharded_logits(path, 2, [ids]):
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
 
 
-def test_the_engine_says_what_transformers_says(tmp_path: Path) -> None:
+def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
     plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
     case = CASES["Qwen 2"]
     write_quantized(make_checkpoint(case, plain), path, GPTQ, twin=twin)
@@ -221,7 +225,7 @@ def test_tensors_of_a_quantized_checkpoint_that_are_missing_are_named(
         load(tmp_path)
 
 
-def test_older_checkpoints_say_it_in_a_file_of_its_own(llama: Path, tmp_path: Path) -> None:
+def test_older_checkpoints_have_a_quantization_config_file(llama: Path, tmp_path: Path) -> None:
     layout = quantized.gptq(4, 32)
     write_quantized(llama, tmp_path, layout)
     config = json.loads((tmp_path / "config.json").read_text())

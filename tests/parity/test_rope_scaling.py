@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import PagedRun, expected, random_ids
+from tests.tools.paged_run import PagedRun, expected, random_ids
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.models import load_model, model_facts, read_config
-from tgi_cli.models.registry import decoder_spec
+from tgi_cli.models.registry import decoder_spec, scale_rope
 
 CONTEXT = 64
 LLAMA3 = {
@@ -49,7 +49,7 @@ def test_logits_are_those_of_the_same_scaling(kind: str, stated: str, tmp_path: 
     (theirs / "config.json").write_text(json.dumps(raw))
     # transformers' dynamic scaling is that of the text's length: here that of what is served.
     ids = random_ids(150, seed=3)
-    config = read_config(path, rope=(kind, 2.5))
+    config = scale_rope(read_config(path), (kind, 2.5))
     assert model_facts(config).max_position_embeddings == 160
     model = load_model(config, torch.float32, torch.device("cpu"), max_positions=len(ids))
     run = PagedRun(model, torch.float32, "torch")
@@ -61,7 +61,7 @@ def test_logits_are_those_of_the_same_scaling(kind: str, stated: str, tmp_path: 
 
 def test_dynamic_scaling_within_the_context_is_none(tmp_path: Path) -> None:
     path = make_llama(tmp_path, max_position_embeddings=CONTEXT)
-    config = read_config(path, rope=("dynamic", 4.0))
+    config = scale_rope(read_config(path), ("dynamic", 4.0))
     model = load_model(config, torch.float32, torch.device("cpu"), max_positions=CONTEXT)
     ids = random_ids(CONTEXT, seed=4)
     got = PagedRun(model, torch.float32, "torch").step({"a": ids})["a"]
@@ -77,7 +77,7 @@ def test_dynamic_scaling_within_the_context_is_none(tmp_path: Path) -> None:
         ({"rope_scaling": "dynamic", "rope_factor": 3.0}, ("dynamic", 3.0)),
     ],
 )
-def test_one_of_the_two_is_enough(said: dict[str, Any], wanted: tuple[str, float] | None) -> None:
+def test_either_rope_flag_is_enough(said: dict[str, Any], wanted: tuple[str, float] | None) -> None:
     assert ServeConfig(model_id="m", **said).rope == wanted
 
 
@@ -99,7 +99,7 @@ def test_scalings_of_each_kind_of_layer_are_replaced(tmp_path: Path) -> None:
         "rope_parameters": nested,
     }
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    spec = decoder_spec(read_config(tmp_path, rope=("linear", 2.0)))
+    spec = decoder_spec(scale_rope(read_config(tmp_path), ("linear", 2.0)))
     found = {rope.parameters["rope_theta"]: rope.parameters.get("rope_type") for rope in spec.ropes}
     assert found == {5e5: "linear", 1e4: None}
 
@@ -111,11 +111,11 @@ def test_scalings_of_each_kind_of_layer_are_replaced(tmp_path: Path) -> None:
         {"architectures": ["OPTForCausalLM"], "model_type": "opt"},
     ],
 )
-def test_positions_that_do_not_stretch(raw: dict[str, Any], tmp_path: Path) -> None:
+def test_unscalable_positions_are_refused(raw: dict[str, Any], tmp_path: Path) -> None:
     sizes = {"vocab_size": 256, "n_embd": 64, "n_layer": 1, "n_head": 2}
     (tmp_path / "config.json").write_text(json.dumps(raw | sizes))
     with pytest.raises(ConfigError, match=f"--rope-scaling is not for {raw['architectures'][0]}"):
-        read_config(tmp_path, rope=("linear", 2.0))
+        scale_rope(read_config(tmp_path), ("linear", 2.0))
 
 
 def test_a_family_that_knows_one_scaling_refuses_others(tmp_path: Path) -> None:
@@ -131,4 +131,4 @@ def test_a_family_that_knows_one_scaling_refuses_others(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UnsupportedModelError, match="'linear' is not supported"):
-        read_config(tmp_path, rope=("linear", 2.0))
+        scale_rope(read_config(tmp_path), ("linear", 2.0))

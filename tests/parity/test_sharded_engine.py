@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli import LLM, SamplingParams, demo
-from tgi_cli.offline import EngineDeadError, GenerationError
+from tgi_cli.llm import EngineDeadError, GenerationError
 from tgi_cli.rpc.interface import AdapterError
-from tgi_cli.worker import shards
+from tgi_cli.worker.tensor_parallel import group
 
 pytestmark = pytest.mark.slow
 
@@ -77,11 +77,11 @@ def sharded(make: Callable[[int], Engine]) -> Iterator[Engine]:
     engine.llm.close()
 
 
-def followers() -> list[int]:
+def shard_processes() -> list[int]:
     """Child processes that are shards."""
     lists = Path("/proc/self/task").glob("*/children")
     pids = [int(child) for listed in lists for child in listed.read_text().split()]
-    return [pid for pid in pids if "follower" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [pid for pid in pids if "tensor_parallel" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 def test_preempted_and_resumed(alone: Engine, sharded: Engine) -> None:
@@ -112,7 +112,7 @@ def test_beams(alone: Engine, sharded: Engine) -> None:
     assert found[0] == found[1]
 
 
-def test_what_is_said_of_prompts_and_logits(alone: Engine, sharded: Engine) -> None:
+def test_prompt_logprobs_and_logits_are_reported(alone: Engine, sharded: Engine) -> None:
     asked: dict[str, Any] = {
         "max_new_tokens": 4,
         "prompt_logprobs": 3,
@@ -159,26 +159,26 @@ def test_adapters(alone: Engine, sharded: Engine, checkpoint: Path, tmp_path: Pa
 
 
 def test_a_lost_shard_ends_every_call_with_its_name(make: Callable[[int], Engine]) -> None:
-    before = followers()
+    before = shard_processes()
     engine = make(2)
-    (follower,) = set(followers()) - set(before)
+    (shard,) = set(shard_processes()) - set(before)
     stream = engine.llm.stream(PROMPTS[0], max_new_tokens=60, ignore_eos=True)
     next(iter(stream))
-    os.kill(follower, signal.SIGKILL)
+    os.kill(shard, signal.SIGKILL)
     with pytest.raises(GenerationError, match="shard 1 was killed by SIGKILL"):
         list(stream)
     with pytest.raises(EngineDeadError, match="shard 1 was killed by SIGKILL"):
         engine.ids()
     engine.llm.close()
-    assert set(followers()) == set(before)
+    assert set(shard_processes()) == set(before)
 
 
 def test_a_shard_that_runs_and_does_not_compute_is_noticed(
     make: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "OPERATION_SECONDS", {"cpu": 0.5})
+    monkeypatch.setattr(group, "OPERATION_SECONDS", {"cpu": 0.5})
     engine = make(2)
-    monkeypatch.setattr(shards.Followers, "tell", lambda *_: None)
+    monkeypatch.setattr(group.WorkerGroup, "send", lambda *_: None)
     with pytest.raises(GenerationError, match="did not take part in a step"):
         engine.ids()
     engine.llm.close()

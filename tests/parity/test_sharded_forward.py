@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.tools.checkpoints import make_llama
-from tests.tools.paged import expected, load, random_ids
-from tests.tools.sharded import on_shards, sharded_logits
+from tests.tools.paged_run import expected, load, random_ids
+from tests.tools.thread_shards import on_shards, sharded_logits
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import load_model, read_config
@@ -62,7 +62,7 @@ def test_a_shard_holds_its_share(tmp_path: Path) -> None:
         ({"intermediate_size": 161}, 2, "161 heads or columns"),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(
+def test_models_that_cannot_be_split_are_refused(
     overrides: dict[str, Any], size: int, says: str, tmp_path: Path
 ) -> None:
     path = make_llama(tmp_path, **overrides)

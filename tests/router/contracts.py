@@ -1,4 +1,4 @@
-"""Holding responses to schemas: those of TGI's document, and those of our own."""
+"""Validation of answers against the schemas of TGI's document and of our own."""
 
 from __future__ import annotations
 

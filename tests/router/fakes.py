@@ -1,8 +1,9 @@
-"""An engine that plays scripts, so that the router can be tested without one."""
+"""An engine with scripted answers, to test the router without a real one."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -16,18 +17,15 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
 )
+from tgi_cli.engine.metrics import EngineLoad, EngineMetrics
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import statistics
 from tgi_cli.rpc.interface import (
     Adapter,
     AdapterError,
     AdapterFault,
     Adapters,
-    EngineLoad,
-    EngineStatistics,
     TokenBatch,
 )
-from tgi_cli.rpc.totals import Tally
 from tgi_cli.text.tokenizer import Tokenizer
 
 END_ID = 1
@@ -72,33 +70,35 @@ class FakeEngine:
         used: the adapters' names of ``requests``.
         adapters: what the router has heard of; ``there`` is what is loaded.
         asked: how often the router asked.
-        tally: what it has counted.
+        measured: the answer of ``metrics()``.
         fault: what the next loading or unloading ends with; ``faults``: the next ones of a name.
-        loading, sources: names and places of all that was to be loaded, in order.
+        loading, sources: names and sources of all adapters to load, in order.
         opened: loading goes on when it is set.
-        folders: where places on a hub are found.
+        folders: local folders by source.
         lost_after: it is gone after so many more loadings; None: it stays.
     """
 
     def __init__(self, tokenizer: Tokenizer, reply: str = "hello world") -> None:
         self.tokenizer = tokenizer
         self.info = engine_info()
-        self.load = EngineLoad(
-            queued=3,
-            running=2,
-            used_blocks=5,
-            preemptions=1,
-            reused_tokens=40,
-            prompt_tokens=100,
-            cached_blocks=7,
-            steps=11,
-            context_tokens=60,
+        self.measured = EngineMetrics(
+            EngineLoad(
+                queued=3,
+                running=2,
+                used_blocks=5,
+                preemptions=1,
+                reused_tokens=40,
+                prompt_tokens=100,
+                cached_blocks=7,
+                steps=11,
+                context_tokens=60,
+            )
         )
-        self.tally = Tally()
+        self._ids = itertools.count(1)
         self.connected = True
         self.is_healthy = True
         self.replies: deque[list[int]] = deque()
-        self.say(reply)
+        self.reply_with(reply)
         self.step = 1
         self.gate: asyncio.Semaphore | None = None
         self.failure: str | None = None
@@ -127,7 +127,7 @@ class FakeEngine:
         self.heard.append(heard)
 
     def restart(self, *adapters: Adapter, another: bool = True, **limits: Any) -> None:
-        """Come back: with these adapters alone and other limits, or as ``another`` says."""
+        """Come back as the same engine, or as another with only these adapters and other limits."""
         self.info = replace(self.info, **limits)
         if another:
             self.there = Adapters(self.there.max_loras, adapters)
@@ -141,7 +141,7 @@ class FakeEngine:
         loaded = tuple(Adapter(name, f"/adapters/{name}") for name in names)
         self.adapters = self.there = Adapters(4, loaded)
 
-    def say(self, *texts: str) -> list[list[int]]:
+    def reply_with(self, *texts: str) -> list[list[int]]:
         """Script the next answers, each with the end token behind it. Their ids."""
         return self.play(*([*self.tokenizer.encode(text, False), END_ID] for text in texts))
 
@@ -153,8 +153,8 @@ class FakeEngine:
     async def healthy(self) -> bool:
         return self.is_healthy
 
-    async def statistics(self) -> EngineStatistics:
-        return statistics.statistics_of(self.tally, self.load.queued)
+    async def metrics(self) -> EngineMetrics:
+        return self.measured
 
     async def list_adapters(self) -> Adapters:
         self.asked += 1
@@ -202,7 +202,7 @@ class FakeEngine:
         return FakeStream(self, request, reply, chance)
 
     def next_request_id(self) -> int:
-        return len(self.requests) + 1
+        return next(self._ids)
 
     async def close(self) -> None:
         """As the real one's."""

@@ -18,7 +18,7 @@ from tests.router.fakes import FakeEngine
 from tests.router.wire import BODY, POST
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.protocol import BoundedProtocol
+from tgi_cli.router.http.protocol import BoundedProtocol
 from tgi_cli.text.bundle import TextBundle
 
 

@@ -1,4 +1,4 @@
-"""Reading event streams strictly: exactly TGI's framing, and OpenAI's named events."""
+"""A strict parser of event streams, for TGI's framing and OpenAI's named events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line for each request, with what became of it, and nothing that it said."""
+"""The access log has one line for each request, with its outcome and without its texts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     def found() -> list[dict[str, Any]]:
         text = [form.format(record) for record in caplog.records]
         assert not any("marzipan" in line or KEY in line for line in text)
-        told = [json.loads(line) for line in text]
+        reported = [json.loads(line) for line in text]
         return [
             line["fields"] | {"level": line["level"]}
-            for line in told
-            if line["target"] == "tgi_cli.router.access_log"
+            for line in reported
+            if line["target"] == "tgi_cli.router.observability.access_log"
         ]
 
     return found
@@ -49,7 +49,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
         ("/v1/completions", {"prompt": SECRET, "stream": True}),
     ],
 )
-async def test_a_request_is_one_line(
+async def test_a_request_is_logged_as_one_line(
     client: httpx.AsyncClient, engine: FakeEngine, lines: Lines, route: str, body: dict[str, Any]
 ) -> None:
     headers = {"authorization": f"Bearer {KEY}", "x-request-id": "mine-1"}
@@ -72,7 +72,7 @@ async def test_a_request_is_one_line(
     assert "error" not in line
 
 
-async def test_adapter_seed_and_samples(
+async def test_adapter_seed_and_sample_count_are_logged(
     client: httpx.AsyncClient, engine: FakeEngine, lines: Lines
 ) -> None:
     engine.load_names("law")
@@ -100,7 +100,7 @@ async def test_adapter_seed_and_samples(
          "validation"),
     ],
 )  # fmt: skip
-async def test_refusals_are_told_by_their_kind(
+async def test_refusals_are_logged_by_error_type(
     client: httpx.AsyncClient,
     lines: Lines,
     route: str,
@@ -115,7 +115,7 @@ async def test_refusals_are_told_by_their_kind(
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
-async def test_a_failure_of_ours_is_an_error_with_its_cause(
+async def test_server_failures_are_logged_as_errors_with_cause(
     client: httpx.AsyncClient, engine: FakeEngine, lines: Lines, route: str
 ) -> None:
     engine.failure, engine.fail_after = "the device is lost", 1
@@ -126,7 +126,7 @@ async def test_a_failure_of_ours_is_an_error_with_its_cause(
     assert line["generated_tokens"] == 1
 
 
-async def test_overload_and_unknown_paths(
+async def test_overload_and_unknown_paths_are_logged(
     client: httpx.AsyncClient, state: RouterState, lines: Lines
 ) -> None:
     state.admission.limit = 1
@@ -138,7 +138,7 @@ async def test_overload_and_unknown_paths(
     assert (unknown["status"], unknown["route"]) == (404, "/wp-admin/??INFO?forged")
 
 
-async def test_a_client_that_leaves(
+async def test_disconnected_clients_are_logged_as_dropped(
     client: httpx.AsyncClient, engine: FakeEngine, url: str, lines: Lines
 ) -> None:
     engine.gate = asyncio.Semaphore(1)
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves(
     assert (line["status"], line["error"], line["generated_tokens"]) == (200, "dropped", 1)
 
 
-async def test_probes_are_quiet_while_all_is_well(
+async def test_successful_probes_are_logged_at_debug(
     client: httpx.AsyncClient, engine: FakeEngine, lines: Lines
 ) -> None:
     for path in ("/health", "/metrics", "/ping", "/"):
@@ -169,7 +169,7 @@ async def test_probes_are_quiet_while_all_is_well(
 @pytest.mark.parametrize(
     "given", [None, b"", b"two words", b"x" * 129, b'a"b', b"line\nforged", "schlüssel".encode()]
 )
-async def test_an_id_that_could_do_harm_is_replaced(
+async def test_unsafe_request_ids_are_replaced(
     app: Starlette, lines: Lines, given: bytes | None
 ) -> None:
     sent: list[Any] = []
@@ -191,7 +191,7 @@ async def test_an_id_that_could_do_harm_is_replaced(
     assert lines()[0]["request_id"] == answered
 
 
-async def test_a_defect_is_answered_and_its_traceback_logged(
+async def test_unexpected_exceptions_are_500_and_logged_with_traceback(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     lines: Lines,

@@ -1,4 +1,4 @@
-"""Requests choose a LoRA adapter by name; a name that is none is an error, not the base model."""
+"""Requests select a LoRA adapter by name; unknown names are errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tgi_cli.errors import ShardError
-from tgi_cli.router import adapters as module
+from tgi_cli.router import adapter_names as module
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -44,7 +44,7 @@ def chat(model: str | None, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream", "/"])
-async def test_native_routes_take_adapter_id(
+async def test_tgi_routes_select_an_adapter_by_adapter_id(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     engine.load_names("one", "org/two")
@@ -55,7 +55,7 @@ async def test_native_routes_take_adapter_id(
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_v1_routes_take_model(
+async def test_v1_routes_select_an_adapter_by_model(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
 ) -> None:
     engine.load_names("one")
@@ -63,12 +63,12 @@ async def test_v1_routes_take_model(
         body = chat(name, stream=stream, n=2) | {"prompt": "hello"}
         answer = await client.post(route, json=body)
         assert answer.status_code == 200
-        said = events(answer.text)[0] if stream else answer.json()
-        assert said["model"] == ("one" if name == "one" else "acme/tiny")
+        message = events(answer.text)[0] if stream else answer.json()
+        assert message["model"] == ("one" if name == "one" else "acme/tiny")
     assert engine.used == ["one"] * 2 + [""] * 8
 
 
-async def test_every_prompt_of_a_request_has_its_adapter(
+async def test_every_prompt_of_a_request_uses_its_adapter(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.load_names("one")
@@ -77,7 +77,8 @@ async def test_every_prompt_of_a_request_has_its_adapter(
     assert engine.used == ["one", "one"]
 
 
-async def test_an_unknown_adapter_id_is_a_422_that_names_those_there_are(
+@pytest.mark.tgi_pain(15)
+async def test_unknown_adapter_id_is_422_and_lists_the_loaded(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.load_names("two", "one")
@@ -109,7 +110,7 @@ async def test_an_unknown_model_is_a_404(client: httpx.AsyncClient, engine: Fake
     assert engine.requests == []
 
 
-async def test_a_server_without_adapters_answers_to_any_model_as_tgi(
+async def test_server_without_adapters_accepts_any_model(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     answer = await client.post("/v1/chat/completions", json=chat("gpt-9"))
@@ -122,7 +123,7 @@ async def test_a_server_without_adapters_answers_to_any_model_as_tgi(
     assert engine.asked == 0
 
 
-async def test_what_another_router_loaded_is_found_by_asking_once(
+async def test_adapter_loaded_by_another_router_is_found_with_one_list(
     clock: Clock, client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.load_names("one")
@@ -138,7 +139,7 @@ async def test_what_another_router_loaded_is_found_by_asking_once(
     assert engine.asked == 2
 
 
-async def test_what_another_router_unloaded_is_forgotten(
+async def test_adapter_unloaded_by_another_router_is_unknown(
     clock: Clock, client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.load_names("one")
@@ -152,7 +153,7 @@ async def test_what_another_router_unloaded_is_forgotten(
     assert (await client.post("/generate", json=native("one"))).status_code == 422
 
 
-async def test_an_engine_that_is_gone_is_said_by_the_request(
+async def test_request_reports_a_lost_engine(
     clock: Clock, client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     engine.load_names("one")
@@ -161,7 +162,7 @@ async def test_an_engine_that_is_gone_is_said_by_the_request(
     assert (await client.post("/generate", json=native("one"))).status_code == 503
 
 
-async def test_models_and_info_list_them(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_models_and_info_list_adapters(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.load_names("org/one")
     base, one = (await client.get("/v1/models")).json()["data"]
     assert base["id"] == "acme/tiny"
@@ -189,8 +190,11 @@ class TestAtRunTime:
     def key(self, client: httpx.AsyncClient) -> None:
         client.headers["authorization"] = "Bearer secret"
 
+    @pytest.mark.tgi_pain(15)
     @pytest.mark.usefixtures("key")
-    async def test_load_use_unload(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_adapter_can_be_loaded_used_and_unloaded(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         engine.load_names()
         body = {"lora_name": "one", "lora_path": "/data/one"}
         answer = await client.post("/v1/load_lora_adapter", json=body)
@@ -220,7 +224,7 @@ class TestAtRunTime:
             (ShardError("the model server is gone"), 503),
         ],
     )
-    async def test_what_the_engine_refuses(
+    async def test_engine_refusals_have_vllms_statuses(
         self, client: httpx.AsyncClient, engine: FakeEngine, fault: Any, status: int
     ) -> None:
         engine.load_names("one")
@@ -233,7 +237,7 @@ class TestAtRunTime:
 
     @pytest.mark.usefixtures("key")
     @pytest.mark.parametrize("body", [{}, {"lora_name": "one"}, {"lora_path": "/x"}])
-    async def test_both_must_be_given(
+    async def test_name_and_path_are_required(
         self, client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, str]
     ) -> None:
         engine.load_names()
@@ -244,13 +248,15 @@ class TestAtRunTime:
         assert answer.status_code == 400
 
     @pytest.mark.usefixtures("key")
-    async def test_a_server_without_room_says_so(self, client: httpx.AsyncClient) -> None:
+    async def test_loading_is_forbidden_without_adapter_support(
+        self, client: httpx.AsyncClient
+    ) -> None:
         body = {"lora_name": "one", "lora_path": "/data/one"}
         answer = await client.post("/v1/load_lora_adapter", json=body)
         assert answer.status_code == 403
         assert "--max-loras" in answer.json()["error"]["message"]
 
-    async def test_nobody_without_the_key(
+    async def test_loading_requires_the_api_key(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.load_names("one")

@@ -1,4 +1,4 @@
-"""What clients of vLLM, SGLang and llama.cpp call beside OpenAI's routes and TGI's."""
+"""Routes of vLLM, SGLang and llama.cpp, beside those of OpenAI and TGI."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 import tgi_cli
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES
 from tgi_cli.router.bounds import DETOKENIZED_IDS
-from tgi_cli.router.operations import OPERATIONS
-from tgi_cli.text.offload import INLINE_CHARACTERS
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.workers import INLINE_CHARACTERS
 
 USER: list[dict[str, Any]] = [{"role": "user", "content": "the fox"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -36,7 +37,9 @@ def lasting(value: Any) -> Any:
 
 class TestWithoutV1:
     @pytest.mark.parametrize("path", BODIES)
-    async def test_the_same_answers(self, client: httpx.AsyncClient, path: str) -> None:
+    async def test_paths_without_v1_answer_the_same(
+        self, client: httpx.AsyncClient, path: str
+    ) -> None:
         whole = [await client.post(prefix + path, json=BODIES[path]) for prefix in ("", "/v1")]
         assert [answer.status_code for answer in whole] == [200, 200]
         assert lasting(whole[0].json()) == lasting(whole[1].json())
@@ -44,13 +47,13 @@ class TestWithoutV1:
         streams = [(await client.post(prefix + path, json=body)).text for prefix in ("", "/v1")]
         assert lasting(events(streams[0])) == lasting(events(streams[1])) != []
 
-    async def test_models(self, client: httpx.AsyncClient) -> None:
+    async def test_models_are_listed_without_v1(self, client: httpx.AsyncClient) -> None:
         for path in ("/models", "/models/acme/tiny"):
             short, long = [await client.get(prefix + path) for prefix in ("", "/v1")]
             assert short.status_code == 200
             assert short.json() == long.json()
 
-    async def test_an_adapter_that_is_none(
+    async def test_unknown_adapter_is_404(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.load_names("one")
@@ -61,7 +64,7 @@ class TestWithoutV1:
             assert "two" in answer.text
 
     @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
-    async def test_embeddings(self, client: httpx.AsyncClient, path: str) -> None:
+    async def test_embeddings_are_refused(self, client: httpx.AsyncClient, path: str) -> None:
         answer = await client.post(path, json={"input": "x", "model": "y"})
         assert answer.status_code == 400
         error = answer.json()["error"]
@@ -70,28 +73,28 @@ class TestWithoutV1:
         )
         assert (error["param"], error["code"]) == ("model", "unsupported_value")
 
-    async def test_the_log_names_the_route(
+    async def test_access_log_has_the_route(
         self, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level("INFO", "tgi_cli.router.access_log")
+        caplog.set_level("INFO", "tgi_cli.router.observability.access_log")
         await client.post("/chat/completions", json=BODIES["/chat/completions"])
         await client.get("/models/acme/tiny")
         await client.post("/detokenize", json={"tokens": [1]})
         routes = [getattr(record, "route", "") for record in caplog.records]
         assert routes == ["/chat/completions", "/models/{model:path}", "/detokenize"]
 
-    def test_all_are_in_the_document(self) -> None:
-        versioned = {(method, path) for method, path in OPERATIONS if path.startswith("/v1/")}
-        for method, path in versioned:
-            if "lora" not in path:
-                assert OPERATIONS[method, path.removeprefix("/v1")] == OPERATIONS[method, path]
+    def test_all_aliases_are_documented(self) -> None:
+        operations = {at: found.operation for at, found in endpoints_of(ROUTES).items()}
+        for (method, path), operation in operations.items():
+            if path.startswith("/v1/") and "lora" not in path:
+                assert operations[method, path.removeprefix("/v1")] == operation
 
 
-async def test_version(client: httpx.AsyncClient) -> None:
+async def test_version_is_that_of_the_package(client: httpx.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": tgi_cli.__version__}
 
 
-async def test_ping_by_either_method(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_ping_answers_get_and_post(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for method in ("GET", "POST"):
         assert (await client.request(method, "/ping")).status_code == 200
     engine.is_healthy = False
@@ -100,7 +103,9 @@ async def test_ping_by_either_method(client: httpx.AsyncClient, engine: FakeEngi
 
 
 class TestTokenize:
-    async def test_a_prompt(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_vllms_prompt_is_tokenized(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         ids = engine.tokenizer.encode("the fox é")
         answer = await client.post("/tokenize", json={"model": "m", "prompt": "the fox é"})
         assert answer.status_code == 200
@@ -113,7 +118,9 @@ class TestTokenize:
         assert found["token_strs"] == [vocabulary(index) for index in ids[1:]]
         assert found["token_strs"][1] == "Ġfox"
 
-    async def test_messages(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_vllms_messages_are_rendered_and_tokenized(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         """What a chat would be given."""
         found = (await client.post("/tokenize", json={"messages": USER})).json()
         await client.post("/v1/chat/completions", json={"messages": USER})
@@ -127,7 +134,7 @@ class TestTokenize:
         longer = (await client.post("/tokenize", json=special)).json()
         assert longer["tokens"][1:] == found["tokens"]
 
-    async def test_a_final_message_goes_on_if_it_is_said(
+    async def test_final_message_is_continued_only_on_request(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         body: dict[str, Any] = {"messages": [*USER, {"role": "assistant", "content": "Hm"}]}
@@ -137,7 +144,9 @@ class TestTokenize:
         assert going_on["count"] < ended["count"]
         assert engine.tokenizer.decode(going_on["tokens"], False).endswith("Hm")
 
-    async def test_content(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_llamacpps_content_is_tokenized(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         """llama.cpp's, which adds no special tokens unless it is asked to."""
         text = "the fox 🤗"
         ids = engine.tokenizer.encode(text, False)
@@ -155,7 +164,7 @@ class TestTokenize:
         assert spelt == text.encode()
         assert any(isinstance(token["piece"], list) for token in pieces["tokens"])
 
-    async def test_tgis_form_goes_first(
+    async def test_inputs_takes_precedence(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         body = {"inputs": "the fox", "prompt": 5, "messages": 5, "content": 5}
@@ -176,7 +185,7 @@ class TestTokenize:
             ({"content": "x", "parse_special": False}, "`parse_special`"),
         ],
     )
-    async def test_refusals_have_tgis_form(
+    async def test_tokenize_errors_have_tgis_form(
         self, client: httpx.AsyncClient, body: dict[str, Any], words: str
     ) -> None:
         answer = await client.post("/tokenize", json=body)
@@ -187,7 +196,9 @@ class TestTokenize:
 
 
 class TestDetokenize:
-    async def test_both_names(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_detokenize_answers_under_both_names(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         text = "the quick 🤗 <|im_start|>fox"
         ids = engine.tokenizer.encode(text, False)
         answer = await client.post("/detokenize", json={"model": "m", "tokens": ids})
@@ -195,7 +206,7 @@ class TestDetokenize:
         assert answer.json() == {"prompt": text, "content": text}
         assert (await client.post("/detokenize", json={"tokens": []})).json()["prompt"] == ""
 
-    async def test_there_and_back(self, client: httpx.AsyncClient) -> None:
+    async def test_detokenize_inverts_tokenize(self, client: httpx.AsyncClient) -> None:
         text = 'the "quick"\n\t\\ fox é'
         for body in ({"content": text}, {"prompt": text, "add_special_tokens": False}):
             tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
@@ -216,7 +227,7 @@ class TestDetokenize:
             ([5] * (DETOKENIZED_IDS + 1), "tokens", "array_above_max_length"),
         ],
     )
-    async def test_ids_that_cannot_be(
+    async def test_invalid_token_ids_are_refused(
         self, client: httpx.AsyncClient, tokens: Any, param: str, code: str
     ) -> None:
         answer = await client.post("/detokenize", json={"tokens": tokens})
@@ -232,7 +243,7 @@ class TestDetokenize:
         ("/tokenize", {"content": "the fox"}),
     ],
 )
-async def test_long_texts_leave_the_loop(
+async def test_long_texts_are_handled_off_the_event_loop(
     client: httpx.AsyncClient,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -252,7 +263,7 @@ async def test_long_texts_leave_the_loop(
     assert [thread == here for thread in threads] == [True, False]
 
 
-async def test_the_largest_detokenization_holds_the_loop_for_less_than_50_ms(
+async def test_largest_detokenization_blocks_the_event_loop_under_50_ms(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     ids = [10 + place % 200 for place in range(DETOKENIZED_IDS)]

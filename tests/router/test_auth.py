@@ -1,4 +1,4 @@
-"""With an API key, every route needs it, but those that ask whether the server is well."""
+"""With an API key, every route but health checks and metrics requires it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router.operations import OPERATIONS
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES
 
+ENDPOINTS = endpoints_of(ROUTES)
 KEY = "s3cret"
 BODY: dict[str, Any] = {
     "inputs": "hello",
@@ -54,7 +56,7 @@ def settings() -> dict[str, Any]:
     [None, "", "Bearer", "Bearer ", KEY, f"Basic {KEY}", f"Bearer {KEY}x", "Bearer s3cre",
      f"Bearer {KEY.upper()}", "Bearer sécret"],
 )  # fmt: skip
-async def test_no_key_no_tokens(
+async def test_requests_without_the_key_are_401(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, given: str | None
 ) -> None:
     headers = {} if given is None else {"authorization": given.encode()}
@@ -72,7 +74,9 @@ async def test_no_key_no_tokens(
 
 @pytest.mark.parametrize("route", GUARDED)
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-async def test_the_key_opens(client: httpx.AsyncClient, route: str, scheme: str) -> None:
+async def test_requests_with_the_key_are_answered(
+    client: httpx.AsyncClient, route: str, scheme: str
+) -> None:
     headers = {"authorization": f"{scheme} {KEY}"}
     assert (await client.post(route, json=BODY, headers=headers)).status_code == 200
 
@@ -102,7 +106,7 @@ RFC 9110, section 5.3, allows one alone. None of them opens."""
 
 
 @pytest.mark.parametrize("given", SEVERAL)
-async def test_two_keys_are_none(
+async def test_two_authorization_headers_are_401(
     client: httpx.AsyncClient, engine: FakeEngine, given: list[tuple[str, str]]
 ) -> None:
     for route in GUARDED:
@@ -114,7 +118,9 @@ async def test_two_keys_are_none(
 
 
 @pytest.mark.parametrize("given", SEVERAL)
-async def test_two_keys_are_none_on_the_wire(url: str, given: list[tuple[str, str]]) -> None:
+async def test_two_authorization_headers_on_the_wire_are_401(
+    url: str, given: list[tuple[str, str]]
+) -> None:
     """As the server's own parser hands them over."""
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -125,12 +131,12 @@ async def test_two_keys_are_none_on_the_wire(url: str, given: list[tuple[str, st
     writer.close()
 
 
-def test_what_is_open() -> None:
-    assert {where for where, operation in OPERATIONS.items() if operation.open} == OPEN
+def test_public_endpoints_are_health_and_metrics() -> None:
+    assert {at for at, endpoint in ENDPOINTS.items() if endpoint.operation.public} == OPEN
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(OPERATIONS), ids=" ".join)
-async def test_every_route_is_guarded_or_open(
+@pytest.mark.parametrize(("method", "path"), sorted(ENDPOINTS), ids=" ".join)
+async def test_every_route_is_guarded_or_public(
     client: httpx.AsyncClient, engine: FakeEngine, method: str, path: str
 ) -> None:
     path = path.replace("{model}", "tgi").replace("{version}", "1")
@@ -142,7 +148,7 @@ async def test_every_route_is_guarded_or_open(
 
 
 @pytest.mark.parametrize(("method", "path"), OTHERS)
-async def test_no_spelling_of_a_path_gets_around_the_key(
+async def test_no_spelling_of_a_path_bypasses_the_key(
     client: httpx.AsyncClient, method: str, path: str
 ) -> None:
     for host in ("router", "router/health?", "/health#@router"):
@@ -151,7 +157,7 @@ async def test_no_spelling_of_a_path_gets_around_the_key(
         assert answer.status_code == 401
 
 
-async def test_head_is_as_open_as_get(client: httpx.AsyncClient) -> None:
+async def test_head_is_public_where_get_is(client: httpx.AsyncClient) -> None:
     assert (await client.head("/health")).status_code == 200
     assert (await client.head("/info")).status_code == 401
 
@@ -162,17 +168,21 @@ class TestSeveralKeys:
         return {"api_key": "first,second-and-longer"}
 
     @pytest.mark.parametrize("key", ["first", "second-and-longer"])
-    async def test_any_of_them_opens(self, client: httpx.AsyncClient, key: str) -> None:
+    async def test_any_of_several_keys_is_accepted(
+        self, client: httpx.AsyncClient, key: str
+    ) -> None:
         headers = {"authorization": f"Bearer {key}"}
         assert (await client.get("/info", headers=headers)).status_code == 200
 
     @pytest.mark.parametrize("key", ["first,second-and-longer", "second", "", ","])
-    async def test_nothing_else_does(self, client: httpx.AsyncClient, key: str) -> None:
+    async def test_list_of_keys_itself_is_refused(
+        self, client: httpx.AsyncClient, key: str
+    ) -> None:
         headers = {"authorization": f"Bearer {key}"}
         assert (await client.get("/info", headers=headers)).status_code == 401
 
 
-async def test_openais_client_brings_it(url: str) -> None:
+async def test_openais_client_sends_the_key(url: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
         answer = await client.completions.create(model="tgi", prompt="hello", max_tokens=3)
         assert answer.choices[0].text
@@ -191,5 +201,5 @@ async def test_a_large_body_without_a_key_does_not_break_the_connection(url: str
         assert answer.status_code == 200
 
 
-def test_the_key_is_in_no_log(app: Starlette) -> None:
+def test_key_is_never_logged(app: Starlette) -> None:
     assert KEY not in repr(app.state.router.config)

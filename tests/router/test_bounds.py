@@ -1,4 +1,4 @@
-"""Limits that a router keeps to below its engine's: --max-input-tokens, --max-total-tokens."""
+"""Limits of the router below its engine's: --max-input-tokens, --max-total-tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tgi_cli.router.engine_restart import bounded
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.succession import bounded
 
 
 @pytest.fixture
@@ -17,9 +17,9 @@ def settings() -> dict[str, Any]:
     return {"max_input_tokens": 5, "max_total_tokens": 30}
 
 
-async def test_the_lower_limit_holds(client: httpx.AsyncClient) -> None:
-    told = (await client.get("/info")).json()
-    assert (told["max_input_tokens"], told["max_total_tokens"]) == (5, 30)
+async def test_lower_limits_of_the_router_apply(client: httpx.AsyncClient) -> None:
+    reported = (await client.get("/info")).json()
+    assert (reported["max_input_tokens"], reported["max_total_tokens"]) == (5, 30)
     short = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
     assert (await client.post("/generate", json=short)).status_code == 200
     long = {"inputs": "a b c d e f g h", "parameters": {"max_new_tokens": 1}}
@@ -35,7 +35,7 @@ async def test_the_lower_limit_holds(client: httpx.AsyncClient) -> None:
     assert "less than 5" in answer.json()["error"]
 
 
-def test_higher_ones_do_not_widen_the_engines(state: RouterState) -> None:
+def test_higher_limits_do_not_exceed_the_engines(state: RouterState) -> None:
     info = state.client.info
     for limit in (10**6, None):
         config = replace(state.config, max_input_tokens=limit, max_total_tokens=limit)

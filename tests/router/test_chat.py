@@ -22,7 +22,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tgi", "messages": USER, **fields}
 
 
-async def test_whole(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_complete_answer(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = await client.post(ROUTE, json=body())
     assert answer.status_code == 200
     found = answer.json()
@@ -49,7 +49,7 @@ async def test_whole(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert "x-compute-time" in answer.headers
 
 
-async def test_the_prompt_is_the_rendered_template(
+async def test_prompt_is_the_rendered_template(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     messages = [
@@ -68,7 +68,7 @@ async def test_the_prompt_is_the_rendered_template(
     assert (await client.post(ROUTE, json=body(messages=messages[1:]))).status_code == 200
 
 
-async def test_a_last_message_of_the_assistant_is_continued(
+async def test_last_message_of_the_assistant_is_continued(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     messages = [*USER, {"role": "assistant", "content": "Sure, "}]
@@ -78,8 +78,10 @@ async def test_a_last_message_of_the_assistant_is_continued(
 
 
 @pytest.mark.parametrize("usage", [False, True])
-async def test_stream(client: httpx.AsyncClient, engine: FakeEngine, usage: bool) -> None:
-    engine.say("hi 🤗!")
+async def test_stream_has_role_first_and_finish_reason_last(
+    client: httpx.AsyncClient, engine: FakeEngine, usage: bool
+) -> None:
+    engine.reply_with("hi 🤗!")
     options = {"include_usage": True} if usage else None
     answer = await client.post(ROUTE, json=body(stream=True, stream_options=options))
     assert answer.headers["content-type"] == "text/event-stream"
@@ -104,10 +106,10 @@ async def test_stream(client: httpx.AsyncClient, engine: FakeEngine, usage: bool
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop", ["n(pa", ["nothing", "n(pa"]])
-async def test_stop_is_cut_off(
+async def test_stop_strings_are_cut_off(
     client: httpx.AsyncClient, engine: FakeEngine, stream: bool, stop: Any
 ) -> None:
-    engine.say("read_json(path): return")
+    engine.reply_with("read_json(path): return")
     answer = await client.post(ROUTE, json=body(stop=stop, stream=stream))
     if stream:
         *chunks, _ = events(answer.text)
@@ -120,7 +122,9 @@ async def test_stop_is_cut_off(
     assert engine.cancelled == [1]
 
 
-async def test_length(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_length_limit_is_the_finish_reason(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     for limit in ({"max_tokens": 2}, {"max_completion_tokens": 2, "max_tokens": 9}):
         found = (await client.post(ROUTE, json=body(**limit))).json()
         assert found["choices"][0]["finish_reason"] == "length"
@@ -128,8 +132,10 @@ async def test_length(client: httpx.AsyncClient, engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs(client: httpx.AsyncClient, engine: FakeEngine, stream: bool) -> None:
-    (ids,) = engine.say("a🤗")
+async def test_logprobs_are_reported(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    (ids,) = engine.reply_with("a🤗")
     answer = await client.post(ROUTE, json=body(logprobs=True, top_logprobs=2, stream=stream))
     if stream:
         *chunks, _ = events(answer.text)
@@ -148,6 +154,7 @@ async def test_logprobs(client: httpx.AsyncClient, engine: FakeEngine, stream: b
     assert content[0]["logprob"] == -0.1
 
 
+@pytest.mark.tgi_pain(5)
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -166,7 +173,7 @@ async def test_logprobs(client: httpx.AsyncClient, engine: FakeEngine, stream: b
           "temperature": None, "stream": None, "stop": []}, {"greedy": False}),
     ],
 )  # fmt: skip
-async def test_what_clients_send(
+async def test_parameters_of_clients_are_accepted(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict, expected: dict
 ) -> None:
     answer = await client.post(ROUTE, json=body(**fields))

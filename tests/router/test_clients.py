@@ -1,4 +1,4 @@
-"""The clients people use, against a real socket."""
+"""Widely used clients, on a real socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TestHuggingFaceHub:
         return AsyncInferenceClient(url, timeout=10)
 
     async def test_text_generation(self, hub: AsyncInferenceClient, engine: FakeEngine) -> None:
-        """It posts to ``/``, which puts the prompt in front unless told not to."""
+        """It posts to ``/``, which prepends the prompt by default."""
         answer = await hub.text_generation("hi", max_new_tokens=20)
         assert answer == "hihello world"
         assert await hub.text_generation("hi", return_full_text=False) == "hello world"
@@ -45,7 +45,7 @@ class TestHuggingFaceHub:
         assert len(answer.details.top_tokens[0]) == 2
 
     async def test_text_generation_best_of(self, url: str, engine: FakeEngine) -> None:
-        engine.say("worse", "better")
+        engine.reply_with("worse", "better")
         engine.chances = [-2.0, -1.0]
         answer = await asyncio.to_thread(
             lambda: InferenceClient(url, timeout=10).text_generation(
@@ -135,7 +135,7 @@ class TestOpenAI:
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens > 0
 
-    async def test_the_stream_helper_adds_the_chunks_up(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_stream_helper_accumulates_the_chunks(self, ai: openai.AsyncOpenAI) -> None:
         async with ai.chat.completions.stream(
             model="tgi", messages=USER, logprobs=True, top_logprobs=1
         ) as stream:
@@ -146,34 +146,34 @@ class TestOpenAI:
         assert final.choices[0].logprobs is not None
 
     async def test_completions(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.say("one", "two")
+        engine.reply_with("one", "two")
         answer = await ai.completions.create(model="tgi", prompt=["a", "b"], logprobs=1)
         assert [choice.text for choice in answer.choices] == ["one", "two"]
         assert answer.choices[0].logprobs is not None
-        engine.say("hello world")
+        engine.reply_with("hello world")
         stream = await ai.completions.create(model="tgi", prompt=[5, 6], stream=True)
         assert "".join([chunk.choices[0].text async for chunk in stream]) == "hello world"
 
     async def test_chat_samples(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.say("one", "two", "three")
+        engine.reply_with("one", "two", "three")
         answer = await ai.chat.completions.create(
             model="tgi", messages=USER, n=3, logit_bias={"5": -100}, seed=1
         )
         assert [choice.message.content for choice in answer.choices] == ["one", "two", "three"]
-        engine.say("one", "two", "three")
+        engine.reply_with("one", "two", "three")
         async with ai.chat.completions.stream(model="tgi", messages=USER, n=3) as stream:
             final = await stream.get_final_completion()
         texts = {choice.index: choice.message.content for choice in final.choices}
         assert texts == {0: "one", 1: "two", 2: "three"}
 
     async def test_completion_samples(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.say("one", "two", "three")
+        engine.reply_with("one", "two", "three")
         stream = await ai.completions.create(model="tgi", prompt="a", n=3, stream=True)
         texts = ["", "", ""]
         async for chunk in stream:
             texts[chunk.choices[0].index] += chunk.choices[0].text
         assert texts == ["one", "two", "three"]
-        engine.say("one", "two", "three")
+        engine.reply_with("one", "two", "three")
         engine.requests.clear()
         engine.chances = [-2.0, -1.0, -3.0]
         best = await ai.completions.create(model="tgi", prompt="a", n=2, best_of=3)

@@ -18,7 +18,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tgi", "prompt": "the fox", **fields}
 
 
-async def test_whole(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_complete_answer(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = await client.post(ROUTE, json=body())
     found = answer.json()
     assert found["id"].startswith("cmpl-")
@@ -34,7 +34,7 @@ async def test_whole(client: httpx.AsyncClient, engine: FakeEngine) -> None:
 async def test_several_prompts_answer_in_order(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    replies = engine.say("one two three four", "a", "hello world")
+    replies = engine.reply_with("one two three four", "a", "hello world")
     answer = await client.post(ROUTE, json=body(prompt=["x", "yy", "zzz"]))
     found = answer.json()
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
@@ -46,11 +46,11 @@ async def test_several_prompts_answer_in_order(
 
 
 @pytest.mark.parametrize("usage", [None, False, True])
-async def test_stream_of_several_prompts(
+async def test_several_prompts_can_be_streamed(
     client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, usage: bool | None
 ) -> None:
     """Without a word of it the last chunk of a choice counts tokens, as TGI's does."""
-    engine.say("one two three four", "hi 🤗")
+    engine.reply_with("one two three four", "hi 🤗")
     fields = body(prompt=["x", "y"], stream=True, stream_options={"include_usage": usage})
     *chunks, done = events((await client.post(ROUTE, json=fields)).text)
     assert done == "[DONE]"
@@ -72,7 +72,7 @@ async def test_stream_of_several_prompts(
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
-async def test_prompts_as_token_ids(
+async def test_prompts_can_be_token_ids(
     client: httpx.AsyncClient, engine: FakeEngine, prompt: Any
 ) -> None:
     assert (await client.post(ROUTE, json=body(prompt=prompt))).status_code == 200
@@ -80,7 +80,9 @@ async def test_prompts_as_token_ids(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo(client: httpx.AsyncClient, engine: FakeEngine, stream: bool) -> None:
+async def test_echo_prepends_the_prompt(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
     ids = engine.tokenizer.encode("the fox ", False)
     for prompt in ("the fox ", ids):
         answer = await client.post(ROUTE, json=body(prompt=prompt, echo=True, stream=stream))
@@ -94,10 +96,10 @@ async def test_echo(client: httpx.AsyncClient, engine: FakeEngine, stream: bool)
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("count", [0, 2])
-async def test_logprobs(
+async def test_logprobs_are_reported(
     client: httpx.AsyncClient, engine: FakeEngine, stream: bool, count: int
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     answer = await client.post(ROUTE, json=body(logprobs=count, stream=stream))
     if stream:
         *chunks, _ = events(answer.text)
@@ -117,7 +119,9 @@ async def test_logprobs(
         assert tops == [{token: -0.1} for token in tokens]
 
 
-async def test_stop_and_length(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_stop_strings_and_length_end_the_text(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     found = (await client.post(ROUTE, json=body(stop=" wor"))).json()["choices"][0]
     assert (found["text"], found["finish_reason"]) == ("hello", "stop")
     found = (await client.post(ROUTE, json=body(max_tokens=1))).json()["choices"][0]
@@ -150,7 +154,7 @@ async def test_ignore_eos_reaches_the_engine(client: httpx.AsyncClient, engine: 
         ({"logprobs": 21}, "validation", "`logprobs` must be"),
     ],
 )
-async def test_refusals(
+async def test_invalid_requests_are_refused(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict, error_type: str, words: str
 ) -> None:
     answer = await client.post(ROUTE, json=body(**fields))
@@ -160,7 +164,8 @@ async def test_refusals(
     assert engine.requests == []
 
 
-async def test_null_for_everything_optional(client: httpx.AsyncClient) -> None:
+@pytest.mark.tgi_pain(5)
+async def test_optional_fields_may_be_null(client: httpx.AsyncClient) -> None:
     names = ("suffix", "max_tokens", "temperature", "top_p", "n", "stream", "logprobs", "echo",
              "stop", "presence_penalty", "frequency_penalty", "best_of", "logit_bias", "user",
              "seed", "stream_options")  # fmt: skip

@@ -114,7 +114,7 @@ async def call(
 
 
 @pytest.mark.parametrize(("operation", "body"), ANSWERS)
-async def test_answers_are_tgis(
+async def test_answers_match_tgis_schemas(
     client: httpx.AsyncClient,
     tgi: contracts.Contract,
     own: contracts.Contract,
@@ -128,7 +128,7 @@ async def test_answers_are_tgis(
 
 
 @pytest.mark.parametrize(("operation", "body"), OWN_ANSWERS)
-async def test_answers_are_ours(
+async def test_answers_match_our_schemas(
     client: httpx.AsyncClient,
     own: contracts.Contract,
     operation: str,
@@ -139,11 +139,11 @@ async def test_answers_are_ours(
     own.check(operation, answer)
 
 
-async def test_every_route_of_tgis_document_is_held_to_it(tgi: contracts.Contract) -> None:
+async def test_every_route_of_tgis_document_is_tested(tgi: contracts.Contract) -> None:
     assert set(tgi.responses) == {operation for operation, _ in ANSWERS}
 
 
-async def test_every_route_of_ours_is_held_to_it(own: contracts.Contract) -> None:
+async def test_every_route_of_our_document_is_tested(own: contracts.Contract) -> None:
     changing = {"POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}
     refused = {"POST /v1/embeddings", "POST /embeddings"}
     held = {operation for operation, _ in ANSWERS + OWN_ANSWERS}
@@ -160,7 +160,7 @@ async def test_every_route_of_ours_is_held_to_it(own: contracts.Contract) -> Non
         (None, 422),
     ],
 )
-async def test_errors_are_tgis(
+async def test_errors_match_tgis_schemas(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     tgi: contracts.Contract,
@@ -186,7 +186,7 @@ async def test_errors_are_tgis(
     [("POST /v1/chat/completions", CHAT), ("POST /v1/completions", {"prompt": "hi"})],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_errors_of_v1_are_openais(
+async def test_errors_of_v1_have_openais_form(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     own: contracts.Contract,
@@ -201,7 +201,7 @@ async def test_errors_of_v1_are_openais(
     own.check(operation, answer)
 
 
-async def test_unhealthy_is_tgis(
+async def test_unhealthy_answer_matches_tgis(
     client: httpx.AsyncClient, engine: FakeEngine, tgi: contracts.Contract
 ) -> None:
     engine.is_healthy = False
@@ -216,7 +216,7 @@ class TestOverload:
         return {"max_concurrent_requests": 1}
 
     @pytest.mark.parametrize("operation", NATIVE)
-    async def test_overload_is_tgis(
+    async def test_overload_answer_matches_tgis(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -244,8 +244,6 @@ class TestOverload:
         ("POST /v1/chat/completions", {"id": "x", "choices": []}),
     ],
 )
-def test_the_contract_refuses_what_is_none(
-    tgi: contracts.Contract, operation: str, value: Any
-) -> None:
+def test_contract_detects_violations(tgi: contracts.Contract, operation: str, value: Any) -> None:
     with pytest.raises(jsonschema.ValidationError):
         tgi.validate(value, tgi.responses[operation]["200"]["application/json"])

@@ -1,4 +1,4 @@
-"""Pages of other origins."""
+"""Cross-origin requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = "https://page.example"
 PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST"}
 
 
-async def test_every_page_may_by_default(client: httpx.AsyncClient) -> None:
+async def test_all_origins_are_allowed_by_default(client: httpx.AsyncClient) -> None:
     answer = await client.get("/info", headers={"origin": PAGE})
     assert answer.headers["access-control-allow-origin"] == "*"
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
@@ -21,7 +21,7 @@ async def test_every_page_may_by_default(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "names", ["content-type", "content-type,authorization", "authorization,x-stainless-lang"]
 )
-async def test_a_page_may_send_a_body_and_a_key(client: httpx.AsyncClient, names: str) -> None:
+async def test_pages_may_send_a_body_and_a_key(client: httpx.AsyncClient, names: str) -> None:
     headers = PREFLIGHT | {"access-control-request-headers": names}
     answer = await client.options("/generate", headers=headers)
     assert answer.status_code == 200
@@ -35,7 +35,7 @@ class TestSomeOrigins:
     def settings(self) -> dict[str, Any]:
         return {"cors_allow_origin": (PAGE, "http://localhost:8000"), "api_key": "k"}
 
-    async def test_they_may_and_are_asked_for_no_key_in_advance(
+    async def test_allowed_origins_need_no_key_in_preflights(
         self, client: httpx.AsyncClient
     ) -> None:
         answer = await client.options("/generate", headers=PREFLIGHT)
@@ -45,7 +45,7 @@ class TestSomeOrigins:
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == PAGE, "the page may read why"
 
-    async def test_others_may_not(self, client: httpx.AsyncClient) -> None:
+    async def test_other_origins_are_refused(self, client: httpx.AsyncClient) -> None:
         other = "https://page.example.org"
         assert (
             await client.options("/generate", headers=PREFLIGHT | {"origin": other})

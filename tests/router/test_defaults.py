@@ -1,4 +1,4 @@
-"""What a request means that does not say how to sample."""
+"""Sampling defaults of requests, from generation_config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router.defaults import SamplingDefaults
+from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 
 
 def write(path: Path, content: object) -> Path:
@@ -19,12 +19,14 @@ def write(path: Path, content: object) -> Path:
     return path
 
 
-def test_a_model_without_a_word_is_sampled_as_openai_does(tmp_path: Path) -> None:
+def test_missing_file_means_openais_defaults(tmp_path: Path) -> None:
     assert SamplingDefaults.read(tmp_path) == SamplingDefaults(1.0, 0, 1.0, 0.0, 1.0, 1.0)
     assert SamplingDefaults.read(write(tmp_path, {"eos_token_id": 2})) == SamplingDefaults()
 
 
-def test_the_makers_words_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_generation_config_sets_the_defaults(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stated = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True, "min_p": None}
     with caplog.at_level(logging.INFO, "tgi_cli"):
         defaults = SamplingDefaults.read(write(tmp_path, stated))
@@ -44,19 +46,19 @@ def test_the_makers_words_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFix
     ],
     ids=str,
 )
-def test_what_cannot_be_is_passed_over(
+def test_invalid_values_are_ignored_with_a_warning(
     tmp_path: Path, stated: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert SamplingDefaults.read(write(tmp_path, stated)) == SamplingDefaults()
     assert next(iter(stated)) in caplog.text
 
 
-def test_a_file_that_is_no_json_is_passed_over(
+def test_invalid_json_is_ignored_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "generation_config.json").write_text("{", encoding="utf-8")
     assert SamplingDefaults.read(tmp_path) == SamplingDefaults()
-    assert "generation_config.json is not used" in caplog.text
+    assert "generation_config.json is ignored" in caplog.text
 
 
 class TestRoutes:
@@ -72,7 +74,7 @@ class TestRoutes:
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ],
     )
-    async def test_v1_takes_what_the_request_leaves_open(
+    async def test_v1_uses_the_defaults_for_absent_parameters(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict[str, Any]
     ) -> None:
         assert (await client.post(route, json={"model": "tgi", **body})).status_code == 200
@@ -83,7 +85,7 @@ class TestRoutes:
         assert (outspoken.temperature, outspoken.top_k) == (0, 5)
         assert outspoken.repetition_penalty == 1.2
 
-    async def test_the_native_route_means_what_it_meant_in_tgi(
+    async def test_tgi_routes_ignore_the_defaults(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         await client.post("/generate", json={"inputs": "a", "parameters": {}})
@@ -97,7 +99,7 @@ class TestSwitchedOff:
     def settings(self, tmp_path: Path) -> dict[str, Any]:
         return {"model_path": write(tmp_path, {"temperature": 0.6}), "generation_config": "none"}
 
-    async def test_openais_defaults_hold(
+    async def test_openais_defaults_apply_with_none(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         await client.post("/v1/completions", json={"model": "tgi", "prompt": "a"})

@@ -1,4 +1,4 @@
-"""A client that goes away frees its sequence at once, whatever it waits for."""
+"""A client that disconnects frees its sequence at once, in any state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router import sse
+from tgi_cli.router.http import sse
 from tgi_cli.router.state import RouterState
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -60,7 +60,7 @@ async def request(url: str, route: str, body: dict) -> asyncio.StreamWriter:
 
 @pytest.mark.parametrize(("route", "body"), CASES)
 @pytest.mark.parametrize("tokens", [0, 2])
-async def test_closing_the_connection_cancels(
+async def test_closing_the_connection_cancels_generation(
     url: str, engine: FakeEngine, state: RouterState, route: str, body: dict, tokens: int
 ) -> None:
     asked = body.get("parameters", body)
@@ -77,7 +77,7 @@ async def test_closing_the_connection_cancels(
     assert not state.generator.live
 
 
-async def test_a_client_that_stays_is_not_cancelled(
+async def test_connected_clients_are_not_cancelled(
     url: str, engine: FakeEngine, state: RouterState
 ) -> None:
     """Two requests on one connection: the watcher of the first must not swallow the second."""
@@ -88,7 +88,7 @@ async def test_a_client_that_stays_is_not_cancelled(
     assert state.metrics.failures.counts["dropped"] == 0
 
 
-async def test_a_silent_stream_is_kept_alive(
+async def test_silent_streams_get_keep_alive_comments(
     url: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.05)
@@ -109,10 +109,10 @@ async def test_a_silent_stream_is_kept_alive(
 
 
 @pytest.mark.parametrize("route", ["/generate_stream", "/v1/chat/completions"])
-async def test_tokens_that_are_ready_go_out_in_one_write(
+async def test_tokens_of_one_batch_are_sent_in_one_write(
     app: object, engine: FakeEngine, route: str
 ) -> None:
-    engine.say("the quick brown fox")
+    engine.reply_with("the quick brown fox")
     engine.step = 100
     body = json.dumps({"inputs": "hi", "stream": True, **CHAT}).encode()
     sent = []

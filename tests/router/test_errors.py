@@ -1,4 +1,4 @@
-"""Bodies, limits and codes of everything that goes wrong."""
+"""Bodies, limits and codes of all errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.router.errors import openai_status
+from tgi_cli.router.http.errors import openai_status
 from tgi_cli.router.state import RouterState
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -54,7 +54,7 @@ VALIDATIONS = [
 
 
 @pytest.mark.parametrize(("parameters", "message"), VALIDATIONS)
-async def test_validation(
+async def test_invalid_parameters_are_422(
     client: httpx.AsyncClient, engine: FakeEngine, parameters: dict[str, Any], message: str
 ) -> None:
     body = {"inputs": "hi", "parameters": parameters}
@@ -69,7 +69,7 @@ async def test_validation(
     assert engine.requests == []
 
 
-async def test_what_streams_cannot_do(client: httpx.AsyncClient) -> None:
+async def test_streams_refuse_best_of_and_prefill(client: httpx.AsyncClient) -> None:
     for parameters, message in (
         ({"best_of": 2}, "`best_of` != 1 is not supported when streaming tokens"),
         (
@@ -82,7 +82,9 @@ async def test_what_streams_cannot_do(client: httpx.AsyncClient) -> None:
         assert found[0]["error"] == f"Input validation error: {message}"
 
 
-async def test_lengths(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_prompts_beyond_the_limits_are_422(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     answer = await client.post("/generate", json={"inputs": ""})
     assert answer.json()["error"] == "Input validation error: `inputs` cannot be empty"
     text = "x" * 63  # and the begin token: 64
@@ -113,7 +115,7 @@ async def test_lengths(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     ],
 )
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream", "/"])
-async def test_bodies_that_are_not_what_the_route_takes(
+async def test_wrong_bodies_are_plain_text_errors(
     client: httpx.AsyncClient, route: str, content: bytes, status: int, words: str
 ) -> None:
     answer = await client.post(route, content=content, headers={"content-type": "application/json"})
@@ -125,7 +127,9 @@ async def test_bodies_that_are_not_what_the_route_takes(
 @pytest.mark.parametrize(
     ("content", "status"), [(b"{", 400), (b"{}", 400), (b'{"messages": [1]}', 400)]
 )
-async def test_the_same_on_v1(client: httpx.AsyncClient, content: bytes, status: int) -> None:
+async def test_wrong_bodies_on_v1_have_openais_form(
+    client: httpx.AsyncClient, content: bytes, status: int
+) -> None:
     headers = {"content-type": "application/json; charset=utf-8"}
     answer = await client.post("/v1/chat/completions", content=content, headers=headers)
     assert answer.status_code == status
@@ -134,7 +138,7 @@ async def test_the_same_on_v1(client: httpx.AsyncClient, content: bytes, status:
 
 @pytest.mark.parametrize(("route", "body"), ROUTES)
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/jsonx"])
-async def test_content_type(
+async def test_other_content_types_are_415(
     client: httpx.AsyncClient, route: str, body: dict, content_type: str | None
 ) -> None:
     headers = {} if content_type is None else {"content-type": content_type}
@@ -149,12 +153,14 @@ class TestPayloadLimit:
         return {"payload_limit": 1000}
 
     @pytest.mark.parametrize(("route", "body"), ROUTES)
-    async def test_too_large(self, client: httpx.AsyncClient, route: str, body: dict) -> None:
+    async def test_large_bodies_are_413(
+        self, client: httpx.AsyncClient, route: str, body: dict
+    ) -> None:
         for extra in ({"x": "y" * 1000}, {"x": "y"}):
             answer = await client.post(route, json={**body, **extra})
             assert answer.status_code == (413 if len(extra["x"]) > 1 else 200)
 
-    async def test_too_large_without_a_declared_length(self, client: httpx.AsyncClient) -> None:
+    async def test_large_chunked_bodies_are_413(self, client: httpx.AsyncClient) -> None:
         async def chunks() -> Any:
             for _ in range(20):
                 yield b" " * 100
@@ -164,7 +170,7 @@ class TestPayloadLimit:
         assert answer.status_code == 413
 
 
-async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
+async def test_unknown_routes_are_404_and_methods_405(client: httpx.AsyncClient) -> None:
     answer = await client.get("/nothing")
     assert answer.status_code == 404
     assert answer.json() == {"error": "Not Found: GET /nothing", "error_type": "not_found"}
@@ -182,7 +188,7 @@ class TestOverload:
     def settings(self) -> dict[str, Any]:
         return {"max_concurrent_requests": 2}
 
-    async def test_429(
+    async def test_requests_beyond_the_limit_are_429(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
     ) -> None:
         engine.gate = asyncio.Semaphore(0)
@@ -217,7 +223,7 @@ class TestOverload:
             ("/generate", NATIVE | {"parameters": {"best_of": 2, "do_sample": True}}),
         ],
     )
-    async def test_every_sequence_counts(
+    async def test_every_sequence_counts_toward_the_limit(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -232,7 +238,7 @@ class TestOverload:
         assert (await client.post(route, json=body)).status_code == 200
         assert state.admission.in_flight == 0
 
-    async def test_what_never_fits_is_no_429(self, client: httpx.AsyncClient) -> None:
+    async def test_request_larger_than_the_limit_is_422(self, client: httpx.AsyncClient) -> None:
         """Waiting would not help."""
         answer = await client.post("/v1/chat/completions", json=CHAT | {"n": 3})
         assert answer.status_code == 400
@@ -241,7 +247,7 @@ class TestOverload:
 
 
 class TestEngine:
-    async def test_gone_before(
+    async def test_lost_engine_is_503_before_generating(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
     ) -> None:
         engine.connected = False
@@ -259,7 +265,7 @@ class TestEngine:
         assert (await client.get("/health")).status_code == 503
         assert state.admission.in_flight == 0
 
-    async def test_gone_in_the_middle(
+    async def test_lost_engine_is_424_while_generating(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
     ) -> None:
         engine.failure, engine.fail_after = "the model server is gone", 2
@@ -284,7 +290,7 @@ class TestEngine:
             (FinishReason.GRAMMAR, 424, "generation"),  # of a request that has none
         ],
     )
-    async def test_other_ends(
+    async def test_other_finish_reasons_have_their_errors(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -299,14 +305,14 @@ class TestEngine:
         native = events((await client.post("/generate_stream", json=NATIVE)).text)
         assert [event["error_type"] for event in native] == [error_type]
         found = await client.post("/v1/chat/completions", json=CHAT)
-        told = openai_status(status)
-        assert (found.status_code, found.json()["error_type"]) == (told, error_type)
+        reported = openai_status(status)
+        assert (found.status_code, found.json()["error_type"]) == (reported, error_type)
         *_, error, done = events(
             (await client.post("/v1/chat/completions", json={**CHAT, "stream": True})).text
         )
         assert (error["error_type"], done) == (error_type, "[DONE]")
 
-    async def test_tokens_that_end_without_a_reason(
+    async def test_missing_finish_is_an_incomplete_generation(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.play([])
@@ -319,14 +325,14 @@ class TestEngine:
 
 
 @pytest.mark.parametrize(("route", "body"), [*ROUTES, ("/generate_stream", NATIVE)])
-async def test_a_defect_is_a_500_with_a_body(
+async def test_unexpected_exception_is_a_500_with_a_body(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def broken(self: Any, batch: Any, delta: Any) -> None:
+    def broken(self: Any, token_id: int) -> None:
         raise KeyError("defect")
 
-    monkeypatch.setattr("tgi_cli.router.generation.Generation._detokenize", broken)
+    monkeypatch.setattr("tgi_cli.text.sequence_text.SequenceText.push", broken)
     answer = await client.post(route, json=body)
     if route == "/generate_stream":
         assert events(answer.text) == [{"error": "Internal server error", "error_type": "internal"}]
@@ -337,7 +343,9 @@ async def test_a_defect_is_a_500_with_a_body(
 
 
 class TestDraining:
-    async def test_503(self, client: httpx.AsyncClient, state: RouterState) -> None:
+    async def test_draining_router_refuses_with_503(
+        self, client: httpx.AsyncClient, state: RouterState
+    ) -> None:
         state.admission.drain()
         for route, body in (*ROUTES, ("/generate_stream", NATIVE)):
             answer = await client.post(route, json=body)
@@ -346,7 +354,7 @@ class TestDraining:
         assert (await client.get("/health")).status_code == 503
         assert (await client.get("/metrics")).status_code == 200
 
-    async def test_what_is_in_flight_ends_well(
+    async def test_requests_in_flight_complete_while_draining(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
     ) -> None:
         engine.gate = asyncio.Semaphore(0)
@@ -362,7 +370,7 @@ class TestDraining:
         assert (await busy).json() == {"generated_text": "hello world"}
         await asyncio.wait_for(idle, 5)
 
-    async def test_what_does_not_end_in_time_is_told(
+    async def test_aborted_requests_get_an_error(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
     ) -> None:
         engine.gate = asyncio.Semaphore(1)

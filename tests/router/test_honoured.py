@@ -1,4 +1,4 @@
-"""Parameters of other servers that the /v1 routes honour, as those servers mean them."""
+"""Parameters of other servers that the /v1 routes honour with the same meaning."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from tests.router.fakes import END_ID, FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
-from tgi_cli.router.http import wrong_types
-from tgi_cli.router.responses_input import chat_request
-from tgi_cli.router.schemas.responses import ResponsesRequest
+from tgi_cli.router.api.response_input import chat_request
+from tgi_cli.router.api.schemas.responses import ResponsesRequest
+from tgi_cli.router.http.bodies import wrong_types
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.detokenizer import Detokenizer
 from tgi_cli.text.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ async def text_of(client: httpx.AsyncClient, route: str, **fields: Any) -> tuple
 
 
 @ROUTES
-async def test_what_reaches_the_sampler(
+async def test_parameters_reach_the_sampler(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     fields = {"repeat_penalty": 1.25, "min_new_tokens": 2, "allowed_token_ids": [7, 5, 7],
@@ -72,7 +72,7 @@ async def test_what_reaches_the_sampler(
 
 
 @ROUTES
-async def test_do_sample_is_transformers(
+async def test_do_sample_means_what_it_does_in_transformers(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     for fields in ({"do_sample": False}, {"do_sample": True}, {"do_sample": False, "top_k": 3}):
@@ -94,7 +94,7 @@ async def test_do_sample_is_transformers(
         ({"ebnf": 'root ::= "ab"'}, {"lark": 'root ::= "ab"'}, "ebnf"),
     ],
 )  # fmt: skip
-async def test_grammars(
+async def test_all_forms_of_grammars_are_accepted(
     client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch, route: str,
     fields: dict[str, Any], form: dict[str, Any], param: str,
 ) -> None:  # fmt: skip
@@ -113,7 +113,7 @@ async def test_grammars(
 
 
 @V1
-async def test_a_schema_that_is_missing(client: httpx.AsyncClient, route: str) -> None:
+async def test_missing_schema_is_refused(client: httpx.AsyncClient, route: str) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True}}
     answer = await client.post(route, json=BODIES[route] | {"response_format": form})
     assert answer.status_code in (400, 422)
@@ -121,7 +121,9 @@ async def test_a_schema_that_is_missing(client: httpx.AsyncClient, route: str) -
 
 
 @ROUTES
-async def test_adapter_id(client: httpx.AsyncClient, engine: FakeEngine, route: str) -> None:
+async def test_adapter_id_selects_the_adapter(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str
+) -> None:
     engine.load_names("one", "two")
     for fields in ({"adapter_id": "two"}, {"model": "one", "adapter_id": "one"}, {"model": "one"},
                    {"adapter_id": ""}, {"model": "tgi", "adapter_id": None}):  # fmt: skip
@@ -134,7 +136,7 @@ async def test_adapter_id(client: httpx.AsyncClient, engine: FakeEngine, route: 
 
 @ROUTES
 @STREAM
-async def test_include_stop_str_in_output(
+async def test_include_stop_str_in_output_retains_the_stop_string(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
 ) -> None:
     asked = {"stop": " wor", "stream": stream}
@@ -147,11 +149,11 @@ async def test_include_stop_str_in_output(
 
 
 @V1
-async def test_a_stop_string_in_the_last_token_is_a_stop(
+async def test_stop_string_in_the_last_token_is_the_finish_reason(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     """TGI says length on its own routes."""
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     fields = {"stop": "ld", "include_stop_str_in_output": True, "max_tokens": len(ids) - 1}
     text, found = await text_of(client, route, **fields)
     assert (text, found["choices"][0]["finish_reason"]) == ("hello world", "stop")
@@ -159,7 +161,7 @@ async def test_a_stop_string_in_the_last_token_is_a_stop(
 
 @ROUTES
 @STREAM
-async def test_skip_special_tokens(
+async def test_skip_special_tokens_false_shows_special_tokens(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
 ) -> None:
     special = engine.tokenizer.encode(tiny.BOS, False)[0]
@@ -174,7 +176,7 @@ async def test_skip_special_tokens(
 
 
 @V1
-async def test_add_special_tokens(
+async def test_add_special_tokens_controls_the_encoding(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     for value in (None, True, False):
@@ -186,7 +188,7 @@ async def test_add_special_tokens(
 
 @ROUTES
 @pytest.mark.parametrize("name", ["truncate_prompt_tokens", "truncate"])
-async def test_truncation(
+async def test_truncation_uses_the_last_tokens(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, name: str
 ) -> None:
     await text_of(client, route)
@@ -196,7 +198,7 @@ async def test_truncation(
 
 
 @V1
-async def test_truncation_to_the_models_limit(
+async def test_truncation_of_minus_one_leaves_space_for_the_answer(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     """As much as the length that is asked for allows."""
@@ -212,7 +214,7 @@ async def test_truncation_to_the_models_limit(
     assert [len(request.prompt_ids) for request in engine.requests] == [63, 54]
 
 
-async def test_truncated_ids_are_not_all_looked_at(
+async def test_truncated_ids_are_not_all_checked(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     body = {"prompt": [[5] * 500_000 + [6, 7]], "truncate": 3, "echo": True}
@@ -225,10 +227,10 @@ async def test_truncated_ids_are_not_all_looked_at(
 
 @V1
 @STREAM
-async def test_return_token_ids(
+async def test_return_token_ids_adds_them(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     engine.step = 2
     _, found = await text_of(client, route, return_token_ids=True, stream=stream)
     parts = found if stream else [found]
@@ -247,10 +249,10 @@ async def test_return_token_ids(
 
 @V1
 @STREAM
-async def test_return_tokens_as_token_ids(
+async def test_return_tokens_as_token_ids_replaces_texts(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
 ) -> None:
-    (ids,) = engine.say("hello world")
+    (ids,) = engine.reply_with("hello world")
     report: dict[str, Any] = {"logprobs": 2}
     if route == CHAT:
         report = {"logprobs": True, "top_logprobs": 2}
@@ -271,8 +273,10 @@ async def test_return_tokens_as_token_ids(
 
 
 @V1
-async def test_continuous_usage(client: httpx.AsyncClient, engine: FakeEngine, route: str) -> None:
-    (ids,) = engine.say("hello world")
+async def test_continuous_usage_is_in_every_chunk(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str
+) -> None:
+    (ids,) = engine.reply_with("hello world")
     options = {"include_usage": True, "continuous_usage_stats": True}
     _, chunks = await text_of(client, route, stream=True, stream_options=options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
@@ -286,7 +290,7 @@ async def test_continuous_usage(client: httpx.AsyncClient, engine: FakeEngine, r
 
 @V1
 @pytest.mark.parametrize(("options", "counted"), [(None, None), ({"include_usage": False}, 0)])
-async def test_usage_that_was_not_asked_for(
+async def test_usage_is_absent_unless_requested(
     client: httpx.AsyncClient, route: str, options: Any, counted: int | None
 ) -> None:
     """TGI's clients of completions expect it with the last chunk, unless it is switched off."""
@@ -296,7 +300,9 @@ async def test_usage_that_was_not_asked_for(
 
 
 @V1
-async def test_top_n_tokens(client: httpx.AsyncClient, engine: FakeEngine, route: str) -> None:
+async def test_top_n_tokens_reports_logprobs(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str
+) -> None:
     _, found = await text_of(client, route, top_n_tokens=2)
     assert engine.requests[0].sampling.top_logprobs == 2
     report = found["choices"][0]["logprobs"]
@@ -307,7 +313,9 @@ async def test_top_n_tokens(client: httpx.AsyncClient, engine: FakeEngine, route
 
 
 @V1
-async def test_twenty_logprobs(client: httpx.AsyncClient, engine: FakeEngine, route: str) -> None:
+async def test_up_to_twenty_logprobs_are_reported(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str
+) -> None:
     """``--max-top-n-tokens`` bounds TGI's routes alone."""
     fields = {"logprobs": 20} if route == COMPLETIONS else {"logprobs": True, "top_logprobs": 20}
     await text_of(client, route, **fields)
@@ -317,7 +325,9 @@ async def test_twenty_logprobs(client: httpx.AsyncClient, engine: FakeEngine, ro
 
 
 @STREAM
-async def test_echo_in_chats(client: httpx.AsyncClient, engine: FakeEngine, stream: bool) -> None:
+async def test_echo_prepends_the_last_message_of_a_chat(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
     """As vLLM: the last message, where the answer goes on from it."""
     user = {"role": "user", "content": "hi"}
     begun = {"role": "assistant", "content": "well, "}
@@ -328,7 +338,9 @@ async def test_echo_in_chats(client: httpx.AsyncClient, engine: FakeEngine, stre
     assert (await text_of(client, CHAT, messages=[user], **asked))[0] == "hihello world"
 
 
-async def test_huggingface_inference(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_client_of_huggingface_inference_is_served(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     """@huggingface/inference spreads TGI's parameters over the body of a completion."""
     body = {
         **{"model": "tgi", "prompt": "the fox", "max_new_tokens": 3, "do_sample": False},
@@ -348,10 +360,10 @@ async def test_huggingface_inference(client: httpx.AsyncClient, engine: FakeEngi
 class TestResponses:
     @STREAM
     @pytest.mark.parametrize("step", [1, 3, 100])
-    async def test_logprobs(
+    async def test_responses_report_logprobs(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool, step: int
     ) -> None:
-        (ids,) = engine.say("hello world")
+        (ids,) = engine.reply_with("hello world")
         engine.step = step
         fields = {"top_logprobs": 2, "include": ["message.output_text.logprobs"], "stream": stream}
         _, found = await text_of(client, RESPONSES, **fields)
@@ -375,7 +387,7 @@ class TestResponses:
         [({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 1}, 4),
          ({"include": ["message.output_text.logprobs"]}, 4)],
     )  # fmt: skip
-    async def test_when_they_come(
+    async def test_logprobs_come_only_on_request(
         self, client: httpx.AsyncClient, fields: dict[str, Any], count: int
     ) -> None:
         _, found = await text_of(client, RESPONSES, **fields)
@@ -396,7 +408,7 @@ ROOM: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("asked", [1900, 10**6, (1 << 31) - 1])
 @pytest.mark.parametrize("route", list(ROOM))
-async def test_lengths_beyond_the_context_end_with_it(
+async def test_lengths_beyond_the_context_are_cut_to_it(
     client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, route: str, asked: int
 ) -> None:
     """As TGI 3, with room for 1024 tokens: the text ends at the context's end, as ``length``."""
@@ -423,31 +435,31 @@ class TestCost:
     """What a request costs before and while it is answered."""
 
     @pytest.mark.parametrize("prompt", [[[1]] * 30_000, ["a", None], [[1.5]] * 5])
-    async def test_prompts_are_counted_before_they_are_read(
+    async def test_prompts_are_counted_before_they_are_decoded(
         self, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, prompt: list[Any]
     ) -> None:
         def ids(*_: Any) -> None:
             raise wrong_types("looked at")
 
-        monkeypatch.setattr("tgi_cli.router.routes.completions._ids", ids)
+        monkeypatch.setattr("tgi_cli.router.api.completions._ids", ids)
         answer = await client.post(COMPLETIONS, json={"prompt": prompt})
         assert answer.status_code in (400, 422)
         expected = "looked at" if len(prompt) <= 4 else "maximum allowed batch size of 4"
         assert expected in answer.json()["error"]["message"]
 
-    async def test_ids_beyond_the_context_are_refused_before_they_are_read(
+    async def test_ids_beyond_the_context_are_refused_before_checking_them(
         self, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def check_ids(*_: Any) -> None:
             raise AssertionError("looked at")
 
-        monkeypatch.setattr("tgi_cli.router.routes.completions.check_ids", check_ids)
+        monkeypatch.setattr("tgi_cli.router.api.completions.check_ids", check_ids)
         answer = await client.post(COMPLETIONS, json={"prompt": [5] * 100_000, "max_tokens": 1})
         assert answer.status_code in (400, 422)
         assert "100000" in answer.json()["error"]["message"]
 
     @STREAM
-    async def test_long_reports_are_made_by_workers(
+    async def test_long_prompt_reports_are_rendered_by_workers(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, stream: bool,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
@@ -479,7 +491,7 @@ class TestCost:
             assert len(tops) == 2000
 
     @pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
-    async def test_long_answers_are_reported_by_workers(
+    async def test_long_answer_reports_are_rendered_by_workers(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, route: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
@@ -521,7 +533,7 @@ class TestCost:
         assert [inline for count, inline in seen if count > 3] == [False, False]
         assert len(engine.requests[0].sampling.bad_words) >= 200
 
-    async def test_long_inputs_are_read_by_workers(
+    async def test_long_inputs_are_translated_by_workers(
         self, client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         runs: list[Any] = []
@@ -537,7 +549,7 @@ class TestCost:
             await client.post(RESPONSES, json={"input": [call] * count})
         assert runs.count(chat_request) == 1
 
-    def test_calls_in_a_row_are_one_message(self) -> None:
+    def test_consecutive_calls_are_one_message(self) -> None:
         call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
         (message,) = chat_request(ResponsesRequest(input=[call] * 1000)).messages
         assert len(message.tool_calls or ()) == 1000

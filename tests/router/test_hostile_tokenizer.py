@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer whose regular expression backtracks without end."""
+"""A checkpoint's tokenizer whose regular expression backtracks exponentially."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def client(text: TextBundle, config: RouterConfig) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://router")
 
 
-async def test_a_text_that_it_fails_on_is_refused_with_the_cause(client: httpx.AsyncClient) -> None:
+async def test_text_on_which_it_fails_is_refused_with_the_cause(client: httpx.AsyncClient) -> None:
     answer = await client.post("/generate", json={"inputs": ENDLESS})
     assert answer.status_code == 422
     assert answer.json()["error_type"] == "tokenizer_error"
@@ -51,7 +51,7 @@ async def test_a_text_that_it_fails_on_is_refused_with_the_cause(client: httpx.A
     assert (await client.post("/generate", json=fine)).status_code == 200
 
 
-async def test_one_that_was_slow_on_the_loop_is_not_run_there_again(
+async def test_slow_tokenizer_is_moved_off_the_event_loop(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.engine.statistics import StepStatistics, StepTimes
-from tgi_cli.router.spec import GenerationSpec
+from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.state import RouterState
 from tgi_cli.sampling.params import SamplingParams
 
@@ -26,15 +27,15 @@ HISTOGRAMS = {
     "tgi_request_input_length",
     "tgi_request_generated_tokens",
     "tgi_request_max_new_tokens",
-    "tgi_request_time_to_first_token_duration",
-    "tgi_request_inter_token_duration",
+    "tgi_request_time_to_first_token_seconds",
+    "tgi_request_inter_token_seconds",
 }
 GAUGES = {
     "tgi_queue_size": 3,
     "tgi_batch_current_size": 2,
     "tgi_batch_current_max_tokens": 80,
     "tgi_batch_max_total_tokens": 1024,
-    "tgi_kv_cache_usage": 80 / 1024,
+    "tgi_kv_cache_usage_ratio": 80 / 1024,
     "tgi_request_in_flight": 0,
     "tgi_prefix_cache_blocks": 7,
     "tgi_lora_adapters": 0,
@@ -83,11 +84,11 @@ LABELS = {
 """TGI's, and ``timeout`` for deadlines, which it did not have."""
 
 ENGINE_COUNTERS = {
-    "tgi_preemption_count": 1,
-    "tgi_engine_step_count": 11,
-    "tgi_engine_prompt_tokens": 60,
-    "tgi_prefix_cache_query_tokens": 100,
-    "tgi_prefix_cache_hit_tokens": 40,
+    "tgi_preemptions_total": 1,
+    "tgi_engine_steps_total": 11,
+    "tgi_engine_prompt_tokens_total": 60,
+    "tgi_prefix_cache_query_tokens_total": 100,
+    "tgi_prefix_cache_hit_tokens_total": 40,
 }
 
 
@@ -97,13 +98,16 @@ async def samples(client: httpx.AsyncClient) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            # The parser writes counters OpenMetrics' way.
-            name = sample.name.removesuffix("_total") if family.type == "counter" else sample.name
+            # The parser appends the suffix to counters that lack it.
+            name = sample.name
+            if family.type == "counter" and f"# TYPE {name} " not in text:
+                name = name.removesuffix("_total")
             labels = "".join(f"{{{key}={value}}}" for key, value in sorted(sample.labels.items()))
             found[name + labels] = sample.value
     return found
 
 
+@pytest.mark.tgi_pain(15)
 async def test_names_and_types(client: httpx.AsyncClient) -> None:
     answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -122,7 +126,7 @@ async def test_names_and_types(client: httpx.AsyncClient) -> None:
         for name in names:
             assert types[name] == kind, name
     assert "process_resident_memory_bytes" in types
-    assert not any("_total" in name for name in types if name.startswith("tgi_request"))
+    assert not any("_total" in name for name in COUNTERS | LABELS.keys() if name in types)
 
 
 async def test_engine_gauges(client: httpx.AsyncClient) -> None:
@@ -140,7 +144,7 @@ async def test_every_query_of_tgis_dashboard_finds_its_metric(client: httpx.Asyn
             assert all(f"{{{label}=" in sample for sample in some), name
 
 
-async def test_labels(client: httpx.AsyncClient) -> None:
+async def test_labels_are_tgis(client: httpx.AsyncClient) -> None:
     found = await samples(client)
     for name, values in LABELS.items():
         label = {"tgi_batch_concat": "reason", "tgi_request_failure": "err"}.get(name, "method")
@@ -149,14 +153,23 @@ async def test_labels(client: httpx.AsyncClient) -> None:
         assert some == {f"{counted}{{{label}={value}}}" for value in values}, name
 
 
-async def test_the_engines_steps(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    tally = engine.tally
-    tally(step_statistics(new_requests=3, context_tokens=20, joined="chunking"))
-    tally(step_statistics(generation_requests=3, oldest_ns=time.monotonic_ns() - 3_000_000_000))
-    tally(step_statistics(generation_requests=3, oldest_ns=time.monotonic_ns() - 3_000_000_000))
-    tally.timed(step_times(prefill=True, seconds=0.5))
-    tally.timed(step_times(prefill=False, seconds=0.01))
-    tally.timed(step_times(prefill=False, seconds=0.01, failed=True))
+NEW_ROW = NewRow(0, 1, [1], 1, [0], SamplingParams())
+
+
+async def test_steps_of_the_engine_are_exposed(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    measured = engine.measured
+    prefill = Step(1, new=[NEW_ROW] * 3, rows=[0, 1, 2])
+    decode = Step(2, rows=[0, 1, 2], num_decodes=3)
+    measured.step_launched(prefill, "chunking", 0)
+    for _ in range(2):
+        measured.step_launched(decode, "", time.monotonic_ns() - 3_000_000_000)
+    for method, seconds in (("prefill", 0.5), ("decode", 0.01)):
+        for stage, share in (("total", 1.6), ("forward", 1.0), ("update", 0.2), ("send", 0.1)):
+            measured.histograms[stage, method].observe(share * seconds)
+    measured.histograms["schedule", "join"].observe(0.15)
+    measured.counts["failed", "decode"] += 1
     found = await samples(client)
     for name, prefill, decode in (("count", 1, 2), ("success", 1, 1), ("failure", 0, 1)):
         name = f"tgi_batch_inference_{name}"
@@ -177,23 +190,6 @@ async def test_the_engines_steps(client: httpx.AsyncClient, engine: FakeEngine) 
     assert 3 <= found["tgi_queue_age_seconds"] < 60
 
 
-def step_statistics(**fields: Any) -> StepStatistics:
-    counts = dict.fromkeys(StepStatistics._fields, 0)
-    return StepStatistics(**(counts | {"joined": ""} | fields))
-
-
-def step_times(prefill: bool, seconds: float, failed: bool = False) -> StepTimes:
-    return StepTimes(
-        prefill=prefill,
-        joined=prefill,
-        failed=failed,
-        schedule=0.3 * seconds,
-        forward=seconds,
-        update=0.2 * seconds,
-        send=0.1 * seconds,
-    )
-
-
 class TestGateways:
     """What endpoint pickers read: our names always, vLLM's behind a flag."""
 
@@ -201,18 +197,18 @@ class TestGateways:
     def settings(self) -> dict[str, Any]:
         return {"vllm_metrics": True}
 
-    async def test_the_load(self, client: httpx.AsyncClient) -> None:
+    async def test_load_is_exposed_under_vllms_names(self, client: httpx.AsyncClient) -> None:
         found = await samples(client)
         model = "{model_name=acme/tiny}"
         assert found[f"vllm:num_requests_waiting{model}"] == found["tgi_queue_size"] == 3
         assert found[f"vllm:num_requests_running{model}"] == found["tgi_batch_current_size"] == 2
-        usage = found["tgi_kv_cache_usage"]
+        usage = found["tgi_kv_cache_usage_ratio"]
         assert found[f"vllm:kv_cache_usage_perc{model}"] == usage
         assert found[f"vllm:gpu_cache_usage_perc{model}"] == usage
         assert found["vllm:cache_config_info{block_size=16}{num_gpu_blocks=64}"] == 1
         assert not [name for name in found if "lora_requests_info" in name]
 
-    async def test_adapters_in_use(
+    async def test_adapters_in_use_are_exposed(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
     ) -> None:
         engine.load_names("law", 'a"b\\c')
@@ -234,7 +230,7 @@ class TestGateways:
             generation.close()
 
 
-async def test_buckets(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_buckets_are_tgis(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     text = (await client.get("/metrics")).text
 
     def bounds(name: str) -> list[str]:
@@ -272,18 +268,18 @@ async def test_a_request_is_counted_once(
     tokens = len(engine.replies[0])
     assert found["tgi_request_count"] == 1
     assert found["tgi_request_success"] == 1
-    for name in HISTOGRAMS - {"tgi_request_inter_token_duration"}:
+    for name in HISTOGRAMS - {"tgi_request_inter_token_seconds"}:
         assert found[f"{name}_count"] == 1, name
         assert found[f"{name}_bucket{{le=+Inf}}"] == 1, name
-    assert found["tgi_request_inter_token_duration_count"] == tokens - 1
+    assert found["tgi_request_inter_token_seconds_count"] == tokens - 1
     assert found["tgi_request_generated_tokens_sum"] == tokens
     assert found["tgi_request_input_length_sum"] == len(engine.requests[0].prompt_ids)
     assert found["tgi_request_queue_duration_sum"] == pytest.approx(0.002)
-    assert found["tgi_request_cached_tokens"] == 4
+    assert found["tgi_request_cached_tokens_total"] == 4
     assert sum(v for name, v in found.items() if name.startswith("tgi_request_failure")) == 0
 
 
-async def test_samples_share_what_is_of_their_prompt(
+async def test_samples_count_their_prompt_once(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     await client.post("/v1/completions", json={"prompt": "the fox", "n": 3})
@@ -293,10 +289,10 @@ async def test_samples_share_what_is_of_their_prompt(
     assert found["tgi_request_max_new_tokens_count"] == 3
     assert found["tgi_request_input_length_count"] == 1
     assert found["tgi_request_input_length_sum"] == len(engine.requests[0].prompt_ids)
-    assert found["tgi_request_cached_tokens"] == 4
+    assert found["tgi_request_cached_tokens_total"] == 4
 
 
-async def test_prompts_of_one_request_are_counted_each(client: httpx.AsyncClient) -> None:
+async def test_each_prompt_of_a_request_is_counted(client: httpx.AsyncClient) -> None:
     await client.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
     found = await samples(client)
     assert (found["tgi_request_count"], found["tgi_request_success"]) == (3, 3)
@@ -325,3 +321,32 @@ async def test_a_failure_is_counted_once(
     assert failures.pop(f"tgi_request_failure{{err={label}}}") == count
     assert set(failures.values()) == {0}
     assert (found["tgi_request_count"], found["tgi_request_success"]) == (count, 0)
+
+
+OWN_HISTOGRAMS = {"tgi_request_time_to_first_token_seconds", "tgi_request_inter_token_seconds"}
+TGIS = (
+    COUNTERS
+    | LABELS.keys()
+    | (HISTOGRAMS - OWN_HISTOGRAMS)
+    | {name.removesuffix("_bucket") for name in DASHBOARD}
+)
+"""Names that TGI had, which may not change."""
+
+
+async def test_names_follow_prometheus_conventions(client: httpx.AsyncClient) -> None:
+    """The rules of ``promtool check metrics``, for all names but TGI's."""
+    text = (await client.get("/metrics")).text
+    heads = re.findall(r"^# HELP (\w+) (.*)\n# TYPE \1 (\w+)$", text, re.MULTILINE)
+    own = [head for head in heads if head[0] not in TGIS]
+    assert len(own) > 12
+    for name, help, kind in own:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name), name
+        assert help, name
+        assert name.endswith("_total") == (kind == "counter"), name
+        if kind != "histogram":
+            assert not name.endswith(("_count", "_sum", "_bucket")), name
+        words = name.split("_")
+        assert kind not in words, name
+        assert not {"duration", "milliseconds", "ms", "minutes", "kilobytes", "mb", "percent"} & {
+            *words
+        }, name

@@ -1,4 +1,4 @@
-"""Long texts and long conversations do not hold up everybody's tokens."""
+"""Long texts and conversations do not delay the tokens of other requests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tgi_cli.router import conversation
-from tgi_cli.router.conversation import INLINE_MESSAGES
+from tgi_cli.router.generation import chat_prompt
+from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES
 from tgi_cli.router.state import RouterState
-from tgi_cli.text.offload import INLINE_CHARACTERS
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.workers import INLINE_CHARACTERS
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def threads(state: RouterState, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
 
         monkeypatch.setattr(holder, name, watched)
 
-    watch(conversation, "_draft")
+    watch(chat_prompt, "_draft")
     watch(Tokenizer, "encode")
     watch(Tokenizer, "spans")
     return seen
@@ -52,7 +52,7 @@ def chat(messages: int, content: str = "x") -> dict[str, Any]:
     ],
     ids=["short", "many", "long", "chat", "text", "long text"],
 )
-async def test_where_it_is_done(
+async def test_long_work_is_done_by_workers(
     client: httpx.AsyncClient,
     threads: list[tuple[str, bool]],
     route: str,
@@ -64,7 +64,7 @@ async def test_where_it_is_done(
     assert [found for found in threads if found in expected or not found[1]] == expected
 
 
-async def test_what_is_wrong_there_is_answered_as_here(client: httpx.AsyncClient) -> None:
+async def test_errors_in_workers_are_answered_the_same(client: httpx.AsyncClient) -> None:
     long, short = chat(INLINE_MESSAGES + 1), chat(1)
     for body in (long, short):
         body["messages"] = [*body["messages"], {"role": "user", "content": [{"type": "video"}]}]

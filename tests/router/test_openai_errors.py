@@ -18,8 +18,8 @@ from tests.router import contracts
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tgi_cli.engine.messages import FinishReason
+from tgi_cli.router.http.body_errors import describe
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.type_errors import describe
 
 USER: Any = [{"role": "user", "content": "hi"}]
 LONG = "the quick brown fox jumps over the lazy dog " * 10
@@ -48,7 +48,7 @@ async def own(client: httpx.AsyncClient) -> contracts.Contract:
     return contracts.own((await client.get("/api-doc/openapi.json")).json())
 
 
-def told(answer: httpx.Response) -> tuple[int, str, str | None, str | None]:
+def error_of(answer: httpx.Response) -> tuple[int, str, str | None, str | None]:
     """Status, type, parameter and code; and the body has the form."""
     found = answer.json()
     assert set(found) == {"error", "error_type"}
@@ -61,49 +61,56 @@ def told(answer: httpx.Response) -> tuple[int, str, str | None, str | None]:
 class TestContextLength:
     @pytest.mark.parametrize("route", LONG_BODIES)
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_prompt_that_is_too_long(
+    async def test_too_long_prompt_is_context_length_exceeded(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, stream: bool
     ) -> None:
         body, param = LONG_BODIES[route]
         answer = await client.post(route, json={**body, "stream": stream})
         expected = (400, "invalid_request_error", param, "context_length_exceeded")
-        assert told(answer) == expected
-        said = "messages" if param == "input" else param
+        assert error_of(answer) == expected
+        source = "messages" if param == "input" else param
         words = answer.json()["error"]["message"]
         assert words.startswith(
-            f"This model's maximum context length is 64 tokens. However, your {said} resulted in "
+            f"This model's maximum context length is 64 tokens. However, your {source} resulted in "
         )
-        assert words.endswith(f" tokens. Please reduce the length of the {said}.")
+        assert words.endswith(f" tokens. Please reduce the length of the {source}.")
         assert engine.requests == []
 
-    async def test_one_that_leaves_no_token_to_generate(
+    async def test_prompt_of_the_whole_context_is_context_length_exceeded(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         text = "x" * 63
         assert len(engine.tokenizer.encode(text)) == 64
         answer = await client.post("/v1/completions", json={"prompt": text})
-        assert told(answer)[3] == "context_length_exceeded"
+        assert error_of(answer)[3] == "context_length_exceeded"
         assert answer.json()["error"]["message"] == (
             "This model's maximum context length is 64 tokens, 63 of them for the prompt. However, "
             "your prompt resulted in 64 tokens. Please reduce the length of the prompt."
         )
 
-    async def test_an_answer_that_is_too_long(self, client: httpx.AsyncClient) -> None:
+    async def test_too_long_answer_is_context_length_exceeded(
+        self, client: httpx.AsyncClient
+    ) -> None:
         answer = await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 64})
-        assert told(answer) == (400, "invalid_request_error", "prompt", "context_length_exceeded")
+        assert error_of(answer) == (
+            400,
+            "invalid_request_error",
+            "prompt",
+            "context_length_exceeded",
+        )
         assert answer.json()["error"]["message"] == (
             "This model's maximum context length is 64 tokens. However, you requested 67 tokens "
             "(3 in the prompt, 64 in the completion). Please reduce the length of the prompt or of "
             "the completion."
         )
 
-    async def test_an_empty_prompt(self, client: httpx.AsyncClient) -> None:
+    async def test_empty_prompt_is_refused(self, client: httpx.AsyncClient) -> None:
         for prompt in ("", [], ["hi", ""]):
             answer = await client.post("/v1/completions", json={"prompt": prompt})
-            assert told(answer) == (400, "invalid_request_error", "prompt", "invalid_value")
+            assert error_of(answer) == (400, "invalid_request_error", "prompt", "invalid_value")
             assert answer.json()["error"]["message"] == "`prompt` cannot be empty"
 
-    async def test_tgis_routes_keep_tgis_words(self, client: httpx.AsyncClient) -> None:
+    async def test_tgi_routes_have_tgis_messages(self, client: httpx.AsyncClient) -> None:
         for route in ("/generate", "/", "/invocations"):
             answer = await client.post(route, json={"inputs": LONG})
             assert answer.status_code == 422
@@ -182,7 +189,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("route", "body", "param", "code"), WRONG)
 @pytest.mark.parametrize("alias", [False, True])
-async def test_what_is_wrong_is_named(
+async def test_errors_name_the_parameter_and_code(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     own: contracts.Contract,
@@ -194,7 +201,7 @@ async def test_what_is_wrong_is_named(
 ) -> None:
     route = route.removeprefix("/v1") if alias else route
     answer = await client.post(route, json=body)
-    assert told(answer) == (400, "invalid_request_error", param, code)
+    assert error_of(answer) == (400, "invalid_request_error", param, code)
     assert answer.headers["content-type"] == "application/json"
     own.check(f"POST {route}", answer)
     assert engine.requests == []
@@ -209,12 +216,12 @@ async def test_what_is_wrong_is_named(
     ],
 )
 @pytest.mark.parametrize("route", ["/v1/responses", "/responses"])
-async def test_names_are_those_of_the_route(
+async def test_errors_use_the_names_of_the_route(
     client: httpx.AsyncClient, route: str, body: dict[str, Any], name: str
 ) -> None:
     """A response is read as a chat, whose parameters have other names."""
     answer = await client.post(route, json=body)
-    assert told(answer)[2] == name
+    assert error_of(answer)[2] == name
     assert f"`{name}`" in answer.json()["error"]["message"]
 
 
@@ -236,38 +243,38 @@ async def test_names_are_those_of_the_route(
         ("Expected `int`, got `str` - at `$[0]`", ("[0]", "invalid_type")),
     ],
 )
-def test_what_msgspec_says(cause: str, expected: tuple[str | None, str]) -> None:
+def test_messages_of_msgspec_are_translated(cause: str, expected: tuple[str | None, str]) -> None:
     message, *found = describe(cause)
     assert tuple(found) == expected
     assert "$" not in message
 
 
 @pytest.mark.parametrize("route", ALIASES)
-async def test_bodies_that_are_no_json(
+async def test_invalid_json_is_400(
     client: httpx.AsyncClient, own: contracts.Contract, route: str
 ) -> None:
     headers = {"content-type": "application/json"}
     answer = await client.post(route, content=b"{", headers=headers)
-    assert told(answer) == (400, "invalid_request_error", None, None)
+    assert error_of(answer) == (400, "invalid_request_error", None, None)
     answer = await client.post(route, content=b"[]", headers=headers)
-    assert told(answer) == (400, "invalid_request_error", None, "invalid_type")
+    assert error_of(answer) == (400, "invalid_request_error", None, "invalid_type")
     answer = await client.post(route, content=b"{}", headers={"content-type": "text/plain"})
-    assert told(answer) == (415, "invalid_request_error", None, None)
+    assert error_of(answer) == (415, "invalid_request_error", None, None)
     own.check(f"POST {route}", answer)
 
 
-async def test_paths_and_methods(client: httpx.AsyncClient) -> None:
+async def test_unknown_paths_and_methods_have_openais_form(client: httpx.AsyncClient) -> None:
     for path in ("/v1", "/v1/", "/v1/nothing", "/v1/chat/completion", "/v1/completions/"):
-        assert told(await client.post(path, json={})) == (
+        assert error_of(await client.post(path, json={})) == (
             404, "invalid_request_error", None, "unknown_url",
         )  # fmt: skip
     for path in (*ALIASES, "/detokenize", "/embeddings"):
         answer = await client.get(path)
-        assert told(answer) == (405, "invalid_request_error", None, "method_not_supported")
+        assert error_of(answer) == (405, "invalid_request_error", None, "method_not_supported")
         assert answer.headers["allow"] == "POST"
     for path in ("/v1/models/other", "/models/other"):
         answer = await client.get(path)
-        assert told(answer) == (404, "invalid_request_error", "model", "model_not_found")
+        assert error_of(answer) == (404, "invalid_request_error", "model", "model_not_found")
     for path in ("/nothing", "/chat", "/v2/nothing", "/v10"):
         answer = await client.post(path, json={})
         assert (answer.status_code, answer.json()["error_type"]) == (404, "not_found")
@@ -287,7 +294,7 @@ class TestGeneration:
             (FinishReason.OVERLOADED, (429, "requests", None, "rate_limit_exceeded")),
         ],
     )
-    async def test_failures(
+    async def test_engine_failures_are_500(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -299,7 +306,7 @@ class TestGeneration:
         engine.failure, engine.failure_reason = "broken", reason
         body = BODIES[route if route in BODIES else f"/v1{route}"]
         answer = await client.post(route, json=body)
-        assert told(answer) == expected
+        assert error_of(answer) == expected
         own.check(f"POST {route}", answer)
         if answer.status_code == 429:
             seconds = answer.headers["retry-after"]
@@ -315,7 +322,7 @@ class TestGeneration:
             assert streamed[-1] == "[DONE]"
             assert streamed[-2] == answer.json()
 
-    async def test_tgis_routes_keep_424(
+    async def test_engine_failures_are_424_on_tgi_routes(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.failure = "broken"
@@ -331,19 +338,19 @@ class TestGeneration:
                 "error_type": "generation",
             }
 
-    async def test_no_engine(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_lost_engine_is_503(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
         engine.connected = False
         for route in ALIASES:
             body = BODIES[route if route in BODIES else f"/v1{route}"]
             for stream in (False, True):
                 answer = await client.post(route, json={**body, "stream": stream})
-                assert told(answer) == (503, "server_error", None, "service_unavailable")
+                assert error_of(answer) == (503, "server_error", None, "service_unavailable")
                 assert int(answer.headers["retry-after"]) > 0
 
-    async def test_draining(self, client: httpx.AsyncClient, state: RouterState) -> None:
+    async def test_draining_is_503(self, client: httpx.AsyncClient, state: RouterState) -> None:
         state.admission.drain()
         answer = await client.post("/v1/completions", json=BODIES["/v1/completions"])
-        assert told(answer) == (503, "server_error", None, "service_unavailable")
+        assert error_of(answer) == (503, "server_error", None, "service_unavailable")
 
 
 class TestSmallPayload:
@@ -352,9 +359,9 @@ class TestSmallPayload:
         return {"payload_limit": 100}
 
     @pytest.mark.parametrize("route", ALIASES)
-    async def test_too_large(self, client: httpx.AsyncClient, route: str) -> None:
+    async def test_large_bodies_are_413(self, client: httpx.AsyncClient, route: str) -> None:
         answer = await client.post(route, json={"x": "y" * 200})
-        assert told(answer) == (413, "invalid_request_error", None, None)
+        assert error_of(answer) == (413, "invalid_request_error", None, None)
 
 
 class TestKey:
@@ -365,11 +372,11 @@ class TestKey:
     @pytest.mark.parametrize(
         "path", [*ALIASES, "/v1/nothing", "/v1/models", "/models", "/embeddings", "/detokenize"]
     )
-    async def test_401(self, client: httpx.AsyncClient, path: str) -> None:
+    async def test_missing_key_is_401(self, client: httpx.AsyncClient, path: str) -> None:
         answer = await client.post(path, json={})
-        assert told(answer) == (401, "invalid_request_error", None, "invalid_api_key")
+        assert error_of(answer) == (401, "invalid_request_error", None, "invalid_api_key")
 
-    async def test_tgis_routes_keep_tgis_form(self, client: httpx.AsyncClient) -> None:
+    async def test_tgi_routes_have_tgis_form(self, client: httpx.AsyncClient) -> None:
         for path in ("/generate", "/tokenize", "/nothing", "/invocations"):
             assert set((await client.post(path, json={})).json()) == {"error", "error_type"}
 
@@ -388,7 +395,7 @@ class TestVertexUnderV1:
     def settings(self, request: pytest.FixtureRequest) -> dict[str, Any]:
         return {"api_key": request.param} if request.param else {}
 
-    async def test_its_form(
+    async def test_vertex_routes_have_tgis_form(
         self, client: httpx.AsyncClient, engine: FakeEngine, settings: dict[str, Any]
     ) -> None:
         answer = await client.post(self.PREDICT, json={"instances": []})
@@ -396,8 +403,8 @@ class TestVertexUnderV1:
         assert set(answer.json()) == {"error", "error_type"}
         headers = {"authorization": "Bearer s3cret"} if settings else {}
         document = (await client.get("/api-doc/openapi.json", headers=headers)).json()
-        told = document["paths"][self.PREDICT]["post"]["responses"]
-        assert {"422", "424"} <= set(told)
+        reported = document["paths"][self.PREDICT]["post"]["responses"]
+        assert {"422", "424"} <= set(reported)
         engine.is_healthy = False
         answer = await client.get("/v1/endpoints/1/deployedModels/2")
         assert (answer.status_code, answer.json()["error_type"]) == (503, "healthcheck")
@@ -406,7 +413,9 @@ class TestVertexUnderV1:
 class TestClient:
     """The class that is raised, and what it holds."""
 
-    async def test_context_length(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_bad_request_for_context_length(
+        self, ai: openai.AsyncOpenAI
+    ) -> None:
         long: Any = [{"role": "user", "content": LONG}]
         calls = [
             ai.chat.completions.create(model="tgi", messages=long),
@@ -422,7 +431,7 @@ class TestClient:
             assert caught.value.type == "invalid_request_error"
             assert caught.value.param in ("messages", "prompt", "input")
 
-    async def test_parameters(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_bad_request_for_parameters(self, ai: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await ai.chat.completions.create(model="tgi", messages=USER, temperature=-1)
         assert (caught.value.param, caught.value.code) == ("temperature", "invalid_value")
@@ -430,17 +439,17 @@ class TestClient:
             await ai.completions.create(model="tgi", prompt="x", suffix="y")
         assert (caught.value.param, caught.value.code) == ("suffix", "unsupported_parameter")
 
-    async def test_embeddings(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_bad_request_for_embeddings(self, ai: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="makes no embeddings") as caught:
             await ai.embeddings.create(model="tgi", input="x")
         assert caught.value.param == "model"
 
-    async def test_models(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_not_found_for_models(self, ai: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             await ai.models.retrieve("other")
         assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
-    async def test_a_failed_generation_is_tried_again(self, url: str, engine: FakeEngine) -> None:
+    async def test_client_retries_failed_generations(self, url: str, engine: FakeEngine) -> None:
         engine.failure, engine.fails = "broken", {1}
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=1) as client:
             answer = await client.completions.create(model="tgi", prompt="x")
@@ -452,13 +461,17 @@ class TestClient:
                 await client.completions.create(model="tgi", prompt="x")
         assert (caught.value.status_code, caught.value.type) == (500, "server_error")
 
-    async def test_overload(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    async def test_client_raises_rate_limit_error(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
         engine.failure, engine.failure_reason = "no", FinishReason.OVERLOADED
         with pytest.raises(openai.RateLimitError) as caught:
             await ai.completions.create(model="tgi", prompt="x")
         assert (caught.value.type, caught.value.code) == ("requests", "rate_limit_exceeded")
 
-    async def test_within_a_stream(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    async def test_client_raises_errors_within_a_stream(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
         engine.failure, engine.fail_after = "broken", 2
         stream = await ai.chat.completions.create(model="tgi", messages=USER, stream=True)
         with pytest.raises(openai.APIError) as caught:
@@ -470,7 +483,7 @@ class TestClient:
         assert last.response.error is not None
         assert last.response.error.code == "server_error"
 
-    async def test_without_v1(self, url: str) -> None:
+    async def test_errors_without_v1_have_openais_form(self, url: str) -> None:
         """A base URL that lacks /v1 is a common mistake, and works."""
         async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as client:
             chat = await client.chat.completions.create(model="tgi", messages=USER)
@@ -486,10 +499,10 @@ class TestClient:
             assert caught.value.code == "context_length_exceeded"
 
 
-async def test_a_body_that_does_not_come(
+async def test_missing_body_is_408(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tgi_cli.router.http.body_seconds", lambda limit: 0.01)
+    monkeypatch.setattr("tgi_cli.router.http.bodies.body_seconds", lambda limit: 0.01)
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"{"
@@ -498,4 +511,4 @@ async def test_a_body_that_does_not_come(
     headers = {"content-type": "application/json"}
     for route in ALIASES:
         answer = await client.post(route, content=slow(), headers=headers)
-        assert told(answer) == (408, "invalid_request_error", None, None)
+        assert error_of(answer) == (408, "invalid_request_error", None, None)

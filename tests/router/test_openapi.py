@@ -1,4 +1,4 @@
-"""The document of the API covers what is served, and its page needs nothing from elsewhere."""
+"""The API's document covers all routes, and its page is self-contained."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from tgi_cli.router.errors import is_openai
-from tgi_cli.router.operations import OPERATIONS
-from tgi_cli.router.routes.docs import kind
+from tgi_cli.router.api.docs import kind
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES
+from tgi_cli.router.http.errors import is_openai
 
 
 @pytest.fixture
@@ -23,39 +24,39 @@ async def document(client: httpx.AsyncClient) -> dict[str, Any]:
     return answer.json()  # type: ignore[no-any-return]
 
 
-async def test_every_route_is_in_it(app: Starlette, document: dict[str, Any]) -> None:
+async def test_every_route_is_documented(app: Starlette, document: dict[str, Any]) -> None:
     served = {
         (method, re.sub(r":\w+\}", "}", route.path))
         for route in app.routes
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
     }
-    told = {
+    reported = {
         (method.upper(), path) for path, methods in document["paths"].items() for method in methods
     }
-    assert told == served == set(OPERATIONS)
+    assert reported == served == set(endpoints_of(ROUTES))
 
 
-async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+async def test_every_reference_resolves(document: dict[str, Any]) -> None:
     names = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert names == set(document["components"]["schemas"])
 
 
-async def test_operations_are_told_apart(document: dict[str, Any]) -> None:
+async def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     ids = [operation["operationId"] for operation in operations]
     assert len(set(ids)) == len(ids)
     assert all(operation["summary"] for operation in operations)
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            told = set(operation["responses"])
+            reported = set(operation["responses"])
             if "requestBody" in operation:
-                assert {"400", "413", "415"} <= told
-                assert ("422" in told) != is_openai(path), "where OpenAI says 400"
-            assert "424" not in told or not is_openai(path), "where OpenAI says 500"
+                assert {"400", "413", "415"} <= reported
+                assert ("422" in reported) != is_openai(path), "400 in OpenAI's form"
+            assert "424" not in reported or not is_openai(path), "500 in OpenAI's form"
 
 
-async def test_bodies_are_those_that_the_routes_read(document: dict[str, Any]) -> None:
+async def test_schemas_are_those_that_the_routes_decode(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["GenerateRequest"]["required"] == ["inputs"]
     parameters = schemas["GenerateParameters"]["properties"]
@@ -73,7 +74,7 @@ async def test_bodies_are_those_that_the_routes_read(document: dict[str, Any]) -
     assert "x-compute-time" in whole["headers"]
 
 
-async def test_what_is_refused_is_not_offered(document: dict[str, Any]) -> None:
+async def test_refused_parameters_are_not_documented(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     offered = {name: set(schemas[name]["properties"]) for name in schemas if "Request" in name}
     assert {"n", "allowed_token_ids", "logprobs"} <= offered["ChatRequest"]
@@ -94,7 +95,7 @@ async def test_examples_are_answered(client: httpx.AsyncClient, document: dict[s
     assert tried >= 9
 
 
-async def test_without_a_key_nothing_is_said_of_keys(document: dict[str, Any]) -> None:
+async def test_security_is_absent_without_a_key(document: dict[str, Any]) -> None:
     assert "security" not in document
     assert "securitySchemes" not in document["components"]
 
@@ -104,25 +105,23 @@ class TestKey:
     def settings(self) -> dict[str, Any]:
         return {"api_key": "s3cret"}
 
-    async def test_the_document_says_what_needs_one(self, app: Starlette) -> None:
+    async def test_document_lists_what_needs_the_key(self, app: Starlette) -> None:
         transport = httpx.ASGITransport(app)
         headers = {"authorization": "Bearer s3cret"}
         async with httpx.AsyncClient(
             transport=transport, base_url="http://router", headers=headers
         ) as client:
-            told = (await client.get("/api-doc/openapi.json")).json()
+            reported = (await client.get("/api-doc/openapi.json")).json()
             page = (await client.get("/docs")).text
-        assert told["security"] == [{"key": []}]
-        assert "401" in told["paths"]["/generate"]["post"]["responses"]
+        assert reported["security"] == [{"key": []}]
+        assert "401" in reported["paths"]["/generate"]["post"]["responses"]
         for path in ("/health", "/ping", "/metrics"):
-            assert told["paths"][path]["get"]["security"] == []
+            assert reported["paths"][path]["get"]["security"] == []
         assert "API key" in page
-        assert "s3cret" not in page + json.dumps(told)
+        assert "s3cret" not in page + json.dumps(reported)
 
 
-async def test_the_page_is_all_there_is(
-    client: httpx.AsyncClient, document: dict[str, Any]
-) -> None:
+async def test_page_is_self_contained(client: httpx.AsyncClient, document: dict[str, Any]) -> None:
     answer = await client.get("/docs")
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -139,7 +138,7 @@ async def test_the_page_is_all_there_is(
     assert "``" not in re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL)
 
 
-def test_schemas_in_a_few_words() -> None:
+def test_schemas_are_summarised() -> None:
     assert kind({"$ref": "#/components/schemas/Token"}) == "Token"
     assert kind({"anyOf": [{"type": "integer"}, {"type": "null"}]}) == "integer | null"
     assert kind({"type": "array", "items": {"type": "string"}}) == "array of string"

@@ -1,4 +1,4 @@
-"""What a request may ask of the engine arrives there; deadlines, priorities, prompt scores."""
+"""Parameters reach the engine: timeouts, priorities, log-probabilities of prompts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ALL = [*V1, ("/generate", {"inputs": "hi"})]
 
 @pytest.mark.parametrize(("route", "body"), V1)
 class TestV1:
-    async def test_logit_bias(
+    async def test_logit_bias_reaches_the_engine(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:
         answer = await client.post(route, json=body | {"logit_bias": {"5": -100, "399": 1.5}})
         assert answer.status_code == 200
         assert engine.requests[0].sampling.logit_bias == ((5, -100.0), (399, 1.5))
 
-    async def test_bad_words(
+    async def test_bad_words_reach_the_engine_as_token_ids(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:
         await client.post(route, json=body | {"bad_words": ["fox", " fox", "dog"]})
@@ -38,7 +38,7 @@ class TestV1:
         assert set(words) == expected
         assert len(words) == len(expected)
 
-    async def test_stop_token_ids(
+    async def test_stop_token_ids_end_the_text(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:
         """They end the text, are no part of it, and work when the end tokens are ignored."""
@@ -57,11 +57,11 @@ class TestV1:
         assert engine.requests[2].ignore_eos
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_min_tokens(
+    async def test_min_tokens_reaches_the_engine(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict, stream: bool
     ) -> None:
         """Stop strings, too, wait for so many tokens."""
-        (ids,) = engine.say("a b a b a b")
+        (ids,) = engine.reply_with("a b a b a b")
         asked = body | {"stop": "b", "min_tokens": 4, "stream": stream}
         answer = await client.post(route, json=asked)
         assert engine.requests[0].sampling.min_new_tokens == 4
@@ -84,7 +84,7 @@ class TestV1:
         await client.post(route, json=body | {"cache_salt": None})
         assert [request.cache_salt for request in engine.requests] == ["tenant é".encode(), b""]
 
-    async def test_priority_is_lower_first_there_and_higher_first_here(
+    async def test_priority_is_negated_for_the_engine(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:
         await client.post(route, json=body | {"priority": 3})
@@ -93,7 +93,7 @@ class TestV1:
         answer = await client.post(route, json=body | {"priority": 1 << 31})
         assert answer.status_code == 400
 
-    async def test_what_is_common_among_servers(
+    async def test_common_parameters_reach_the_sampler(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:
         fields = {"top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1, "typical_p": 0.9}
@@ -104,7 +104,7 @@ class TestV1:
 
 class TestNative:
     @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
-    async def test_penalty_and_watermark(
+    async def test_penalty_and_watermark_reach_the_sampler(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str
     ) -> None:
         """TGI's frequency penalty is not OpenAI's."""
@@ -119,7 +119,9 @@ class TestNative:
     def settings(self) -> dict[str, Any]:
         return {"watermark_gamma": 0.5, "watermark_delta": 2.0}
 
-    async def test_prefill(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_prefill_has_the_prompts_tokens(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         body = {"inputs": "the fox", "parameters": {"decoder_input_details": True}}
         answer = await client.post("/generate", json=body)
         ids = engine.requests[0].prompt_ids
@@ -134,7 +136,9 @@ class TestNative:
         ]
         assert answer.json()["details"]["tokens"], "it implies details"
 
-    async def test_prefill_of_samples(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_prefill_is_the_same_for_all_samples(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         """One report serves all."""
         parameters = {"decoder_input_details": True, "best_of": 2, "do_sample": True}
         answer = await client.post("/generate", json={"inputs": "x y", "parameters": parameters})
@@ -143,7 +147,7 @@ class TestNative:
         assert len(details["prefill"]) == len(engine.requests[0].prompt_ids)
         assert [request.prompt_logprobs for request in engine.requests] == [0, None]
 
-    async def test_prefill_of_one_token(self, client: httpx.AsyncClient) -> None:
+    async def test_prefill_of_one_token_has_no_logprob(self, client: httpx.AsyncClient) -> None:
         parameters = {"decoder_input_details": True, "truncate": 1}
         answer = await client.post("/generate", json={"inputs": "x", "parameters": parameters})
         (token,) = answer.json()["details"]["prefill"]
@@ -172,10 +176,10 @@ class TestEchoedLogprobs:
         return [found[index] for index in sorted(found)]
 
     @pytest.mark.parametrize("count", [0, 2])
-    async def test_shape(
+    async def test_echoed_logprobs_are_parallel_lists(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool, count: int
     ) -> None:
-        (reply,) = engine.say("hello world")
+        (reply,) = engine.reply_with("hello world")
         (found,) = await self.ask(client, logprobs=count, stream=stream)
         prompt = engine.requests[0].prompt_ids
         assert engine.requests[0].prompt_logprobs == count
@@ -195,20 +199,20 @@ class TestEchoedLogprobs:
             assert top[token] == value
             assert count or len(top) == 1
 
-    async def test_samples_share_the_report(
+    async def test_samples_share_the_report_of_their_prompt(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:
-        engine.say("one", "two")
+        engine.reply_with("one", "two")
         found = await self.ask(client, logprobs=1, n=2, stream=stream)
         assert [choice["text"] for choice in found] == ["the foxone", "the foxtwo"]
         count = len(engine.requests[0].prompt_ids)
         assert found[0]["token_logprobs"][:count] == found[1]["token_logprobs"][:count]
         assert [request.prompt_logprobs for request in engine.requests] == [1, None]
 
-    async def test_a_sample_faster_than_the_report_waits_for_it(
+    async def test_faster_sample_waits_for_the_report(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:
-        engine.say("one", "two")
+        engine.reply_with("one", "two")
         engine.late = {1}
         found = await self.ask(client, logprobs=1, n=2, stream=stream)
         assert [choice["text"] for choice in found] == ["the foxone", "the foxtwo"]
@@ -216,7 +220,7 @@ class TestEchoedLogprobs:
         expected = [None, *(-float(place) for place in range(1, count))]
         assert [choice["token_logprobs"][:count] for choice in found] == [expected, expected]
 
-    async def test_a_character_of_several_tokens(
+    async def test_character_of_several_tokens_has_correct_offsets(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:
         (found,) = await self.ask(client, prompt="a🤗b", logprobs=1, stream=stream)
@@ -225,7 +229,7 @@ class TestEchoedLogprobs:
         place = found["tokens"].index("🤗")
         assert found["text_offset"][place + 1] == 2
 
-    async def test_the_prompt_alone(
+    async def test_prompt_alone_can_be_scored(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, stream: bool
     ) -> None:
         """How evaluation harnesses score texts."""
@@ -240,7 +244,7 @@ class TestEchoedLogprobs:
 
 @pytest.mark.parametrize(("route", "body"), ALL)
 class TestDeadline:
-    async def test_it_reaches_the_engine(
+    async def test_timeout_reaches_the_engine(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:
         await client.post(route, json=body, headers={"x-request-timeout": "2.5"})
@@ -251,7 +255,7 @@ class TestDeadline:
         assert engine.requests[1].timeout_seconds is None
 
     @pytest.mark.parametrize("header", ["0", "-1", "soon", "nan", "inf", "1e300", ""])
-    async def test_what_is_no_time(
+    async def test_invalid_timeouts_are_refused(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict, header: str
     ) -> None:
         answer = await client.post(route, json=body, headers={"x-request-timeout": header})
@@ -259,7 +263,7 @@ class TestDeadline:
         assert "x-request-timeout" in answer.text
         assert engine.requests == []
 
-    async def test_it_may_be_over_before_the_engine(
+    async def test_timeout_can_expire_before_the_engine(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, route: str,
         body: dict, monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip

@@ -12,11 +12,11 @@ import pytest
 import tgi_cli
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
-from tests.router.test_native import HEADERS_WHOLE
+from tests.router.test_tgi import HEADERS_WHOLE
 from tgi_cli.errors import ConfigError
+from tgi_cli.router.api.vertex import environment_routes
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.routes.vertex import environment_routes
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.bundle import TextBundle
 
@@ -39,12 +39,12 @@ def tensor(*data: Any, name: str = "text_input") -> dict[str, Any]:
 
 
 class TestSageMaker:
-    async def test_a_prompt_is_answered_as_by_the_root(self, client: httpx.AsyncClient) -> None:
+    async def test_prompt_is_answered_as_by_the_root(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/invocations", json={"inputs": "Say: "})
         assert answer.json() == [{"generated_text": "Say: hello world"}]
         assert set(answer.headers) >= HEADERS_WHOLE
 
-    async def test_a_prompt_streams(self, client: httpx.AsyncClient) -> None:
+    async def test_prompt_can_be_streamed(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/invocations", json={"inputs": "hi", "stream": True})
         assert answer.headers["content-type"] == "text/event-stream"
         assert events(answer.text)[-1]["generated_text"] == "hihello world"
@@ -53,7 +53,7 @@ class TestSageMaker:
         ("body", "kind"),
         [(CHAT, "chat.completion"), ({"prompt": "hi"}, "text_completion")],
     )
-    async def test_openais_bodies(
+    async def test_openais_bodies_are_answered(
         self, client: httpx.AsyncClient, body: dict[str, Any], kind: str
     ) -> None:
         assert (await client.post("/invocations", json=body)).json()["object"] == kind
@@ -62,7 +62,7 @@ class TestSageMaker:
         assert done == "[DONE]"
         assert all(chunk["object"].startswith(kind) for chunk in chunks)
 
-    async def test_inputs_come_before_messages_and_these_before_a_prompt(
+    async def test_inputs_precedes_messages_and_messages_precedes_prompt(
         self, client: httpx.AsyncClient
     ) -> None:
         answer = await client.post("/invocations", json={"prompt": "x", "inputs": "y", **CHAT})
@@ -79,7 +79,7 @@ class TestSageMaker:
             (b'{"messages": 5}', 422, "Expected `array`"),
         ],
     )
-    async def test_other_bodies(
+    async def test_other_bodies_are_refused(
         self, client: httpx.AsyncClient, content: bytes, status: int, words: str
     ) -> None:
         headers = {"content-type": "application/json"}
@@ -87,12 +87,12 @@ class TestSageMaker:
         assert answer.status_code == status
         assert words in answer.text
 
-    async def test_errors_are_tgis(self, client: httpx.AsyncClient) -> None:
+    async def test_errors_have_tgis_form(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/invocations", json={**CHAT, "max_tokens": 0})
         assert answer.status_code == 422
         assert set(answer.json()) == {"error", "error_type"}
 
-    async def test_the_body_is_bounded(self, client: httpx.AsyncClient) -> None:
+    async def test_body_is_bounded(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/invocations", json={"inputs": "x" * 2_000_001})
         assert answer.status_code == 413
 
@@ -101,7 +101,7 @@ class TestVertex:
     async def test_prompts_and_conversations_together(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.say("one", "two", "three")
+        engine.reply_with("one", "two", "three")
         body = {"instances": [{"inputs": "a"}, CHAT, {"inputs": "b", "parameters": None}]}
         answer = await client.post("/vertex", json=body)
         assert answer.json() == {"predictions": ["one", "two", "three"]}
@@ -110,8 +110,10 @@ class TestVertex:
         assert list(engine.requests[0].prompt_ids) == prompt
         assert len(engine.requests[1].prompt_ids) > len(prompt)
 
-    async def test_parameters(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
-        """Sampling unless told otherwise, as TGI on Vertex."""
+    async def test_parameters_are_tgis_and_sample_by_default(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        """Samples by default, as TGI on Vertex."""
         parameters = [
             {},
             {"max_new_tokens": 2, "seed": 9},
@@ -140,7 +142,7 @@ class TestVertex:
             ({"instances": [CHAT, IMAGE]}, "content of type `image_url` is not supported"),
         ],
     )
-    async def test_refusals(
+    async def test_invalid_requests_are_refused(
         self, client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any], words: str
     ) -> None:
         answer = await client.post("/vertex", json=body)
@@ -158,7 +160,7 @@ class TestVertex:
         assert answer.json()["error_type"] == "generation"
         assert state.admission.in_flight == 0
 
-    async def test_a_deadline_that_is_none_is_counted(
+    async def test_invalid_timeout_is_counted_as_a_failure(
         self, client: httpx.AsyncClient, state: RouterState
     ) -> None:
         headers = {"x-request-timeout": "soon"}
@@ -184,7 +186,9 @@ class TestVertexEnvironment:
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client
 
-    async def test_its_routes_answer(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_routes_of_the_environment_answer(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         path = "/v1/endpoints/1/deployedModels/2"
         answer = await client.post(f"{path}:predict", json={"instances": [{"inputs": "x"}]})
         assert answer.json() == {"predictions": ["hello world"]}
@@ -195,14 +199,16 @@ class TestVertexEnvironment:
         document = (await client.get("/api-doc/openapi.json")).json()
         assert "requestBody" in document["paths"][f"{path}:predict"]["post"]
 
-    def test_a_route_that_is_no_path(self) -> None:
+    def test_route_that_is_not_a_path_is_a_config_error(self) -> None:
         assert environment_routes({}) == []
         with pytest.raises(ConfigError, match="AIP_PREDICT_ROUTE=predict is no path"):
             environment_routes({"AIP_PREDICT_ROUTE": "predict"})
 
 
 class TestKServe:
-    async def test_health(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_health_is_live_and_ready(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         assert (await client.get("/v2/health/live")).json() == {"live": True}
         ready = ("/v2/health/ready", "/v2/models/m/ready", "/v2/models/m/versions/1/ready")
         for route in ready:
@@ -214,7 +220,7 @@ class TestKServe:
             assert answer.status_code == 503
             assert answer.json()["error_type"] == "healthcheck"
 
-    async def test_metadata(self, client: httpx.AsyncClient) -> None:
+    async def test_metadata_describes_server_and_model(self, client: httpx.AsyncClient) -> None:
         assert (await client.get("/v2")).json() == {
             "name": "text-generation-inference",
             "version": tgi_cli.__version__,
@@ -226,7 +232,9 @@ class TestKServe:
         assert (await client.get("/v2/models/tiny")).json()["name"] == "tiny"
 
     @pytest.mark.parametrize("route", ["/v2/models/m/infer", "/v2/models/m/versions/1/infer"])
-    async def test_bytes_as_tgi_takes_them(self, client: httpx.AsyncClient, route: str) -> None:
+    async def test_bytes_are_accepted_as_numbers(
+        self, client: httpx.AsyncClient, route: str
+    ) -> None:
         body = {
             "id": "7",
             "inputs": [tensor(*"é".encode(), name="a"), tensor(*b"hi", name="b")],
@@ -240,10 +248,10 @@ class TestKServe:
             for name in ("p", "q")
         ]
 
-    async def test_texts_as_the_protocol_writes_them(
+    async def test_texts_are_accepted_as_strings(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.say("one", "two")
+        engine.reply_with("one", "two")
         body = {"inputs": [tensor("a", "b")], "parameters": {"return_full_text": True}}
         answer = (await client.post("/v2/models/m/infer", json=body)).json()
         assert answer == {
@@ -277,7 +285,7 @@ class TestKServe:
             ({"inputs": [tensor("")]}, "validation"),
         ],
     )
-    async def test_refusals(
+    async def test_invalid_requests_are_refused(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -291,7 +299,7 @@ class TestKServe:
         assert engine.requests == []
         assert state.metrics.failures.counts["validation"] == 1
 
-    async def test_more_than_a_byte(self, client: httpx.AsyncClient) -> None:
+    async def test_numbers_beyond_a_byte_are_refused(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/v2/models/m/infer", json={"inputs": [tensor(256)]})
         assert answer.status_code == 422
         assert "the bytes of one" in answer.text

@@ -1,4 +1,4 @@
-"""What HTTP/1.1 leaves open to clients: pipelines, chunks, trailers, upgrades, lies on length."""
+"""HTTP/1.1 of unusual clients: pipelines, chunks, trailers, upgrades, wrong lengths."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.router.wire import (
     status,
     statuses,
 )
-from tests.tools.loop_gap import loop_gap
-from tgi_cli.router.protocol import FRAMING_BYTES, BoundedProtocol
+from tests.tools.event_loop_gap import loop_gap
+from tgi_cli.router.http.protocol import FRAMING_BYTES, BoundedProtocol
 
 __all__ = ["exchange", "port"]
 
@@ -39,7 +39,7 @@ def chunked(text: bytes, size: int) -> bytes:
 
 
 class TestPipelines:
-    async def test_they_are_answered_in_order_and_no_faster_than_parsed(
+    async def test_pipelined_requests_are_answered_in_order(
         self, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         queued = []
@@ -60,7 +60,7 @@ class TestPipelines:
         assert gap.turns > 100
         assert gap.work < 0.5
 
-    async def test_reading_stops_while_much_is_waiting(
+    async def test_reading_pauses_while_a_pipeline_waits(
         self, port: int, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held = []
@@ -83,13 +83,13 @@ class TestPipelines:
         assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
         writer.transport.abort()
 
-    async def test_bodies_within_them(self, exchange: Exchange) -> None:
+    async def test_pipelined_requests_may_have_bodies(self, exchange: Exchange) -> None:
         parts = [POST + LENGTH + b"\r\n" + BODY, CHUNKED + chunked(BODY, 7) + b"0\r\n\r\n"] * 3
         answer = await exchange(b"".join(parts), GET + LAST + b"\r\n")
         assert statuses(answer) == [200] * 7
         assert answer.count(b"generated_text") == 6
 
-    async def test_one_that_breaks_is_answered_behind_those_before(
+    async def test_invalid_request_is_answered_after_the_previous(
         self, exchange: Exchange, engine: FakeEngine
     ) -> None:
         engine.pause = 0.05
@@ -97,7 +97,7 @@ class TestPipelines:
         for bad in (b"NONSENSE\r\n\r\n", CHUNKED + b"zz\r\n", GET.replace(b"1.1", b"7.7")):
             assert statuses(await exchange(good + good + bad + good)) == [200, 200, 400]
 
-    def test_a_client_that_leaves_in_the_middle(self, model_path: Any) -> None:
+    def test_disconnecting_within_a_pipeline_logs_no_error(self, model_path: Any) -> None:
         """uvloop, unlike asyncio, does not forgive whoever reads on from a closed connection."""
         done = subprocess.run(
             [sys.executable, "-m", "tests.router.leave_pipeline", str(model_path)],
@@ -107,7 +107,7 @@ class TestPipelines:
         assert "Traceback" not in done.stderr, done.stderr
 
 
-async def test_a_body_that_nobody_reads_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_body_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = []
     on_body = BoundedProtocol.on_body
 
@@ -131,7 +131,7 @@ async def test_a_body_that_nobody_reads_is_not_gathered(monkeypatch: pytest.Monk
 
 
 class TestChunks:
-    async def test_trailers_are_no_headers(self, exchange: Exchange) -> None:
+    async def test_trailers_are_not_headers(self, exchange: Exchange) -> None:
         head = CHUNKED.replace(b"\r\n\r\n", b"\r\n" + LAST + b"\r\n")
         trailer = b"x-request-id: from-a-trailer\r\nx-request-timeout: none\r\n"
         answer = await exchange(head + chunked(BODY, 10) + b"0\r\n" + trailer + b"\r\n")
@@ -139,7 +139,7 @@ class TestChunks:
         assert b"from-a-trailer" not in answer
 
     @pytest.mark.parametrize("size", [1, 3])
-    async def test_small_ones_have_a_bound(self, exchange: Exchange, size: int) -> None:
+    async def test_number_of_small_chunks_is_bounded(self, exchange: Exchange, size: int) -> None:
         text = b" " * 100_000 + BODY
         async with loop_gap() as gap:
             answer = await exchange(CHUNKED + chunked(text, size) + b"0\r\n\r\n")
@@ -148,7 +148,7 @@ class TestChunks:
         assert gap.work < 0.5
 
     @pytest.mark.parametrize("size", [16, 1000, 65536])
-    async def test_those_that_clients_send_pass(self, exchange: Exchange, size: int) -> None:
+    async def test_chunks_of_clients_are_accepted(self, exchange: Exchange, size: int) -> None:
         head = CHUNKED.replace(b"\r\n\r\n", b"\r\n" + LAST + b"\r\n")
         text = b" " * 200_000 + BODY
         assert status(await exchange(head + chunked(text, size) + b"0\r\n\r\n")) == 200
@@ -161,7 +161,7 @@ class TestChunks:
     @pytest.mark.parametrize(
         "broken", [b"zz\r\n", b"3\r\nabcd\r\n", b"-1\r\n", b"1\r\n{\r\n\r\n\r\n"]
     )
-    async def test_broken_ones_are_answered(self, exchange: Exchange, broken: bytes) -> None:
+    async def test_broken_chunks_are_400(self, exchange: Exchange, broken: bytes) -> None:
         answer = await exchange(CHUNKED + broken, pause=0.05)
         assert statuses(answer) == [400]
         assert b"connection: close" in answer
@@ -172,7 +172,7 @@ class TestTrailersBringNoKey:
     def settings(self) -> dict[str, Any]:
         return {"api_key": "secret"}
 
-    async def test_a_key_is_a_header(self, exchange: Exchange) -> None:
+    async def test_key_in_a_trailer_is_ignored(self, exchange: Exchange) -> None:
         key = b"authorization: Bearer secret\r\n"
         head = CHUNKED.replace(b"\r\n\r\n", b"\r\n" + LAST + b"\r\n")
         body = chunked(BODY, 10) + b"0\r\n"
@@ -206,9 +206,7 @@ class TestTrailersBringNoKey:
         (b"a: b\nc: d\r\n", 400),
     ],
 )
-async def test_heads_that_can_be_read_in_two_ways(
-    exchange: Exchange, lines: bytes, expected: int
-) -> None:
+async def test_ambiguous_heads_are_refused(exchange: Exchange, lines: bytes, expected: int) -> None:
     answer = await exchange(POST + lines + b"\r\n" + b"3\r\nabc\r\n0\r\n\r\n", GET + b"\r\n")
     assert statuses(answer) == [expected], "and nothing behind it is taken for a request"
     assert b"connection: close" in answer
@@ -236,17 +234,17 @@ async def test_heads_that_can_be_read_in_two_ways(
         (b"get /health HTTP/1.1", 400),
     ],
 )
-async def test_request_lines(exchange: Exchange, line: bytes, expected: int) -> None:
+async def test_forms_of_request_lines(exchange: Exchange, line: bytes, expected: int) -> None:
     answer = await exchange(line + b"\r\nhost: x\r\n" + LAST + b"\r\n")
     assert status(answer) == expected
 
 
-async def test_http_1_0_has_no_chunks(exchange: Exchange) -> None:
+async def test_chunks_are_refused_in_http_1_0(exchange: Exchange) -> None:
     head = CHUNKED.replace(b"1.1", b"1.0")
     assert statuses(await exchange(head + chunked(BODY, 10) + b"0\r\n\r\n")) == [400]
 
 
-async def test_expectations(exchange: Exchange) -> None:
+async def test_expect_100_continue_is_honoured(exchange: Exchange) -> None:
     head = POST + LAST + b"expect: 100-continue\r\n"
     answer = await exchange(head + LENGTH + b"\r\n", BODY, pause=0.05)
     assert statuses(answer) == [100, 200]
@@ -255,7 +253,7 @@ async def test_expectations(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"TLS/1.0"])
-async def test_upgrades_are_declined_in_silence(
+async def test_upgrades_are_ignored(
     exchange: Exchange, caplog: pytest.LogCaptureFixture, protocol: bytes
 ) -> None:
     """The request is served as it is, its body too, and so is what follows it."""

@@ -1,4 +1,4 @@
-"""Each name that another server acts on is honoured by a schema, or refused by name."""
+"""Each parameter of another server is honoured by a schema, or refused by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.router.schemas.openai import ChatRequest, CompletionRequest
-from tgi_cli.router.schemas.refused import REFUSED, Refused, refused_names
-from tgi_cli.router.schemas.responses import ResponsesRequest
+from tgi_cli.router.api.schemas.openai import ChatRequest, CompletionRequest
+from tgi_cli.router.api.schemas.refused import REFUSED, RefusedParameters, refused_names
+from tgi_cli.router.api.schemas.responses import ResponsesRequest
 
 REFUSALS = (400, 422)
 BODIES: dict[str, dict[str, Any]] = {
@@ -19,7 +19,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
     "/v1/responses": {"input": "hi"},
 }
-KINDS: dict[str, type[Refused]] = {
+KINDS: dict[str, type[RefusedParameters]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
@@ -30,7 +30,7 @@ ROUTES = pytest.mark.parametrize("route", list(BODIES))
 
 @pytest.mark.parametrize(("route", "name"), EACH)
 @pytest.mark.parametrize("value", [7, {"a": [1]}])
-async def test_refused(
+async def test_unsupported_parameters_are_refused_by_name(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, name: str, value: Any
 ) -> None:
     answer = await client.post(route, json=BODIES[route] | {name: value})
@@ -41,7 +41,7 @@ async def test_refused(
 
 
 @pytest.mark.parametrize(("route", "name"), EACH)
-async def test_null_asks_for_nothing(client: httpx.AsyncClient, route: str, name: str) -> None:
+async def test_null_is_accepted(client: httpx.AsyncClient, route: str, name: str) -> None:
     assert (await client.post(route, json=BODIES[route] | {name: None})).status_code == 200
 
 
@@ -68,7 +68,7 @@ NEUTRAL = {
 
 @ROUTES
 @pytest.mark.parametrize("name", list(NEUTRAL))
-async def test_what_switches_it_off_is_taken(
+async def test_neutral_values_are_accepted(
     client: httpx.AsyncClient, route: str, name: str
 ) -> None:
     answer = await client.post(route, json=BODIES[route] | {name: NEUTRAL[name]})
@@ -88,7 +88,7 @@ async def test_what_switches_it_off_is_taken(
         {"stream_options": {"continuous_usage_stats": True}, "stream": True},
     ],
 )
-async def test_what_looks_neutral_and_is_not(
+async def test_meaningful_empty_values_are_refused(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, fields: dict[str, Any]
 ) -> None:
     answer = await client.post(route, json=BODIES[route] | fields)
@@ -98,7 +98,7 @@ async def test_what_looks_neutral_and_is_not(
 
 
 @ROUTES
-async def test_hints_and_unknown_keys_change_nothing(
+async def test_hints_and_unknown_keys_are_ignored(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     hints = {"user": "u", "prediction": {"type": "content", "content": "x"}, "cache_prompt": True,
@@ -131,7 +131,7 @@ def test_bodies_honour_what_they_declare() -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "content of type `text`"),
     ],
 )
-async def test_messages_are_openais(
+async def test_invalid_messages_are_refused(
     client: httpx.AsyncClient, engine: FakeEngine, message: dict[str, Any], words: str
 ) -> None:
     answer = await client.post("/v1/chat/completions", json={"messages": [message]})
@@ -141,7 +141,7 @@ async def test_messages_are_openais(
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
-async def test_roles(client: httpx.AsyncClient, role: str) -> None:
+async def test_unknown_roles_are_refused(client: httpx.AsyncClient, role: str) -> None:
     messages = [{"role": role, "content": "x", "name": "f", "tool_call_id": "c"}]
     answer = await client.post("/v1/chat/completions", json={"messages": messages})
     assert answer.status_code == 200, answer.text
@@ -155,7 +155,7 @@ async def test_roles(client: httpx.AsyncClient, role: str) -> None:
         ("/v1/responses", "max_output_tokens"),
     ],
 )  # fmt: skip
-async def test_lengths_are_told_under_their_own_names(
+async def test_lengths_are_reported_under_the_given_name(
     client: httpx.AsyncClient, route: str, name: str
 ) -> None:
     answer = await client.post(route, json=BODIES[route] | {name: 0})
@@ -185,7 +185,7 @@ async def test_lengths_are_told_under_their_own_names(
         ({"regex": "a", "json_schema": {}}, "regex"),
     ],
 )
-async def test_values_that_cannot_be(
+async def test_invalid_values_are_refused(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, fields: dict, param: str
 ) -> None:
     answer = await client.post(route, json=BODIES[route] | fields)
@@ -197,14 +197,14 @@ async def test_values_that_cannot_be(
 @ROUTES
 @pytest.mark.parametrize("value", [1 << 31, 1 << 32, (1 << 63) - 1, -(1 << 63), 1 << 64, 10**400])
 @pytest.mark.parametrize("name", ["top_k", "seed", "priority", "min_tokens", "top_logprobs"])
-async def test_no_number_is_the_servers_fault(
+async def test_extreme_numbers_are_never_a_500(
     client: httpx.AsyncClient, route: str, name: str, value: int
 ) -> None:
     assert (await client.post(route, json=BODIES[route] | {name: value})).status_code < 500
 
 
 @ROUTES
-async def test_a_large_top_k_keeps_all(
+async def test_large_top_k_means_all(
     client: httpx.AsyncClient, engine: FakeEngine, route: str
 ) -> None:
     for value in (1 << 32, -1, 0):

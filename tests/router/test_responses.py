@@ -54,7 +54,7 @@ async def post(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return found
 
 
-async def test_text(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_text_answer(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     found = await post(client, instructions="be brief", metadata={"a": "b"})
     assert found["id"].startswith("resp_")
     assert (found["object"], found["status"], found["error"]) == ("response", "completed", None)
@@ -84,8 +84,8 @@ async def test_text(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     )
 
 
-async def test_items(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say(ANSWER)
+async def test_input_items_become_messages(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.reply_with(ANSWER)
     found = await post(client, tools=[TOOL], reasoning={"effort": "low"})
     reasoning, message, first, second = found["output"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]
@@ -102,8 +102,10 @@ async def test_items(client: httpx.AsyncClient, engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 4, 1000])
-async def test_stream(client: httpx.AsyncClient, engine: FakeEngine, step: int) -> None:
-    engine.say(ANSWER)
+async def test_stream_has_openais_events(
+    client: httpx.AsyncClient, engine: FakeEngine, step: int
+) -> None:
+    engine.reply_with(ANSWER)
     engine.step = step
     answer = await client.post(ROUTE, json=body(tools=[TOOL], stream=True))
     assert answer.headers["content-type"] == "text/event-stream"
@@ -149,14 +151,18 @@ async def test_stream(client: httpx.AsyncClient, engine: FakeEngine, step: int) 
     assert final["usage"]["output_tokens"] == len(engine.replies[0])
 
 
-async def test_an_empty_answer(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say("")
+async def test_empty_answer_is_an_empty_message(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.reply_with("")
     [item] = (await post(client))["output"]
     assert item["content"][0]["text"] == ""
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_cut_off(client: httpx.AsyncClient, engine: FakeEngine, stream: bool) -> None:
+async def test_cut_off_answer_is_incomplete(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
     answer = await client.post(ROUTE, json=body(max_output_tokens=2, stream=stream))
     last = events(answer.text)[-1] if stream else {"response": answer.json()}
     assert last.get("type") == ("response.incomplete" if stream else None)
@@ -168,7 +174,7 @@ async def test_cut_off(client: httpx.AsyncClient, engine: FakeEngine, stream: bo
 
 
 @pytest.mark.parametrize("after", [0, 2])
-async def test_a_stream_that_fails(
+async def test_failed_stream_ends_with_response_failed(
     client: httpx.AsyncClient, engine: FakeEngine, after: int
 ) -> None:
     engine.failure, engine.fail_after = "broken", after
@@ -181,9 +187,9 @@ async def test_a_stream_that_fails(
     assert engine.failure_reason is FinishReason.ERROR
 
 
-async def test_a_conversation(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_conversation_is_rendered(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     """What a response gave is sent back as it came."""
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     output = (await post(client, tools=[TOOL]))["output"]
     calls = [item for item in output if item["type"] == "function_call"]
     await post(
@@ -237,7 +243,7 @@ async def test_a_conversation(client: httpx.AsyncClient, engine: FakeEngine) -> 
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_refusals(
+async def test_unsupported_parameters_are_refused(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
     answer = await client.post(ROUTE, json=body(**{"stream": stream, **fields}))
@@ -247,15 +253,19 @@ async def test_refusals(
 
 
 class TestOpenAI:
-    async def test_create(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    async def test_client_creates_a_response(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
         found = await ai.responses.create(model="tgi", input="hi", temperature=0)
         assert found.output_text == "hello world"
         assert found.usage is not None
         assert found.usage.total_tokens > 0
         assert engine.requests[0].sampling.greedy
 
-    async def test_a_loop_with_tools(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.say(CALL, "It rains.")
+    async def test_client_loops_with_tools(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
+        engine.reply_with(CALL, "It rains.")
         talk: list[Any] = [{"role": "user", "content": "hi"}]
         found = await ai.responses.create(model="tgi", input=talk, tools=[TOOL])
         [call] = found.output
@@ -266,8 +276,10 @@ class TestOpenAI:
         assert found.output_text == "It rains."
         assert "<|im_start|>tool\nrain" in prompt_of(engine)
 
-    async def test_stream(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.say(ANSWER)
+    async def test_stream_has_openais_events(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
+        engine.reply_with(ANSWER)
         stream = await ai.responses.create(model="tgi", input="hi", tools=[TOOL], stream=True)
         found = [event async for event in stream]
         text = "".join(e.delta for e in found if e.type == "response.output_text.delta")
@@ -275,8 +287,10 @@ class TestOpenAI:
         assert found[-1].type == "response.completed"
         assert found[-1].response.output_text == "Let me see."
 
-    async def test_the_stream_helper(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.say(ANSWER)
+    async def test_stream_helper_accumulates_events(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
+        engine.reply_with(ANSWER)
         async with ai.responses.stream(model="tgi", input="hi", tools=[TOOL]) as stream:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_response()
@@ -284,6 +298,6 @@ class TestOpenAI:
         calls = [item for item in final.output if item.type == "function_call"]
         assert [json.loads(call.arguments) for call in calls] == [ARGUMENTS] * 2
 
-    async def test_errors(self, ai: openai.AsyncOpenAI) -> None:
+    async def test_client_raises_errors(self, ai: openai.AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="keeps nothing"):
             await ai.responses.create(model="tgi", input="hi", previous_response_id="resp_1")

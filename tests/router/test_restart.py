@@ -1,4 +1,4 @@
-"""An engine that is started again: its limits are taken, and adapters of HTTP are loaded again."""
+"""After a restart of the engine its limits apply, and dynamic adapters are restored."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tgi_cli.errors import ShardError
-from tgi_cli.router import kept as module
-from tgi_cli.router import succession
+from tgi_cli.router import engine_restart
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import Adapter, AdapterError, AdapterFault, Adapters
 
@@ -31,10 +30,9 @@ async def status(client: httpx.AsyncClient, body: dict[str, Any]) -> int:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Of what is under test."""
-    names = (module.__name__, succession.__name__)
+    """Those of the module under test."""
     records = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    return [one.message for one in records if one.name in names]
+    return [one.message for one in records if one.name == engine_restart.__name__]
 
 
 def restart_meanwhile(
@@ -52,7 +50,7 @@ def restart_meanwhile(
 
 
 class TestLimits:
-    async def test_a_smaller_engine_takes_less(
+    async def test_limits_of_a_smaller_engine_apply(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -64,45 +62,45 @@ class TestLimits:
         answer = await client.post("/generate", json=native(new_tokens=20))
         assert answer.status_code == 422
         assert "must be <= 8" in answer.json()["error"]
-        told = (await client.get("/info")).json()
-        assert (told["max_input_tokens"], told["max_total_tokens"]) == (7, 8)
+        reported = (await client.get("/info")).json()
+        assert (reported["max_input_tokens"], reported["max_total_tokens"]) == (7, 8)
         shown = (await client.get("/metrics")).text
         assert "\ntgi_batch_max_total_tokens 32\n" in shown
         assert 'num_blocks="2"' in shown
         assert await status(client, native(new_tokens=3)) == 200
-        (said,) = warnings(caplog)
+        (warning,) = warnings(caplog)
         for change in ("max_input_tokens 7 (was 63)", "max_total_tokens 8 (was 64)"):
-            assert change in said
+            assert change in warning
 
-    async def test_a_larger_engine_takes_more(
+    async def test_limits_of_a_larger_engine_apply(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         assert await status(client, native(new_tokens=100)) == 422
         engine.restart(max_total_tokens=200, max_input_tokens=199)
         assert await status(client, native(new_tokens=100)) == 200
 
-    async def test_stop_ids_are_the_new_engines(
+    async def test_stop_ids_of_the_new_engine_apply(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.restart(eos_token_ids=(5, 9))
         assert await status(client, native()) == 200
         assert engine.requests[-1].stop_token_ids == {5, 9}
 
-    async def test_the_same_again_is_not_worth_a_word(
+    async def test_same_engine_logs_no_warning(
         self, engine: FakeEngine, state: RouterState, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine.restart(load_seconds=7.0, step_seconds=3.0)
         assert not warnings(caplog)
-        assert state.metrics.info.load_seconds == 7.0
+        assert state.generator.info.load_seconds == 7.0
 
-    async def test_another_model_is_an_error_in_the_log(
+    async def test_another_model_is_logged_as_an_error(
         self, engine: FakeEngine, state: RouterState, caplog: pytest.LogCaptureFixture
     ) -> None:
         engine.restart(model_id="other", vocab_size=7)
         assert "tokenizer of tiny" in warnings(caplog)[-1]
 
     @pytest.mark.parametrize("body", [native(new_tokens=20), native(words=5, new_tokens=1)])
-    async def test_what_was_being_prepared_for_a_larger_one_is_refused(
+    async def test_prepared_request_is_refused_if_a_smaller_engine_comes(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -117,7 +115,7 @@ class TestLimits:
         assert not engine.requests
         assert state.admission.in_flight == 0
 
-    async def test_what_asked_for_all_there_is_gets_what_there_is(
+    async def test_unlimited_request_gets_the_new_limit(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -136,7 +134,7 @@ class TestBoundedLimits:
     def settings(self) -> dict[str, Any]:
         return {"max_input_tokens": 20, "max_total_tokens": 30}
 
-    async def test_the_routers_own_limits_stay(
+    async def test_limits_of_the_router_remain(
         self, engine: FakeEngine, state: RouterState
     ) -> None:
         engine.restart(max_total_tokens=200, max_input_tokens=199)
@@ -158,14 +156,14 @@ class TestAdapters:
     ) -> None:
         client.headers["authorization"] = "Bearer secret"
         engine.adapters = engine.there = Adapters(4)
-        monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(engine_restart, "_RETRY_SECONDS", 0.0)
 
     async def load(self, client: httpx.AsyncClient, *names: str, in_place: bool = False) -> None:
         for name in names:
             body = {"lora_name": name, "lora_path": f"/{name}", "load_inplace": in_place}
             assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == 200
 
-    async def test_they_come_back_but_for_the_unloaded(
+    async def test_loaded_adapters_are_restored_and_unloaded_are_not(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         await self.load(client, "one", "two", "three")
@@ -180,7 +178,7 @@ class TestAdapters:
             assert await status(client, native("two")) == 422
             assert engine.there.loaded == (Adapter("one", "/one"), Adapter("three", "/three"))
 
-    async def test_those_of_the_command_line_are_the_model_servers(
+    async def test_adapters_of_the_command_line_are_not_restored(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.load_names("named", "other")
@@ -193,7 +191,7 @@ class TestAdapters:
         assert found == {"named": "/adapters/named", "one": "/one", "other": "/other"}
         assert "named" not in engine.loading
 
-    async def test_requests_wait_for_theirs_and_for_no_other(
+    async def test_requests_wait_for_their_own_adapter_only(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         await self.load(client, "one")
@@ -216,11 +214,11 @@ class TestAdapters:
         answer = await client.post("/v1/unload_lora_adapter", json={"lora_name": name})
         return answer.status_code
 
-    async def test_one_that_takes_too_long_is_a_503(
+    async def test_slow_restore_is_a_503(
         self, client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await self.load(client, "one")
-        monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr(engine_restart, "_WAIT_SECONDS", 0.01)
         engine.opened.clear()
         engine.restart()
         answer = await client.post("/v1/completions", json={"model": "one", "prompt": "hello"})
@@ -228,7 +226,7 @@ class TestAdapters:
         assert "still being loaded again" in answer.json()["error"]["message"]
         assert int(answer.headers["retry-after"]) > 0
 
-    async def test_one_that_cannot_be_loaded_is_dropped_by_name(
+    async def test_adapter_that_cannot_be_restored_is_dropped(
         self, client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
     ) -> None:
         await self.load(client, "bad", "one")
@@ -238,9 +236,9 @@ class TestAdapters:
         answer = await client.post("/generate", json=native("bad"))
         assert answer.status_code == 422
         assert "does not exist; adapters: one" in answer.json()["error"]
-        (said,) = warnings(caplog)
-        assert "adapter bad: dropped" in said
-        assert "its files are gone" in said
+        (warning,) = warnings(caplog)
+        assert "adapter bad: dropped" in warning
+        assert "its files are gone" in warning
         engine.loading.clear()
         engine.restart()
         assert await status(client, native("one")) == 200
@@ -250,7 +248,7 @@ class TestAdapters:
         "fault",
         [AdapterError("4 are being loaded", "", AdapterFault.BUSY), ShardError("no answer")],
     )
-    async def test_an_engine_that_cannot_now_is_asked_again(
+    async def test_busy_engine_is_retried(
         self, client: httpx.AsyncClient, engine: FakeEngine, fault: Exception
     ) -> None:
         await self.load(client, "one")
@@ -259,7 +257,7 @@ class TestAdapters:
         assert await status(client, native("one")) == 200
         assert engine.loading == ["one"] * 4
 
-    async def test_an_engine_that_never_answers_is_not_asked_for_ever(
+    async def test_unresponsive_engine_is_not_retried_forever(
         self, client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
     ) -> None:
         await self.load(client, "one")
@@ -268,7 +266,7 @@ class TestAdapters:
         assert await status(client, native("one")) == 422
         assert "adapter one: dropped" in warnings(caplog)[0]
 
-    async def test_one_whose_folder_is_gone_is_fetched_from_where_it_came(
+    async def test_adapter_with_a_lost_folder_is_loaded_from_its_source(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         engine.folders["org/one@v2"] = "/cache/one"
@@ -283,7 +281,7 @@ class TestAdapters:
         assert engine.sources[2:] == ["/cache/one", "org/one@v2"]
 
     @pytest.mark.parametrize("another", [True, False])
-    async def test_an_engine_that_is_lost_meanwhile_is_told_when_it_is_found(
+    async def test_restore_resumes_when_a_lost_engine_is_found(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -302,7 +300,7 @@ class TestAdapters:
         assert engine.loading[2:] == ["one", "two", *(["one"] if another else []), "two"]
         assert not warnings(caplog)
 
-    async def test_the_same_engine_found_again_is_told_nothing(
+    async def test_nothing_is_restored_in_the_same_engine(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         """Another router may have unloaded it meanwhile."""
@@ -312,7 +310,7 @@ class TestAdapters:
         assert await status(client, native("one")) == 422
         assert engine.loading == ["one"]
 
-    async def test_what_another_router_unloaded_or_replaced_stays_so(
+    async def test_adapter_changed_by_another_router_is_not_restored(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState
     ) -> None:
         await self.load(client, "one", "two", "three")
@@ -322,7 +320,7 @@ class TestAdapters:
         assert await status(client, native("two")) == 200
         assert engine.loading[3:] == ["two"]
 
-    async def test_what_another_router_loaded_again_meanwhile_stays(
+    async def test_adapter_restored_by_another_router_is_not_replaced(
         self, client: httpx.AsyncClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
     ) -> None:
         await self.load(client, "one")
@@ -334,7 +332,7 @@ class TestAdapters:
         assert engine.there.loaded == (Adapter("one", "/its"),)
         assert not warnings(caplog)
 
-    async def test_an_engine_that_is_lost_while_that_is_found_out(
+    async def test_restore_survives_an_engine_lost_while_listing(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -357,5 +355,5 @@ class TestAdapters:
                 await asked.wait()
             engine.restart(another=False)
         async with asyncio.timeout(MAX_SECONDS):
-            await state.adapters.kept.settled("one")
+            await state.adapters.dynamic.settled("one")
         assert await status(client, native("one")) == 422

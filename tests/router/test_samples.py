@@ -1,4 +1,4 @@
-"""Several samples of one prompt: best_of and n, their seeds, shapes, shares and failures."""
+"""Several samples of one prompt: best_of and n, their seeds, answers, usage and failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
-from tgi_cli.offline.options import GenerationOptions, Prompt, requests_of
+from tgi_cli.llm.options import GenerationOptions, Prompt, requests_of
 from tgi_cli.router.state import RouterState
 from tgi_cli.sampling.params import SamplingParams
 
@@ -31,11 +31,11 @@ def native(**parameters: Any) -> dict[str, Any]:
 
 class TestBestOf:
     @pytest.mark.parametrize(("chances", "winner"), [((-2.0, -1.0), 1), ((-1.0, -2.0), 0)])
-    async def test_the_highest_mean_wins(
+    async def test_highest_mean_logprob_wins(
         self, client: httpx.AsyncClient, engine: FakeEngine, chances: tuple, winner: int
     ) -> None:
         """The mean, not the sum: the longer text is not worse for its length."""
-        replies = engine.say("a", "the quick brown fox jumps")
+        replies = engine.reply_with("a", "the quick brown fox jumps")
         engine.chances = list(chances)
         answer = await client.post("/generate", json=native(details=True, top_n_tokens=2))
         details = answer.json()["details"]
@@ -52,10 +52,10 @@ class TestBestOf:
             assert found["prefill"] == []
         assert details["seed"] != other["seed"]
 
-    async def test_headers_tell_of_the_winner(
+    async def test_headers_describe_the_winner(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        replies = engine.say("the quick brown fox jumps", "a")
+        replies = engine.reply_with("the quick brown fox jumps", "a")
         engine.chances = [-2.0, -1.0]
         headers = (await client.post("/generate", json=native())).headers
         assert headers["x-generated-tokens"] == str(len(replies[1]))
@@ -63,19 +63,19 @@ class TestBestOf:
         assert float(headers["x-compute-time"]) > 0
         assert headers["x-total-time"].isdigit()
 
-    async def test_no_details_unless_asked(self, client: httpx.AsyncClient) -> None:
+    async def test_details_are_absent_unless_requested(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/", json=native())
         assert answer.json() == [{"generated_text": "the foxhello world"}]
 
-    async def test_one_has_no_others(self, client: httpx.AsyncClient) -> None:
+    async def test_single_sample_has_no_best_of_sequences(self, client: httpx.AsyncClient) -> None:
         answer = await client.post("/generate", json=native(best_of=1, details=True))
         assert "best_of_sequences" not in answer.json()["details"]
 
-    async def test_the_best_of_a_text_completion(
+    async def test_best_of_selects_text_completions(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
         """Per prompt, best first, indexed anew; all that was generated is paid for."""
-        replies = engine.say("a", "b", "c", "d", "e", "f")
+        replies = engine.reply_with("a", "b", "c", "d", "e", "f")
         engine.chances = [-3.0, -1.0, -2.0, -5.0, -6.0, -4.0]
         body = {"prompt": ["x", "y"], "n": 2, "best_of": 3}
         answer = await client.post(COMPLETIONS, json=body)
@@ -88,10 +88,10 @@ class TestBestOf:
 
 class TestN:
     @pytest.mark.parametrize("logprobs", [False, True])
-    async def test_chat(
+    async def test_chats_have_several_choices(
         self, client: httpx.AsyncClient, engine: FakeEngine, logprobs: bool
     ) -> None:
-        replies = engine.say("one", "two two", "three")
+        replies = engine.reply_with("one", "two two", "three")
         body = {"messages": USER, "n": 3, "logprobs": logprobs}
         answer = await client.post(CHAT, json=body)
         found = answer.json()
@@ -111,10 +111,10 @@ class TestN:
             assert counts == list(map(len, replies))
 
     @pytest.mark.parametrize("usage", [False, True])
-    async def test_chat_stream(
+    async def test_streamed_chats_have_several_choices(
         self, client: httpx.AsyncClient, engine: FakeEngine, usage: bool
     ) -> None:
-        replies = engine.say("one", "two two", "three")
+        replies = engine.reply_with("one", "two two", "three")
         options = {"include_usage": usage}
         body = {"messages": USER, "n": 3, "stream": True, "stream_options": options}
         *chunks, done = events((await client.post(CHAT, json=body)).text)
@@ -134,11 +134,11 @@ class TestN:
         assert roles == reasons == [1, 1, 1]
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_completions_of_several_prompts(
+    async def test_completions_have_samples_of_each_prompt(
         self, client: httpx.AsyncClient, engine: FakeEngine, stream: bool
     ) -> None:
         """The samples of the first prompt come first."""
-        engine.say("a", "b", "c", "d")
+        engine.reply_with("a", "b", "c", "d")
         body = {"prompt": ["x", "y"], "n": 2, "echo": True, "stream": stream}
         answer = await client.post(COMPLETIONS, json=body)
         texts = ["", "", "", ""]
@@ -151,16 +151,20 @@ class TestN:
         assert texts == ["xa", "xb", "yc", "yd"]
         prompts = [request.prompt_ids for request in engine.requests]
         assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
-        assert [request.fork_of for request in engine.requests] == [None, 1, None, 3]
+        ids = [request.request_id for request in engine.requests]
+        forks = [request.fork_of for request in engine.requests]
+        assert forks == [None, ids[0], None, ids[2]]
 
     @pytest.mark.parametrize(("route", "body"), REQUESTS)
-    async def test_samples_fork_the_first(
+    async def test_samples_fork_the_first_sample(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:
         await client.post(route, json=body)
         assert [request.fork_of for request in engine.requests] == [None, 1, 1]
 
-    async def test_seeds(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_samples_have_distinct_seeds(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         """Sample i has its own seed, the same however many there are; the first has the given."""
 
         async def seeds(**fields: Any) -> list[int]:
@@ -207,7 +211,7 @@ class TestFailures:
         body: dict,
         stream: bool,
     ) -> None:
-        engine.say("the quick brown fox jumps over the lazy dog")
+        engine.reply_with("the quick brown fox jumps over the lazy dog")
         engine.failure, engine.fail_after, engine.fails = "broken", 1, {2}
         engine.gate = asyncio.Semaphore(5)  # they go on side by side, not to an end
         if stream and ("best_of" in body or route == "/generate"):
@@ -227,7 +231,7 @@ class TestFailures:
         assert failures["generation"] == 1
         assert sum(failures.values()) == len(engine.requests)
 
-    async def test_places_are_given_back_when_submitting_fails(
+    async def test_limit_is_released_when_submitting_fails(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,

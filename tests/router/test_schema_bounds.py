@@ -1,4 +1,4 @@
-"""Every field of every request has a bound: of its length, its number, its range or its depth."""
+"""Every field of every request has a bound of its length, number, range or depth."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from msgspec import Meta, inspect
 
-from tgi_cli.router import bounds, routes
-from tgi_cli.router.schemas import native, platforms
+from tgi_cli.router import api, bounds
+from tgi_cli.router.api.schemas import platforms, tgi
+from tgi_cli.router.app import ROUTES
 
 MARKS = {
     "payload": (inspect.StrType,),
@@ -23,18 +24,20 @@ MARKS = {
 """What stands for a bound on each kind of type: see :mod:`tgi_cli.router.bounds`."""
 
 
-def decoders() -> list[msgspec.json.Decoder[Any]]:
-    """Of all routes."""
+def decoded() -> set[Any]:
+    """The types that all routes decode, and those of the decoders of their modules."""
     modules = [
-        importlib.import_module(f"{routes.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(routes.__path__)
+        importlib.import_module(f"{api.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(api.__path__)
     ]
-    return [
-        value
+    decoders = {
+        value.type
         for module in modules
         for value in vars(module).values()
         if isinstance(value, msgspec.json.Decoder)
-    ]
+    }
+    operations = [endpoint.operation for endpoint in ROUTES]
+    return decoders | {kind for each in operations for kind in (*each.body, *each.referenced)}
 
 
 def unbounded(kind: inspect.Type, where: str, seen: set[type], mark: str = "") -> Iterator[str]:
@@ -82,9 +85,9 @@ def found(kind: Any) -> list[str]:
 
 
 def test_every_field_of_every_request_has_a_bound() -> None:
-    types = [decoder.type for decoder in decoders()]
+    types = decoded()
     assert len(types) >= 14
-    assert {native.GenerateRequest, platforms.VertexInstance, platforms.InferRequest} <= {
+    assert {tgi.GenerateRequest, platforms.VertexInstance, platforms.InferRequest} <= {
         kind for kind in types if isinstance(kind, type)
     }
     places = {place for kind in types for place in found(kind)}
@@ -109,7 +112,7 @@ class Outer(msgspec.Struct):
     biases: bounds.LogitBias
 
 
-def test_what_is_unbounded_is_found() -> None:
+def test_unbounded_fields_are_detected() -> None:
     assert found(Outer) == [
         "Outer.inner: list",
         "Inner.text: str",
@@ -137,7 +140,7 @@ def test_what_is_unbounded_is_found() -> None:
         ),
     ],
 )
-async def test_bounds_are_told(
+async def test_bounds_are_in_the_error(
     client: httpx.AsyncClient, route: str, body: dict[str, Any], cause: str
 ) -> None:
     answer = await client.post(route, json={"inputs": "a", **body})
@@ -162,7 +165,7 @@ async def test_bounds_are_told(
         ("/v1/responses", {"input": "a", "include": ["a"] * 1025}, "include"),
     ],
 )
-async def test_bounds_of_openais_routes_are_told(
+async def test_bounds_are_in_openais_errors(
     client: httpx.AsyncClient, route: str, body: dict[str, Any], param: str
 ) -> None:
     answer = await client.post(route, json=body)

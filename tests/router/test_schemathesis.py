@@ -31,9 +31,9 @@ from schemathesis.specs.openapi.checks import (
 from tests.router.contracts import own
 from tests.router.fakes import FakeEngine, FakeStream
 from tgi_cli.engine.messages import GenerationRequest
-from tgi_cli.router.app import create_app
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES, create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.operations import OPERATIONS
 from tgi_cli.rpc import codec
 from tgi_cli.text.bundle import TextBundle
 
@@ -43,9 +43,9 @@ CASES = int(os.environ.get("TGI_FUZZ_CASES", "2000"))
 ALLOWED, FORBIDDEN = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 DRAWN = [
     (method, path, mode)
-    for (method, path), operation in OPERATIONS.items()
-    if operation.body or "{" in path
-    for mode in ([ALLOWED, FORBIDDEN] if operation.body else [ALLOWED])
+    for (method, path), endpoint in endpoints_of(ROUTES).items()
+    if endpoint.operation.body or "{" in path
+    for mode in ([ALLOWED, FORBIDDEN] if endpoint.operation.body else [ALLOWED])
 ]
 """What there is more than one request to; test_contract calls the others. No path is forbidden."""
 
@@ -113,7 +113,7 @@ def server(model_path: Path, text: TextBundle) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), DRAWN)
-def test_every_answer_is_foreseen(
+def test_every_answer_conforms_to_the_document(
     server: Server, method: str, path: str, mode: GenerationMode
 ) -> None:
     operation = server.schema[path][method]
@@ -140,7 +140,7 @@ def test_every_answer_is_foreseen(
     assert server.app.state.router.admission.in_flight == 0
 
 
-def test_they_were_many_and_of_all_kinds(server: Server) -> None:
+def test_requests_were_many_and_varied(server: Server) -> None:
     assert server.statuses.total() >= CASES
-    assert server.statuses[200] > CASES / 4
+    assert server.statuses[200] > CASES / 5
     assert server.statuses[400] + server.statuses[422] > CASES / 4

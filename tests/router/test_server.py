@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from tests.router.sse import events
-from tgi_cli.errors import AddressInUseError, ModelError
+from tgi_cli.errors import AddressInUseError, ConfigError, ModelError
+from tgi_cli.process.bind import bind
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.server import run_router
 
@@ -62,7 +63,7 @@ async def ended(process: asyncio.subprocess.Process) -> str:
     return logged.decode()
 
 
-async def test_term_drains(start: Start) -> None:
+async def test_sigterm_drains(start: Start) -> None:
     """New requests get 503, also on new connections; the stream in flight ends well."""
     process, url = await start(pause=0.1)
     async with (
@@ -86,7 +87,7 @@ async def test_term_drains(start: Start) -> None:
     assert "draining 1 requests" in await ended(process)
 
 
-async def test_the_grace_period_ends(start: Start) -> None:
+async def test_grace_period_ends_requests(start: Start) -> None:
     process, url = await start(pause=1.0, grace=1)
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         pending = asyncio.ensure_future(client.post("/generate_stream", json={"inputs": "x"}))
@@ -98,7 +99,7 @@ async def test_the_grace_period_ends(start: Start) -> None:
     assert "1 requests did not end within 1 s" in await ended(process)
 
 
-async def test_an_idle_router_ends_at_once(start: Start) -> None:
+async def test_idle_router_ends_at_once(start: Start) -> None:
     process, url = await start()
     async with httpx.AsyncClient(base_url=url) as client:  # an idle connection holds nothing up
         assert (await client.get("/info")).json()["model_id"] == "acme/tiny"
@@ -106,7 +107,7 @@ async def test_an_idle_router_ends_at_once(start: Start) -> None:
         await ended(process)
 
 
-async def test_a_second_signal_ends_at_once(start: Start) -> None:
+async def test_second_signal_ends_at_once(start: Start) -> None:
     process, url = await start(pause=1.0, grace=60)
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         pending = asyncio.ensure_future(client.post("/generate", json={"inputs": "x"}))
@@ -120,25 +121,30 @@ async def test_a_second_signal_ends_at_once(start: Start) -> None:
     assert "second signal" in await ended(process)
 
 
-async def test_a_taken_port_is_one_line(model_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+@pytest.mark.parametrize("bound_before", [False, True])
+async def test_taken_port_is_a_one_line_error(model_path: Path, bound_before: bool) -> None:
+    with bind("127.0.0.1", 0) as bound, bind(*bound.getsockname()) as other:
+        other.listen()
+        bound.set_inheritable(True)
+        port = bound.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.router.serve_fake",
-            str(model_path), f"-p{taken.getsockname()[1]}", "0", "1",
-            stderr=asyncio.subprocess.PIPE,
+            str(model_path), str(bound.fileno()) if bound_before else f"-p{port}", "0", "1",
+            pass_fds=[bound.fileno()], stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         _, logged = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == AddressInUseError.exit_code
-    assert logged.decode().startswith("error: cannot serve on 127.0.0.1 port")
+    cause = f"cannot serve on 127.0.0.1 port {port}: " if bound_before else f"port {port} is in use"
+    assert logged.decode().startswith(f"error: {cause}")
     assert len(logged.splitlines()) == 1
 
 
-def test_a_host_that_is_none(config: RouterConfig) -> None:
-    with pytest.raises(AddressInUseError, match="cannot serve on 999"):
+def test_an_invalid_hostname_is_an_error(config: RouterConfig) -> None:
+    with pytest.raises(ConfigError, match=r"--hostname '999\.1\.1\.1'"):
         run_router(replace(config, hostname="999.1.1.1", port=0))
 
 
-def test_a_model_without_tokenizer(config: RouterConfig, tmp_path: Path) -> None:
+def test_missing_tokenizer_is_a_model_error(config: RouterConfig, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         run_router(replace(config, model_path=tmp_path, hostname="127.0.0.1", port=0))

@@ -10,7 +10,9 @@ from tests.router.fakes import FakeEngine
 
 
 @pytest.mark.parametrize("route", ["/health", "/ping", "/"])
-async def test_health(client: httpx.AsyncClient, engine: FakeEngine, route: str) -> None:
+async def test_health_follows_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str
+) -> None:
     answer = await client.get(route)
     assert (answer.status_code, answer.content) == (200, b"")
     engine.is_healthy = False
@@ -20,7 +22,7 @@ async def test_health(client: httpx.AsyncClient, engine: FakeEngine, route: str)
     assert "retry-after" in answer.headers
 
 
-async def test_info(client: httpx.AsyncClient) -> None:
+async def test_info_has_tgis_fields(client: httpx.AsyncClient) -> None:
     assert (await client.get("/info")).json() == {
         "model_id": "acme/tiny",
         "model_sha": None,
@@ -39,7 +41,7 @@ async def test_info(client: httpx.AsyncClient) -> None:
     }
 
 
-async def test_models(client: httpx.AsyncClient) -> None:
+async def test_models_lists_the_served_model(client: httpx.AsyncClient) -> None:
     model = {"id": "acme/tiny", "object": "model", "created": 0, "owned_by": "acme/tiny"}
     assert (await client.get("/v1/models")).json() == {"object": "list", "data": [model]}
     assert (await client.get("/v1/models/acme/tiny")).json() == model

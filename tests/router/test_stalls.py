@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
+from functools import cache
 from typing import Any
 
 import httpx
@@ -15,11 +16,10 @@ import msgspec
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tests.tools.loop_gap import loop_gap
-from tgi_cli.router import prompt
-from tgi_cli.router.routes import kserve, vertex
+from tests.tools.event_loop_gap import loop_gap
+from tgi_cli.router.api import kserve, tgi, vertex
 from tgi_cli.router.state import RouterState
-from tgi_cli.text import windows
+from tgi_cli.text import windowed_encoding
 from tgi_cli.text.tokenizer import Tokenizer
 
 LONG = "the quick brown fox jumps over the lazy dog. " * 30_000
@@ -33,18 +33,20 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Characters of each call of the tokenizer on a long text, and whether on the loop."""
     seen: list[tuple[int, bool]] = []
     loop = threading.get_ident()
-    encode = windows._encode
+    spans = Tokenizer.spans
 
-    def watched(tokenizer: Tokenizer, text: str, start: int, stop: int) -> list[windows.Span]:
-        seen.append((min(stop, len(text)) - start, threading.get_ident() == loop))
-        return encode(tokenizer, text, start, stop)
+    def watched(
+        self: Tokenizer, text: str, add_special_tokens: bool = True
+    ) -> list[windowed_encoding.Span]:
+        seen.append((len(text), threading.get_ident() == loop))
+        return spans(self, text, add_special_tokens)
 
-    monkeypatch.setattr(windows, "_encode", watched)
+    monkeypatch.setattr(Tokenizer, "spans", watched)
     return seen
 
 
 class TestTokenize:
-    async def test_a_long_text(
+    async def test_long_text_is_tokenized_in_windows_off_the_loop(
         self, client: httpx.AsyncClient, state: RouterState, encoded: list[tuple[int, bool]]
     ) -> None:
         async with (
@@ -54,7 +56,9 @@ class TestTokenize:
             assert answer.status_code == 200
             assert "content-length" not in answer.headers, "it is sent while it is found"
             text = await answer.aread()
-        assert max(characters for characters, _ in encoded) <= 2 * windows.WINDOW_CHARACTERS
+        assert (
+            max(characters for characters, _ in encoded) <= 2 * windowed_encoding.WINDOW_CHARACTERS
+        )
         assert not any(here for _, here in encoded)
         assert gap.work < SECONDS
         found = msgspec.json.decode(text)
@@ -62,7 +66,9 @@ class TestTokenize:
         assert [(token["id"], token["start"], token["stop"]) for token in found] == whole
         assert all(token["text"] == LONG[token["start"] : token["stop"]] for token in found[:999])
 
-    async def test_a_long_conversation(self, client: httpx.AsyncClient) -> None:
+    async def test_long_conversation_is_tokenized_off_the_loop(
+        self, client: httpx.AsyncClient
+    ) -> None:
         body = {"messages": [{"role": "user", "content": LONG}]}
         answer = (await client.post("/chat_tokenize", json=body)).json()
         assert list(answer) == ["tokenize_response", "templated_text"]
@@ -70,7 +76,7 @@ class TestTokenize:
         assert answer["tokenize_response"][-1]["stop"] == len(answer["templated_text"])
 
     @pytest.mark.parametrize("short", ["", "x", "hello world " * 300])
-    async def test_short_ones(
+    async def test_short_texts_are_tokenized_on_the_loop(
         self, client: httpx.AsyncClient, state: RouterState, short: str
     ) -> None:
         answer = await client.post("/tokenize", json={"inputs": short})
@@ -88,7 +94,7 @@ class TestPrompts:
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
         ],
     )
-    async def test_those_that_are_too_long_are_not_encoded_to_their_end(
+    async def test_too_long_prompts_are_not_encoded_to_the_end(
         self,
         client: httpx.AsyncClient,
         encoded: list[tuple[int, bool]],
@@ -99,10 +105,12 @@ class TestPrompts:
             answer = await client.post(route, json=body)
         assert answer.status_code in (400, 422)
         assert "at least" in answer.text, "how many there are is not known"
-        assert sum(characters for characters, _ in encoded) < 10 * windows.WINDOW_CHARACTERS
+        assert (
+            sum(characters for characters, _ in encoded) < 10 * windowed_encoding.WINDOW_CHARACTERS
+        )
         assert gap.work < SECONDS
 
-    async def test_those_that_are_truncated_keep_their_end(
+    async def test_truncated_prompts_retain_their_end(
         self,
         client: httpx.AsyncClient,
         state: RouterState,
@@ -113,22 +121,24 @@ class TestPrompts:
         assert (await client.post("/generate", json=body)).status_code == 200
         whole = state.text.tokenizer.encode(LONG)
         assert engine.requests[-1].prompt_ids == tuple(whole[-50:])
-        assert max(characters for characters, _ in encoded) <= 2 * windows.WINDOW_CHARACTERS
+        assert (
+            max(characters for characters, _ in encoded) <= 2 * windowed_encoding.WINDOW_CHARACTERS
+        )
         assert not any(here for _, here in encoded)
 
-    async def test_the_tokens_of_a_prompt_are_shown_off_the_loop(
+    async def test_prompt_tokens_are_rendered_off_the_loop(
         self, client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        state.text.tokenizer._surfaces.clear()
         seen: list[bool] = []
-        loop, surface = threading.get_ident(), Tokenizer._surface
+        loop, surface = threading.get_ident(), state.text.tokenizer.surface
 
-        def watched(self: Tokenizer, token_id: int) -> str:
+        @cache
+        def watched(token_id: int) -> str:
             seen.append(threading.get_ident() == loop)
-            return surface(self, token_id)
+            return surface(token_id)
 
-        monkeypatch.setattr(Tokenizer, "_surface", watched)
-        monkeypatch.setattr(prompt, "_INLINE_TOKENS", 5)
+        monkeypatch.setattr(state.text.tokenizer, "surface", watched)
+        monkeypatch.setattr(tgi, "_INLINE_TOKENS", 5)
         words = "the quick brown fox jumps over the lazy dog"
         body = {
             "inputs": words,
@@ -143,7 +153,7 @@ class TestPrompts:
 
 
 class TestPlatforms:
-    async def test_instances_are_counted_before_they_are_read(
+    async def test_instances_are_counted_before_they_are_decoded(
         self, client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def never(*_: Any) -> None:
@@ -161,7 +171,7 @@ class TestPlatforms:
         assert gap.work < SECONDS
         assert state.admission.in_flight == 0
 
-    async def test_instances_that_are_no_objects_are_not_kept(
+    async def test_instances_that_are_not_objects_are_not_buffered(
         self, client: httpx.AsyncClient
     ) -> None:
         body = b'{"instances":[' + b"1," * 900_000 + b"1]}"
@@ -176,7 +186,9 @@ class TestPlatforms:
         assert "instances[0]" in answer.text
         assert peak < 20 << 20
 
-    async def test_so_are_tensors(self, client: httpx.AsyncClient, state: RouterState) -> None:
+    async def test_tensors_are_counted_before_they_are_decoded(
+        self, client: httpx.AsyncClient, state: RouterState
+    ) -> None:
         tensor = {"name": "a", "shape": [1], "datatype": "BYTES", "data": ["a"]}
         many = {**tensor, "data": ["a"] * (state.admission.limit + 1)}
         for inputs in ([tensor] * (state.admission.limit + 1), [many]):
@@ -184,7 +196,7 @@ class TestPlatforms:
             assert answer.status_code == 422
             assert "run at once" in answer.text
 
-    async def test_many_bytes_are_read_and_written_in_slices(
+    async def test_many_bytes_are_decoded_and_encoded_in_slices(
         self, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[bool] = []

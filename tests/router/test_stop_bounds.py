@@ -1,4 +1,4 @@
-"""Stop strings cost what their text costs, and their length is bounded, on every route."""
+"""The length and the cost of stop strings are bounded on every route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUTES = [
 
 @pytest.mark.parametrize(("route", "body", "within"), ROUTES)
 @pytest.mark.parametrize("characters", [1025, 200_000])
-async def test_a_stop_string_beyond_the_bound_is_refused_at_no_cost(
+async def test_too_long_stop_string_is_refused_quickly(
     client: httpx.AsyncClient, route: str, body: dict, within: tuple[str, ...], characters: int
 ) -> None:
     asked: dict = {"stop": ["a" * characters]}
@@ -34,7 +34,7 @@ async def test_a_stop_string_beyond_the_bound_is_refused_at_no_cost(
 
 
 @pytest.mark.parametrize(("route", "body", "within"), ROUTES)
-async def test_the_longest_stop_string_is_taken(
+async def test_longest_stop_string_is_accepted(
     client: httpx.AsyncClient, route: str, body: dict, within: tuple[str, ...]
 ) -> None:
     asked: dict = {"stop": ["a" * 1024]}

@@ -1,4 +1,4 @@
-"""What requests ask their answers to be, from HTTP to the engine's door."""
+"""Structured output, from HTTP to the engine's request."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
 from tgi_cli.engine.messages import FinishReason
+from tgi_cli.process.pool_child import PoolChild
+from tgi_cli.process.worker_pool import Limits
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.child import Child
-from tgi_cli.text.grammar_check import GrammarChecker
-from tgi_cli.text.worker_pool import Limits
+from tgi_cli.text.grammar.checker import GrammarChecker
 
 SCHEMA = {
     "type": "object",
@@ -89,7 +89,7 @@ OPENAI: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("grammar", NATIVE)
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream", "/"])
-async def test_native(
+async def test_tgis_grammars_reach_the_engine(
     client: httpx.AsyncClient, engine: FakeEngine, route: str, grammar: Any
 ) -> None:
     answer = await client.post(route, json={"inputs": "hi", "parameters": {"grammar": grammar}})
@@ -100,7 +100,7 @@ async def test_native(
 
 @pytest.mark.parametrize("fields", OPENAI, ids=lambda f: str(f)[:50])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_openai(
+async def test_openais_response_formats_reach_the_engine(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], stream: bool
 ) -> None:
     for route, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
@@ -110,7 +110,9 @@ async def test_openai(
         assert not allows(engine, '{"name": 3}')
 
 
-async def test_responses(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_formats_of_responses_reach_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     form = {"type": "json_schema", "name": "person", "schema": SCHEMA, "strict": True}
     answer = await client.post("/v1/responses", json={"input": "hi", "text": {"format": form}})
     assert answer.status_code == 200, answer.text
@@ -118,7 +120,9 @@ async def test_responses(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert not allows(engine, '{"name": 3}')
 
 
-async def test_other_kinds(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_other_grammar_types_reach_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     for fields, right, wrong in (
         ({"response_format": {"type": "json_object"}}, '{"x": [1]}', "[1]"),
         ({"response_format": {"type": "regex", "value": "[0-9]+"}}, "12", "a"),
@@ -134,7 +138,7 @@ async def test_other_kinds(client: httpx.AsyncClient, engine: FakeEngine) -> Non
         assert not allows(engine, wrong)
 
 
-async def test_no_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_text_format_has_no_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for fields in ({}, {"response_format": {"type": "text"}}, {"response_format": None}):
         await client.post("/v1/chat/completions", json={**CHAT, **fields})
         assert engine.requests[-1].grammar is None
@@ -142,7 +146,7 @@ async def test_no_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None
     assert engine.requests[-1].grammar is None
 
 
-async def test_every_sample_of_every_prompt_has_it(
+async def test_every_sample_of_every_prompt_has_the_grammar(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     body = {"prompt": ["a", "b"], "n": 2, "guided_choice": ["yes", "no"]}
@@ -160,9 +164,7 @@ NESTED = {"properties": {"a": {"items": {"type": "array", "uniqueItems": True}}}
 MESSAGE = "JSON schema keyword `uniqueItems` is not supported (at #/properties/a/items)"
 
 
-async def test_an_unsupported_keyword_is_named(
-    client: httpx.AsyncClient, engine: FakeEngine
-) -> None:
+async def test_unsupported_keyword_is_named(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     parameters = {"grammar": {"type": "json", "value": NESTED}}
     expected = {
         "error": f"Input validation error: grammar is not valid: {MESSAGE}",
@@ -198,7 +200,7 @@ async def test_an_unsupported_keyword_is_named(
         ({"guided_regex": "a" * 300_000}, "guided_regex", "more than 262144 bytes"),
     ],
 )  # fmt: skip
-async def test_what_cannot_be(
+async def test_invalid_grammars_are_refused(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     fields: dict[str, Any],
@@ -212,7 +214,10 @@ async def test_what_cannot_be(
     assert engine.requests == []
 
 
-async def test_a_bomb_is_refused_while_others_go_on(url: str, state: RouterState) -> None:
+@pytest.mark.tgi_pain(7)
+async def test_exploding_grammar_is_refused_without_delaying_others(
+    url: str, state: RouterState
+) -> None:
     limits = Limits(processes=1, seconds=1.0, megabytes=4096)
     ends = state.client.info.eos_token_ids
     state.generator.grammars = GrammarChecker(state.text.tokenizer, ends, limits)
@@ -238,9 +243,7 @@ async def test_a_bomb_is_refused_while_others_go_on(url: str, state: RouterState
         assert (await client.post("/generate", json=good)).status_code == 200
 
 
-async def test_too_many_at_once_are_told_to_come_back(
-    client: httpx.AsyncClient, state: RouterState
-) -> None:
+async def test_too_many_compilations_are_429(client: httpx.AsyncClient, state: RouterState) -> None:
     limits = Limits(processes=1, seconds=1.0, megabytes=4096, wait_seconds=0.1)
     state.generator.grammars = GrammarChecker(state.text.tokenizer, [1], limits)
     bodies = [{**TEXT, "guided_json": schema} for schema in (BOMB, SCHEMA)]
@@ -255,7 +258,7 @@ async def test_too_many_at_once_are_told_to_come_back(
 
 
 @pytest.mark.parametrize("grammar", [{"type": "regex", "value": ".*" * 200}])
-async def test_one_that_cannot_be_followed_is_refused_at_once(
+async def test_unsupported_grammar_is_refused_at_once(
     client: httpx.AsyncClient, engine: FakeEngine, grammar: Any
 ) -> None:
     parameters = {"grammar": grammar}
@@ -265,7 +268,7 @@ async def test_one_that_cannot_be_followed_is_refused_at_once(
     assert engine.requests == []
 
 
-async def test_many_choices(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_many_choices_are_accepted(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     choices = [f"w{number}" for number in range(20_000)]
     answer = await client.post("/v1/completions", json={**TEXT, "guided_choice": choices})
     assert answer.status_code == 200
@@ -276,7 +279,7 @@ async def test_many_choices(client: httpx.AsyncClient, engine: FakeEngine) -> No
     assert "more than 262144 bytes" in answer.json()["error"]["message"]
 
 
-async def test_one_that_the_engine_cannot_follow_is_the_requests_fault(
+async def test_grammar_that_the_engine_rejects_is_an_invalid_request(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     cause = "the grammar cannot be followed: it takes too long"
@@ -289,24 +292,24 @@ async def test_one_that_the_engine_cannot_follow_is_the_requests_fault(
     assert answer.json()["error"]["param"] == "guided_regex"
     assert cause in answer.json()["error"]["message"]
     engine.fail_after = 1
-    *_, told, _done = events(
+    *_, reported, _done = events(
         (await client.post("/v1/completions", json={**body, "stream": True})).text
     )
-    assert told["error"]["type"] == "invalid_request_error"
-    assert cause in told["error"]["message"]
+    assert reported["error"]["type"] == "invalid_request_error"
+    assert cause in reported["error"]["message"]
     native = {"inputs": "hi", "parameters": {"grammar": NATIVE[0]}}
-    *_, told = events((await client.post("/generate_stream", json=native)).text)
-    assert told["error_type"] == "validation"
+    *_, reported = events((await client.post("/generate_stream", json=native)).text)
+    assert reported["error_type"] == "validation"
 
 
-async def test_processes_that_are_killed_are_not_the_grammars_fault(
+async def test_killed_workers_are_not_an_invalid_request(
     client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checker = state.generator.grammars
     assert checker is not None
     body = {**TEXT, "guided_json": SCHEMA}
     with monkeypatch.context() as patched:
-        patched.setattr("tgi_cli.text.child.Child.exchange", _killed)
+        patched.setattr("tgi_cli.process.pool_child.PoolChild.exchange", _killed)
         answer = await client.post("/v1/completions", json=body)
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "server_error"
@@ -315,10 +318,10 @@ async def test_processes_that_are_killed_are_not_the_grammars_fault(
     assert (await client.post("/v1/completions", json=body)).status_code == 200
 
 
-_exchange = Child.exchange
+_exchange = PoolChild.exchange
 
 
-def _killed(child: Child, body: bytes, seconds: float) -> Any:
+def _killed(child: PoolChild, body: bytes, seconds: float) -> Any:
     """It gets as far as to the job."""
     if body.startswith(b'{"setup"'):
         return _exchange(child, body, seconds)
@@ -341,7 +344,9 @@ class TestSwitchedOff:
             engine.info = replace(engine.info, grammar=False)
         return create_app(engine, text, config)
 
-    async def test_in_tgis_words(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_errors_have_tgis_form(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         body = {"inputs": "hi", "parameters": {"grammar": NATIVE[0]}}
         answer = await client.post("/generate", json=body)
         assert answer.status_code == 422
@@ -404,7 +409,8 @@ class TestTools:
             "/v1/chat/completions", json={**CHAT, "tools": [TOOL, TIME], **fields}
         )
 
-    async def test_auto(
+    @pytest.mark.tgi_pain(6)
+    async def test_auto_constrains_calls_only(
         self, client: httpx.AsyncClient, engine: FakeEngine, before: tuple[str, ...]
     ) -> None:
         assert (await self.ask(client)).status_code == 200
@@ -415,7 +421,7 @@ class TestTools:
         assert allows(engine, *before, "So:", CALL)
         assert not allows(engine, *before, CALL, OTHER)
 
-    async def test_required(
+    async def test_required_forces_a_call(
         self, client: httpx.AsyncClient, engine: FakeEngine, before: tuple[str, ...]
     ) -> None:
         assert (await self.ask(client, tool_choice="required")).status_code == 200
@@ -425,7 +431,7 @@ class TestTools:
             assert not allows(engine, *before, *parts), parts
 
     @pytest.mark.parametrize("choice", ["time", {"type": "function", "function": {"name": "time"}}])
-    async def test_named(
+    async def test_named_tool_forces_its_call(
         self,
         client: httpx.AsyncClient,
         engine: FakeEngine,
@@ -437,7 +443,7 @@ class TestTools:
         assert not allows(engine, *before, CALL)
         assert not allows(engine, *before, OTHER, "\n", OTHER)
 
-    async def test_calls_or_a_format(
+    async def test_response_format_and_tools_combine(
         self, client: httpx.AsyncClient, engine: FakeEngine, before: tuple[str, ...]
     ) -> None:
         form = {"type": "json_object", "value": SCHEMA}
@@ -449,7 +455,7 @@ class TestTools:
         assert allows(engine, *before, PERSON)
         assert not allows(engine, *before, CALL)
 
-    async def test_schemas_of_tools(
+    async def test_strict_tools_constrain_arguments(
         self, client: httpx.AsyncClient, engine: FakeEngine, before: tuple[str, ...]
     ) -> None:
         function = {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}
@@ -466,7 +472,7 @@ class TestTools:
             in (answer.json()["error"]["message"])
         )
 
-    async def test_switched_off(
+    async def test_disabled_grammar_support_refuses_grammars(
         self, engine: FakeEngine, text: TextBundle, config: RouterConfig
     ) -> None:
         """Calls are left to the model then; none can be made sure of."""
@@ -480,8 +486,8 @@ class TestTools:
             assert "grammar is not supported" in answer.json()["error"]["message"]
 
 
-async def test_clients(url: str, engine: FakeEngine) -> None:
-    engine.say('{"a": 1}')
+async def test_clients_can_constrain_answers(url: str, engine: FakeEngine) -> None:
+    engine.reply_with('{"a": 1}')
     ai: Any = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
     whole = await ai.chat.completions.create(
         model="tgi",

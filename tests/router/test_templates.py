@@ -1,4 +1,4 @@
-"""Chat templates of checkpoints that take more than they may: the router goes on."""
+"""Chat templates of checkpoints that exceed their limits do not affect other requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.router.fakes import FakeEngine
+from tgi_cli.process.worker_pool import Limits
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.chat import ChatTemplate
-from tgi_cli.text.worker_pool import Limits
+from tgi_cli.text.chat_template import ChatTemplate
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 SOURCE = (
@@ -45,7 +45,7 @@ def chat(content: str) -> dict[str, Any]:
     ("content", "cause"),
     [("slow", "more than 1 s to render"), ("large", "more than 128 MB of memory to render")],
 )
-async def test_it_is_an_error_of_the_template(
+async def test_failing_template_is_a_template_error(
     client: httpx.AsyncClient, engine: FakeEngine, content: str, cause: str
 ) -> None:
     for route in (ROUTE, "/chat_tokenize"):
@@ -57,7 +57,7 @@ async def test_it_is_an_error_of_the_template(
     assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
 
 
-async def test_others_are_answered_meanwhile(url: str) -> None:
+async def test_slow_template_does_not_delay_others(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
         slow = asyncio.ensure_future(client.post(ROUTE, json=chat("slow")))
@@ -71,10 +71,10 @@ async def test_others_are_answered_meanwhile(url: str) -> None:
         assert asked >= 3
 
 
-async def test_no_more_processes_than_there_may_be(
+async def test_number_of_template_processes_is_limited(
     client: httpx.AsyncClient, state: RouterState
 ) -> None:
-    """Of many at once, two take their time; the others are told to come back."""
+    """Of many at once, two take their time; the others get Retry-After."""
     template = state.text.chat_template
     assert template is not None
     start = time.monotonic()
@@ -84,32 +84,32 @@ async def test_no_more_processes_than_there_may_be(
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) >= 6
     assert int(refused[0].headers["retry-after"]) >= 1
-    assert len(template._pool._all) <= LIMITS.processes
+    assert len(template.pool.process_ids) <= LIMITS.processes
     assert state.admission.in_flight == 0
 
 
-async def test_a_process_that_is_killed_is_not_the_templates_fault(
+async def test_killed_process_is_not_a_template_error(
     client: httpx.AsyncClient, state: RouterState
 ) -> None:
     template = state.text.chat_template
     assert template is not None
     assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
-    (child,) = template._pool._all
-    os.kill(child.pid, signal.SIGSTOP)
+    (pid,) = template.pool.process_ids
+    os.kill(pid, signal.SIGSTOP)
     asked = asyncio.ensure_future(client.post(ROUTE, json=chat("hi")))
     await asyncio.sleep(0.1)
-    os.kill(child.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     assert (await asked).status_code == 200
 
 
-async def test_no_process_can_be_started(
+async def test_failure_to_start_a_process_is_503(
     client: httpx.AsyncClient, state: RouterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = state.text.chat_template
     assert template is not None
-    (child,) = template._pool._all
-    os.kill(child.pid, signal.SIGKILL)
-    await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    (pid,) = template.pool.process_ids
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     answer = await client.post(ROUTE, json=chat("hi"))
     assert answer.status_code == 503

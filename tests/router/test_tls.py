@@ -1,4 +1,4 @@
-"""HTTPS."""
+"""TLS on the HTTP port."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import CertificateFiles
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.server import _uvicorn_config
+from tgi_cli.router.server import uvicorn_config
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files.make(tmp_path_factory.mktemp("tls"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles.make(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
-async def port(app: Starlette, config: RouterConfig, files: Files) -> AsyncIterator[int]:
+async def port(app: Starlette, config: RouterConfig, files: CertificateFiles) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     with_tls = replace(config, ssl_certfile=files.cert, ssl_keyfile=files.key)
-    server = uvicorn.Server(_uvicorn_config(app, with_tls))
+    server = uvicorn.Server(uvicorn_config(app, with_tls))
     serving = asyncio.ensure_future(server._serve([listener]))
     yield listener.getsockname()[1]
     server.should_exit = True
     await serving
 
 
-async def test_requests_and_streams_over_tls(port: int, files: Files) -> None:
+async def test_requests_and_streams_work_over_tls(port: int, files: CertificateFiles) -> None:
     trust = ssl.create_default_context(cafile=str(files.authority))
     async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=trust) as client:
         assert (await client.get("/health")).status_code == 200
@@ -43,7 +43,7 @@ async def test_requests_and_streams_over_tls(port: int, files: Files) -> None:
         assert answer.text.startswith("data: {")
 
 
-async def test_nothing_older_and_nothing_in_the_clear(port: int, files: Files) -> None:
+async def test_old_tls_and_plain_text_are_refused(port: int, files: CertificateFiles) -> None:
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.TransportError):
             await client.get(f"http://127.0.0.1:{port}/health")

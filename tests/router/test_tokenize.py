@@ -1,4 +1,4 @@
-"""/tokenize and /chat_tokenize: what the model would be given."""
+"""/tokenize and /chat_tokenize."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.unit.text import tiny
-from tgi_cli.text.offload import INLINE_CHARACTERS
+from tgi_cli.text.workers import INLINE_CHARACTERS
 
 
-async def test_tokens_with_their_places(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_tokens_have_their_spans(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     text = "the fox é 🤗"
     answer = await client.post("/tokenize", json={"inputs": text, "parameters": {"top_k": 3}})
     assert answer.status_code == 200
@@ -31,7 +31,9 @@ async def test_long_texts_are_tokenized_off_the_loop(
     assert [token["id"] for token in answer.json()] == engine.tokenizer.encode(text)
 
 
-async def test_a_conversation(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_conversation_is_rendered_and_tokenized(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     """The very prompt that a chat would be given."""
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     answer = (await client.post("/chat_tokenize", json=chat)).json()
@@ -64,7 +66,9 @@ async def test_a_conversation(client: httpx.AsyncClient, engine: FakeEngine) -> 
         ),
     ],
 )
-async def test_refusals(client: httpx.AsyncClient, route: str, body: dict, error_type: str) -> None:
+async def test_invalid_requests_are_refused(
+    client: httpx.AsyncClient, route: str, body: dict, error_type: str
+) -> None:
     answer = await client.post(route, json=body)
     assert answer.status_code == 422
     assert answer.json()["error_type"] == error_type

@@ -109,8 +109,9 @@ def add_up(chunks: list[Any]) -> dict[str, Any]:
     return found
 
 
-async def test_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say(ANSWER)
+@pytest.mark.tgi_pain(6)
+async def test_calls_are_parsed(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.reply_with(ANSWER)
     found = await message(client)
     assert found["reason"] == "tool_calls"
     assert found["content"] == "Let me see."
@@ -125,16 +126,16 @@ async def test_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
 
 
 async def test_a_call_alone_has_no_content(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say(CALL)
+    engine.reply_with(CALL)
     found = await message(client)
     assert found["content"] is None
     assert "reasoning" not in found
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8, 13, 1000])
-async def test_stream(client: httpx.AsyncClient, engine: FakeEngine, step: int) -> None:
+async def test_calls_are_streamed(client: httpx.AsyncClient, engine: FakeEngine, step: int) -> None:
     """However many tokens come at a time, the chunks add up to the same message."""
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     engine.step = step
     answer = await client.post(ROUTE, json=body(stream=True))
     *chunks, done = events(answer.text)
@@ -175,16 +176,16 @@ async def test_any_split_of_the_tokens_gives_the_same_message(
 async def test_text_streams_until_a_call_may_begin(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.say("a < b <tool or not")
+    engine.reply_with("a < b <tool or not")
     *chunks, _ = events((await client.post(ROUTE, json=body(stream=True))).text)
     found = add_up(chunks)
     assert (found["content"], found["reason"]) == ("a < b <tool or not", "stop")
     assert chunks[1]["choices"][0]["delta"]["content"] == "a"
 
 
-async def test_samples(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_every_sample_has_its_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for stream in (False, True):
-        engine.say(CALL, "no")
+        engine.reply_with(CALL, "no")
         answer = await client.post(ROUTE, json=body(n=2, stream=stream, logprobs=True))
         if stream:
             chunks = events(answer.text)[:-1]
@@ -202,14 +203,18 @@ async def test_samples(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         assert reasons == {0: "tool_calls", 1: "stop"}
 
 
-async def test_one_call_at_most(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say(f"{CALL}{CALL}")
+async def test_parallel_tool_calls_false_allows_one_call(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.reply_with(f"{CALL}{CALL}")
     assert len((await message(client, parallel_tool_calls=False))["tool_calls"]) == 1
     assert len((await message(client, parallel_tool_calls=True))["tool_calls"]) == 2
 
 
-async def test_an_answer_that_was_cut_off(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    [ids] = engine.say(CALL)
+async def test_cut_off_call_has_finish_reason_length(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    [ids] = engine.reply_with(CALL)
     found = await message(client, max_tokens=len(ids) - 12)
     assert found["reason"] == "length"
     [call] = found["tool_calls"]
@@ -218,10 +223,10 @@ async def test_an_answer_that_was_cut_off(client: httpx.AsyncClient, engine: Fak
 
 
 @pytest.mark.parametrize("left", [1, 5, 20, 30])
-async def test_the_beginning_of_a_second_call_is_no_text(
+async def test_beginning_of_a_second_call_is_not_text(
     client: httpx.AsyncClient, engine: FakeEngine, left: int
 ) -> None:
-    [ids] = engine.say(f"{CALL}\n{CALL}")
+    [ids] = engine.reply_with(f"{CALL}\n{CALL}")
     found = await message(client, max_tokens=len(ids) // 2 + left)
     assert found["reason"] == "length"
     assert not found["content"]
@@ -232,7 +237,7 @@ async def test_the_beginning_of_a_second_call_is_no_text(
 async def test_without_tools_markers_are_text(
     client: httpx.AsyncClient, engine: FakeEngine, choice: dict[str, Any]
 ) -> None:
-    engine.say(ANSWER)
+    engine.reply_with(ANSWER)
     found = await message(client, **choice)
     assert found["content"] == f"Let me see.\n{CALL}\n{CALL}"
     assert found["reasoning"] == "Hm."
@@ -240,8 +245,10 @@ async def test_without_tools_markers_are_text(
     assert "weather" not in prompt_of(engine)
 
 
-async def test_a_conversation_with_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.say(ANSWER)
+async def test_conversation_with_calls_is_rendered(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.reply_with(ANSWER)
     answered = await message(client)
     answered.pop("reason")
     call = answered["tool_calls"][0]
@@ -262,10 +269,10 @@ async def test_a_conversation_with_calls(client: httpx.AsyncClient, engine: Fake
 
 
 class TestReasoning:
-    async def test_the_template_opens_it(
+    async def test_template_can_open_the_reasoning(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.say("because</think>\n\nyes")
+        engine.reply_with("because</think>\n\nyes")
         kwargs = {"enable_thinking": True}
         found = await message(client, chat_template_kwargs=kwargs, tools=None)
         assert prompt_of(engine).endswith("assistant\n<think>\n")
@@ -278,17 +285,19 @@ class TestReasoning:
         found = await message(client, chat_template_kwargs={"enable_thinking": False}, tools=None)
         assert found["content"] == "because</think>\n\nyes"
 
-    async def test_it_is_left_out_on_request(
+    async def test_reasoning_can_be_excluded(
         self, client: httpx.AsyncClient, engine: FakeEngine
     ) -> None:
-        engine.say(ANSWER)
+        engine.reply_with(ANSWER)
         found = await message(client, include_reasoning=False)
         assert "reasoning" not in found
         assert found["content"] == "Let me see."
         answer = await client.post(ROUTE, json=body(include_reasoning=False, stream=True))
         assert "Hm" not in answer.text
 
-    async def test_effort(self, client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def test_reasoning_effort_reaches_the_template(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
         await message(client, reasoning_effort="none", chat_template_kwargs={})
         assert not prompt_of(engine).endswith("<think>\n")
         kwargs = {"enable_thinking": True}
@@ -296,9 +305,11 @@ class TestReasoning:
         assert prompt_of(engine).endswith("<think>\n")
 
 
-async def test_the_end_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_reasoning_opened_by_the_prompt_is_recognised(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     messages = [*USER, {"role": "assistant", "content": "<think>so "}]
-    engine.say("far</think>good")
+    engine.reply_with("far</think>good")
     found = await message(client, messages=messages, tools=None)
     assert prompt_of(engine).endswith("assistant\n<think>so ")
     assert (found["reasoning"], found["content"]) == ("far", "good")
@@ -320,7 +331,7 @@ async def test_the_end_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngi
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "has no name"),
         ({"functions": [{}]}, "functions", "use `tools`"),
         ({"function_call": {"name": "f"}}, "function_call", "use `tools`"),
-        ({"chat_template": "{{ 1 }}"}, "chat_template", "of the request's own"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "in the request"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
         ({"chat_template_kwargs": {"eos_token": ""}}, "chat_template_kwargs", "'eos_token'"),
         ({"chat_template_kwargs": {"nothing": 1}}, "chat_template_kwargs", "does not use it"),
@@ -328,14 +339,14 @@ async def test_the_end_of_the_prompt(client: httpx.AsyncClient, engine: FakeEngi
          "continue_final_message", "contradict"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "must name its"),
         ({"messages": [{"role": "assistant", "tool_calls": [
-            {"function": {"name": "f", "arguments": "{"}}]}]}, "messages", "are no JSON"),
+            {"function": {"name": "f", "arguments": "{"}}]}]}, "messages", "are not valid JSON"),
         ({"messages": [{"role": "assistant", "tool_calls": [
             {"function": {"name": "f", "arguments": "[1]"}}]}]}, "messages", "a JSON object"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages",
          "`image_url` is not supported"),
     ],
 )  # fmt: skip
-async def test_refusals(
+async def test_invalid_tools_are_refused(
     client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, words: str
 ) -> None:
     answer = await client.post(ROUTE, json=body(**fields))
@@ -369,7 +380,7 @@ class TestOtherModels:
 
         return ask
 
-    async def test_mistral(self, ask: Any) -> None:
+    async def test_mistrals_format_is_parsed(self, ask: Any) -> None:
         found, _ = await ask(
             TEMPLATE,
             ("[TOOL_CALLS]", "[OTHER]"),
@@ -381,7 +392,7 @@ class TestOtherModels:
         assert json.loads(call["function"]["arguments"]) == {"city": "x"}
         assert found["content"] == "Well."
 
-    async def test_harmony(self, ask: Any) -> None:
+    async def test_harmony_is_parsed(self, ask: Any) -> None:
         special = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
         found, _ = await ask(
             "{{ tools }}<|channel|><|message|>{{ messages[0].content }}<|start|>assistant",
@@ -396,7 +407,7 @@ class TestOtherModels:
             "arguments": '{"city": "x"}',
         }
 
-    async def test_a_template_without_tools(self, ask: Any) -> None:
+    async def test_template_without_tools_gets_them_as_text(self, ask: Any) -> None:
         found, engine = await ask(tiny.CHAT_TEMPLATE, (), f"Sure. {CALL}")
         assert len(found["tool_calls"]) == 1
         text = prompt_of(engine)
@@ -416,8 +427,10 @@ class TestOtherModels:
 
 
 class TestClients:
-    async def test_openai(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.say(ANSWER)
+    async def test_openais_client_gets_calls(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
+        engine.reply_with(ANSWER)
         answer = await ai.chat.completions.create(model="tgi", messages=USER, tools=[TOOL])
         choice = answer.choices[0]
         assert choice.finish_reason == "tool_calls"
@@ -431,8 +444,10 @@ class TestClients:
         await ai.chat.completions.create(model="tgi", messages=follow, tools=[TOOL])
         assert 'weather{"city": "Köln' in prompt_of(engine)
 
-    async def test_openais_stream_helper(self, ai: openai.AsyncOpenAI, engine: FakeEngine) -> None:
-        engine.say(ANSWER)
+    async def test_openais_stream_helper_accumulates_calls(
+        self, ai: openai.AsyncOpenAI, engine: FakeEngine
+    ) -> None:
+        engine.reply_with(ANSWER)
         kinds = set()
         async with ai.chat.completions.stream(
             model="tgi", messages=USER, tools=[TOOL], stream_options={"include_usage": True}
@@ -450,8 +465,8 @@ class TestClients:
         assert len({call.id for call in found.tool_calls}) == 2
         assert final.usage is not None
 
-    async def test_huggingface_hub(self, url: str, engine: FakeEngine) -> None:
-        engine.say(ANSWER)
+    async def test_client_of_huggingface_hub_gets_calls(self, url: str, engine: FakeEngine) -> None:
+        engine.reply_with(ANSWER)
         hub = AsyncInferenceClient(url, timeout=10)
         answer = await hub.chat_completion(USER, tools=[TOOL], tool_choice="auto")
         found = answer.choices[0].message

@@ -1,4 +1,4 @@
-"""Traces, as a collector gets them."""
+"""Traces as a collector receives them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from tests.router.fakes import FakeEngine
-from tests.tools.collector import Collector, attributes, collecting
+from tests.tools.otlp_collector import Collector, attributes, collecting
+from tgi_cli.router.observability.tracing import tgi_duration
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.tracing import text_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -43,7 +43,7 @@ async def spans(state: RouterState, collector: Collector, count: int) -> list[An
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
-async def test_a_request_is_a_span_with_its_stages(
+async def test_request_is_a_span_with_its_stages(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     state: RouterState,
@@ -59,17 +59,17 @@ async def test_a_request_is_a_span_with_its_stages(
     assert {span.trace_id.hex() for span in found} == {TRACE}
     assert whole.parent_span_id.hex() == PARENT
     assert whole.kind == 2, "a server's"
-    told = attributes(whole)
+    reported = attributes(whole)
     for name in ("total_time", "validation_time", "queue_time", "inference_time", "time_per_token"):
-        assert DURATION.fullmatch(told[name]), name
-    assert told["queue_time"] == "2ms"
-    assert told["seed"] == str(2**63 + 5)
-    assert told["request_id"] == "mine-1"
-    assert told["http.route"] == route
-    assert told["http.response.status_code"] == 200
-    assert told["gen_ai.usage.input_tokens"] == len(engine.requests[0].prompt_ids)
-    assert told["gen_ai.usage.output_tokens"] == len(engine.replies[0])
-    assert told["gen_ai.response.finish_reasons"] == ["eos_token"]
+        assert DURATION.fullmatch(reported[name]), name
+    assert reported["queue_time"] == "2ms"
+    assert reported["seed"] == str(2**63 + 5)
+    assert reported["request_id"] == "mine-1"
+    assert reported["http.route"] == route
+    assert reported["http.response.status_code"] == 200
+    assert reported["gen_ai.usage.input_tokens"] == len(engine.requests[0].prompt_ids)
+    assert reported["gen_ai.usage.output_tokens"] == len(engine.replies[0])
+    assert reported["gen_ai.response.finish_reasons"] == ["eos_token"]
     assert "marzipan" not in str(found)
     time = whole.start_time_unix_nano
     for stage in stages:
@@ -81,7 +81,7 @@ async def test_a_request_is_a_span_with_its_stages(
     assert [event.name for event in stages[2].events] == ["first token"]
 
 
-async def test_without_a_parent_it_is_a_trace_of_its_own(
+async def test_request_without_parent_starts_a_trace(
     client: httpx.AsyncClient, state: RouterState, collector: Collector
 ) -> None:
     for given in ({}, {"traceparent": "00-nonsense-01"}):
@@ -93,7 +93,7 @@ async def test_without_a_parent_it_is_a_trace_of_its_own(
     assert (one.name, other.name) == ("GET /info", "GET /info")
 
 
-async def test_what_the_client_does_not_sample_is_not_sent(
+async def test_unsampled_parent_is_not_sent(
     client: httpx.AsyncClient, state: RouterState, collector: Collector
 ) -> None:
     await client.get("/info", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
@@ -123,7 +123,7 @@ class TestNobodyCollects:
     def settings(self) -> dict[str, Any]:
         return {"otlp_endpoint": "http://127.0.0.1:1"}
 
-    async def test_requests_are_served_all_the_same(
+    async def test_unreachable_collector_does_not_affect_requests(
         self, client: httpx.AsyncClient, state: RouterState
     ) -> None:
         for _ in range(3):
@@ -136,8 +136,8 @@ class TestNobodyCollects:
     ("seconds", "text"),
     [(1.5, "1.5s"), (75, "75s"), (0.02025, "20.25ms"), (7e-6, "7µs"), (3e-8, "30ns"), (0, "0ns")],
 )
-def test_times_are_written_as_tgi_does(seconds: float, text: str) -> None:
-    assert text_of(seconds) == text
+def test_durations_are_formatted_as_in_tgi(seconds: float, text: str) -> None:
+    assert tgi_duration(seconds) == text
 
 
 def test_the_sdk_is_not_loaded_without_a_collector() -> None:

@@ -1,4 +1,4 @@
-"""How many values a body may hold, how deep, and what else bodies may not be."""
+"""Bounds of the values of a body, and bodies that are not valid."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import httpx
 import msgspec
 import pytest
 
-from tests.tools.loop_gap import loop_gap
-from tgi_cli.router import bounds, http
-from tgi_cli.router.errors import ApiError
+from tests.tools.event_loop_gap import loop_gap
+from tgi_cli.router import bounds
+from tgi_cli.router.http import bodies
+from tgi_cli.router.http.errors import ApiError
 
 MEGABYTES = 2_000_000
 
@@ -33,7 +34,7 @@ MANY = {
 
 @pytest.mark.parametrize("name", MANY)
 @pytest.mark.parametrize("route", ["/generate", "/v1/chat/completions", "/v1/responses", "/vertex"])
-async def test_too_many_values_are_counted_and_not_built(
+async def test_too_many_values_are_refused_without_decoding(
     client: httpx.AsyncClient, route: str, name: str
 ) -> None:
     body = b'{"inputs":"a","grammar":' + MANY[name][: MEGABYTES - 100] + b"}"
@@ -51,10 +52,10 @@ async def test_too_many_values_are_counted_and_not_built(
 
 @pytest.mark.parametrize("depth", [bounds.DEPTH + 1, 5_000, 900_000])
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"[":'])
-def test_depth(depth: int, opening: str) -> None:
+def test_depth_is_bounded(depth: int, opening: str) -> None:
     body = (opening * (depth // (1 + opening.count("[{")) + 1)).encode()[:MEGABYTES]
     with pytest.raises(ApiError) as refused:
-        http.check_values(body)
+        bodies.check_values(body)
     assert refused.value.status in (400, 422)
 
 
@@ -69,30 +70,30 @@ def test_depth(depth: int, opening: str) -> None:
         "\u00e9[\U0001f600{" * 50_000,
     ],
 )
-def test_text_is_no_value(value: str) -> None:
+def test_brackets_in_text_are_not_counted(value: str) -> None:
     """What strings hold is not counted, however it is written."""
     for body in ({"inputs": value}, {value[:50_000]: 1}, ["[", value, "{", {"a": value}]):
-        http.check_values(json.dumps(body).encode())
-        http.check_values(msgspec.json.encode(body))
+        bodies.check_values(json.dumps(body).encode())
+        bodies.check_values(msgspec.json.encode(body))
 
 
-def test_the_bounds_themselves_pass() -> None:
-    http.check_values(filled(b"[]", bounds.CONTAINERS - 1))
-    http.check_values(filled(b'"["', bounds.STRINGS))
-    http.check_values(b"[" * bounds.DEPTH + b"]" * bounds.DEPTH)
-    http.check_values(filled(b"[" * (bounds.DEPTH - 1) + b"]" * (bounds.DEPTH - 1), 300))
-    http.check_values(filled(b"1"))
+def test_bounds_themselves_are_accepted() -> None:
+    bodies.check_values(filled(b"[]", bounds.CONTAINERS - 1))
+    bodies.check_values(filled(b'"["', bounds.STRINGS))
+    bodies.check_values(b"[" * bounds.DEPTH + b"]" * bounds.DEPTH)
+    bodies.check_values(filled(b"[" * (bounds.DEPTH - 1) + b"]" * (bounds.DEPTH - 1), 300))
+    bodies.check_values(filled(b"1"))
     for many in (filled(b"[]", bounds.CONTAINERS), filled(b'""', bounds.STRINGS + 1)):
         with pytest.raises(ApiError, match="more than"):
-            http.check_values(many)
+            bodies.check_values(many)
 
 
-def test_deep_values_pass_through_all_that_walks_them() -> None:
+def test_values_of_half_the_depth_round_trip() -> None:
     value: Any = 1
     for _ in range(bounds.DEPTH // 2):
         value = {"a": [value]}
     body = msgspec.json.encode(value)
-    http.check_values(body)
+    bodies.check_values(body)
     assert json.loads(json.dumps(msgspec.json.decode(body))) == value
 
 
@@ -114,7 +115,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("route", ["/generate", "/tokenize", "/v1/completions", "/vertex"])
-async def test_bodies_that_are_no_json_blame_the_client(
+async def test_invalid_json_is_a_client_error(
     client: httpx.AsyncClient, route: str, name: str
 ) -> None:
     body = BROKEN[name].replace(b'"inputs"', b'"prompt"' if "v1" in route else b'"inputs"')
@@ -126,7 +127,7 @@ async def test_bodies_that_are_no_json_blame_the_client(
     assert len(answer.content) < 2000
 
 
-async def test_bodies_are_not_compressed(client: httpx.AsyncClient) -> None:
+async def test_compressed_bodies_are_415(client: httpx.AsyncClient) -> None:
     for coding in ("gzip", "br", "gzip, identity"):
         headers = {"content-type": "application/json", "content-encoding": coding}
         answer = await client.post("/generate", content=b"\x1f\x8b", headers=headers)
@@ -138,12 +139,12 @@ async def test_bodies_are_not_compressed(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "text/plain", "", "json"])
-async def test_other_types_are_refused(client: httpx.AsyncClient, kind: str) -> None:
+async def test_wrong_types_are_refused(client: httpx.AsyncClient, kind: str) -> None:
     answer = await client.post("/generate", content=b"{}", headers={"content-type": kind})
     assert answer.status_code == 415
 
 
-async def test_causes_are_short(client: httpx.AsyncClient) -> None:
+async def test_causes_are_truncated(client: httpx.AsyncClient) -> None:
     body = {"inputs": "a", "parameters": {"stop": [{"x" * 100_000: 1}]}}
     answer = await client.post("/generate", json=body)
     assert answer.status_code == 422
@@ -153,7 +154,7 @@ async def test_causes_are_short(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "given", ["nan", "inf", "-inf", "1e309", "-1", "0", "", "1e", "0x10", "1" * 10_000]
 )
-async def test_odd_deadlines(client: httpx.AsyncClient, given: str) -> None:
+async def test_invalid_deadlines_are_refused(client: httpx.AsyncClient, given: str) -> None:
     headers = {"x-request-timeout": given}
     answer = await client.post("/generate", json={"inputs": "a"}, headers=headers)
     assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""The app behind the router's own protocol, and clients that write bytes of their own."""
+"""The app behind the router's own protocol, and clients that write raw bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from tgi_cli.router.protocol import BoundedProtocol
+from tgi_cli.router.http.protocol import BoundedProtocol
 
 Exchange = Callable[..., Awaitable[bytes]]
 

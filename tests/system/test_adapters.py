@@ -15,10 +15,11 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
-from tests.system.conftest import ServerProcess, StartServer
+from tests.system.conftest import StartServer
 from tests.system.test_serve import errors_in
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.server_process import ServerProcess
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
@@ -52,7 +53,7 @@ def server(
     server = start_server(str(base), "--lora-adapters", named, *limits, API_KEY=KEY)
     server.wait_ready()
     yield server
-    server.end()
+    server.kill()
 
 
 async def tokens(client: httpx.AsyncClient, prompt: str, adapter_id: str | None) -> list[int]:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import ServerProcess, poll
 from tests.tools.httpx_load import load
 from tests.tools.openai_stub import MODEL, Stub
-from tgi_cli.bench import results
+from tests.tools.server_process import ServerProcess, poll
+from tgi_cli.bench import saved_runs
 from tgi_cli.bench.compare import compare
-from tgi_cli.bench.records import Run
-from tgi_cli.bench.statistics import step_figures
+from tgi_cli.bench.events import BenchRun
+from tgi_cli.bench.statistics.metrics import step_metrics
 from tgi_cli.errors import ExitCode
 
 pytestmark = pytest.mark.system
@@ -50,11 +50,11 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def bench(folder: Path, *arguments: str, **environment: str) -> tuple[Run, str, str]:
+def bench(folder: Path, *arguments: str, **environment: str) -> tuple[BenchRun, str, str]:
     path = folder / "run.json"
     code, out, err = finished(start(*arguments, "--output", str(path), **environment))
     assert code == ExitCode.OK, err
-    return results.load(path), out, err
+    return saved_runs.load(path), out, err
 
 
 def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_p
     )
     assert run.target.kind == "tgi"
     assert run.notes == []
-    figures = [step_figures(record, intervals=False) for record in run.steps]
+    figures = [step_metrics(record, intervals=False) for record in run.steps]
     assert [(step.succeeded, step.failed) for step in figures] == [(16, 0), (16, 0)]
     assert [step.input_tokens for step in figures] == [16 * 24] * 2, "exact, by its tokenizer"
     assert [step.output_tokens for step in figures] == [16 * 12] * 2
@@ -82,7 +82,7 @@ def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_p
     assert out.startswith("| Load ")
     assert [line.split("]")[0] for line in err.splitlines() if line[0] == "["] == ["[1/2", "[2/2"]
     assert compare(run, run).regressions == []
-    assert results.load(tmp_path / "run.jsonl").steps == run.steps
+    assert saved_runs.load(tmp_path / "run.jsonl").steps == run.steps
     assert "</html>" in (tmp_path / "run.html").read_text()
 
 
@@ -95,7 +95,7 @@ def test_another_server_of_openai_s_routes(tmp_path: Path) -> None:
         )
         assert stub.requests == 40
     assert (run.target.kind, run.target.model) == ("openai", MODEL)
-    (figures,) = (step_figures(record) for record in run.steps)
+    (figures,) = (step_metrics(record) for record in run.steps)
     assert figures.requests == 36
     assert figures.errors == {"http 503": 4}, "every tenth of 40; the warm-ups are four"
     assert figures.input_tokens == figures.succeeded * 7, "as the server counts"
@@ -117,7 +117,7 @@ def test_requests_leave_when_they_are_due(tmp_path: Path) -> None:
     (record,) = run.steps
     due = [request.scheduled for request in record.requests]
     assert due == pytest.approx([number / 20 for number in range(30)])
-    figures = step_figures(record, run.slo)
+    figures = step_metrics(record, run.slo)
     assert figures.succeeded == 30
     assert figures.latencies["late"].p50 < 30, "the client does not wait for the server"
     assert figures.latencies["ttft_scheduled"].maximum > 500
@@ -139,9 +139,9 @@ def test_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
         code, out, _ = finished(process)
         assert time.monotonic() - began < 30
     assert code == ExitCode.INTERRUPTED
-    run = results.load(output)
+    run = saved_runs.load(output)
     assert run.notes[-1] == "the run was interrupted before its end"
-    assert step_figures(run.steps[0]).succeeded > 10
+    assert step_metrics(run.steps[0]).succeeded > 10
     assert "the run was interrupted before its end" in out
 
 
@@ -183,7 +183,7 @@ def test_in_a_terminal_it_is_the_dashboard(tmp_path: Path) -> None:
             process.wait()
             reader.join(10)
             os.close(master)
-    assert step_figures(results.load(output).steps[0]).succeeded == 4
+    assert step_metrics(saved_runs.load(output).steps[0]).succeeded == 4
     assert picture.read_text().startswith("<svg")
     screen, _, after = bytes(seen).rpartition(b"\x1b[?1049l")
     assert b"\x1b[?1049h" in screen, "the terminal's other screen"

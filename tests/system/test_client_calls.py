@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.clients.environment import INSTALL_SECONDS, make_environment, run_script
-from tests.system.conftest import ServerProcess
+from tests.tools.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.system.conftest import ServerProcess, poll
+from tests.tools.server_process import ServerProcess, poll
 
 PROMPTS = [
     "def read_json(path):",

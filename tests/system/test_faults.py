@@ -12,10 +12,11 @@ import httpx
 import pytest
 import torch
 
-from tests.system.conftest import ServerProcess, StartServer, kill, poll
+from tests.system.conftest import StartServer
 from tests.tools.checkpoints import make_llama
-from tests.tools.crowd import ROUTES, Crowd, Outcome, body_of
-from tests.tools.processes import descendants_of, follower_of, is_gone
+from tests.tools.concurrent_requests import ROUTES, ConcurrentRequests, Outcome, request_body
+from tests.tools.process_tree import descendants_of, is_gone, shard_process_of
+from tests.tools.server_process import ServerProcess, kill, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
@@ -66,10 +67,10 @@ class Server:
         return str(answer.json()["generated_text"])
 
     def ask(self, form: str, new_tokens: int) -> httpx.Response:
-        return self._client.post(ROUTES[form], json=body_of(form, new_tokens))
+        return self._client.post(ROUTES[form], json=request_body(form, new_tokens))
 
-    def crowd(self, forms: list[str], new_tokens: int = ENDLESS) -> Crowd:
-        crowd = Crowd(self.url, forms, new_tokens)
+    def crowd(self, forms: list[str], new_tokens: int = ENDLESS) -> ConcurrentRequests:
+        crowd = ConcurrentRequests(self.url, forms, new_tokens)
         crowd.wait_until_started(endless=new_tokens == ENDLESS)
         return crowd
 
@@ -115,7 +116,7 @@ def start(
     for server in started.values():
         if server.running:
             processes = server.everything()
-            server.process.end()
+            server.process.kill()
             for pid in processes:
                 kill(pid)
 
@@ -197,19 +198,19 @@ def test_a_second_shard_lost_under_load_takes_the_first_along_and_both_come_back
 ) -> None:
     server = start(2)
     right, shard = server.answer(), server.shard
-    follower = follower_of(shard)
+    other_shard = shard_process_of(shard)
     crowd = server.crowd(["stream", "openai whole"] * 4)
-    os.kill(follower, signal.SIGKILL)
+    os.kill(other_shard, signal.SIGKILL)
     assert_told(crowd.outcomes(), crowd.size, "shard 1 was killed by SIGKILL")
     assert_unwell(server)
     assert_returns(server, shard, right)
-    assert follower_of(server.shard) != follower
+    assert shard_process_of(server.shard) != other_shard
 
 
 def test_a_killed_router_takes_all_shards_along(start: Start) -> None:
     server = start(2)
     processes = server.everything()
-    assert follower_of(server.shard) in processes
+    assert shard_process_of(server.shard) in processes
     os.kill(server.process.child("router"), signal.SIGKILL)
     assert server.process.wait() == ExitCode.ROUTER_FAILED
     server.assert_nothing_is_left(processes)
@@ -224,7 +225,7 @@ def test_a_launcher_killed_while_it_waits_to_start_again_leaves_nothing(start: S
     server = start(1)
     processes = server.everything()
     os.kill(server.shard, signal.SIGKILL)
-    poll(lambda: "starting it again" in server.process.log, 30, "it is lost")
+    poll(lambda: "restarting it" in server.process.log, 30, "it is lost")
     processes += server.everything()
     server.process.process.kill()
     server.process.process.wait()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,9 +18,10 @@ import grpc
 import httpx
 import pytest
 
-from tests.system.conftest import START_SECONDS, STOP_SECONDS, ServerProcess, StartServer, poll
-from tests.tools.reflected import Reflected
-from tests.unit.rpc.generate_fakes import V2, V3, Heard
+from tests.system.conftest import StartServer
+from tests.tools.grpc_reflection import ReflectionClient
+from tests.tools.server_process import START_SECONDS, STOP_SECONDS, ServerProcess, free_ports, poll
+from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import demo
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.errors import ExitCode
@@ -43,7 +43,7 @@ def shard(start_server: StartServer) -> Iterator[tuple[ServerProcess, Path]]:
         server = start_server("--shard-uds-path", str(prefix), *LIMITS)
         server.wait_ready()
         yield server, Path(f"{prefix}-0")
-        server.end()
+        server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ async def by_session(target: str, prompt_ids: list[int], new: int) -> list[int]:
         await client.close()
 
 
-def a_request(client: Reflected, request_id: int, text: str, new: int) -> Any:
+def a_request(client: ReflectionClient, request_id: int, text: str, new: int) -> Any:
     """Greedy, without end tokens."""
     stopping = {"max_new_tokens": new, "ignore_eos_token": True}
     request = client.message("Request", id=request_id, inputs=text, stopping_parameters=stopping)
@@ -80,7 +80,7 @@ def a_request(client: Reflected, request_id: int, text: str, new: int) -> Any:
     return request
 
 
-def prefill(client: Reflected, batch_id: int, request: Any) -> Any:
+def prefill(client: ReflectionClient, batch_id: int, request: Any) -> Any:
     return client.Prefill(batch={"id": batch_id, "requests": [request], "size": 1})
 
 
@@ -96,7 +96,7 @@ def test_three_clients_of_which_one_leaves_and_one_never_receives(
     }
     body = {"inputs": ONE, "parameters": {"max_new_tokens": 60, "details": True}}
     heard = Heard()
-    with ThreadPoolExecutor() as others, Reflected(f"unix:{path}", service) as client:
+    with ThreadPoolExecutor() as others, ReflectionClient(f"unix:{path}", service) as client:
         ours = [
             others.submit(httpx.post, f"{server.url}/generate", json=body, timeout=60)
             for _ in range(2)
@@ -148,11 +148,10 @@ def test_tgis_own_programs_find_each_other() -> None:
     """As TGI's launcher starts them: a shard under a prefix, a router that is told its socket."""
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as name, contextlib.ExitStack() as ends:
         folder, model = Path(name), str(demo.model_path())
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        [port] = free_ports(1)
 
         def start(program: str, *words: str) -> subprocess.Popen[bytes]:
-            code = f"from tgi_cli.cli.tgi_names import {program}; {program}()"
+            code = f"from tgi_cli.cli.tgi_aliases import {program}; {program}()"
             process = subprocess.Popen(
                 [sys.executable, "-c", code, *words],
                 env={**os.environ, "XDG_RUNTIME_DIR": name},

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.conftest import ServerProcess, StartServer
+from tests.system.conftest import StartServer
+from tests.tools.server_process import ServerProcess
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -155,6 +156,6 @@ async def test_mixed_requests_are_answered_as_each_is_alone(small: ServerProcess
 
 def preemptions(measured: str) -> float:
     """Times that a sequence gave up its cache."""
-    found = re.search(r"^tgi_preemption_count\S* (\S+)$", measured, re.MULTILINE)
+    found = re.search(r"^tgi_preemptions_total\S* (\S+)$", measured, re.MULTILINE)
     assert found is not None, measured
     return float(found[1])

@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.system.conftest import StartServer, poll
-from tests.tools.adapters import make_adapter
+from tests.system.conftest import StartServer
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.server_process import poll
 from tgi_cli import demo
 
 pytestmark = pytest.mark.system
@@ -92,4 +93,4 @@ def test_a_killed_model_server_comes_back_with_its_adapters_and_within_its_new_l
     assert "WARN" in dropped
     assert "adapter lost" in dropped
     assert str(folders["lost"]) in dropped
-    server.end()
+    server.kill()

@@ -17,8 +17,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.system.conftest import ServerProcess, StartServer, is_gone, poll
+from tests.system.conftest import StartServer
 from tests.tools.checkpoints import make_llama
+from tests.tools.process_tree import is_gone
+from tests.tools.server_process import ServerProcess, poll
 from tgi_cli import demo
 from tgi_cli.errors import ExitCode
 
@@ -43,6 +45,7 @@ def errors_in(log: str) -> list[str]:
     return [line for line in log.splitlines() if line.startswith("error:")]
 
 
+@pytest.mark.tgi_pain(3)
 def test_the_bundled_model_is_served_and_said_so(server: ServerProcess) -> None:
     assert f"no model named: serving the bundled miniature model, {demo.MODEL_ID}" in server.log
     assert server.log.count("ready: ") == 2, "the launcher's and the model server's"

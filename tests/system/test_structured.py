@@ -14,7 +14,7 @@ from huggingface_hub import InferenceClient
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from tests.system.conftest import ServerProcess
+from tests.tools.server_process import ServerProcess
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -157,6 +157,7 @@ def schema(number: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.tgi_pain(7)
 async def test_sixteen_schemas_at_once_among_free_text(server: ServerProcess) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=240) as client:
 
@@ -192,6 +193,7 @@ async def test_a_bomb_harms_nobody(server: ServerProcess) -> None:
     assert {answer.status_code for answer in answers[1:]} == {200}
 
 
+@pytest.mark.tgi_pain(6)
 def test_tools_are_called_for_certain(ai: openai.OpenAI) -> None:
     parameters = {k: v for k, v in PERSON.items() if k != "additionalProperties"}
     tools: list[Any] = [

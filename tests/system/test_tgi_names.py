@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,21 +14,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.system.conftest import STOP_SECONDS, poll
+from tests.tools.server_process import STOP_SECONDS, free_ports, poll, stop
 from tgi_cli import demo
-from tgi_cli.rpc.socket_path import is_listening
+from tgi_cli.process.unix_socket import is_listening
 
 pytestmark = pytest.mark.system
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 QUERY = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 5}}
 Start = Callable[..., "subprocess.Popen[bytes]"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture
@@ -71,13 +64,7 @@ def start(folder: Path) -> Iterator[Start]:
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop(process)
 
 
 def answers(port: int, process: subprocess.Popen[bytes]) -> list[dict[str, str]]:
@@ -100,10 +87,10 @@ def answers(port: int, process: subprocess.Popen[bytes]) -> list[dict[str, str]]
 
 def test_a_launcher_and_a_second_router_on_its_shard(folder: Path, start: Start) -> None:
     model, shard = str(demo.model_path()), folder / "shard"
-    port, second = free_port(), free_port()
+    port, second = free_ports(1)[0], free_ports(1)[0]
     launcher = start(
         "text-generation-launcher",
-        *("--model-id", model, "--port", str(port), "--master-port", str(free_port())),
+        *("--model-id", model, "--port", str(port), "--master-port", str(free_ports(1)[0])),
         *("--shard-uds-path", str(shard), "--dtype", "float32", "--max-input-length", "100"),
         *("--max-total-tokens", "200", "--sharded", "false", "--hostname", "127.0.0.1"),
     )

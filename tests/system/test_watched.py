@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from tests.router.test_metrics import DASHBOARD
-from tests.system.conftest import ServerProcess, StartServer, poll
-from tests.tools.certificates import Files
-from tests.tools.collector import Collector, attributes, collecting
+from tests.system.conftest import StartServer
+from tests.tools.certificate_authority import CertificateFiles
+from tests.tools.otlp_collector import Collector, attributes, collecting
+from tests.tools.server_process import ServerProcess, poll
 
 pytestmark = pytest.mark.system
 
@@ -24,8 +25,8 @@ SECRET = "def marzipan(path):"
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    return Files.make(tmp_path_factory.mktemp("tls"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles.make(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,9 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def watched(start_server: StartServer, files: Files, collector: Collector) -> ServerProcess:
+def watched(
+    start_server: StartServer, files: CertificateFiles, collector: Collector
+) -> ServerProcess:
     server = start_server(
         "--json-output", "--vllm-metrics", "--ssl-certfile", str(files.cert),
         "--ssl-keyfile", str(files.key), "--otlp-endpoint", collector.endpoint,
@@ -46,7 +49,7 @@ def watched(start_server: StartServer, files: Files, collector: Collector) -> Se
 
 
 @pytest.fixture
-def client(watched: ServerProcess, files: Files) -> Iterator[httpx.Client]:
+def client(watched: ServerProcess, files: CertificateFiles) -> Iterator[httpx.Client]:
     assert watched.url.startswith("https://")
     trust = ssl.create_default_context(cafile=str(files.authority))
     with httpx.Client(base_url=watched.url, verify=trust, timeout=60) as client:

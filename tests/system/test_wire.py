@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.conftest import START_SECONDS, STOP_SECONDS, poll
-from tests.tools.authority import Authority, Identity
-from tests.tools.places import Place, two_places, why_not
+from tests.tools.certificate_authority import Authority, Identity
+from tests.tools.network_namespaces import Host, missing_support, two_hosts
+from tests.tools.server_process import START_SECONDS, STOP_SECONDS, ServerProcess, free_ports, poll
 from tgi_cli.errors import ExitCode
 
 pytestmark = pytest.mark.system
 
 PROMPT = "def read_json(path):"
 ENGINE_PORT, HTTP_PORT = 50051, 3000
-_WHY_NOT = why_not()
+_WHY_NOT = missing_support()
 IN_TWO_PLACES = pytest.mark.parametrize(
     "halves",
     [_WHY_NOT == ""],
@@ -46,55 +44,28 @@ except OSError as error:
 """
 
 
-class Half:
-    """A ``tgi`` process somewhere, and what it says."""
-
-    def __init__(self, place: Place, folder: Path, name: str, arguments: Sequence[str]) -> None:
-        self._log = folder / f"{name}.log"
-        runtime = folder / name
-        runtime.mkdir(mode=0o700)
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*place.prefix, sys.executable, "-m", "tgi_cli", *arguments],
-                env={**_environment(), "XDG_RUNTIME_DIR": str(runtime)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(encoding="utf-8", errors="replace")
-
-
-def _environment() -> dict[str, str]:
-    names = ("MODEL_ID", "PORT", "HOSTNAME", "JSON_OUTPUT", "LOG_LEVEL")
-    return {name: value for name, value in os.environ.items() if name not in names}
-
-
 class Halves:
-    """A model server and a router that finds it over TCP."""
+    """A model server and routers that reach it over TCP, each on its own host."""
 
-    def __init__(self, folder: Path, server: Place, router: Place) -> None:
+    def __init__(self, folder: Path, server: Host, router: Host) -> None:
         self.folder = folder
-        self.places = {"server": server, "router": router}
+        self.hosts = {"server": server, "router": router}
         self.authority = Authority(folder)
         self.stranger = Authority(folder, "stranger")
-        self.halves: dict[str, Half] = {}
+        self.halves: dict[str, ServerProcess] = {}
         # On loopback others may have the ports.
         self.engine_port, self.http_port = ENGINE_PORT, HTTP_PORT
         if not server.prefix:
-            self.engine_port, self.http_port = _free_ports(2)
+            self.engine_port, self.http_port = free_ports(2)
         self.url = f"grpcs://{server.address}:{self.engine_port}"
 
-    def start_server(self, *limits: str) -> Half:
-        place = self.places["server"]
-        own = self.authority.issue("server", place.address)
+    def start_server(self, *limits: str) -> ServerProcess:
+        host = self.hosts["server"]
+        own = self.authority.issue("server", host.address)
         return self._start(
             "server",
             "model-server",
-            *("--engine-listen", f"tcp://{place.address}:{self.engine_port}"),
+            *("--engine-listen", f"tcp://{host.address}:{self.engine_port}"),
             *("--engine-tls-cert", str(own.certificate), "--engine-tls-key", str(own.key)),
             *("--engine-tls-client-ca", str(self.authority.certificate)),
             *limits,
@@ -102,24 +73,24 @@ class Halves:
 
     def start_router(
         self, name: str, authority: Path, own: Identity | None, http_port: int = 0
-    ) -> Half:
+    ) -> ServerProcess:
         words = ["router", "--engine-url", self.url, "--engine-tls-ca", str(authority)]
         if own is not None:
             words += ["--engine-tls-cert", str(own.certificate), "--engine-tls-key", str(own.key)]
         words += ["--hostname", "127.0.0.1", "--port", str(http_port)]
         return self._start(name, *words)
 
-    def _start(self, name: str, *words: str) -> Half:
-        place = self.places["server" if name == "server" else "router"]
-        self.halves[name] = Half(place, self.folder, name, words)
+    def _start(self, name: str, *words: str) -> ServerProcess:
+        host = self.hosts["server" if name == "server" else "router"]
+        self.halves[name] = ServerProcess(self.folder / name, words, prefix=host.prefix)
         return self.halves[name]
 
     def ask(self, path: str, body: Any = None) -> tuple[int, str]:
-        """Status and body of a request to the router, from its place; 0: nobody listens."""
+        """Status and body of a request to the router, from its host; status 0: no listener."""
         url = f"http://127.0.0.1:{self.http_port}{path}"
         done = subprocess.run(
             [
-                *self.places["router"].prefix,
+                *self.hosts["router"].prefix,
                 *(sys.executable, "-S", "-c", _ASK, url, "" if body is None else json.dumps(body)),
             ],
             capture_output=True,
@@ -132,23 +103,14 @@ class Halves:
 
     def end(self) -> None:
         for half in self.halves.values():
-            half.process.kill()
-            half.process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in found]
-    for each in found:
-        each.close()
-    return ports
+            half.kill()
 
 
 @pytest.fixture(scope="module")
 def halves(request: pytest.FixtureRequest) -> Iterator[Halves]:
     with (
         tempfile.TemporaryDirectory(prefix="tgi-test-") as folder,
-        two_places(request.param) as (server, router),
+        two_hosts(request.param) as (server, router),
     ):
         made = Halves(Path(folder), server, router)
         try:
@@ -196,8 +158,8 @@ def test_two_halves_with_mutual_tls(halves: Halves) -> None:
     }
     said = {
         "stranger": "refuses the certificate",
-        "nobody": "demands a certificate of its clients",
-        "deceived": "is signed by nobody in",
+        "nobody": "requires client certificates",
+        "deceived": "is not signed by an authority of",
     }
     for name, (authority, identity) in refused.items():
         halves.start_router(name, authority, identity)

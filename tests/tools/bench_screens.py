@@ -11,10 +11,11 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from tests.unit.bench.screen.test_screens import TEXTS
-from tests.unit.bench.screen.views import SIZES, drawn_views, opened
-from tgi_cli.bench.results import load
-from tgi_cli.bench.screen import VIEWS, ViewName, picture
+from tests.unit.bench.dashboard.test_screens import TEXTS
+from tests.unit.bench.dashboard.views import SIZES, drawn_views, opened
+from tgi_cli.bench.dashboard import picture
+from tgi_cli.bench.dashboard.views import VIEWS, ViewName
+from tgi_cli.bench.saved_runs import load
 
 
 async def texts() -> None:

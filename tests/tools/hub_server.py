@@ -135,6 +135,10 @@ class HubServer:
         """Let the next ``times`` requests for a file (or LISTING) go wrong."""
         self._faults[name].extend([fault] * times)
 
+    def clear_faults(self) -> None:
+        """Forget the faults that have not occurred."""
+        self._faults.clear()
+
     def next_fault(self, name: str) -> Fault | None:
         faults = self._faults[name]
         return faults.popleft() if faults else None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.parity.cases import Case
 from tests.parity.families import make_checkpoint
-from tgi_cli.models.checkpoint import QUANTIZED, folded, read_headers, read_tensor
+from tgi_cli.models.checkpoint import QUANTIZED, merge_quantized, read_headers, read_tensor
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format
 
@@ -42,7 +42,7 @@ def make_twin(plain: Path, quantized: Path, out: Path) -> Path:
     assert layout is not None
     shapes = {name: entry.shape for name, entry in read_headers(plain).items()}
     tensors: dict[str, Tensor] = {}
-    for name, entry in folded(read_headers(quantized), layout).items():
+    for name, entry in merge_quantized(read_headers(quantized), layout).items():
         if entry.dtype == QUANTIZED:
             assert entry.read is not None
             weight = entry.read(*map(read_tensor, entry.parts)).dequantize(torch.float32)

@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.tools import round_trip_readers
-from tests.tools.paged import PagedRun, load
+from tests.tools.paged_run import PagedRun, load
 from tgi_cli import demo
 from tgi_cli.cli.main import run
 from tgi_cli.text.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""The house rules that no reviewer should have to check by eye."""
+"""Architecture rules: order of packages, imports, file sizes, reading of untrusted files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,18 @@ import tgi_cli
 
 PACKAGE = Path(tgi_cli.__file__).parent
 
-# A room imports from rooms further down, never from one above. The engine stands below the
-# worker because it owns their contract (engine/step.py): it knows a worker only as a protocol.
-ROOMS = [
+# A package imports only from packages below it. The engine stands below the worker because it owns
+# their contract (engine/step.py); it knows a worker only as a protocol.
+PACKAGES = [
     "cli",
     "launcher",
     "bench",
     "router",
-    "offline",
-    "compression",
+    "llm",
+    "quantize",
+    "tgi_grpc",
     "text",
+    "model_server",
     "rpc",
     "worker",
     "engine",
@@ -35,9 +38,11 @@ ROOMS = [
     "kernels",
     "device",
 ]
-SIDE_ROOMS = {"hub", "demo"}
-"""Stand beside the stack: everybody above may use them, they use only what everybody may."""
-FOUNDATION = {"config", "errors", "logging", "__init__"}
+SIDE_PACKAGES = {"hub", "demo"}
+"""Any package of the stack may import them; they import only the foundation."""
+FOUNDATION = {"process", "config", "errors", "files", "logging", "patterns", "version", "__init__"}
+"""Any package may import them."""
+PROCESS_MAY_IMPORT = {"process", "errors", "files", "logging"}
 
 MAX_LINES = 400
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
@@ -58,17 +63,30 @@ def imported_names(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def test_every_folder_of_the_package_is_a_known_room() -> None:
+def test_every_folder_has_a_rank() -> None:
     folders = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert folders == set(ROOMS) | SIDE_ROOMS | {"config"}
+    assert folders == {*PACKAGES, *SIDE_PACKAGES, "config", "process"}
 
 
-def test_imports_run_downward_only() -> None:
+def may_import(importer: str, imported: str) -> bool:
+    """Whether a file of the package ``importer`` may import from the package ``imported``."""
+    if importer == imported:
+        return True
+    if importer == "process":
+        return imported in PROCESS_MAY_IMPORT
+    if imported in FOUNDATION:
+        return True
+    if importer not in PACKAGES:
+        return False
+    return imported in SIDE_PACKAGES or PACKAGES.index(imported) > PACKAGES.index(importer)
+
+
+def test_packages_import_only_from_below() -> None:
     wrong = []
     for path in modules():
         parts = path.relative_to(PACKAGE).parts
@@ -76,54 +94,90 @@ def test_imports_run_downward_only() -> None:
         if here in {"__main__", "__init__"}:
             continue  # ``python -m tgi_cli`` is the command; the package names its API, lazily
         for name in imported_names(path):
-            if not name.startswith("tgi_cli."):
-                continue
-            there = room_of(name)
-            if there == here or there not in {*ROOMS, *SIDE_ROOMS}:
-                continue
-            below = here in ROOMS and (
-                there in SIDE_ROOMS or ROOMS.index(there) > ROOMS.index(here)
-            )
-            if not below:
+            there = package_of(name)
+            known = {*PACKAGES, *SIDE_PACKAGES, *FOUNDATION}
+            if name.startswith("tgi_cli.") and there in known and not may_import(here, there):
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {name}")
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_package_imports_a_private_name_of_another_module() -> None:
+    wrong = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tgi_cli"):
+                names = [alias.name for alias in node.names]
+                private = [n for n in names if n.startswith("_") and not n.startswith("__")]
+                wrong += [f"{path.relative_to(PACKAGE)}: {node.module}.{n}" for n in private]
+    assert not wrong, "\n".join(wrong)
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """For each module the modules of this package that it imports, anywhere in it."""
+    paths = {}
+    for path in modules():
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        paths[".".join(parts).removesuffix(".__init__")] = path
+    graph = {}
+    for module, path in paths.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    found.add(name if name in paths else node.module)
+        graph[module] = found & set(paths) - {module}
+    return graph
+
+
+def test_modules_import_each_other_in_one_direction_only() -> None:
+    graph = imported_modules()
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
 @pytest.mark.parametrize(
-    "place",
+    "package",
     [
         "bench",
         "engine",
         "router",
-        "offline",
+        "llm",
+        "tgi_grpc",
         "text",
+        "model_server",
         "rpc",
         "launcher",
         "cli",
         "hub",
         "config",
+        "process",
         "sampling/params.py",
     ],
 )
-def test_these_know_no_tensors(place: str) -> None:
-    root = PACKAGE / place
+def test_packages_outside_the_worker_do_not_import_torch(package: str) -> None:
+    root = PACKAGE / package
     files = [root] if root.is_file() else [p for p in modules() if p.is_relative_to(root)]
     assert files
-    # The converter of pickled checkpoints runs in a child process of its own.
-    children = {PACKAGE / "hub" / "convert.py"}
+    # These run as child processes.
+    children = {PACKAGE / "hub" / "convert.py", PACKAGE / "hub" / "merge_lora.py"}
     for path in set(files) - children:
         names = {name.split(".")[0] for name in imported_names(path)}
         assert "torch" not in names, path
 
 
-def test_the_engine_knows_no_wire_and_no_text() -> None:
+def test_the_engine_imports_no_protocol_and_no_tokenizer() -> None:
     for path in modules():
         if path.is_relative_to(PACKAGE / "engine"):
             names = {name.split(".")[0] for name in imported_names(path)}
             assert not names & {"grpc", "starlette", "tokenizers", "transformers", "httpx"}, path
 
 
-def test_the_worker_knows_only_the_contracts_of_the_engine() -> None:
+def test_the_worker_imports_only_the_contracts_of_the_engine() -> None:
     for path in modules():
         if path.is_relative_to(PACKAGE / "worker"):
             engine = {n for n in imported_names(path) if n.startswith("tgi_cli.engine.")}
@@ -137,23 +191,24 @@ OWN_FILES = (
     "device/",  # /proc, /sys
     "kernels/",
     "bench/machine.py",
-    "bench/own_server.py",
+    "bench/managed_server.py",
+    "bench/token_counter.py",
     "cli/machine.py",
     "cli/reference.py",
     "launcher/oom.py",  # the kernel's counters
-    "router/routes/docs.py",
-    "worker/memory.py",
-    "compression/activations.py",
-    "compression/calibration.py",  # of texts of any length the beginning
-    "compression/tensors.py",
-    "hub/headers.py",  # 100 MB at most
+    "router/api/docs.py",
+    "worker/sizing/memory.py",
+    "quantize/block_runner.py",
+    "quantize/calibration.py",  # of texts of any length the beginning
+    "quantize/checkpoint_writer.py",
+    "hub/safetensors_header.py",  # 100 MB at most
     "hub/resolve.py",  # a checksum
-    "hub/transfer.py",
+    "hub/download.py",
 )
 """Read or write what this package or the system has written, or with a bound of their own."""
 
 
-def test_files_of_others_are_read_within_bounds_alone() -> None:
+def test_untrusted_files_are_read_within_bounds() -> None:
     """A checkpoint, an adapter, a configuration file may be a device, a pipe or without an end."""
     wrong = []
     for path in modules():
@@ -184,7 +239,7 @@ def _reads_a_file(call: ast.Call, checked: bool) -> bool:
     return function.attr == "from_file" and not checked
 
 
-def test_files_can_be_read_in_a_sitting() -> None:
+def test_no_file_is_longer_than_400_lines() -> None:
     long = {
         str(path.relative_to(PACKAGE)): lines
         for path in modules()
@@ -212,11 +267,11 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stdout + done.stderr
 
 
-def test_a_launcher_imports_nothing_that_its_children_serve_with() -> None:
+def test_the_launcher_imports_no_serving_dependencies() -> None:
     program = (
         "import sys\n"
         "import tgi_cli.launcher.serve as launcher\n"
-        "launcher.serve = lambda config, options: 0\n"
+        "launcher.serve = lambda *_: 0\n"
         "from tgi_cli.cli.main import run\n"
         "assert run(['serve', 'org/model', '--port=80', '--cuda-graphs=1,2', '--api-key=k']) == 0\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'httpx', 'huggingface_hub', 'grpc',\n"

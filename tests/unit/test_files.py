@@ -16,7 +16,7 @@ from tgi_cli.files import FileRefusedError, decode_json, read_bytes, read_json, 
 from tgi_cli.patterns import PatternError, Patterns
 
 
-def test_what_is_within_the_bounds_is_read(tmp_path: Path) -> None:
+def test_files_within_the_limits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     deep = json.loads("[" * files.MAX_DEPTH + "]" * files.MAX_DEPTH)
     for value in ({"a": [1, 2.5, None]}, deep, "text", 10**400, [[]] * 1000):
@@ -28,13 +28,13 @@ def test_what_is_within_the_bounds_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev/full"])
-def test_devices_are_refused(path: str) -> None:
+def test_devices_are_rejected(path: str) -> None:
     for read in (read_bytes, read_json, lambda path: require_file(path, 1 << 40)):
         with pytest.raises(FileRefusedError, match="a device"):
             read(Path(path))
 
 
-def test_pipes_folders_and_sockets_are_refused_at_once(tmp_path: Path) -> None:
+def test_pipes_folders_and_sockets_are_rejected_at_once(tmp_path: Path) -> None:
     pipe, listening = tmp_path / "pipe", tmp_path / "s"
     os.mkfifo(pipe)
     with socket.socket(socket.AF_UNIX) as opened:
@@ -51,21 +51,19 @@ def test_pipes_folders_and_sockets_are_refused_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_a_pipe_is_read_where_it_may_be_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_is_read_where_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"x" * 100_000,))
     writer.start()
     assert read_bytes(pipe, pipes=True) == b"x" * 100_000
     writer.join()
-    monkeypatch.setattr(files, "_PIPE_SECONDS", 0.1)
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1)
     with pytest.raises(TimeoutError, match="nothing was written"):
         read_bytes(pipe, pipes=True)
 
 
-def test_large_files_are_refused_unread(tmp_path: Path) -> None:
+def test_large_files_are_rejected_unread(tmp_path: Path) -> None:
     path = tmp_path / "large.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)  # no blocks: it takes no space
@@ -90,7 +88,7 @@ def test_large_files_are_refused_unread(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:6],
 )
-def test_texts_beyond_the_bounds_are_value_errors(text: str) -> None:
+def test_text_beyond_the_limits_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (of json's, too)
         decode_json(text.encode("latin-1"))
     assert len(str(caught.value)) < 200

@@ -34,7 +34,7 @@ def test_json_lines_carry_level_fields_target_and_role(capsys: pytest.CaptureFix
     assert line["timestamp"].endswith("Z")
 
 
-def test_human_lines_go_to_stderr_without_colour_off_a_terminal(
+def test_text_lines_on_stderr_have_no_color_without_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     logging.setup("shard 0")
@@ -45,7 +45,7 @@ def test_human_lines_go_to_stderr_without_colour_off_a_terminal(
     assert "\x1b" not in captured.err
 
 
-def test_the_level_bounds_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_level_filters_messages(capsys: pytest.CaptureFixture[str]) -> None:
     logging.setup("x", level="warn")
     std_logging.getLogger("tgi_cli.x").info("no")
     std_logging.getLogger("tgi_cli.x").error("yes")
@@ -63,16 +63,16 @@ def test_the_level_bounds_what_is_said(capsys: pytest.CaptureFixture[str]) -> No
         ("text_generation_router=debug", std_logging.INFO),
     ],
 )
-def test_tgi_spellings_of_levels(text: str, level: int) -> None:
+def test_tgis_spellings_of_levels_are_accepted(text: str, level: int) -> None:
     assert logging.parse_level(text) == level
 
 
-def test_an_unknown_level_is_refused() -> None:
+def test_an_unknown_level_is_rejected() -> None:
     with pytest.raises(ValueError, match="loud"):
         logging.parse_level("loud")
 
 
-def test_warnings_and_what_nobody_caught_are_lines_too() -> None:
+def test_warnings_and_uncaught_exceptions_are_logged() -> None:
     script = """
 import threading, warnings
 from tgi_cli import logging
@@ -104,7 +104,7 @@ def test_a_line_without_a_logger_has_the_same_form(capsys: pytest.CaptureFixture
     assert line["fields"] == {"message": "said", "remedy": "do"}
 
 
-def test_hooks_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_of_others_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = lambda *_: None  # noqa: E731
     monkeypatch.setattr(sys, "excepthook", mine)
     logging.setup("x")

@@ -24,12 +24,12 @@ __all__ = [
 
 BACKENDS = {
     "torch": "tgi_cli.attention.reference:ReferenceAttention",
-    "cpu": "tgi_cli.attention.cpu:CpuAttention",
-    "native": "tgi_cli.attention.native:NativeAttention",
+    "cpu": "tgi_cli.attention.cpu_torch:CpuAttention",
+    "native": "tgi_cli.attention.cpu_cpp:CppAttention",
     "triton": "tgi_cli.attention.triton:TritonAttention",
     "flashinfer": "tgi_cli.attention.flashinfer:FlashInferAttention",
 }
-"""Where the class of each backend stands; its module is imported when it is asked for."""
+"""The class of each backend; its module is imported when it is needed."""
 
 
 def create_attention(
@@ -40,9 +40,9 @@ def create_attention(
     device: torch.device,
     cache_dtype: torch.dtype | None = None,
 ) -> PagedAttention:
-    """The backend named ``kind``; ``None`` takes the fastest that the device has.
+    """The backend named ``kind``. Default: the fastest one of the device.
 
-    ``cache_dtype`` is what keys and values are kept in: ``dtype`` (None), float8_e4m3fn or
+    ``cache_dtype`` is the dtype of cached keys and values: ``dtype`` (None), float8_e4m3fn or
     float8_e5m2.
 
     Raises:
@@ -51,8 +51,8 @@ def create_attention(
     if kind is None:
         kind = "torch"
         if device.type == "cpu":
-            kind = "native" if _has_native(specs, block_size, dtype, cache_dtype) else "cpu"
-        elif device.type == "cuda" and _has_triton():
+            kind = "native" if _has_cpp(specs, block_size, dtype, cache_dtype) else "cpu"
+        elif device.type == "cuda" and has_triton():
             kind = "triton"
     if kind not in BACKENDS:
         raise ValueError(f"no attention backend {kind!r}; one of: {', '.join(sorted(BACKENDS))}")
@@ -64,24 +64,26 @@ def create_attention(
 def attention_name(attention: PagedAttention) -> str:
     """Which backend it is."""
     here = f"{type(attention).__module__}:{type(attention).__name__}"
-    return next(name for name, place in BACKENDS.items() if place == here)
+    return next(name for name, path in BACKENDS.items() if path == here)
 
 
-def _has_native(
+def _has_cpp(
     specs: Sequence[KVSpec], block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype | None
 ) -> bool:
-    from tgi_cli.attention.native import NativeAttention
-    from tgi_cli.kernels import native
+    from tgi_cli.attention.cpu_cpp import CppAttention
+    from tgi_cli.kernels import cpp_library
 
-    return native() is not None and NativeAttention.supports(specs, block_size, dtype, cache_dtype)
+    return cpp_library() is not None and CppAttention.supports(
+        specs, block_size, dtype, cache_dtype
+    )
 
 
 @cache
-def _has_triton() -> bool:
-    """Asked once, as it takes a while."""
-    from tgi_cli.kernels import wanted
+def has_triton() -> bool:
+    """Cached, as it takes a while."""
+    from tgi_cli.kernels import custom_kernels_enabled
 
-    if not wanted():
+    if not custom_kernels_enabled():
         return False
     try:
         from tgi_cli.attention.triton import probe

@@ -26,15 +26,15 @@ class KVSpec:
     num_kv_heads: int
     head_dim: int
     window: int | None = None
-    """How many positions a query sees, its own included (transformers' ``sliding_window``);
-    None: all before it."""
+    """Number of positions that a query sees, its own included (transformers' ``sliding_window``).
+    Default: all before it."""
 
 
 @dataclass(slots=True)
 class AttentionMetadata:
     """One step over a flat batch of T tokens of B sequences, decodes first.
 
-    The tokens of a sequence stand together, in the order of the sequences; they are the last
+    The tokens of a sequence are contiguous, in the order of the sequences; they are the last
     of its KV. Tensors are on the model's device.
     """
 
@@ -43,7 +43,7 @@ class AttentionMetadata:
     kv_lens: Tensor
     """int32 [B]: KV length of each sequence, this step's tokens included."""
     block_table: Tensor
-    """int32 [B, blocks]: what stands behind a sequence's own blocks is not read, nor are blocks
+    """int32 [B, blocks]: entries behind a sequence's own blocks are not read, nor are blocks
     that lie wholly behind the window of the sequence's first query in this step."""
     slot_mapping: Tensor
     """int64 [T]: ``block_id * block_size + offset`` of each token."""
@@ -59,8 +59,8 @@ class PagedAttention(ABC):
     ``allocate`` once, then per step one ``plan`` and one call per layer. ``key_cache`` and
     ``value_cache`` hold one tensor per layer: [blocks, block_size, kv_heads, head_dim].
 
-    ``dtype`` is what queries, keys and values come in. The cache keeps them in ``cache_dtype``
-    (None: the same; else an 8-bit float, saturating): what a query sees, its own step's keys
+    ``dtype`` is the dtype of queries, keys and values. The cache stores them in ``cache_dtype``, by
+    default the same, else an 8-bit float (saturating). All keys that a query sees, its own step's
     included, went through the cache, so chunks do not change a result.
     """
 
@@ -90,7 +90,7 @@ class PagedAttention(ABC):
         return 2 * self.block_size * heads * self.cache_dtype.itemsize
 
     def allocate(self, num_blocks: int) -> None:
-        """Make room for ``num_blocks`` blocks; what was cached before is lost.
+        """Allocate ``num_blocks`` blocks; earlier cached content is lost.
 
         On a CPU the memory is taken from the system page by page as it is written.
         """
@@ -155,7 +155,7 @@ class PagedAttention(ABC):
         Copies ``metadata`` into the tensors of :meth:`decode_buffers`, on the current stream and
         without waiting; ``metadata`` itself need not outlive the call. Rows from B on are
         padding: KV length 0, slot -1. Their keys and values are not written, no block is read
-        for them, and what comes out of attention for them are zeros. None: all rows are padding.
+        for them, and their attention output is zeros. With None, all rows are padding.
 
         Until the next plan a call per layer takes tensors of ``rows`` tokens. What it launches
         depends on their shapes and on ``rows`` alone; everything else is read on the device, from
@@ -208,7 +208,7 @@ class PagedAttention(ABC):
         """Write the step's KV, then attend causally over the cache.
 
         ``query`` is [T, heads, head_dim], ``key`` and ``value`` are [T, kv_heads, head_dim];
-        returns [T, heads, head_dim]. Query heads that share a KV head stand together.
+        returns [T, heads, head_dim]. Query heads that share a KV head are adjacent.
 
         With ``softcap`` a score s becomes softcap * tanh(s / softcap) before it is masked
         (Gemma 2, https://arxiv.org/abs/2408.00118). ``sinks`` [heads] are logits that take part

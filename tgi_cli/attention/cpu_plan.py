@@ -1,6 +1,6 @@
 """Which keys the calls of a step on the CPU are given, for the layers of one window.
 
-A token's result must not depend on what it is computed with, and kernels add up long rows in
+A token's result must not depend on the rest of its step, and kernels add up long rows in
 pieces: torch's, 512 keys at a time counted from the first one given; MKL's product of matrices,
 192 at a time, but two halves of 193 to 383 (in fp32, and in bf16 on processors without AMX).
 Hidden keys add zeros, so rows come out alike if the pieces end at the same keys. So a call begins
@@ -21,7 +21,7 @@ from tgi_cli.attention.base import AttentionMetadata, first_visible
 
 QUERY_TILE = 64
 """Prompt tokens per call. torch's kernel computes what a mask hides, up to 512 keys at a time
-even when told ``is_causal``: a prompt of 512 takes 8.5 ms of one core in one call, 5.3 ms in
+even with ``is_causal``: a prompt of 512 takes 8.5 ms of one core in one call, 5.3 ms in
 tiles of 64 and 5.7 in tiles of 32 or 128."""
 
 KEYS = 16
@@ -41,7 +41,7 @@ class Decodes:
     """Sequences with one query token that share a call."""
 
     rows: Tensor | None
-    """int64 [n]: their tokens in the flat batch; None: the first n, in order."""
+    """int64 [n]: their tokens in the flat batch, or None for the first n, in order."""
     blocks: Tensor
     """int32 [n * blocks of the longest]."""
     size: int
@@ -51,7 +51,7 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class QueryTile:
     """Neighbouring queries of a prefill that share a call."""
 
     begin: int
@@ -76,11 +76,11 @@ class Prefills:
     """How many are gathered per sequence."""
     blocks: Tensor
     """int32 [n * blocks]."""
-    tiles: list[Tile]
+    tiles: list[QueryTile]
 
 
 class WindowPlan:
-    """The calls of all layers that share ``window`` (None: none).
+    """The calls of all layers that share ``window``, which may be None.
 
     ``allowance`` is how many padded keys of a decode cost as much as a further call.
     """
@@ -129,7 +129,7 @@ class WindowPlan:
         return mask
 
     def _first_key(self, position: int) -> int:
-        """Where a call begins whose first query stands at ``position``."""
+        """The beginning of a call whose first query is at ``position``."""
         return first_visible(position, self.window) // self._align * self._align
 
     def _first_gathered(self, position: int) -> int:
@@ -176,7 +176,7 @@ class WindowPlan:
         positions = ends - np.array(lengths)[:, None] + np.arange(count)
         hidden = positions >= ends
         columns = positions[:, :: self._block_size] // self._block_size
-        # What lies behind the window or beyond the end may be another's, or nobody's: read the
+        # Blocks behind the window or beyond the end may be another sequence's, or free: read the
         # sequence's own nearest block again.
         columns = np.minimum(columns, (ends - 1) // self._block_size)
         if self.window is not None:
@@ -212,9 +212,9 @@ class WindowPlan:
             end = min(begin + QUERY_TILE, query_len)
             first = self._first_key(earlier + begin)
             visible = earlier + end - first
-            tiles.append(Tile(begin, end, first - base, visible, self._call_keys(visible)))
+            tiles.append(QueryTile(begin, end, first - base, visible, self._call_keys(visible)))
         keys = max(tile.first_key + tile.keys for tile in tiles)
-        # As in a decode, what is no longer or not yet the sequence's is not read.
+        # As in a decode, blocks that are no longer or not yet the sequence's are not read.
         columns = np.clip(
             np.arange(base, base + keys, self._block_size) // self._block_size,
             first_visible(earlier, self.window) // self._block_size,

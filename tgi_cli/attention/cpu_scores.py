@@ -1,7 +1,7 @@
 """What a call on the CPU makes of its scores: weights, with a cap and with sinks.
 
 Without a cap torch's fused kernel does it all. A sink then costs one factor per row, as the
-kernel also tells the logarithm of what it divided by.
+kernel also returns the logarithm of its divisor.
 
 A cap comes between product and softmax, where no kernel of torch lets anything in. So the steps
 of the fused one are taken here, in fp32, one piece of the keys after the other ("Online
@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tgi_cli.attention.cpu_plan import MATRIX_PIECE, PIECE
 
-_fused_with_sums: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
+fused_with_sums: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
     torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None
 )
 """The kernel behind ``scaled_dot_product_attention``, which keeps its sums to itself. It is
@@ -56,12 +56,12 @@ class Scoring:
             return scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, scale=self.scale
             )
-        if self.softcap is not None or _fused_with_sums is None:
+        if self.softcap is not None or fused_with_sums is None:
             return self._attend_in_steps(queries, keys, values, mask)
-        attended, log_sums = _fused_with_sums(
+        attended, log_sums = fused_with_sums(
             queries, keys, values, attn_mask=mask, scale=self.scale
         )
-        # sigmoid(log_sums - sinks); torch's own rounds an element by where it stands in a tensor.
+        # sigmoid(log_sums - sinks); torch's own rounds an element by its position in a tensor.
         remaining = (self._sinks_of_rows(queries) - log_sums).exp_().add_(1).reciprocal_()
         return attended.mul_(remaining[..., None])
 
@@ -107,10 +107,10 @@ class Scoring:
                 torch.add(hidden, scores, alpha=2 * cap, out=scores)
             before, largest = largest, largest.maximum(weights.amax(-1, keepdim=True))
             weights.sub_(largest).exp_()
-            kept = before.sub_(largest).exp_()
+            rescale = before.sub_(largest).exp_()
             # A product adds up a row in order, ``sum`` in one that depends on its length.
-            sums = sums.mul_(kept).add_((weights @ ones[: weights.shape[2]])[..., :1])
-            attended.mul_(kept).baddbmm_(weights, _widened(values[:, :, piece], wide))
+            sums = sums.mul_(rescale).add_((weights @ ones[: weights.shape[2]])[..., :1])
+            attended.mul_(rescale).baddbmm_(weights, _widened(values[:, :, piece], wide))
         output.copy_(attended.div_(sums).view(output.shape))
 
     def _sinks_of_rows(self, queries: Tensor) -> Tensor:

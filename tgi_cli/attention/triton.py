@@ -38,7 +38,7 @@ class _Leading:
     """No KV of theirs is longer."""
 
 
-class _Step:
+class _StepTensors:
     """A plan. How many sequences lead depends on how many heads share a KV head."""
 
     def __init__(self, metadata: AttentionMetadata, leading: _Leading | None = None) -> None:
@@ -79,20 +79,20 @@ class TritonAttention(PagedAttention):
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(specs, block_size, dtype, device, cache_dtype)
-        self._hardware = tiles.Hardware()
+        self.hardware = tiles.Hardware()
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             index = torch.cuda.current_device() if device.index is None else device.index
-            self._hardware = tiles.Hardware(
+            self.hardware = tiles.Hardware(
                 properties.multi_processor_count,
                 driver.active.utils.get_device_properties(index)["max_shared_mem"],
                 (properties.major, properties.minor),
             )
-        self._step: _Step | None = None
+        self._step: _StepTensors | None = None
         self._buffers: AttentionMetadata | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        self._step = _Step(metadata)
+        self._step = _StepTensors(metadata)
 
     def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -147,14 +147,14 @@ class TritonAttention(PagedAttention):
             rows,
         )
         # That the longest could fill its blocks is all that a launch may depend on.
-        self._step = _Step(padded, _Leading(rows, rows, 1, max_blocks * self.block_size))
+        self._step = _StepTensors(padded, _Leading(rows, rows, 1, max_blocks * self.block_size))
 
     @property
     def step_slots(self) -> Tensor:
         return self._planned.metadata.slot_mapping
 
     @property
-    def _planned(self) -> _Step:
+    def _planned(self) -> _StepTensors:
         if self._step is None:
             raise ValueError("attention before the first plan")
         return self._step
@@ -209,7 +209,7 @@ class TritonAttention(PagedAttention):
             "WINDOW": spec.window or 0,
             "HAS_CAP": softcap is not None,
             "HAS_SINKS": sinks is not None,
-            "FP8": how_to_read(self.cache_dtype, self._hardware.casts_fp8),
+            "FP8": how_to_read(self.cache_dtype, self.hardware.casts_fp8),
             # Of float32 a tensor core takes 10 bits of mantissa: a sum of three such products has
             # its precision (https://arxiv.org/abs/2203.03341).
             "PRECISION": "tf32x3" if query.dtype == torch.float32 else "tf32",
@@ -227,7 +227,7 @@ class TritonAttention(PagedAttention):
         output, kv_heads = common["output"], common["KV_HEADS"]
         heads, head_dim = output.shape[1:]
         tile = tiles.decode_tile(
-            self._hardware,
+            self.hardware,
             common["BLOCK_D"],
             self.dtype.itemsize,
             self.cache_dtype.itemsize,
@@ -237,7 +237,7 @@ class TritonAttention(PagedAttention):
         keys = leading.max_keys
         if common["WINDOW"]:
             keys = min(keys, common["WINDOW"] + leading.most + tile.keys)
-        splits = tiles.num_splits(self._hardware, tile, leading.sequences, kv_heads, keys)
+        splits = tiles.num_splits(self.hardware, tile, leading.sequences, kv_heads, keys)
         parts = part_sums = output
         if splits > 1:
             shape = (leading.tokens, heads, splits)
@@ -283,7 +283,7 @@ class TritonAttention(PagedAttention):
         self, metadata: AttentionMetadata, leading: _Leading, tokens: int, common: dict[str, Any]
     ) -> None:
         tile = tiles.prefill_tile(
-            self._hardware,
+            self.hardware,
             common["BLOCK_D"],
             self.dtype.itemsize,
             self.cache_dtype.itemsize,

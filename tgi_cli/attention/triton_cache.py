@@ -1,7 +1,7 @@
 """Triton kernels that write the paged cache and a step's metadata; 8-bit floats by their bits.
 
 The bits of 8-bit floats (https://arxiv.org/abs/2209.05433) are made here rather than by casts:
-GPUs before compute capability 8.9 have none, and what is too large must saturate everywhere as in
+GPUs before compute capability 8.9 have none, and too large numbers must saturate everywhere as in
 :mod:`tgi_cli.attention.fp8`.
 """
 
@@ -31,7 +31,7 @@ def widened(stored: tl.tensor, dtype: tl.constexpr, FP8: tl.constexpr) -> tl.ten
         # Its bits are the upper half of a float16's.
         stored = (stored.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(dtype)
     elif FP8 == _E4M3_BITS:
-        # An exponent of 4 bits in the place of one of 5, whose bias is greater by 8.
+        # An exponent of 4 bits read as one of 5 bits, with a bias that is greater by 8.
         code = stored.to(tl.uint16)
         bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
         number = bits.to(tl.float16, bitcast=True) * 256.0

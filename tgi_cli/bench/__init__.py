@@ -1,5 +1,4 @@
-"""Benchmarks of servers: workloads, drivers, statistics, saved runs, their comparison, the screen.
+"""Benchmarks: workloads, load generators, statistics, saved runs, comparison, reports, dashboard.
 
-Nothing of it is imported by what serves. The screen (``bench/screen``) needs the extra ``bench``;
-all else does not.
+No server process imports it. Only the dashboard (``bench/dashboard``) needs the extra ``bench``.
 """

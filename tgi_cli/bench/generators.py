@@ -1,100 +1,94 @@
-"""Load generators as their run sees them: processes that get requests and tell how they went."""
+"""Load generators as the parent process sees them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import msgspec
 
-import tgi_cli
-from tgi_cli.bench.load.frames import (
-    Ended,
-    FromGenerator,
-    Item,
-    NoMore,
-    Requests,
-    ToGenerator,
-    Unpacker,
-    pack,
-)
-from tgi_cli.bench.records import Request, Step
+from tgi_cli.bench.events import BenchRequest, BenchStep
+from tgi_cli.bench.load import frames
+from tgi_cli.process.spawn import child_environment, module_command
 
 _CHUNK = 32
-"""Requests that are made and sent at a time."""
+"""Requests that are built and sent at a time."""
 _MOST_AHEAD = 256
-"""Before second 0; a generator takes twice as many in before it begins."""
-_READ = 1 << 18
-_LINES = 30
+"""Most requests sent before second 0; a generator queues twice as many."""
+_READ_BYTES = 1 << 18
+_STDERR_LINES = 30
 _GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Lost:
-    """A process that ended without having said so."""
+class GeneratorLost:
+    """A process that ended without GeneratorEnded."""
 
     cause: str
     remedy: str
 
 
-class LoadProcess:
+class GeneratorProcess:
     """One load generator.
 
     Args:
-        number: among those of its step.
-        told: gets (number, message) of whatever it says; Lost if it ends before its Ended.
+        number: Number of the process within its step.
+        inbox: Receives its messages with its number; GeneratorLost if it ends early.
     """
 
-    def __init__(self, number: int, told: asyncio.Queue[tuple[int, FromGenerator | Lost]]) -> None:
+    def __init__(
+        self, number: int, inbox: asyncio.Queue[tuple[int, frames.FromGenerator | GeneratorLost]]
+    ) -> None:
         self._number = number
-        self._told = told
+        self._inbox = inbox
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._errors: deque[str] = deque(maxlen=_LINES)
+        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
         self._ended = False
 
-    async def start(self, job: ToGenerator) -> None:
-        """Start it with its job."""
-        self._process = await asyncio.create_subprocess_exec(
-            *command("tgi_cli.bench.load"),
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self, job: frames.ToGenerator) -> None:
+        """Start the process with its job."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *module_command("tgi_cli.bench.load"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=environment(),
-            start_new_session=True,  # Ctrl-C on the terminal is the run's to handle
+            env=child_environment(),
+            start_new_session=True,  # Ctrl-C on the terminal is for the parent process
         )
-        self._tasks = [
-            asyncio.create_task(self._listen(self._process)),
-            asyncio.create_task(self._keep_errors(self._process)),
-        ]
+        tasks = (self._read_frames(process), self._read_stderr(process))
+        self._tasks = [asyncio.create_task(task) for task in tasks]
         self.send(job)
 
-    def send(self, message: ToGenerator) -> None:
-        """Send a frame; into nothing if the process has ended."""
+    def send(self, message: frames.ToGenerator) -> None:
+        """Send a frame; ignored if the process has ended."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(pack(message))
+            self._process.stdin.write(frames.pack(message))
 
     async def drain(self) -> None:
-        """Wait until it has taken in what was sent, but for a little."""
+        """Wait until most of what was sent is read."""
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(ConnectionError):  # its end is told elsewhere
+            with contextlib.suppress(ConnectionError):  # reported as GeneratorLost
                 await self._process.stdin.drain()
 
     def terminate(self, seconds: float) -> None:
-        """Ask it to end; it is killed if it has not after so many seconds."""
+        """Ask the process to end, and kill it after so many seconds."""
         self._signal(signal.SIGTERM)
         asyncio.get_running_loop().call_later(seconds, self._signal, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Make sure that it has ended."""
+        """End the process in any case."""
         if self._process is None:
             return
         if not self._ended:
@@ -115,106 +109,94 @@ class LoadProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_frames(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        unpacker = Unpacker()
-        broken = ""
-        while data := await process.stdout.read(_READ):
+        reader = frames.FrameReader()
+        invalid = ""
+        while data := await process.stdout.read(_READ_BYTES):
             try:
-                messages = unpacker.feed(data)
+                messages = reader.feed(data)
             except msgspec.DecodeError as error:
-                broken = f"the load generator wrote what is no message: {error}"
+                invalid = f"the load generator wrote an invalid message: {error}"
                 self._signal(signal.SIGKILL)
                 break
             for message in messages:
-                self._ended = self._ended or isinstance(message, Ended)
-                self._told.put_nowait((self._number, message))
-        if self._ended:
-            return
-        status = await process.wait()
-        await asyncio.wait(self._tasks[1:], timeout=1.0)
-        self._told.put_nowait((self._number, self._lost(status, broken)))
+                self._ended = self._ended or isinstance(message, frames.GeneratorEnded)
+                self._inbox.put_nowait((self._number, message))
+        if not self._ended:
+            status = await process.wait()
+            await asyncio.wait(self._tasks[1:], timeout=1.0)
+            self._inbox.put_nowait((self._number, self._lost(status, invalid)))
 
-    def _lost(self, status: int, broken: str) -> Lost:
-        """What its last words say."""
-        lines = [line for line in self._errors if line.strip()]
+    def _lost(self, status: int, invalid: str) -> GeneratorLost:
+        """The error that stderr has, or how the process ended."""
+        lines = [line for line in self._stderr if line.strip()]
         for number, line in enumerate(lines):
             if line.startswith("error: "):
-                return Lost(line.removeprefix("error: "), "".join(lines[number + 1 : number + 2]))
+                remedy = "".join(lines[number + 1 : number + 2])
+                return GeneratorLost(line.removeprefix("error: "), remedy)
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         last = f": {lines[-1]}" if lines else ""
-        return Lost(broken or f"the load generator {how}{last}", "run the step again")
+        return GeneratorLost(invalid or f"the load generator {how}{last}", "run the step again")
 
-    async def _keep_errors(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
         with contextlib.suppress(ValueError):  # a line without end
             async for line in process.stderr:
-                self._errors.append(line.decode(errors="replace").rstrip("\n"))
+                self._stderr.append(line.decode(errors="replace").rstrip("\n"))
 
 
-class Feeder:
-    """Hands requests out to processes, as they are made.
+class RequestFeeder:
+    """Hands out requests to processes as they are built.
 
     Args:
-        requests: in the order of the step; read in a thread, because making them takes time.
-        on_made: is told of each, with its number.
+        requests: The requests of the step in order; read in a thread, as building takes time.
+        on_request: Called with each request and its number.
     """
 
     def __init__(
         self,
-        processes: Sequence[LoadProcess],
-        step: Step,
-        requests: Iterator[Request],
-        on_made: Callable[[int, Request], None],
+        processes: Sequence[GeneratorProcess],
+        step: BenchStep,
+        requests: Iterator[BenchRequest],
+        on_request: Callable[[int, BenchRequest], None],
     ) -> None:
-        self._on_made = on_made
+        self._on_request = on_request
         self._processes = processes
         self._requests = requests
         self._next = 0
         size = int(step.value) if step.kind == "batch" else 1
         self._ahead = min(_MOST_AHEAD, max(2 * _CHUNK, 2 * int(step.value)))
-        self._left = None if step.requests is None else step.requests * size
+        self._total = None if step.requests is None else step.requests * size
         self._over = False
 
-    async def ahead(self) -> None:
-        """As many as may be needed at once."""
+    async def feed_ahead(self) -> None:
+        """Send as many requests as may be needed at once."""
         while self._next < self._ahead and not self._over:
-            await self._some()
+            await self._feed_chunk()
 
-    async def rest(self) -> None:
-        """All others, no faster than they are taken."""
+    async def feed_rest(self) -> None:
+        """Send all others, no faster than they are read."""
         while not self._over:
-            await self._some()
+            await self._feed_chunk()
 
-    async def _some(self) -> None:
-        count = _CHUNK if self._left is None else min(_CHUNK, self._left - self._next)
-        made: list[Request] = []
+    async def _feed_chunk(self) -> None:
+        count = _CHUNK if self._total is None else min(_CHUNK, self._total - self._next)
+        chunk: list[BenchRequest] = []
         try:
-            made = await asyncio.to_thread(lambda: list(islice(self._requests, count)))
+            chunk = await asyncio.to_thread(lambda: list(islice(self._requests, count)))
         finally:
-            self._over = len(made) < count or count == 0 or self._next + len(made) == self._left
-            shares: list[list[Item]] = [[] for _ in self._processes]
-            for request in made:
-                self._on_made(self._next, request)
+            self._over = len(chunk) < count or self._next + len(chunk) == self._total
+            shares: list[list[frames.IndexedRequest]] = [[] for _ in self._processes]
+            for request in chunk:
+                self._on_request(self._next, request)
                 turn = self._next if request.conversation is None else request.conversation
-                shares[turn % len(shares)].append(Item(self._next, request))
+                shares[turn % len(shares)].append(frames.IndexedRequest(self._next, request))
                 self._next += 1
             for process, items in zip(self._processes, shares, strict=True):
                 if items:
-                    process.send(Requests(items))
+                    process.send(frames.RequestChunk(items))
                 if self._over:
-                    process.send(NoMore())
+                    process.send(frames.EndOfRequests())
         for process in self._processes:
             await process.drain()
-
-
-def command(module: str) -> list[str]:
-    """Runs a module of this package; files in the working directory do not pass for modules."""
-    return [sys.executable, "-P", "-m", module]
-
-
-def environment() -> dict[str, str]:
-    """Ours, in which the package is found where it is now."""
-    root = str(Path(tgi_cli.__file__).resolve().parents[1])
-    paths = [root, os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on."""
+"""Describes the machine that a benchmark runs on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SECONDS = 10
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, GPUs, system and versions, for ``Run.machine``.
+    """Processor, cores, memory, GPUs, system and versions, for ``BenchRun.machine``.
 
     Keys: ``processor``, ``cores``, ``memory_bytes``, ``gpus`` (list of names), ``system``,
-    ``python``, ``packages`` (names to versions), ``hostname``. Never fails; what cannot be found
-    out is missing.
+    ``python``, ``packages`` (names to versions), ``hostname``. Never fails; unknown values
+    are omitted.
     """
     found: dict[str, Any] = {
         "hostname": platform.node(),
@@ -42,12 +42,12 @@ def _processor() -> str:
             if name.strip() in ("model name", "Model"):
                 return value.strip()
     if platform.system() == "Darwin":
-        return _said("sysctl", "-n", "machdep.cpu.brand_string")
+        return _output_of("sysctl", "-n", "machdep.cpu.brand_string")
     return platform.processor() or platform.machine()
 
 
 def _cores() -> int | None:
-    """That this process may use."""
+    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
@@ -60,15 +60,15 @@ def _memory() -> int | None:
 
 
 def _gpus() -> list[str]:
-    """By nvidia-smi: name, memory, driver."""
-    said = _said(
+    """Name, memory and driver of each GPU, by nvidia-smi."""
+    output = _output_of(
         "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
     )
-    return [line.strip() for line in said.splitlines() if line.strip()]
+    return [line.strip() for line in output.splitlines() if line.strip()]
 
 
-def _said(*command: str) -> str:
-    """What a command prints; nothing if it cannot be run or fails."""
+def _output_of(*command: str) -> str:
+    """The output of a command, or nothing if it fails."""
     path = shutil.which(command[0])
     if path is None:
         return ""

@@ -1,4 +1,4 @@
-"""What is behind an address: a shard's socket, TGI's routes, or OpenAI's; its model, its tokens."""
+"""Resolves an address to a target: a shard's socket, or a server with TGI's or OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from tgi_cli.bench.events import BenchTarget
 from tgi_cli.bench.load.http import tls_context
-from tgi_cli.bench.records import Target
-from tgi_cli.bench.scrape import http_client
-from tgi_cli.bench.settings import Settings, TokenCounter
-from tgi_cli.bench.tokens import GuessedTokens, LocalTokens, ServerTokens
+from tgi_cli.bench.metrics_scrape import http_client
+from tgi_cli.bench.settings import RequestSettings, TokenCounter
+from tgi_cli.bench.token_counter import LocalTokenCounter, ServerTokenCounter, TokenEstimator
 from tgi_cli.errors import ConfigError, HubError, ModelError, RouterError, ShardError
 
 _SECONDS = 10.0
@@ -23,38 +23,37 @@ _REFUSED = (401, 403)
 
 
 @dataclass(frozen=True)
-class Found:
-    """A target that answered.
+class ResolvedTarget:
+    """A target that responds.
 
     Attributes:
-        tokenizer: of its model; where no other could be had one that guesses (``exact`` False).
-        notes: for ``Run.notes``: how tokens are counted where that is not the plain way.
+        tokenizer: The tokenizer of its model, or an estimate (``exact`` False).
+        notes: For ``BenchRun.notes``: how tokens are counted, if not by the tokenizer.
     """
 
-    target: Target
+    target: BenchTarget
     tokenizer: TokenCounter
     notes: list[str] = field(default_factory=list)
 
 
-async def find(
+async def resolve_target(
     address: str,
-    settings: Settings,
+    settings: RequestSettings,
     *,
     tokenizer_name: str = "",
     revision: str = "",
     started_here: list[str] | None = None,
-) -> Found:
-    """Ask what is at ``address``: a URL, or a path (also ``unix://...``) of a shard's socket.
+) -> ResolvedTarget:
+    """Resolve an address: a URL, or the path (also ``unix://...``) of a shard's socket.
 
-    A URL may end in ``/v1``. The tokenizer is ``tokenizer_name``'s (a folder or a model id of the
-    hub), else that of the model that the server names, else the server's own /tokenize, else a
-    guess, of which a note tells.
+    A URL may end in ``/v1``. The tokenizer is that of ``tokenizer_name`` (a folder or a model id),
+    else that of the server's model, else the server's /tokenize, else an estimate, with a note.
 
     Raises:
-        ConfigError: no address, or a server that is neither TGI's nor OpenAI's.
-        RouterError: the URL cannot be reached, or refuses the key.
-        ShardError: nothing listens on the socket, or it does not speak generate.v3.
-        HubError, ModelError: ``tokenizer_name`` cannot be had.
+        ConfigError: Invalid address, or a server with neither TGI's nor OpenAI's routes.
+        RouterError: The URL cannot be reached, or the server rejects the key.
+        ShardError: Nothing listens on the socket, or it does not speak generate.v3.
+        HubError, ModelError: ``tokenizer_name`` is unavailable.
     """
     parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.hostname:
@@ -73,33 +72,33 @@ async def find(
     tokenizer = await asyncio.to_thread(
         _tokenizer, url, settings, target, tokenizer_name, revision, notes
     )
-    return Found(target, tokenizer, notes)
+    return ResolvedTarget(target, tokenizer, notes)
 
 
 # ------------------------------------------------------------------ servers
 
 
-async def _server(url: str, settings: Settings) -> Target:
+async def _server(url: str, settings: RequestSettings) -> BenchTarget:
     async with http_client(settings, _SECONDS) as client:
-        info = await _asked(client, f"{url}/info")
+        info = await _get_json(client, f"{url}/info")
         if isinstance(info, dict) and isinstance(info.get("model_id"), str):
-            return Target(kind="tgi", address=url, model=info["model_id"], info=info)
-        listed = await _asked(client, f"{url}/v1/models")
+            return BenchTarget(kind="tgi", address=url, model=info["model_id"], info=info)
+        listed = await _get_json(client, f"{url}/v1/models")
     data = listed.get("data") if isinstance(listed, dict) else None
     models = [one for one in data or [] if isinstance(one, dict) and one.get("id")]
     if models:
         chosen = next((one for one in models if one["id"] == settings.model), models[0])
-        return Target(kind="openai", address=url, model=str(chosen["id"]), info=chosen)
+        return BenchTarget(kind="openai", address=url, model=str(chosen["id"]), info=chosen)
     if settings.model:  # it lists no models; its user knows one
-        return Target(kind="openai", address=url, model=settings.model)
+        return BenchTarget(kind="openai", address=url, model=settings.model)
     raise ConfigError(
-        f"{url} answers neither /info as TGI does nor /v1/models as OpenAI does",
-        "check the URL; for a server without these routes name the model",
+        f"{url} has neither TGI's /info nor OpenAI's /v1/models",
+        "check the URL, or name the model of a server without these routes",
     )
 
 
-async def _asked(client: httpx.AsyncClient, url: str) -> Any:
-    """The JSON of a route; None: there is none. Raises RouterError."""
+async def _get_json(client: httpx.AsyncClient, url: str) -> Any:
+    """The JSON of a route, or None if there is none. Raises RouterError."""
     try:
         response = await client.get(url)
     except httpx.HTTPError as error:
@@ -120,8 +119,8 @@ async def _asked(client: httpx.AsyncClient, url: str) -> Any:
 # ------------------------------------------------------------------ shards
 
 
-def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
-    from tgi_cli.bench.load.shard import Shards
+def _shard(address: str, settings: RequestSettings, tokenizer_name: str) -> BenchTarget:
+    from tgi_cli.bench.load.shard import ShardGroup
     from tgi_cli.rpc.client import fetch_info
 
     path = Path(address.removeprefix("unix:"))
@@ -133,13 +132,13 @@ def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
             f"there is no socket {path}",
             f"name one of {', '.join(beside)}" if beside else "see whether the server runs",
         )
-    told = Shards(str(path), settings.timeout, settings.connect_timeout).info
+    details = ShardGroup(str(path), settings.timeout, settings.connect_timeout).info
     info: dict[str, Any] = {
-        "dtype": told.dtype,
-        "device_type": told.device_type,
-        "attention_impl": told.attention_impl,
-        "block_size": told.block_size,
-        "speculate": told.speculate,
+        "dtype": details.dtype,
+        "device_type": details.device_type,
+        "attention_impl": details.attention_impl,
+        "block_size": details.block_size,
+        "speculate": details.speculate,
     }
     model = tokenizer_name
     try:  # one of ours also knows its model
@@ -151,10 +150,10 @@ def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
         info |= {"max_total_tokens": own.max_total_tokens, "device": own.device}
     if not model:
         raise ConfigError(
-            f"the shard on {path} does not say which model it is",
+            f"the model of the shard on {path} is unknown",
             "name its tokenizer: --tokenizer-name MODEL",
         )
-    return Target(kind="shard-v3", address=str(path), model=model, info=info)
+    return BenchTarget(kind="shard-v3", address=str(path), model=model, info=info)
 
 
 # ------------------------------------------------------------------ tokens
@@ -162,8 +161,8 @@ def _shard(address: str, settings: Settings, tokenizer_name: str) -> Target:
 
 def _tokenizer(
     url: str,
-    settings: Settings,
-    target: Target,
+    settings: RequestSettings,
+    target: BenchTarget,
     tokenizer_name: str,
     revision: str,
     notes: list[str],
@@ -175,33 +174,34 @@ def _tokenizer(
     except (HubError, ModelError) as error:
         cause = error.cause
     if url:
-        headers = dict(settings.headers)
-        if settings.api_key:
-            headers = {"authorization": f"Bearer {settings.api_key}"} | headers
-        context = tls_context(settings.insecure, settings.ca_file)
-        client = httpx.Client(headers=headers, timeout=_SECONDS, verify=context, trust_env=False)
-        counter = ServerTokens.find(url, client, settings.model or target.model)
+        client = httpx.Client(
+            headers=settings.all_headers,
+            timeout=_SECONDS,
+            verify=tls_context(settings.insecure, settings.ca_file),
+            trust_env=False,
+        )
+        counter = ServerTokenCounter.find(url, client, settings.model or target.model)
         if counter is not None:
             notes.append(
-                f"The tokenizer of {target.model} is not here ({cause}): {counter.name} "
+                f"The tokenizer of {target.model} is unavailable ({cause}): {counter.name} "
                 "counts tokens."
             )
             return counter
         client.close()
     notes.append(
-        f"The tokenizer of {target.model} is not here ({cause}), and the server has no /tokenize: "
-        "lengths of prompts are guessed. Name a tokenizer to have them exact."
+        f"The tokenizer of {target.model} is unavailable ({cause}), and the server has no "
+        "/tokenize: lengths of prompts are estimates. Name a tokenizer to have them exact."
     )
-    return GuessedTokens()
+    return TokenEstimator()
 
 
-def _local(name: str, revision: str) -> LocalTokens:
-    """Of a folder, a model of the hub or the bundled one. Raises HubError, ModelError."""
+def _local(name: str, revision: str) -> LocalTokenCounter:
+    """The tokenizer of a folder, a model id or the bundled model. Raises HubError, ModelError."""
     from tgi_cli import demo, hub
 
     if name == demo.MODEL_ID:
-        return LocalTokens.load(demo.model_path(), name)
+        return LocalTokenCounter.load(demo.model_path(), name)
     folder = Path(name).expanduser()
     if not (folder / "tokenizer.json").is_file():
         folder = hub.resolve_model(name, revision=revision or None, weights=False).path
-    return LocalTokens.load(folder, name)
+    return LocalTokenCounter.load(folder, name)

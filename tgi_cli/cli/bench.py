@@ -1,189 +1,126 @@
-"""``tgi bench``: measure a model, a shard or a server; ``view`` and ``compare`` what was saved."""
+"""``tgi bench``: benchmark a model, a shard or a server; ``view`` and ``compare`` saved runs."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tgi_cli.cli import bench_options as flags
+from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.settings_flags import SettingsCommand, takes
+from tgi_cli.config.settings import BENCH, COMPARE, VIEW
 from tgi_cli.errors import ConfigError, ExitCode, TgiError
 
 if TYPE_CHECKING:
     from tgi_cli.bench.compare import Comparison
-    from tgi_cli.bench.job import Measurement
-    from tgi_cli.bench.options import Options
-    from tgi_cli.bench.records import Event, Run
+    from tgi_cli.bench.events import BenchRun, Event
+    from tgi_cli.bench.plan import BenchOptions
+    from tgi_cli.bench.run import BenchConfig
 
 
-def bench(
-    model: flags.Model = None,
-    tokenizer_name: flags.TokenizerName = None,
-    revision: flags.Revision = None,
-    master_shard_uds_path: flags.Socket = None,
-    url: flags.Url = None,
-    api_key: flags.ApiKey = None,
-    header: flags.Header = None,
-    route: flags.RouteFlag = "auto",
-    serve_args: flags.ServeArguments = "",
-    timeout: flags.Timeout = 600.0,
-    batch_size: flags.BatchSize = None,
-    sequence_length: flags.SequenceLength = None,
-    decode_length: flags.DecodeLength = None,
-    runs: flags.Runs = None,
-    concurrency: flags.Concurrency = None,
-    rate: flags.Rate = None,
-    ramp: flags.Ramp = None,
-    sweep: flags.Sweep = False,
-    trace: flags.Trace = None,
-    slo: flags.Slo = None,
-    slo_share: flags.Attainment = 0.9,
-    arrival: flags.Arrival = "poisson",
-    speed: flags.Speed = 1.0,
-    duration: flags.Duration = None,
-    requests: flags.Requests = None,
-    warmups: flags.Warmups = 1,
-    input_tokens: flags.InputTokens = None,
-    output_tokens: flags.OutputTokens = None,
-    prefix: flags.PrefixFlag = None,
-    prompts: flags.Prompts = None,
-    conversations: flags.Turns = None,
-    think: flags.Think = 0.0,
-    ignore_eos: flags.IgnoreEos = False,
-    extra_body: flags.ExtraBody = None,
-    seed: flags.Seed = 0,
-    temperature: flags.Temperature = None,
-    top_k: flags.TopK = None,
-    top_p: flags.TopP = None,
-    typical_p: flags.TypicalP = None,
-    repetition_penalty: flags.RepetitionPenalty = None,
-    frequency_penalty: flags.FrequencyPenalty = None,
-    top_n_tokens: flags.TopNTokens = None,
-    watermark: flags.Watermark = False,
-    do_sample: flags.DoSample = False,
-    output: flags.Output = None,
-    csv: flags.Csv = None,
-    jsonl: flags.Jsonl = None,
-    html: flags.Html = None,
-    markdown: flags.Markdown = None,
-    svg: flags.Svg = None,
-    ui: flags.Ui = "auto",
-) -> None:
-    """Measure how fast a model, a shard or a server answers.
+@takes(BENCH)
+def bench(settings: ParsedSettings) -> None:
+    """Benchmark a model, a shard or a server.
 
-    `tgi bench MODEL` starts a server of its own and measures batches on its shard, as
-    text-generation-benchmark does; `tgi bench --url URL` measures a running server with more and
-    more clients. `tgi bench view FILE` opens what --output wrote, `tgi bench compare A B` says
-    whether B is worse.
+    `tgi bench MODEL` starts a server and measures batches on its shard, as
+    text-generation-benchmark does; `tgi bench --url URL` measures a running server with
+    increasing concurrency. `tgi bench view FILE` opens a run saved with --output, `tgi bench
+    compare A B` fails if B is worse.
     """
-    from tgi_cli.cli.bench_request import measurement, without_secrets
+    from tgi_cli.cli.bench_request import bench_config
 
-    asked = measurement(dict(locals()), without_secrets(sys.argv))
-    _check_outputs(output, csv, jsonl, html, markdown, svg)
+    config = bench_config(settings)
+    ui, svg = settings["ui"], settings["svg"]
+    _check_outputs(settings)
     if ui == "none":
-        run, interrupted = _quietly(asked, None)
-    elif _dashboard(ui):
-        run, interrupted = _on_screen(asked, svg), False
+        run, interrupted = _run(config, None)
+    elif _use_dashboard(ui):
+        run, interrupted = _run_in_dashboard(config, svg), False
     else:
-        from tgi_cli.bench.plain import PlainScreen
+        from tgi_cli.bench.text_output import TextReporter
 
-        _refuse_svg(svg)
-        run, interrupted = _quietly(asked, PlainScreen(sys.stderr, asked.options.slo))
+        if svg is not None:
+            raise ConfigError(
+                "--svg is a screenshot of the dashboard, which does not run here",
+                "use --output, then tgi bench view FILE --svg",
+            )
+        run, interrupted = _run(config, TextReporter(sys.stderr, config.options.slo))
     if run is not None:
-        _leave(run, output=output, csv=csv, html=html, markdown=markdown, silent=ui == "none")
+        _save(run, settings, silent=ui == "none")
     if interrupted or run is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    _refuse_nothing(run)
+    _check_measured(run)
 
 
-def view(
-    file: Annotated[
-        str,
-        typer.Argument(help="What --output or --jsonl wrote; or the URL of a server to watch."),
-    ],
-    other: Annotated[
-        Path | None,
-        typer.Argument(help="A later run, to be shown beside it.", show_default=False),
-    ] = None,
-    html: flags.Html = None,
-    csv: flags.Csv = None,
-    markdown: flags.Markdown = None,
-    svg: flags.Svg = None,
-    ui: flags.Ui = "auto",
-) -> None:
+@takes(VIEW)
+def view(settings: ParsedSettings) -> None:
     """Open a saved run in the dashboard; without a terminal, print its tables.
 
-    Of two runs the second one is opened, beside the first.
+    Of two runs, the second is opened beside the first.
     """
+    file, other, ui, svg = (settings[name] for name in ("file", "other", "ui", "svg"))
     if file.startswith(("http://", "https://")):
         _watch(file, ui, svg)
         return
-    from tgi_cli.bench.results import load
+    from tgi_cli.bench.saved_runs import load
 
-    _check_outputs(html, csv, markdown, svg)
-    run, before = load(Path(file)), None
+    _check_outputs(settings)
+    run, baseline = load(Path(file)), None
     if other is not None:
-        run, before = load(other), run
-    shown = _dashboard(ui)
+        run, baseline = load(other), run
+    shown = _use_dashboard(ui)
     if shown:
-        from tgi_cli.bench import screen
+        from tgi_cli.bench import dashboard
 
-        screen.view(run, other=before, svg=svg)
+        dashboard.view(run, other=baseline, svg=svg)
     elif svg is not None:
-        from tgi_cli.bench import screen
+        from tgi_cli.bench import dashboard
+        from tgi_cli.bench.saved_runs import write
 
-        _write(svg, screen.picture(run, other=before))
+        write(svg, dashboard.picture(run, other=baseline))
     silent = shown or ui == "none"
-    _leave(run, output=None, csv=csv, html=html, markdown=markdown, silent=silent)
-    if before is not None and not silent:
+    _save(run, settings, silent=silent)
+    if baseline is not None and not silent:
         from tgi_cli.bench.compare import compare as compared
         from tgi_cli.bench.reports import comparison
 
-        print(comparison(compared(before, run)), end="")
+        print(comparison(compared(baseline, run)), end="")
 
 
 def _watch(url: str, ui: str, svg: Path | None) -> None:
-    """Show a running server's own figures."""
-    if not _dashboard("tui" if ui == "auto" else ui):
+    """Show a running server's own metrics."""
+    if not _use_dashboard("tui" if ui == "auto" else ui):
         raise ConfigError("a running server is watched in the dashboard", "use --ui tui")
-    from tgi_cli.bench import screen
+    from tgi_cli.bench import dashboard
 
-    screen.watch(url, svg=svg)
+    dashboard.watch(url, svg=svg)
 
 
-def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="The run that is the yardstick.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="The run that is judged.")],
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            metavar="PERCENT",
-            help="A change for the worse that is a regression, as 5%; never: nothing is.",
-        ),
-    ] = "5%",
-    markdown: flags.Markdown = None,
-) -> None:
+@takes(COMPARE)
+def compare(settings: ParsedSettings) -> None:
     """Compare two saved runs; the exit code is 1 if the second one is worse.
 
-    A figure is worse if its ratio is off by the percentage or more, and the bootstrap interval
-    of the ratio leaves out that nothing changed.
+    A metric is worse if its ratio is off by the percentage or more, and the bootstrap interval of
+    the ratio excludes 1.
     """
     from tgi_cli.bench.compare import compare as compared
     from tgi_cli.bench.reports import comparison
-    from tgi_cli.bench.results import check_writable, load
+    from tgi_cli.bench.saved_runs import load, write
 
-    check_writable(markdown)
-    result = compared(load(first), load(second), _percentage(fail_on))
+    _check_outputs(settings)
+    threshold = _parse_percentage(settings["fail_on"])
+    result: Comparison = compared(load(settings["first"]), load(settings["second"]), threshold)
     text = comparison(result)
     print(text, end="")
-    if markdown is not None:
-        _write(markdown, text)
-    _refuse_regression(result)
+    if settings["markdown"] is not None:
+        write(settings["markdown"], text)
+    if result.regressions:
+        raise typer.Exit(ExitCode.FAILURE)
 
 
-class BenchCommand(typer.core.TyperCommand):
+class BenchCommand(SettingsCommand):
     """A command whose first word may be another command: ``view`` or ``compare``.
 
     A model of that name is given as a path (``./view``).
@@ -194,8 +131,8 @@ class BenchCommand(typer.core.TyperCommand):
     ) -> Any:
         """The context of the command that the first word names, or of this one."""
         inner = typer.Typer()
-        inner.command()(view)
-        inner.command()(compare)
+        inner.command(cls=SettingsCommand)(view)
+        inner.command(cls=SettingsCommand)(compare)
         commands: dict[str, Any] = typer.main.get_group(inner).commands  # type: ignore[assignment]
         if args and args[0] in commands:
             name = f"{info_name} {args[0]}"
@@ -203,8 +140,8 @@ class BenchCommand(typer.core.TyperCommand):
         return super().make_context(info_name, args, parent, **extra)
 
 
-def _dashboard(ui: str) -> bool:
-    """Whether the dashboard is to be shown. Raises ConfigError if it was asked for and cannot."""
+def _use_dashboard(ui: str) -> bool:
+    """Whether to show the dashboard. Raises ConfigError if it was requested and cannot run."""
     from importlib.util import find_spec
 
     terminal = sys.stdin.isatty() and sys.stderr.isatty()  # tables may go to a file
@@ -213,27 +150,27 @@ def _dashboard(ui: str) -> bool:
         if not installed:
             raise ConfigError("--ui tui: textual is missing", "pip install 'tgi-cli[bench]'")
         if not terminal:
-            raise ConfigError("--ui tui: this is no terminal", "use --ui plain")
+            raise ConfigError("--ui tui: this is not a terminal", "use --ui plain")
         return True
     if ui == "auto" and terminal and not installed:
         print("no dashboard: pip install 'tgi-cli[bench]' brings it", file=sys.stderr)
     return ui == "auto" and terminal and installed
 
 
-def _quietly(asked: Measurement, screen: Any) -> tuple[Run | None, bool]:
-    """Run in this thread. Returns: the run, and whether Ctrl-C cut it short."""
-    from tgi_cli.bench.job import Job
-    from tgi_cli.bench.records import RunEnded
+def _run(config: BenchConfig, reporter: Any) -> tuple[BenchRun | None, bool]:
+    """Run in this thread. Returns the run, and whether Ctrl-C interrupted it."""
+    from tgi_cli.bench.events import RunEnded
+    from tgi_cli.bench.run import BenchJob
 
-    ended: list[Run] = []
+    ended: list[BenchRun] = []
 
     def on_event(event: Event) -> None:
         if isinstance(event, RunEnded):
             ended.append(event.run)
-        if screen is not None:
-            screen(event)
+        if reporter is not None:
+            reporter(event)
 
-    job = Job(asked, say=_say if screen is not None else lambda line: None)
+    job = BenchJob(config, log_line=_print if reporter is not None else lambda line: None)
     try:
         job.run(on_event, signals=True)
     except KeyboardInterrupt:
@@ -242,42 +179,44 @@ def _quietly(asked: Measurement, screen: Any) -> tuple[Run | None, bool]:
     return ended[-1], job.interrupted
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _on_screen(asked: Measurement, svg: Path | None) -> Run | None:
-    """Run in a thread, with the dashboard in this one. Returns None if nobody waited for it."""
-    from tgi_cli.bench.job import Job
-    from tgi_cli.bench.records import RunEnded
-    from tgi_cli.bench.screen import Title, run_screen
+def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
+    """Run in a thread, the dashboard in this one. Returns None if the user quit before the end."""
+    from tgi_cli.bench.dashboard import run_screen
+    from tgi_cli.bench.dashboard.run_state import ScreenTitle
+    from tgi_cli.bench.dashboard.views import ScreenOptions
+    from tgi_cli.bench.events import RunEnded
+    from tgi_cli.bench.run import BenchJob
 
-    jobs: list[Job] = []
+    jobs: list[BenchJob] = []
 
-    def start(emit: Any) -> Run:
-        jobs.append(Job(asked, say=emit))
-        # The screen tells itself of the end.
+    def start(emit: Any) -> BenchRun:
+        jobs.append(BenchJob(config, log_line=emit))
+        # The screen detects the end itself.
         return jobs[0].run(lambda event: None if isinstance(event, RunEnded) else emit(event))
 
     def stop() -> None:
         for job in jobs:
             job.stop()
 
-    headers = dict(asked.settings.headers)
-    if asked.settings.api_key:
-        headers["authorization"] = f"Bearer {asked.settings.api_key}"
+    name = config.model or config.address or "the bundled model"
     return run_screen(
-        Title(asked.model or asked.address or "the bundled model", _details(asked.options)),
-        start,
-        stop=stop,
-        url=lambda: jobs[0].url if jobs else None,
-        headers=headers,
-        slo=asked.options.slo,
-        svg=svg,
+        ScreenOptions(
+            title=ScreenTitle(name, _details(config.options)),
+            start=start,
+            stop=stop,
+            url=lambda: jobs[0].url if jobs else None,
+            headers=config.settings.all_headers,
+            slo=config.options.slo,
+            svg=svg,
+        )
     )
 
 
-def _details(options: Options) -> tuple[str, ...]:
+def _details(options: BenchOptions) -> tuple[str, ...]:
     if options.load == "batch":
         return (
             f"Sequence Length: {options.input_tokens}",
@@ -286,74 +225,50 @@ def _details(options: Options) -> tuple[str, ...]:
     return (options.load,)
 
 
-def _leave(
-    run: Run,
-    *,
-    output: Path | None,
-    csv: Path | None,
-    html: Path | None,
-    markdown: Path | None,
-    silent: bool,
-) -> None:
-    """Write the files, then the tables: whatever happens to a terminal, the files are there."""
-    from tgi_cli.bench import reports, results
+def _save(run: BenchRun, settings: ParsedSettings, *, silent: bool) -> None:
+    """Write the files before printing the tables: they are safe whatever happens to a terminal."""
+    from tgi_cli.bench import reports, saved_runs
 
-    if output is not None:
-        results.save(run, output)
+    csv, html, markdown = (settings[name] for name in ("csv", "html", "markdown"))
+    if settings.get("output") is not None:
+        saved_runs.save(run, settings["output"])
     if csv is not None:
-        results.save_csv(run, csv)
+        saved_runs.save_csv(run, csv)
     if html is not None:
-        _write(html, reports.html(run))
+        saved_runs.write(html, reports.html(run))
     if markdown is None and silent:
         return
     text = reports.markdown(run)
     if markdown is not None:
-        _write(markdown, text)
+        saved_runs.write(markdown, text)
     if not silent:
         print(text, end="")
 
 
-def _write(path: Path, text: str) -> None:
-    from tgi_cli.bench.results import write
+def _check_outputs(settings: ParsedSettings) -> None:
+    """Raise ConfigError for a file that cannot be written, before anything runs."""
+    from tgi_cli.bench.saved_runs import check_writable
 
-    write(path, text)
-
-
-def _check_outputs(*paths: Path | None) -> None:
-    from tgi_cli.bench.results import check_writable
-
-    check_writable(*paths)
+    names = ("output", "csv", "jsonl", "html", "markdown", "svg")
+    check_writable(*(settings.get(name) for name in names))
 
 
-def _refuse_svg(svg: Path | None) -> None:
-    if svg is not None:
-        raise ConfigError(
-            "--svg is a picture of the dashboard, which does not run here",
-            "use --output, then tgi bench view FILE --svg",
-        )
-
-
-def _refuse_nothing(run: Run) -> None:
-    """Raises TgiError if nothing at all was measured, or not all that was to be."""
+def _check_measured(run: BenchRun) -> None:
+    """Raise TgiError if nothing was measured, or the run ended early."""
     answered = any(
         record.batches or any(request.error is None for request in record.requests)
         for record in run.steps
     )
     if not answered:
-        said = [r.detail or r.error for record in run.steps for r in record.requests if r.error]
-        cause = f"nothing was measured: {(said or run.notes or ['no step ran'])[-1]}"
+        errors = [r.detail or r.error for record in run.steps for r in record.requests if r.error]
+        cause = f"nothing was measured: {(errors or run.notes or ['no step ran'])[-1]}"
         raise TgiError(cause, "see the server's log")
     if run.failure:
-        raise TgiError(run.failure, "the figures are of what ran before")
+        raise TgiError(run.failure, "the results cover what ran before")
 
 
-def _refuse_regression(result: Comparison) -> None:
-    if result.regressions:
-        raise typer.Exit(ExitCode.FAILURE)
-
-
-def _percentage(text: str) -> float | None:
-    """``5%`` or ``5`` as 0.05; ``never`` as None. Raises ConfigError."""
+def _parse_percentage(text: str) -> float | None:
+    """Parse ``5%`` or ``5`` as 0.05, ``never`` as None. Raises ConfigError."""
     if text == "never":
         return None
     try:
@@ -361,5 +276,5 @@ def _percentage(text: str) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 <= value < 10:
-        raise ConfigError(f"--fail-on: {text!r} is no percentage", "for example 5%, or never")
+        raise ConfigError(f"--fail-on: {text!r} is not a percentage", "for example 5%, or never")
     return value

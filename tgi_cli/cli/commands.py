@@ -1,6 +1,6 @@
-"""The commands of ``tgi``: where each is defined, and what the list of them says.
+"""The commands of ``tgi``: where each is defined, and how the list of commands describes it.
 
-Only the one that runs is imported: help for all of them, and the start of each, stay quick.
+Only the command that runs is imported, so that help and startup stay fast.
 """
 
 from __future__ import annotations
@@ -10,66 +10,76 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import typer
+
+
+class _PlainHelp:
+    """A command whose ``--help`` has a default.
+
+    Without one, Typer validates its value with pydantic, whose import takes 14 MB and 0.1 s.
+    """
+
+    def get_help_option(self, context: Any) -> Any:
+        option = super().get_help_option(context)  # type: ignore[misc]
+        if option is not None:
+            option.default = False
+        return option
+
+
+class PlainCommand(_PlainHelp, typer.core.TyperCommand):
+    """A command."""
+
+
+class PlainGroup(_PlainHelp, typer.core.TyperGroup):
+    """The group of all commands."""
+
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One command.
+class CommandEntry:
+    """A command.
 
     Attributes:
-        name: as it is typed.
+        name: its name on the command line.
         help: the first sentence of its function's docstring.
-        module, function: where it is defined.
-        settings: whether its flags are those of the table of settings.
-        kind: the name of a class of commands in the module; empty: Typer's own.
+        module: the module in ``tgi_cli.cli``. Default: the command's name.
+        function: the function in that module. Default: the command's name.
+        cls: the name of the command class in that module. Default: the
+            ``command_class`` of the function.
     """
 
     name: str
     help: str
     module: str = ""
     function: str = ""
-    settings: bool = False
-    kind: str = ""
+    cls: str = ""
 
-    def load(self) -> tuple[Callable[..., Any], type | None]:
-        """The function, and the class of commands that it is to be one of; None: Typer's."""
+    def load(self) -> tuple[Callable[..., Any], type]:
+        """Import the function and the command class."""
         name = self.name.replace("-", "_")
         module = import_module(f"tgi_cli.cli.{self.module or name}")
-        kind = getattr(module, self.kind) if self.kind else None
-        if self.settings:
-            from tgi_cli.cli.declare import SettingsCommand
-
-            kind = SettingsCommand
-        return getattr(module, self.function or name), kind
+        function = getattr(module, self.function or name)
+        return function, getattr(module, self.cls) if self.cls else function.command_class
 
 
 COMMANDS = (
-    Entry("serve", "Serve a model over HTTP: TGI's API and OpenAI's.", settings=True),
-    Entry(
-        "env",
-        "Show every setting of `tgi serve`, its value, and where it came from.",
-        settings=True,
+    CommandEntry("serve", "Serve a model over HTTP: TGI's API and OpenAI's."),
+    CommandEntry("env", "Show every setting of `tgi serve`, its value and its source."),
+    CommandEntry(
+        "download-weights", "Download the files that serving a model needs; print their folder."
     ),
-    Entry(
-        "download-weights",
-        "Download what serving a model needs; print the folder it is in.",
-        settings=True,
-    ),
-    Entry(
+    CommandEntry(
         "warmup",
-        "Compile and measure what a server would at its start, so that `tgi serve` starts faster.",
-        settings=True,
+        "Compile kernels and measure limits ahead of time, so that `tgi serve` starts faster.",
     ),
-    Entry("quantize", "Make a quantized checkpoint of a model, for tgi, vLLM and transformers."),
-    Entry("bench", "Measure how fast a model, a shard or a server answers.", kind="BenchCommand"),
-    Entry(
-        "model-server",
-        "Run a model behind a unix socket, for a router to connect to.",
-        settings=True,
+    CommandEntry(
+        "quantize", "Create a quantized checkpoint of a model, for tgi, vLLM and transformers."
     ),
-    Entry("router", "Serve HTTP in front of a model server.", settings=True),
-    Entry(
+    CommandEntry("bench", "Benchmark a model, a shard or a server.", cls="BenchCommand"),
+    CommandEntry("model-server", "Run a model behind a unix socket, for a router to connect to."),
+    CommandEntry("router", "Serve HTTP in front of a model server."),
+    CommandEntry(
         "completion",
-        "Print the script that makes a shell complete tgi's commands and flags.",
+        "Print the script that completes tgi's commands and flags in a shell.",
         module="completions",
     ),
 )

@@ -1,4 +1,4 @@
-"""``tgi download-weights``: a model's files onto this machine, before it is served."""
+"""``tgi download-weights``: download a model before serving it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,37 @@ import sys
 
 import typer
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import DOWNLOAD
 from tgi_cli.errors import ConfigError, ExitCode
 
 
 @takes(DOWNLOAD)
-def download_weights(given: Given) -> None:
-    """Download what serving a model needs; print the folder it is in.
+def download_weights(settings: ParsedSettings) -> None:
+    """Download the files that serving a model needs; print their folder.
 
-    Goes on where an earlier run was cut; checks sizes and checksums.
-    HF_TOKEN, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_ENDPOINT are honoured.
+    Resumes an interrupted download; verifies sizes and checksums. HF_TOKEN, HF_HUB_CACHE,
+    HF_HUB_OFFLINE and HF_ENDPOINT apply.
     """
     from tgi_cli import hub
 
-    quiet, json_output = given["quiet"], given["json_output"]
-    level = "WARNING" if quiet else given["logger_level"]
-    options.set_up_logs("download", level, json_output)
-    given.explain()
-    given.export()
-    if not given["model_id"]:
-        raise ConfigError("no model is named", "give MODEL: an id of the hub, or a folder")
+    quiet, json_output = settings["quiet"], settings["json_output"]
+    setup.prepare(settings, "download", "WARNING" if quiet else settings["logger_level"])
+    if not settings["model_id"]:
+        raise ConfigError("MODEL is missing", "give a model id on the hub, or a local folder")
     try:
         model = hub.resolve_model(
-            given["model_id"],
-            revision=given["revision"],
-            trust_remote_code=given["trust_remote_code"],
-            extension=given["extension"],
-            auto_convert=given["auto_convert"],
-            merge_lora=given["merge_lora"],
-            progress=hub.pick_progress(quiet=quiet, json_output=json_output),
+            settings["model_id"],
+            revision=settings["revision"],
+            trust_remote_code=settings["trust_remote_code"],
+            extension=settings["extension"],
+            auto_convert=settings["auto_convert"],
+            merge_lora=settings["merge_lora"],
+            progress=hub.download_progress(quiet=quiet, json_output=json_output),
         )
     except KeyboardInterrupt:
-        print("interrupted: run the same again and it goes on where it stopped", file=sys.stderr)
+        print("interrupted: run the same command again to resume", file=sys.stderr)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     print(model.path)

@@ -1,50 +1,49 @@
-"""``tgi env``: what `tgi serve` would be told, and by whom."""
+"""``tgi env``: the settings that `tgi serve` would use, and where they come from."""
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVE, Setting
 
 HIDDEN = "********"
-"""What is shown in place of a secret."""
+"""Shown instead of a secret."""
 _HEADS = ("setting", "value", "from")
 
 
 @takes(SERVE)
-def env(given: Given) -> None:
-    """Show every setting of `tgi serve`, its value, and where it came from.
+def env(settings: ParsedSettings) -> None:
+    """Show every setting of `tgi serve`, its value and its source.
 
-    Takes the same flags, variables and file as `tgi serve`, and starts nothing. What is left open
-    is settled when a model is loaded.
+    Takes the same flags, variables and file as `tgi serve`, and starts nothing. Defaults that
+    depend on the model are resolved when it is loaded.
     """
     shown = [
         setting
-        for setting in given.settings
+        for setting in settings.settings
         if not (setting.hidden or setting.argument or setting.name in ("config", "env"))
     ]
-    if given["json_output"]:
-        told = {
+    if settings["json_output"]:
+        values = {
             setting.name: {
-                "value": _plain(_value(given, setting)),
-                "source": given.origins[setting.name].kind,
-                "name": given.origins[setting.name].name or None,
+                "value": _value(settings, setting),
+                "source": settings.origins[setting.name].kind,
+                "name": settings.origins[setting.name].name or None,
             }
             for setting in shown
         }
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print(json.dumps(values, indent=2, ensure_ascii=False, default=str))
         return
     rows = [
-        (setting.flag, _spelled(_value(given, setting)), str(given.origins[setting.name]))
+        (setting.flag, _format(_value(settings, setting)), str(settings.origins[setting.name]))
         for setting in shown
     ]
     if sys.stdout.isatty():
-        _table(rows)
+        _print_table(rows)
     else:
         widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
         for row in (_HEADS, *rows):
@@ -52,16 +51,12 @@ def env(given: Given) -> None:
             print(line.rstrip())
 
 
-def _value(given: Given, setting: Setting) -> Any:
-    value = given[setting.name]
+def _value(settings: ParsedSettings, setting: Setting) -> Any:
+    value = settings[setting.name]
     return HIDDEN if setting.secret and value else value
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
-
-
-def _spelled(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None or value in ((), []):
         return "-"
     if isinstance(value, bool):
@@ -69,12 +64,11 @@ def _spelled(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _table(rows: list[tuple[str, str, str]]) -> None:
+def _print_table(rows: list[tuple[str, str, str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(*_HEADS, box=None, pad_edge=False)
     for flag, value, origin in rows:
-        style = "dim" if origin == "default" else None
-        table.add_row(flag, value, origin, style=style)
+        table.add_row(flag, value, origin, style="dim" if origin == "default" else None)
     Console(soft_wrap=True).print(table)

@@ -1,4 +1,4 @@
-"""What this machine has that bears on serving: versions, processor, GPUs. Imports no torch."""
+"""Versions, processor and GPUs of this machine, for `tgi serve --env`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-import tgi_cli
+from tgi_cli.version import __version__
 
 log = logging.getLogger(__name__)
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "huggingface-hub", "safetensors", "grpcio")
 _QUERY = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
 _SECONDS = 10.0
-"""That nvidia-smi may take."""
+"""Timeout of nvidia-smi."""
 
 
 def machine() -> dict[str, str]:
-    """Names and values, in the order in which they are to be shown."""
-    found = {"tgi": tgi_cli.__version__, "python": platform.python_version()}
+    """Names and values, in display order."""
+    found = {"tgi": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -36,7 +36,7 @@ def machine() -> dict[str, str]:
 
 
 def log_machine() -> None:
-    """Log it, as one record."""
+    """Log them as one record."""
     lines = [f"{name}: {value}" for name, value in machine().items()]
     log.info("environment:\n  %s", "\n  ".join(lines))
 

@@ -1,4 +1,4 @@
-"""``tgi``: the commands, and what a failing one leaves behind: its cause, a remedy, a code."""
+"""The entry point of ``tgi``: runs a command and reports its errors, with a remedy and a code."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Annotated, Any, cast
 
 import typer
 
-import tgi_cli
-from tgi_cli.cli.commands import COMMANDS
-from tgi_cli.cli.groups import PlainGroup
+from tgi_cli.cli.commands import COMMANDS, PlainGroup
 from tgi_cli.errors import ExitCode, TgiError
+from tgi_cli.version import __version__
 
 TRACEBACK_VARIABLE = "TGI_TRACEBACK"
-_ENVIRONMENT = "Every flag has an environment variable: MAX_INPUT_TOKENS is --max-input-tokens, \
-and so on. A flag beats its variable, a variable beats the file of --config."
-"""What the help of a command says once instead of at every flag."""
+_ENVIRONMENT = "Every flag has an environment variable, MAX_INPUT_TOKENS for --max-input-tokens \
+and so on. Flags override variables, variables override the file of --config."
+_WITHOUT_VARIABLES = ("quantize", "bench", "completion")
 
 
 def application(*names: str) -> typer.Typer:
-    """All commands; those that are named with their flags, the others for the list alone.
+    """All commands: those in ``names`` with their flags, the others as entries of the list.
 
-    Only the help of a command has panels: what draws them takes longer to import than all else.
+    Only the help of a command has panels, since rich takes longer to import than all else.
     """
     app = typer.Typer(
         cls=PlainGroup,
@@ -35,19 +34,19 @@ def application(*names: str) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(tgi)
     for entry in COMMANDS:
-        function, kind = entry.load() if entry.name in names else (_listed, None)
+        function, cls = entry.load() if entry.name in names else (_listed, None)
         app.command(
             entry.name,
-            cls=kind,
+            cls=cls,
             short_help=entry.help,
-            epilog=_ENVIRONMENT if entry.settings else None,
+            epilog=None if entry.name in _WITHOUT_VARIABLES else _ENVIRONMENT,
         )(function)
     return app
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"tgi {tgi_cli.__version__}")
+        print(f"tgi {__version__}")
         raise typer.Exit
 
 
@@ -66,7 +65,7 @@ def tgi(
     show_traceback: Annotated[
         bool,
         typer.Option(
-            "--traceback", help="Show where an error came from.", envvar=TRACEBACK_VARIABLE
+            "--traceback", help="Print the traceback of an error.", envvar=TRACEBACK_VARIABLE
         ),
     ] = False,
 ) -> None:
@@ -78,17 +77,17 @@ def tgi(
 
 
 def _listed() -> None:
-    """Of a command that is not run."""
+    """Stands in for a command that is not imported."""
 
 
-# Typer brings click along under changing names; its errors are found through one that it exports.
+# Typer vendors click under varying names, but exports one of its exceptions.
 _ClickError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 
 def run(arguments: list[str], defaults: Mapping[str, Mapping[str, Any]] | None = None) -> int:
-    """Run one command line; returns its exit code.
+    """Run one command line and return its exit code.
 
-    ``defaults`` are settings by command, as words, that count where nothing else is said.
+    ``defaults`` are unparsed settings by command, overridden by all others.
     """
     words = _switches(arguments) or ["--help"]
     wanted = next((word for word in words if not word.startswith("-")), None)
@@ -104,26 +103,26 @@ def run(arguments: list[str], defaults: Mapping[str, Mapping[str, Any]] | None =
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Who read our output has gone; nothing that is left to be written can be.
+        # The reader of stdout has exited: discard what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE
     except _ClickError as error:
         _report(*_usage(error), words)
         return ExitCode.USAGE
-    except Exception as error:  # a defect of ours: one line too, and how to see more
+    except Exception as error:  # a bug: one line too
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        _report(cause, "this is a defect of tgi; `tgi --traceback ...` shows where", words)
+        _report(cause, "this is a bug in tgi; `tgi --traceback ...` prints the traceback", words)
         return ExitCode.FAILURE
     return status if isinstance(status, int) else ExitCode.OK
 
 
 def main() -> None:
-    """The entry point of the ``tgi`` command."""
+    """The ``tgi`` program."""
     sys.exit(run(sys.argv[1:]))
 
 
 def _switches(arguments: list[str]) -> list[str]:
-    """TGI's ``--sharded true`` and ``--sharded=false`` as the switches that they are."""
+    """Rewrite TGI's ``--sharded true`` and ``--sharded=false`` as switches."""
     words: list[str] = []
     for word in arguments:
         flag, equals, value = word.partition("=")
@@ -137,7 +136,7 @@ def _switches(arguments: list[str]) -> list[str]:
 
 
 def _usage(error: Any) -> tuple[str, str]:
-    """Cause and remedy of a command line that cannot be, one line each."""
+    """Cause and remedy of a usage error, one line each."""
     text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     context = getattr(error, "ctx", None)
     remedy = f"see {context.command_path if context else 'tgi'} --help"
@@ -153,7 +152,7 @@ def _usage(error: Any) -> tuple[str, str]:
 
 
 def _report(cause: str, remedy: str, arguments: list[str]) -> None:
-    """Print an error, as text or as the log's JSON; with where it came from if that is asked."""
+    """Print an error as text or as a JSON log line, after its traceback if requested."""
     if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
         traceback.print_exc()
     if "--json-output" in arguments or os.environ.get("JSON_OUTPUT", "").lower() in ("1", "true"):

@@ -1,75 +1,101 @@
-"""``tgi model-server``: the half of ``tgi serve`` that runs the model."""
+"""``tgi model-server``: the process of ``tgi serve`` that runs the model."""
 
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVER
 
 if TYPE_CHECKING:
     from tgi_cli.engine.messages import EngineInfo
-    from tgi_cli.rpc.generate_front import GenerateOptions
-    from tgi_cli.rpc.generate_texts import Texts
+    from tgi_cli.model_server.config import ModelServerConfig
+    from tgi_cli.model_server.grpc_service import ServiceFactory
+    from tgi_cli.tgi_grpc.model_text import ModelText
 
 
 @takes(SERVER)
-def model_server(given: Given) -> None:
+def model_server(settings: ParsedSettings) -> None:
     """Run a model behind a unix socket, for a router to connect to.
 
-    `tgi serve` starts one of these and a `tgi router`; alone it is for two machines, and for
-    trying things out.
+    `tgi serve` starts a model server and a router; use this command to run them separately.
     """
     from tgi_cli import logging
-    from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher import lifeline, serve
-    from tgi_cli.launcher.runtime import SOCKET, default_uds_path, runtime_folder
-    from tgi_cli.rpc.listening import tcp_listen
-    from tgi_cli.rpc.model_server import run_model_server
-    from tgi_cli.rpc.pulse import Pulse
-    from tgi_cli.rpc.socket_path import make_folder
+    from tgi_cli.model_server.config import ModelServerConfig
+    from tgi_cli.model_server.main import run_model_server
+    from tgi_cli.process.parent_death import exit_with_parent
+    from tgi_cli.process.spawn import read_config
 
-    options.prepare(given, "model-server")
-    logging.dump_on_signal()
-    pulse = None if given["pulse_fd"] is None else Pulse.of(given["pulse_fd"])
     with contextlib.ExitStack() as stack:
-        uds_path = given["uds_path"]
-        if uds_path is None and given["shard_uds_path"] is not None:
-            # Several of them may run beside each other, as TGI's do.
-            uds_path = stack.enter_context(runtime_folder()) / SOCKET
-        uds_path = uds_path or default_uds_path()
-        if given["lifeline_fd"] is None:
-            make_folder(uds_path)
+        services: list[ServiceFactory] = []
+        if settings["config_fd"] is not None:
+            config = read_config(settings["config_fd"], ModelServerConfig)
+            setup.set_up_logs("model-server", config.serve.logger_level, config.serve.json_output)
         else:
-            lifeline.hold(given["lifeline_fd"])
-        listen = tcp_listen(
-            given["engine_listen"],
-            certificate=given["engine_tls_cert"],
-            key=given["engine_tls_key"],
-            client_ca=given["engine_tls_client_ca"],
-            insecure=given["insecure_tcp"],
-        )
-        own = {"model_id": given["model_id"] or ""}
-        config = ServeConfig(**given.fields_of(ServeConfig) | own)
-        config, path = serve.located(config, given["model_path"])
-        config = serve.with_adapters(config)
-        generate = _generate(given, path)
-        run_model_server(config, path, uds_path, generate, listen=listen, pulse=pulse)
+            setup.prepare(settings, "model-server")
+            services += _tcp_listener(settings)
+            config = _config(settings, stack)
+        logging.dump_on_signal()
+        if config.parent_fd is not None:
+            exit_with_parent(config.parent_fd)
+        services.append(_generate_services(config))
+        run_model_server(config, services)
 
 
-def _generate(given: Given, path: Path) -> GenerateOptions:
-    """TGI's own services, which read the tokenizer when they are first wanted."""
-    from tgi_cli.rpc.generate_front import GenerateOptions
-    from tgi_cli.rpc.generate_requests import Watermark
+def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServerConfig:
+    from tgi_cli.cli.local_model import locate, locate_adapters
+    from tgi_cli.model_server.config import ModelServerConfig
+    from tgi_cli.process.runtime_dir import SOCKET, default_uds_path, runtime_folder
+    from tgi_cli.process.unix_socket import make_folder
 
-    def texts(info: EngineInfo) -> Texts:
-        from tgi_cli.text.generate_texts import load_texts
+    uds_path = settings["uds_path"]
+    if uds_path is None and settings["shard_uds_path"] is not None:
+        # Several model servers may run side by side, as with TGI.
+        uds_path = stack.enter_context(runtime_folder()) / SOCKET
+    uds_path = uds_path or default_uds_path()
+    make_folder(uds_path)
+    serve = setup.serve_config(settings)
+    path = settings["model_path"]
+    if path is None:
+        serve, path = locate(serve)
+    else:
+        serve = locate_adapters(serve)
+    return ModelServerConfig(serve=serve, model_path=path, uds_path=uds_path)
 
-        return load_texts(path, given["trust_remote_code"], info)
 
-    watermark = Watermark(given["watermark_gamma"], given["watermark_delta"])
-    return GenerateOptions(texts, given["shard_uds_path"], watermark)
+def _tcp_listener(settings: ParsedSettings) -> list[ServiceFactory]:
+    from tgi_cli.model_server.tcp_listener import tcp_listener
+
+    listener = tcp_listener(
+        settings["engine_listen"],
+        certificate=settings["engine_tls_cert"],
+        key=settings["engine_tls_key"],
+        client_ca=settings["engine_tls_client_ca"],
+        insecure=settings["insecure_tcp"],
+    )
+    if listener is None:
+        return []
+    listener.claim()
+    return [lambda _engine: listener]
+
+
+def _generate_services(config: ModelServerConfig) -> ServiceFactory:
+    """TGI's own services, which read the tokenizer when they are first used."""
+    from tgi_cli.tgi_grpc.mount import GenerateOptions, GenerateServices
+    from tgi_cli.tgi_grpc.requests import Watermark
+
+    serve = config.serve
+
+    def load_text(info: EngineInfo) -> ModelText:
+        from tgi_cli.tgi_grpc.model_text import load_model_text
+
+        return load_model_text(config.model_path, serve.trust_remote_code, info)
+
+    watermark = Watermark(serve.watermark_gamma, serve.watermark_delta)
+    options = GenerateOptions(load_text, serve.shard_uds_path, watermark)
+    options.claim()
+    return partial(GenerateServices, options=options)

@@ -1,56 +1,69 @@
-"""``tgi router``: the half of ``tgi serve`` that speaks HTTP."""
+"""``tgi router``: the HTTP server of ``tgi serve``."""
 
 from __future__ import annotations
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from typing import TYPE_CHECKING
+
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import ROUTER
+
+if TYPE_CHECKING:
+    from tgi_cli.router.config import RouterConfig
 
 
 @takes(ROUTER)
-def router(given: Given) -> None:
+def router(settings: ParsedSettings) -> None:
     """Serve HTTP in front of a model server.
 
-    MODEL is for its tokenizer and chat template. `tgi serve` starts one of these and a
-    `tgi model-server`.
+    MODEL provides the tokenizer and the chat template. `tgi serve` starts a router and a model
+    server.
     """
     from tgi_cli import logging
-    from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher import lifeline, listener, serve
-    from tgi_cli.launcher.runtime import default_uds_path
+    from tgi_cli.process.parent_death import exit_with_parent
+    from tgi_cli.process.spawn import read_config
     from tgi_cli.router.config import RouterConfig
     from tgi_cli.router.server import run_router
+
+    if settings["config_fd"] is not None:
+        config = read_config(settings["config_fd"], RouterConfig)
+        setup.set_up_logs("router", config.logger_level, config.json_output)
+    else:
+        setup.prepare(settings, "router")
+        config = _config(settings)
+    logging.dump_on_signal()
+    if config.parent_fd is not None:
+        exit_with_parent(config.parent_fd)
+    run_router(config)
+
+
+def _config(settings: ParsedSettings) -> RouterConfig:
+    from tgi_cli.cli.local_model import locate_model
+    from tgi_cli.process import bind
+    from tgi_cli.process.runtime_dir import default_uds_path
+    from tgi_cli.router.config import RouterConfig
     from tgi_cli.rpc.tls import tls_files
 
-    options.prepare(given, "router")
-    logging.dump_on_signal()
-    if given["lifeline_fd"] is not None:
-        lifeline.hold(given["lifeline_fd"])
-    checked = options.front(given)
-    hostname, socket_fd = options.listen_address(given), given["socket_fd"]
-    if socket_fd is None:
-        socket_fd = listener.bind(hostname, given["port"]).detach()
-    model = ServeConfig(
-        model_id=given["model_id"] or "",
-        revision=given["revision"],
-        trust_remote_code=given["trust_remote_code"],
-        json_output=given["json_output"],
-        load_format="dummy",  # of the model, its tokenizer is enough
-    )
-    model, path = serve.located(model, given["model_path"])
+    checked = setup.front(settings)
+    hostname = setup.listen_address(settings)
+    socket_fd = bind.bind(hostname, settings["port"]).detach()
+    model = setup.serve_config(settings)
+    path = settings["model_path"]
+    if path is None:
+        model, path = locate_model(model, weights=False)
     own = {
         "model_path": path,
         "model_id": model.model_id,
         "revision": model.revision or "",
         "engine_tls": tls_files(
-            certificate=given["engine_tls_cert"],
-            key=given["engine_tls_key"],
-            authority=given["engine_tls_ca"],
-            server_name=given["engine_tls_server_name"],
+            certificate=settings["engine_tls_cert"],
+            key=settings["engine_tls_key"],
+            authority=settings["engine_tls_ca"],
+            server_name=settings["engine_tls_server_name"],
         ),
-        "engine_url": given["engine_url"] or f"unix:{default_uds_path()}",
+        "engine_url": settings["engine_url"] or f"unix:{default_uds_path()}",
         "hostname": hostname,
         "socket_fd": socket_fd,
     }
-    run_router(RouterConfig(**given.fields_of(RouterConfig) | checked | own))
+    return RouterConfig(**settings.fields_of(RouterConfig) | checked | own)

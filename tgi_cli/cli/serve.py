@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import SERVE
 
 
 @takes(SERVE)
-def serve(given: Given) -> None:
+def serve(settings: ParsedSettings) -> None:
     """Serve a model over HTTP: TGI's API and OpenAI's.
 
-    Downloads the model if it is not here yet. Without one, a bundled miniature is served.
+    Downloads the model if necessary. Without MODEL, serves a bundled miniature model.
     """
-    from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher.children import RouterOptions
+    from tgi_cli.cli.local_model import locate
     from tgi_cli.launcher.serve import serve as run
+    from tgi_cli.process.parent_death import exit_with_parent
+    from tgi_cli.router.config import RouterConfig
 
-    options.prepare(given, "launcher")
-    if given["env"]:
+    setup.prepare(settings, "launcher")
+    if settings["parent_fd"] is not None:
+        exit_with_parent(settings["parent_fd"])
+    if settings["env"]:
         from tgi_cli.cli.machine import log_machine
 
         log_machine()
-    own = {"model_id": given["model_id"] or "", "hostname": options.listen_address(given)}
-    config = ServeConfig(**given.fields_of(ServeConfig) | own)
-    router = RouterOptions(**given.fields_of(RouterOptions) | options.front(given))
-    raise typer.Exit(run(config, router))
+    config = setup.serve_config(settings, hostname=setup.listen_address(settings))
+    # The launcher fills in the model, the engine's address and the socket.
+    own = {
+        "hostname": config.hostname,
+        "model_id": config.model_id,
+        "revision": config.revision or "",
+        "model_path": Path(),
+        "engine_url": "",
+    }
+    router = RouterConfig(**settings.fields_of(RouterConfig) | setup.front(settings) | own)
+    raise typer.Exit(run(config, router, locate))

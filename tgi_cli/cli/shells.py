@@ -1,54 +1,52 @@
-"""Completion scripts of four shells, written from a plain description of the commands."""
+"""Completion scripts of four shells, from the table of settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from tgi_cli.config.settings import Setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
-    """One option: its spellings, long and short."""
-
-    names: tuple[str, ...]
-    help: str
-    takes_value: bool = False
-    choices: tuple[str, ...] = ()
-    is_path: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A command; ``operand`` is None without one, else its choices (none: a folder)."""
+@dataclass(frozen=True, slots=True)
+class CommandWords:
+    """A command with its settings, or the program itself."""
 
     name: str
     help: str
-    flags: tuple[Flag, ...]
-    operand: tuple[str, ...] | None = None
-    commands: tuple[Command, ...] = ()
+    settings: tuple[Setting, ...]
 
     @property
-    def words(self) -> list[str]:
-        """All spellings of all flags."""
-        return [name for flag in self.flags for name in flag.names]
+    def options(self) -> list[Setting]:
+        """The settings that are flags."""
+        return [setting for setting in self.settings if not setting.argument]
+
+    @property
+    def flags(self) -> list[str]:
+        return [flag for setting in self.options for flag in setting.flags]
+
+    @property
+    def operand(self) -> tuple[str, ...] | None:
+        """The choices of the first argument, empty for a folder, or None without arguments."""
+        return next((s.kind.choices for s in self.settings if s.argument), None)
 
 
 _HEADER = "# Completes tgi's commands and flags. Written by `make completions`."
 
 
-def bash(root: Command) -> str:
+def bash(root: CommandWords, commands: Sequence[CommandWords]) -> str:
     """For bash 3.2 and later."""
     values, rest = [], []
-    for command in root.commands:
-        for flag in command.flags:
-            if not flag.takes_value:
+    for command in commands:
+        for setting in command.options:
+            if setting.kind.type is bool:
                 continue
-            pattern = "|".join(f"'{command.name} {name}'" for name in flag.names)
-            if flag.choices:
-                action = (
-                    f"COMPREPLY=($(compgen -W '{' '.join(flag.choices)}' -- \"$word\")); return"
-                )
-            elif flag.is_path:
+            pattern = "|".join(f"'{command.name} {name}'" for name in setting.flags)
+            choices = " ".join(setting.kind.choices)
+            if choices:
+                action = f"COMPREPLY=($(compgen -W '{choices}' -- \"$word\")); return"
+            elif setting.kind.type is Path:
                 action = 'COMPREPLY=($(compgen -f -- "$word")); return'
             else:
                 action = "return"
@@ -59,8 +57,8 @@ def bash(root: Command) -> str:
             operand = "COMPREPLY=()"
         else:
             operand = 'COMPREPLY=($(compgen -d -- "$word"))'
-        rest.append(f"        {command.name}) flags='{' '.join(command.words)}'; {operand} ;;")
-    names = [command.name for command in root.commands]
+        rest.append(f"        {command.name}) flags='{' '.join(command.flags)}'; {operand} ;;")
+    names = [command.name for command in commands]
     return "\n".join(
         [
             _HEADER,
@@ -83,7 +81,7 @@ def bash(root: Command) -> str:
             "    esac",
             "    case $command in",
             *rest,
-            f"        *) flags='{' '.join(root.words)}'",
+            f"        *) flags='{' '.join(root.flags)}'",
             f"            COMPREPLY=($(compgen -W '{' '.join(names)}' -- \"$word\")) ;;",
             "    esac",
             "    if [[ $word == -* ]]; then",
@@ -96,7 +94,7 @@ def bash(root: Command) -> str:
     )
 
 
-def zsh(root: Command) -> str:
+def zsh(root: CommandWords, commands: Sequence[CommandWords]) -> str:
     """For zsh's completion system, as a function of the fpath."""
     lines = [
         "#compdef tgi",
@@ -105,24 +103,24 @@ def zsh(root: Command) -> str:
         "    local curcontext=$curcontext state line",
         "    typeset -A opt_args",
         "    _arguments -C \\",
-        *(f"        {_zsh_flag(flag)} \\" for flag in root.flags),
+        *(f"        {_zsh_flag(setting)} \\" for setting in root.options),
         "        '1: :->command' \\",
         "        '*:: :->rest'",
         "    case $state in",
         "    command)",
         "        local -a commands",
         "        commands=(",
-        *(f"            '{c.name}:{_zsh_text(c.help)}'" for c in root.commands),
+        *(f"            '{c.name}:{_zsh_text(c.help)}'" for c in commands),
         "        )",
         "        _describe command commands",
         "        ;;",
         "    rest)",
         "        case $words[1] in",
     ]
-    for command in root.commands:
+    for command in commands:
         lines.append(f"        {command.name})")
         lines.append("            _arguments \\")
-        specs = [_zsh_flag(flag) for flag in command.flags]
+        specs = [_zsh_flag(setting) for setting in command.options]
         if command.operand:
             specs.append(f"'1: :({' '.join(command.operand)})'")
         elif command.operand is not None:
@@ -134,18 +132,21 @@ def zsh(root: Command) -> str:
     return "\n".join(lines)
 
 
-def _zsh_flag(flag: Flag) -> str:
-    value = ""
-    if flag.takes_value:
-        label = flag.names[0].lstrip("-")
-        action = f"({' '.join(flag.choices)})" if flag.choices else "_files" * flag.is_path
-        value = f":{label}:{action}"
-    equals = {name: "=" * (flag.takes_value and name.startswith("--")) for name in flag.names}
-    text = f"[{_zsh_text(flag.help)}]{value}"
-    if len(flag.names) == 1:
-        return f"'{flag.names[0]}{equals[flag.names[0]]}{text}'"
-    spellings = ",".join(f"{name}{equals[name]}" for name in flag.names)
-    return f"'({' '.join(flag.names)})'{{{spellings}}}'{text}'"
+def _zsh_flag(setting: Setting) -> str:
+    kind, value, equals = setting.kind, "", ""
+    if kind.type is not bool:
+        action = f"({' '.join(kind.choices)})" if kind.choices else "_files" * (kind.type is Path)
+        value, equals = f":{setting.flag[2:]}:{action}", "="
+    text = f"[{_zsh_text(_sentence(setting))}]{value}"
+    names = [flag + equals * flag.startswith("--") for flag in setting.flags]
+    if len(names) == 1:
+        return f"'{names[0]}{text}'"
+    return f"'({' '.join(setting.flags)})'{{{','.join(names)}}}'{text}'"
+
+
+def _sentence(setting: Setting) -> str:
+    """The first sentence of its help, without the full stop."""
+    return setting.help.split(". ")[0].rstrip(".")
 
 
 def _zsh_text(text: str) -> str:
@@ -154,35 +155,37 @@ def _zsh_text(text: str) -> str:
     return text.replace("'", "'\\''")
 
 
-def fish(root: Command) -> str:
+def fish(root: CommandWords, commands: Sequence[CommandWords]) -> str:
     """For fish."""
     lines = [_HEADER, "complete -c tgi -f"]
-    lines.extend(_fish_flags("__fish_use_subcommand", root.flags))
-    for command in root.commands:
+    lines.extend(_fish_flags("__fish_use_subcommand", root.options))
+    for command in commands:
         lines.append(
             f"complete -c tgi -n __fish_use_subcommand -a {command.name} {_fish_help(command.help)}"
         )
-    for command in root.commands:
+    for command in commands:
         condition = f"'__fish_seen_subcommand_from {command.name}'"
         if command.operand:
             lines.append(f"complete -c tgi -n {condition} -a '{' '.join(command.operand)}'")
         elif command.operand is not None:
             lines.append(f"complete -c tgi -n {condition} -a '(__fish_complete_directories)'")
-        lines.extend(_fish_flags(condition, command.flags))
+        lines.extend(_fish_flags(condition, command.options))
     return "\n".join([*lines, ""])
 
 
-def _fish_flags(condition: str, flags: Iterable[Flag]) -> list[str]:
+def _fish_flags(condition: str, settings: Iterable[Setting]) -> list[str]:
     lines = []
-    for flag in flags:
+    for setting in settings:
         names = " ".join(
-            f"{'-l' if n.startswith('--') else '-s'} {n.lstrip('-')}" for n in flag.names
+            f"{'-l' if n.startswith('--') else '-s'} {n.lstrip('-')}" for n in setting.flags
         )
         value = ""
-        if flag.takes_value:
-            value = " -r -F" if flag.is_path else " -x"
-            value += f" -a '{' '.join(flag.choices)}'" if flag.choices else ""
-        lines.append(f"complete -c tgi -n {condition} {names}{value} {_fish_help(flag.help)}")
+        if setting.kind.type is not bool:
+            choices = " ".join(setting.kind.choices)
+            value = " -r -F" if setting.kind.type is Path else " -x"
+            value += f" -a '{choices}'" if choices else ""
+        description = _fish_help(_sentence(setting))
+        lines.append(f"complete -c tgi -n {condition} {names}{value} {description}")
     return lines
 
 
@@ -191,34 +194,35 @@ def _fish_help(text: str) -> str:
     return f"-d '{text}'"
 
 
-def powershell(root: Command) -> str:
+def powershell(root: CommandWords, commands: Sequence[CommandWords]) -> str:
     """For PowerShell 5.1 and later."""
     lines = [
         _HEADER,
         "Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {",
         "    param($word, $ast, $cursor)",
         "    $help = @{",
-        *(f"        '{command.name}' = {_ps(command.help)}" for command in root.commands),
+        *(f"        '{command.name}' = {_ps(command.help)}" for command in commands),
         "    }",
         "    $flags = @{",
-        f"        '' = @({_ps_flags(root)})",
-        *(f"        '{command.name}' = @({_ps_flags(command)})" for command in root.commands),
+        f"        '' = @({_ps_words(root.flags)})",
+        *(f"        '{command.name}' = @({_ps_words(command.flags)})" for command in commands),
         "    }",
         "    $values = @{",
     ]
-    for command in root.commands:
+    for command in commands:
         if command.operand:
             lines.append(f"        '{command.name}' = @({_ps_words(command.operand)})")
-        for flag in command.flags:
-            for name in flag.names if flag.choices else ():
-                lines.append(f"        '{command.name} {name}' = @({_ps_words(flag.choices)})")
+        for setting in command.options:
+            for name in setting.flags if setting.kind.choices else ():
+                choices = _ps_words(setting.kind.choices)
+                lines.append(f"        '{command.name} {name}' = @({choices})")
     lines += [
         "    }",
-        '    $said = @($ast.CommandElements | Select-Object -Skip 1 | ForEach-Object { "$_" })',
-        "    if ($word -and $said.Count) { $said = @($said | Select-Object -SkipLast 1) }",
-        "    $command = [string]($said | Where-Object { $help.ContainsKey($_) } | "
+        '    $words = @($ast.CommandElements | Select-Object -Skip 1 | ForEach-Object { "$_" })',
+        "    if ($word -and $words.Count) { $words = @($words | Select-Object -SkipLast 1) }",
+        "    $command = [string]($words | Where-Object { $help.ContainsKey($_) } | "
         "Select-Object -First 1)",
-        "    $previous = [string]($said | Select-Object -Last 1)",
+        "    $previous = [string]($words | Select-Object -Last 1)",
         '    if ($values.ContainsKey("$command $previous")) {',
         '        $found = $values["$command $previous"]',
         "    } elseif ($word -like '-*') {",
@@ -237,10 +241,6 @@ def powershell(root: Command) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _ps_flags(command: Command) -> str:
-    return _ps_words(command.words)
 
 
 def _ps_words(words: Iterable[str]) -> str:

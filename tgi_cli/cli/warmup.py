@@ -1,47 +1,48 @@
-"""``tgi warmup``: what can be made ready before a model is served, and how fast it will be."""
+"""``tgi warmup``: prepare for serving a model, and report how fast it will be."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tgi_cli.cli import options
-from tgi_cli.cli.declare import takes
-from tgi_cli.cli.given import Given
+from tgi_cli.cli import setup
+from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings import WARMUP
 from tgi_cli.errors import ConfigError
+from tgi_cli.process.units import format_memory
 
 
 @takes(WARMUP)
-def warmup(given: Given) -> None:
-    """Compile and measure what a server would at its start, so that `tgi serve` starts faster.
+def warmup(settings: ParsedSettings) -> None:
+    """Compile kernels and measure limits ahead of time, so that `tgi serve` starts faster.
 
-    With MODEL: runs its worst steps, keeps what they took for later starts with the same
-    settings, and prints how long steps take. With --url: sends a running server prompts of all
-    sizes. With neither: compiles the kernels for this machine's CPU, if they are not there yet
-    (installing the package does that too where there is a C++ compiler; without them the CPU
-    computes with torch's operations, several times slower).
+    With MODEL: runs its largest steps, saves the limits for later starts with the same settings,
+    and prints the duration of steps. With --url: sends prompts of all sizes to a running server.
+    With neither: compiles the kernels for this machine's CPU, unless the installation has done
+    so. Without compiled kernels, the CPU uses PyTorch's operations, several times slower.
     """
-    options.prepare(given, "warmup")
-    if given["url"] is not None:
-        _warm_server(given)
+    setup.prepare(settings, "warmup")
+    if settings["url"] is not None:
+        _warm_server(settings)
         return
-    model = given["model_id"]
+    model = settings["model_id"]
     compiled = _compile(needed=not model)
     if model:
-        _measure(given, compiled)
-    elif given["json_output"]:
+        _measure(settings, compiled)
+    elif settings["json_output"]:
         print(json.dumps(compiled))
     else:
         print(f"kernels for {compiled['kernels'].replace('_', ' ')}: {compiled['path']}")
 
 
 def _compile(needed: bool) -> dict[str, Any]:
-    """The kernels for the CPU: which, where, and how long it took; empty where there are none.
+    """Compile the kernels for the CPU; returns an empty dict if they are unavailable.
 
     Raises:
-        ConfigError: there can be none, and they are all that is wanted.
+        ConfigError: they are unavailable, and ``needed``.
     """
     from rich.console import Console
 
@@ -53,8 +54,8 @@ def _compile(needed: bool) -> dict[str, Any]:
         if not needed:
             return {}
         raise ConfigError(
-            "there are no kernels for this processor: they are for x86-64 with AVX2, on Linux",
-            "serving works without them, with torch's operations",
+            "there are no kernels for this processor: they need x86-64 with AVX2, and Linux",
+            "serving works without them, with PyTorch's operations",
         )
     began = time.monotonic()
     try:
@@ -62,7 +63,7 @@ def _compile(needed: bool) -> dict[str, Any]:
             path = build.build_for_use(level)
     except (build.BuildError, OSError) as error:
         if not needed:
-            return {}  # the model's start says what it means
+            return {}  # loading the model logs the consequences
         raise ConfigError(
             f"the kernels cannot be compiled: {error}",
             "install g++ or clang++ (or set CXX); serving works without, several times slower",
@@ -71,41 +72,135 @@ def _compile(needed: bool) -> dict[str, Any]:
     return {"kernels": level, "path": str(path), "seconds": seconds}
 
 
-def _measure(given: Given, compiled: dict[str, Any]) -> None:
+def _measure(settings: ParsedSettings, compiled: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from tgi_cli.cli.warmup_report import print_model
-    from tgi_cli.config import ServeConfig
-    from tgi_cli.launcher import serve
-    from tgi_cli.rpc.progress import LoadProgress
-    from tgi_cli.worker.measuring import measure
+    from tgi_cli.cli.local_model import locate
+    from tgi_cli.process.progress import ProgressReporter
+    from tgi_cli.worker.sizing.step_timing import measure
 
-    config = ServeConfig(**given.fields_of(ServeConfig) | {"model_id": given["model_id"]})
-    config, path = serve.located(config, None)
-    config = serve.with_adapters(config)
-    with Console(stderr=True).status("") as status, LoadProgress(True) as progress:
-        found = measure(config, path, given["batch_sizes"], status.update, progress)
+    config, path = locate(setup.serve_config(settings))
+    progress = ProgressReporter(show_bar=False)
+    with Console(stderr=True).status("") as status, progress:
+        progress.start("loading weights", 0)
+        found = measure(config, path, settings["batch_sizes"], status.update, progress.update)
     found["compiled"] = compiled
-    if given["json_output"]:
+    if settings["json_output"]:
         print(json.dumps(found))
     else:
-        print_model(found)
+        _print_model(found)
 
 
-def _warm_server(given: Given) -> None:
+def _warm_server(settings: ParsedSettings) -> None:
     from rich.console import Console
 
-    from tgi_cli.cli.warm_server import warm_server
-    from tgi_cli.cli.warmup_report import print_server
+    from tgi_cli.cli.warmup_server import warm_server
 
-    if given["model_id"] and given.said("model_id"):
+    if settings["model_id"] and settings.is_set("model_id"):
         raise ConfigError(
-            "--url names a running server, which has its model", "give MODEL or --url"
+            "a server named by --url has its own model", "give MODEL or --url, not both"
         )
-    key = options.checked_key(given)
+    key = setup.checked_key(settings)
     with Console(stderr=True).status("") as status:
-        found = warm_server(given["url"], key, given["batch_sizes"], status.update)
-    if given["json_output"]:
+        found = warm_server(settings["url"], key, settings["batch_sizes"], status.update)
+    if settings["json_output"]:
         print(json.dumps(found))
     else:
-        print_server(found)
+        _print_server(found)
+
+
+def _print_model(found: dict[str, Any]) -> None:
+    """Print the result of :func:`tgi_cli.worker.sizing.step_timing.measure` as tables."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    how = f"{found['quantize']} in {found['dtype']}" if found["quantize"] else found["dtype"]
+    where = f"{found['device']} ({found['device_name']})"
+    if found["num_shard"] > 1:
+        where = f"{found['num_shard']} shards on {where}"
+    console.print(f"{found['model']}: {how} on {where}", markup=False, soft_wrap=True)
+    cache = (
+        f"{found['kv_blocks']} of {found['block_size']} tokens, {format_memory(found['kv_bytes'])}"
+    )
+    _table(
+        console,
+        ("", ""),
+        [
+            ("weights", format_memory(found["weight_bytes"])),
+            ("activations", f"{format_memory(found['activation_bytes'])} at most"),
+            ("KV blocks", cache),
+            *((name, str(found[name])) for name in found if name.startswith("max_")),
+            ("CUDA graphs", "yes" if found["cuda_graphs"] else "no"),
+            ("memory bandwidth", f"{found['memory_bytes_per_second'] / 1e9:.1f} GB/s"),
+            ("loading", f"{found['load_seconds']:.2f} s"),
+            ("warm-up", f"{found['warmup_seconds']:.2f} s"),
+        ],
+    )
+    _table(
+        console,
+        ("prefill: tokens", "ms", "tokens/s"),
+        (
+            (f"{row['tokens']}", _ms(row["seconds"]), f"{row['tokens_per_second']:.0f}")
+            for row in found["prefill"]
+        ),
+    )
+    _table(
+        console,
+        ("decode: sequences", "ms per step", "tokens/s", "of memory bandwidth"),
+        (
+            (
+                f"{row['batch_size']}",
+                _ms(row["seconds"]),
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['memory_share']:.0%}",
+            )
+            for row in found["decode"]
+        ),
+    )
+    for left_out in found["left_out"]:
+        console.print(f"not timed: {left_out}", markup=False, soft_wrap=True)
+    if found["kept"] is not None:
+        console.print(f"saved for later starts: {found['kept']}", markup=False, soft_wrap=True)
+
+
+def _print_server(found: dict[str, Any]) -> None:
+    """Print the result of :func:`tgi_cli.cli.warmup_server.warm_server` as tables."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"{found['model']} at {found['url']}", markup=False)
+    _table(
+        console,
+        ("prompt: tokens", "ms"),
+        ((f"{row['tokens']}", _ms(row["seconds"])) for row in found["prefill"]),
+    )
+    _table(
+        console,
+        ("concurrent requests", "ms", "tokens/s"),
+        (
+            (f"{row['batch_size']}", _ms(row["seconds"]), f"{row['tokens_per_second']:.1f}")
+            for row in found["batches"]
+        ),
+    )
+
+
+def _table(console: Any, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; outside of a terminal, plain columns."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.ROUNDED if console.is_terminal else None,
+        show_header=any(heads),
+        pad_edge=console.is_terminal,
+    )
+    for position, head in enumerate(heads):
+        table.add_column(head, justify="right" if position else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print()
+    console.print(table)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"

@@ -1,4 +1,4 @@
-"""Facts of the devices: memory, threads, what they compute well."""
+"""Facts of the devices: memory, threads, supported dtypes."""
 
 from tgi_cli.device.facts import describe
 from tgi_cli.device.memory import available_memory, peak_memory, total_memory

@@ -1,8 +1,8 @@
-"""A process's place among those that compute one model together (tensor parallelism).
+"""Tensor parallelism: a process's share of a model, and the operations between the shards.
 
 After "Megatron-LM" (https://arxiv.org/abs/1909.08053): every process holds a share of each
-weight matrix and all of them compute every step; their collective operations are the only
-places where they meet. https://docs.pytorch.org/docs/stable/distributed.html
+weight matrix and all of them compute every step; they communicate only by collective operations.
+https://docs.pytorch.org/docs/stable/distributed.html
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 
 
 class Group(Protocol):
-    """What is used of torch's process groups (``ProcessGroupGloo``, ``ProcessGroupNCCL``)."""
+    """The used part of torch's process groups (``ProcessGroupGloo``, ``ProcessGroupNCCL``)."""
 
     def allreduce(self, tensors: list[Tensor], op: Any = ..., /) -> dist.Work: ...
 
@@ -38,15 +38,14 @@ class Group(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """Process ``rank`` of ``size``. Of one alone, every operation is free.
+    """Process ``rank`` of ``size``. With a single process every operation is free.
 
-    What part of the model it holds is known at once; the operations between processes want
-    :meth:`connect` first. Every process of the group has to call them in the same order, with
-    the same shapes. They raise RuntimeError where a process of the group is gone, or silent for
-    longer than the group's timeout.
+    The operations between processes need :meth:`connect` first. Every process of the group must
+    call them in the same order, with the same shapes. They raise RuntimeError if a process of the
+    group is gone, or silent for longer than the group's timeout.
 
-    The group is of this object alone: torch's default group is neither used nor made, so that a
-    program may hold several models, and a group of its own.
+    The group belongs to this object: torch's default group is neither used nor created, so that a
+    program may have several models, and a group of its own.
     """
 
     rank: int = 0
@@ -55,13 +54,13 @@ class Shard:
     group: Group | None = None
 
     def connect(self, folder: Path, timeout: float) -> None:
-        """Meet the other processes, over NCCL on CUDA devices and gloo on a CPU.
+        """Connect to the other processes, over NCCL on CUDA devices and gloo on a CPU.
 
         Blocks until all of them have called it.
 
         Args:
-            folder: of this group alone, and that no other user may enter: what is in it says
-                where the processes listen (on the loopback interface).
+            folder: private to this group, and inaccessible to other users: its content names the
+                addresses of the processes (on the loopback interface).
             timeout: seconds that an operation may take.
         """
         if self.size == 1:
@@ -69,16 +68,16 @@ class Shard:
         store = torch._C._distributed_c10d.FileStore(str(folder / "rendezvous"), self.size)
         make = _nccl if self.device.type == "cuda" else _gloo
         self.group = make(store, self.rank, self.size, timedelta(seconds=timeout))
-        # NCCL meets at the first operation.
+        # NCCL connects at the first operation.
         self.group.allreduce([torch.zeros(1, device=self.device)]).wait()
 
     def set_timeout(self, seconds: float) -> None:
-        """Let this process wait so long in an operation from now on."""
+        """Set the timeout of this process's operations."""
         if self.group is not None:
             self.group._set_default_timeout(timedelta(seconds=seconds))
 
     def abort(self) -> None:
-        """Let operations that wait on a CUDA device fail now; from any thread, and for good.
+        """Fail operations that wait on a CUDA device, now and later; from any thread.
 
         Those on a CPU fail by themselves when a process of the group has ended.
         """
@@ -86,7 +85,7 @@ class Shard:
             self.group.abort()
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all processes' ``x``, in its place."""
+        """Replace ``x`` by the sum of all processes' ``x``."""
         if self.size > 1:
             self._group.allreduce([x]).wait()
         return x
@@ -101,13 +100,13 @@ class Shard:
         return parts.view(self.size, rows, width).transpose(0, 1).reshape(rows, -1)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's ``x``, in its place."""
+        """Replace ``x`` by rank 0's ``x``."""
         if self.size > 1:
             self._group.broadcast(x, 0).wait()
         return x
 
     def smallest(self, value: int) -> int:
-        """The least of all processes' values."""
+        """The minimum of all processes' values."""
         return self._reduce(value, dist.ReduceOp.MIN)
 
     def total(self, value: int) -> int:
@@ -115,13 +114,13 @@ class Shard:
         return self._reduce(value, dist.ReduceOp.SUM)
 
     def share(self, count: int, units: int | None = None) -> slice:
-        """This process's part of ``count`` outputs that consist of ``units`` (None: count).
+        """This process's part of ``count`` outputs that consist of ``units``, by default count.
 
-        Units (attention heads) stay whole. Where there are fewer than processes, several
+        Units (attention heads) are not split. If there are fewer than processes, several
         processes hold the same one.
 
         Raises:
-            UnsupportedModelError: they cannot be shared out evenly.
+            UnsupportedModelError: they cannot be split evenly.
         """
         units = count if units is None else units
         width = count // units
@@ -146,12 +145,12 @@ class Shard:
     @property
     def _group(self) -> Group:
         if self.group is None:
-            raise RuntimeError("the shards have not met yet")
+            raise RuntimeError("the shards are not connected yet")
         return self.group
 
 
 ALONE = Shard()
-"""The only process."""
+"""A single process with the whole model."""
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Group:
@@ -172,8 +171,7 @@ def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Group:
 
 
 def device_of(kind: str, rank: int) -> torch.device:
-    """Where a process computes: a CUDA device of its own (and from now on this thread's), or
-    the CPU."""
+    """The device of a process: the CPU, or a CUDA device of its own, made this thread's current."""
     if kind != "cuda":
         return torch.device(kind)
     device = torch.device(kind, rank)

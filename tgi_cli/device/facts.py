@@ -1,4 +1,4 @@
-"""What a device is and what it computes well."""
+"""Name, memory and features of a device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def describe(kind: str | None) -> DeviceFacts:
-    """The facts of a device: ``cpu`` or ``cuda``; ``None`` takes CUDA where there is one.
+    """The facts of a device: ``cpu`` or ``cuda``. Default: CUDA if it is available.
 
     Raises:
-        ConfigError: a kind that is not known, or CUDA where torch finds none.
+        ConfigError: the kind is unknown, or CUDA is unavailable.
     """
     if kind is None:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,13 +46,13 @@ def describe(kind: str | None) -> DeviceFacts:
             total_memory=total_memory(torch.device("cuda")),
             native_bfloat16=torch.cuda.is_bf16_supported(including_emulation=False),
             count=torch.cuda.device_count(),
-            chosen=_chosen(torch.cuda.device_count()),
+            chosen=devices_in_environment(torch.cuda.device_count()),
         )
-    raise ConfigError(f"device {kind!r} is not known", "one of: cpu, cuda")
+    raise ConfigError(f"unknown device {kind!r}", "one of: cpu, cuda")
 
 
-def _chosen(count: int) -> int | None:
-    """How many devices the environment names, as TGI counts them; None: it names none."""
+def devices_in_environment(count: int) -> int | None:
+    """Number of devices that the environment names, as TGI counts them; None if it names none."""
     for variable in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         named = os.environ.get(variable, "").strip()
         if named in ("all", "void"):
@@ -63,7 +63,7 @@ def _chosen(count: int) -> int | None:
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
-    """Name and feature flags of the processor; no flags where the system does not list them."""
+    """Name and feature flags of the processor; no flags if the system does not list them."""
     try:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:

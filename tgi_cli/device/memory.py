@@ -1,4 +1,4 @@
-"""How much memory a device has, has left, and had in use at most. All in bytes.
+"""Total, available and peak memory of a device, in bytes.
 
 On a CPU a control group may allow less than the machine has; both hierarchies are read:
 https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files and
@@ -20,15 +20,15 @@ from pathlib import Path
 import torch
 
 _ROOT = Path("/")
-"""Of the file systems read here; tests put another in its place."""
+"""Root of the file systems read here; tests replace it."""
 
 _UNLIMITED = 1 << 60
-"""Version 1 says "no limit" with the largest page-aligned number; nothing real is as large."""
+"""Version 1 represents "no limit" by the largest page-aligned number; no real limit is as large."""
 
 
 _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
-"""Of mallopt."""
+"""Parameters of mallopt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class _Group:
 
     limit: int
     used: int
-    """Without the file cache that the kernel would drop before it refused memory."""
+    """Without the file cache, which the kernel drops before it refuses memory."""
 
 
 def total_memory(device: torch.device) -> int:
-    """What the device has; on a CPU at most what the control groups allow."""
+    """Memory of the device; on a CPU at most what the control groups allow."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -49,9 +49,9 @@ def total_memory(device: torch.device) -> int:
 
 
 def available_memory(device: torch.device) -> int:
-    """What can still be taken without swapping or being killed.
+    """Memory that can still be taken without swapping or being killed.
 
-    Where the system does not say (no ``/proc/meminfo``), what this process has not taken.
+    Without ``/proc/meminfo``, the memory that this process has not taken.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -62,7 +62,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most that this process ever held on the device (on a CPU: resident)."""
+    """The peak of this process's memory on the device (on a CPU: resident)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = _field(_ROOT / "proc/self/status", "VmHWM")
@@ -105,7 +105,7 @@ def _control_groups() -> Iterator[_Group]:
 
 def _walk(root: Path, path: str, limit: str, used: str, cache: str) -> Iterator[_Group]:
     # A container sees its own group mounted at the root while /proc names the path outside:
-    # levels that do not exist here are passed over.
+    # levels that do not exist here are skipped.
     folder = root / path.lstrip("/")
     while True:
         allowed = _number(folder / limit)
@@ -118,7 +118,7 @@ def _walk(root: Path, path: str, limit: str, used: str, cache: str) -> Iterator[
 
 
 def _number(path: Path) -> int | None:
-    """The number in a control file; None for ``max``, and where there is no such file."""
+    """The number in a control file; None for ``max``, and if there is no such file."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError:
@@ -140,7 +140,7 @@ def _statistic(path: Path, prefix: str) -> int:
 def release_pages(tensor: torch.Tensor) -> None:
     """Drop the pages of a tensor in a mapped file from this process; reading brings them back.
 
-    https://man7.org/linux/man-pages/man2/madvise.2.html; elsewhere than on Linux nothing happens.
+    https://man7.org/linux/man-pages/man2/madvise.2.html; does nothing on other systems than Linux.
     """
     if not sys.platform.startswith("linux") or not tensor.is_contiguous():
         return

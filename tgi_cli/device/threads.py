@@ -1,4 +1,4 @@
-"""How many threads a CPU computes with.
+"""The number of threads on a CPU.
 
 One per physical core that the process may use: hyper-threads share the units that matrix
 products need, and more threads than a control group's quota stall at every barrier.
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 _ROOT = Path("/")
-"""Of the file systems read here; tests put another in its place."""
+"""Root of the file systems read here; tests replace it."""
 
 
 SMALL_MODEL = 32 << 20
@@ -25,12 +25,12 @@ waits for the slower thread to get its time slice."""
 def default_threads(weight_bytes: int = SMALL_MODEL, processes: int = 1) -> int:
     """OMP_NUM_THREADS if it is set, else the physical cores within affinity and quota.
 
-    One for a model whose weights are smaller than :data:`SMALL_MODEL`; a fair part of them for
-    one of several processes that compute at once.
+    A model with weights smaller than :data:`SMALL_MODEL` gets one; each of several processes that
+    compute at once gets a fair part.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if requested.isdigit() and int(requested) > 0:
+        return int(requested)
     if weight_bytes < SMALL_MODEL:
         return 1
     cores = _physical_cores(_affinity())
@@ -39,7 +39,7 @@ def default_threads(weight_bytes: int = SMALL_MODEL, processes: int = 1) -> int:
 
 
 def set_threads(count: int | None = None) -> int:
-    """Let torch compute with ``count`` threads (``None``: the default); returns the number."""
+    """Set the number of torch's threads; returns it. Default: :func:`default_threads`."""
     count = default_threads() if count is None else count
     torch.set_num_threads(count)
     return count
@@ -52,7 +52,7 @@ def _affinity() -> set[int]:
 
 
 def _physical_cores(cpus: set[int]) -> int:
-    """Distinct cores among logical CPUs; all of them where the topology is not known."""
+    """Distinct cores among logical CPUs; all of them if the topology is unknown."""
     cores = set()
     for cpu in cpus:
         topology = _ROOT / f"sys/devices/system/cpu/cpu{cpu}/topology"
@@ -65,7 +65,7 @@ def _physical_cores(cpus: set[int]) -> int:
 
 
 def _quota() -> float | None:
-    """CPUs that the control group grants (version 2, then 1); None where it sets no limit."""
+    """CPUs that the control group grants (version 2, then 1); None if it sets no limit."""
     folder = _ROOT / "sys/fs/cgroup"
     try:
         quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()

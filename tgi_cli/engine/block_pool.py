@@ -1,9 +1,9 @@
-"""KV blocks: who holds them, which may be reused, which hold a known prefix.
+"""KV blocks: references to them, and an index of their content.
 
 A block is an index into the device's cache. Its state is one of
 
     ==========  ==============  =====================================================
-    state       reference count where it stands
+    state       reference count location
     ==========  ==============  =====================================================
     used        > 0             in the block tables of that many sequences
     cached      0, has a hash   free list, back part: content is valid until it is taken
@@ -42,17 +42,17 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks whose content is indexed, in use or not."""
+        """Blocks whose content is indexed, used or free."""
         return len(self._by_hash)
 
     def take(self, count: int) -> list[int]:
-        """``count`` blocks with reference count 1; their old content is forgotten.
+        """``count`` blocks with reference count 1; their old content is dropped from the index.
 
         Raises:
             IndexError: fewer are available; nothing is taken.
         """
         if count > len(self._free):
-            raise IndexError(f"{count} blocks asked for, {len(self._free)} available")
+            raise IndexError(f"{count} blocks requested, {len(self._free)} available")
         taken = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
@@ -77,7 +77,7 @@ class BlockPool:
         From the last to the first, so that the tail of a prefix is evicted before its head.
 
         Raises:
-            ValueError: a block that nobody holds.
+            ValueError: a block has no reference.
         """
         for block in reversed(blocks):
             count = self._references[block] - 1
@@ -91,11 +91,11 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def find(self, content: bytes) -> int | None:
-        """The block whose content hash this is, if any holds it."""
+        """The block with this content hash, or None."""
         return self._by_hash.get(content)
 
     def index(self, block: int, content: bytes) -> None:
-        """Declare the content of a full, computed, used block. The first of equals stays."""
+        """Declare the content of a full, computed, used block. The first of equal blocks stays."""
         if self._hashes[block] is None and content not in self._by_hash:
             self._hashes[block] = content
             self._by_hash[content] = block

@@ -3,38 +3,40 @@
 After vLLM's RFC 23233: launching and sampling are separate calls that do not wait, and with
 ``depth`` 1 the next step is scheduled and launched before the host has the tokens of this one.
 A CPU runs the same loop at depth 0. Nothing calls back and nothing mutable is shared: the
-thread that runs :meth:`EngineCore.run` owns the scheduler and the worker.
+thread that runs :meth:`EngineCore.run` owns the schedulers and the worker.
 
-Blocks and rows that a result frees while a later step still uses them need no fence: whoever
-gets them next writes in a step that the device runs after that one, in order of the launches.
+Blocks and rows that a result frees while a later step still uses them need no fence: their next
+owner writes in a step that the device runs after that one, in order of the launches.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
-from tgi_cli.engine.limits import Limits
+from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.external_steps import ExternalStepScheduler
 from tgi_cli.engine.messages import (
     Advance,
     Cancel,
     Drop,
     Fail,
     Finished,
+    FinishReason,
     GenerationRequest,
     LoadAdapter,
     Shutdown,
     StepOutputs,
     UnloadAdapter,
 )
+from tgi_cli.engine.metrics import EngineMetrics, StageTimer, StepStats
 from tgi_cli.engine.scheduler import Scheduler
-from tgi_cli.engine.statistics import StepClock, StepStatistics, StepTimes
 from tgi_cli.engine.step import GrammarCompiler, PendingResult, Step, Worker
-from tgi_cli.engine.stepper import Stepper
 from tgi_cli.errors import ShardError
 
 log = logging.getLogger(__name__)
@@ -46,20 +48,19 @@ Inbound = (
 MAX_CONSECUTIVE_FAILURES = 3
 """Failing steps in a row after which the device is taken to be lost."""
 
-READING_SECONDS = 0.005
+POLL_SECONDS = 0.005
 """Between two looks at what other threads read or compile, while there is nothing else to do."""
 
 
 class EngineCore:
-    """Runs one scheduler over one worker.
+    """Runs the scheduler, and externally driven steps, over one worker.
 
     Args:
         worker: runs the steps.
-        limits: what a step and a request may not exceed.
+        config: limits of a step and of a request.
         depth: steps launched beyond the one whose result is awaited (0 or 1).
-        on_statistics: told of every step as it is launched, on the loop's thread: keep it quick.
-        on_times: told of every step as it ends, there too.
-        grammars: compiles them; None: no request may have one.
+        compiler: compiles grammars, or None to refuse requests that have one.
+        on_step: called for each step as it is launched, on the loop's thread: keep it quick.
 
     Attributes:
         inbox: put messages here, from any thread.
@@ -70,44 +71,54 @@ class EngineCore:
     def __init__(
         self,
         worker: Worker,
-        limits: Limits,
+        config: SchedulerConfig,
         depth: int = 0,
-        on_statistics: Callable[[StepStatistics], None] | None = None,
-        grammars: GrammarCompiler | None = None,
-        on_times: Callable[[StepTimes], None] | None = None,
+        compiler: GrammarCompiler | None = None,
+        on_step: Callable[[StepStats], None] | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
         self.steps = 0
-        self._looks = 0
+        self._polls = 0
         self._worker = worker
-        self._scheduler = Scheduler(limits, worker if limits.max_loras else None, grammars)
-        self._stepper = Stepper(self._scheduler, grammars)
+        self._scheduler = Scheduler(config, worker if config.max_loras else None, compiler)
+        self._batch = self._scheduler.batch
+        self._adapters = self._batch.adapters
+        self._external = ExternalStepScheduler(self._batch, compiler)
         self._depth = depth
-        self._on_statistics = on_statistics
-        self._clock = StepClock(on_times)
+        self._on_step = on_step
+        self._metrics = EngineMetrics()
+        self._timer = StageTimer(self._metrics)
         self._pending: deque[PendingResult] = deque()
+        self._finished: list[Finished] = []
         self._failures = 0
         self._stalled = False
+        self._ending: Fail | Shutdown | None = None
 
     @property
     def progress(self) -> int:
-        """Grows while a healthy engine has work, if only by waiting for what others have to do.
+        """Grows while a healthy engine has work, if only by waiting for others.
 
-        Those are its steps, and its looks at the inbox while it waits for adapters to be read,
-        grammars to be compiled, or room that somebody else holds. May be read from any thread.
+        Counts its steps, and its looks at the inbox while it waits for adapters to be read,
+        grammars to be compiled, or blocks of external sequences. May be read from any thread.
         """
-        return self.steps + self._looks
+        return self.steps + self._polls
 
     @property
     def live_requests(self) -> int:
         """Requests that wait or run; may be read from any thread."""
-        return self._scheduler.num_live + self._stepper.calls + self.inbox.qsize()
+        return len(self._batch.live) + self._external.num_calls + self.inbox.qsize()
 
     @property
     def driven_requests(self) -> int:
-        """Those whose steps somebody asks for, and not long ago; may be read from any thread."""
-        return self._stepper.num_driven
+        """Externally driven sequences that are not idle; may be read from any thread."""
+        return self._external.num_driven
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """The engine's measurements up to now; may be read from any thread."""
+        self._metrics.load = self._scheduler.load()
+        return self._metrics
 
     def run(self) -> None:
         """Serve until a Shutdown arrives.
@@ -120,133 +131,148 @@ class EngineCore:
         try:
             while self._drain_inbox():
                 self._advance()
-                if self._stepper.calls:
-                    self._drive()
+                if self._external.num_calls:
+                    self._advance_external()
         except ShardError as error:
             cause = error.cause
-            self._emit(self._scheduler.fail_all(cause))
+            self._emit(self._batch.finish_all(FinishReason.ERROR, cause))
             raise
         finally:
-            self._emit(self._scheduler.cancel_all())
-            self._stepper.end(cause)
+            self._emit(self._batch.finish_all(FinishReason.CANCELLED))
+            self._external.end(cause)
             self.outbox.put(None)
 
+    # ------------------------------------------------------------------ the inbox
+
     def _drain_inbox(self) -> bool:
-        """Take in all messages; wait for one when there is nothing else to do."""
-        news: list[Finished] = []
-        running = True
-        lost: Fail | None = None
-        adapters = self._scheduler.adapters
-        idle = not self._pending and (self._stalled or not self._scheduler.num_live)
-        idle = idle and (self._stepper.deferred or not self._stepper.calls)
-        patience = READING_SECONDS if idle and self._awaits_others else None
-        self._looks += patience is not None
-        while running:
+        """Handle all messages, after waiting for one if idle; False once the loop is to end."""
+        idle = self._is_idle()
+        timeout = POLL_SECONDS if idle and self._awaits_others() else None
+        self._polls += timeout is not None
+        while self._ending is None:
             try:
-                message = self.inbox.get(block=idle, timeout=patience)
+                message = self.inbox.get(block=idle, timeout=timeout)
             except Empty:
                 break
             idle = False
-            if isinstance(message, GenerationRequest):
-                refused = self._scheduler.add(message)
-                if refused is not None:
-                    news.append(refused)
-            elif isinstance(message, Cancel):
-                ended = self._scheduler.cancel(message.request_id)
-                if ended is not None:
-                    news.append(ended)
-            elif isinstance(message, LoadAdapter):
-                adapters.load(message)
-            elif isinstance(message, UnloadAdapter):
-                adapters.unload(message.adapter_id)
-            elif isinstance(message, Advance):
-                self._stepper.advance(message)
-            elif isinstance(message, Drop):
-                self._stepper.drop(message.request_ids)
-            elif isinstance(message, Fail):
-                lost, running = message, False
-            else:
-                running = False
-        news.extend(self._scheduler.expire())
-        failed = adapters.collect() if adapters.reading else []
-        news.extend(self._scheduler.fail_adapters(failed))
-        news.extend(self._scheduler.collect_grammars())
-        if self._stepper.num_live:
-            self._stepper.collect(failed)
-        self._emit(news)
-        if lost is not None:
-            raise ShardError(lost.cause, lost.remedy)
-        return running
+            self._HANDLERS[type(message)](self, message)
+        self._collect_from_threads()
+        finished, self._finished = self._finished, []
+        self._emit(finished)
+        if isinstance(self._ending, Fail):
+            raise ShardError(self._ending.cause, self._ending.remedy)
+        return self._ending is None
 
-    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing can be done before a message arrives, or before others are done."""
+        if self._pending or (self._batch.live and not self._stalled):
+            return False
+        return not self._external.num_calls or self._external.deferred
+
     def _awaits_others(self) -> bool:
-        """Whether adapters are being read, or grammars compiled; or somebody else has the room."""
-        scheduler, stepper = self._scheduler, self._stepper
-        threads = scheduler.adapters.reading or scheduler.grammars.compiling or stepper.calls > 0
-        return threads or (self._stalled and stepper.num_live > 0)
+        """Whether threads read adapters or compile grammars, or external sequences hold blocks."""
+        threads = self._adapters.reading or self._batch.grammars.compiling
+        external = self._external
+        return threads or external.num_calls > 0 or (self._stalled and bool(external.batch.live))
+
+    def _add(self, request: GenerationRequest) -> None:
+        refused = self._scheduler.add(request)
+        if refused is not None:
+            self._finished.append(refused)
+
+    def _cancel(self, message: Cancel) -> None:
+        ended = self._batch.cancel(message.request_id)
+        if ended is not None:
+            self._finished.append(ended)
+
+    def _end(self, message: Fail | Shutdown) -> None:
+        self._ending = message
+
+    _HANDLERS: ClassVar[dict[type, Callable[[EngineCore, Any], None]]] = {
+        GenerationRequest: _add,
+        Cancel: _cancel,
+        LoadAdapter: lambda self, message: self._adapters.load(message),
+        UnloadAdapter: lambda self, message: self._adapters.unload(message.adapter_id),
+        Advance: lambda self, message: self._external.advance(message),
+        Drop: lambda self, message: self._external.drop(message.request_ids),
+        Fail: _end,
+        Shutdown: _end,
+    }
+
+    def _collect_from_threads(self) -> None:
+        """Take the adapters and grammars that are done, and end the requests that are overdue."""
+        self._finished += self._scheduler.expire()
+        failed = self._adapters.collect() if self._adapters.reading else []
+        self._finished += self._batch.fail_adapters(failed)
+        self._finished += self._batch.collect_grammars()
+        if self._external.batch.live:
+            self._external.collect(failed)
+
+    # ------------------------------------------------------------------ steps
 
     def _advance(self) -> None:
-        """Launch one step if there is one; take in the oldest result that is due."""
+        """Launch one step if there is one; apply the oldest result that is due."""
         began = time.perf_counter()
         step = self._scheduler.schedule()
         if step is not None:
-            self._clock.launch(step.num_tokens > step.num_decodes, bool(step.new), began)
+            self._timer.launch(step, began)
             try:
                 handle = self._worker.launch(step)
-                masks = self._masks() if self._scheduler.grammars.have_a_say else None
+                masks = self._masks() if self._batch.grammars.needs_mask else None
                 self._pending.append(self._worker.sample(handle, masks))
             except ShardError:  # nothing that was launched will arrive
                 raise
             except Exception as error:  # a step's failure, whatever it is, ends its requests only
                 while self._pending:
                     self._collect()
-                self._fail(error)
-            self._tell(step)
-        self._scheduler.adapters.read_wanted()
-        if self._stepper.running and self._scheduler.waiting:
-            self._stepper.give_way()
-        self._stalled = step is None and not self._pending and self._scheduler.num_live > 0
-        if self._stalled and not self._awaits_others:
+                self._fail(error, self._scheduler)
+            self._record(step, self._scheduler.join_reason(step))
+        self._adapters.read_wanted()
+        if self._external.batch.running and self._batch.waiting:
+            self._external.park_idle()
+        self._stalled = step is None and not self._pending and bool(self._batch.live)
+        if self._stalled and not self._awaits_others():
             raise RuntimeError("requests wait, and none of them can be scheduled")
         while self._pending and (step is None or len(self._pending) > self._depth):
             self._collect()
 
-    def _drive(self) -> None:
-        """One of the steps that somebody asks for, from its launch to its result."""
+    def _advance_external(self) -> None:
+        """One externally driven step, from its launch to its result."""
         while self._pending:
             self._collect()
-        self._stalled = False  # there may be room where there was none
+        self._stalled = False  # blocks may have become free
         began = time.perf_counter()
-        stepper = self._stepper
-        step = stepper.schedule()
+        external = self._external
+        step = external.schedule()
         if step is None:
-            self._scheduler.adapters.read_wanted()
+            self._adapters.read_wanted()
             return
-        self._clock.launch(step.num_tokens > step.num_decodes, bool(step.new), began)
+        self._timer.launch(step, began)
+        grammars = external.batch.grammars
         try:
             handle = self._worker.launch(step)
-            masks = stepper.grammars.masks() if stepper.grammars.have_a_say else None
+            masks = grammars.masks() if grammars.needs_mask else None
             result = self._worker.sample(handle, masks).wait()
         except ShardError:
             raise
-        except Exception as error:  # as below: it ends the sequences of this call only
-            self._fail(error, stepper)
+        except Exception as error:  # as above: it ends the sequences of this call only
+            self._fail(error, external)
             return
         self._arrive()
-        stepper.update(result)
-        self._clock.update()
-        self._clock.end()
-        self._tell(step, stepper)
+        external.update(result)
+        self._timer.update()
+        self._timer.end()
+        self._record(step)
 
     def _masks(self) -> tuple[list[int], Any] | None:
         """What grammars allow in the step just launched, computed while the device works on it.
 
-        A matcher must have seen the tokens before the one that it has a say in: those that
-        steps in flight choose are waited for first.
+        A matcher must have seen all tokens before the one that it constrains: those that steps in
+        flight choose are awaited first.
         """
         while self._pending:
             self._collect()
-        return self._scheduler.grammars.masks()
+        return self._batch.grammars.masks()
 
     def _collect(self) -> None:
         """Wait for the oldest result and apply it."""
@@ -256,44 +282,43 @@ class EngineCore:
         except ShardError:
             raise
         except Exception as error:  # as above: asynchronous failures surface here
-            self._fail(error)
+            self._fail(error, self._scheduler)
             return
         self._arrive()
         outputs = self._scheduler.update(result)
-        self._clock.update()
+        self._timer.update()
         if outputs:
             self.outbox.put(outputs)
-        self._clock.end()
+        self._timer.end()
 
     def _arrive(self) -> None:
         """The oldest result is there."""
         self._failures = 0
         self.steps += 1
-        self._clock.arrive()
+        self._timer.arrive()
 
-    def _tell(self, step: Step, scheduler: Scheduler | None = None) -> None:
-        """Statistics of a step, to whoever asked; computed while the device works."""
+    def _record(self, step: Step, join_reason: str = "") -> None:
+        """Record a step that was launched, while the device works."""
+        self._metrics.step_launched(step, join_reason, self._scheduler.oldest_ns)
         debug = log.isEnabledFor(logging.DEBUG)
-        if self._on_statistics is None and not debug:
+        if self._on_step is None and not debug:
             return
-        statistics = (scheduler or self._scheduler).statistics(step)
-        if self._on_statistics is not None:
-            self._on_statistics(statistics)
+        stats = self._scheduler.stats(step)
+        if self._on_step is not None:
+            self._on_step(stats)
         if debug:
-            log.debug("%s", statistics.to_json())
+            log.debug("%s", json.dumps(stats))
 
-    def _fail(self, error: Exception, scheduler: Scheduler | None = None) -> None:
+    def _fail(self, error: Exception, scheduler: Scheduler | ExternalStepScheduler) -> None:
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         log.error("a step failed: %s", cause, exc_info=error)
         self.steps += 1
         self._failures += 1
-        self._clock.end(failed=True)
-        self.outbox.put((scheduler or self._scheduler).fail(cause))
+        self._timer.fail()
+        self.outbox.put(scheduler.fail(cause))
         if self._failures >= MAX_CONSECUTIVE_FAILURES:
             raise RuntimeError(f"{self._failures} steps failed in a row") from error
 
     def _emit(self, finished: list[Finished]) -> None:
-        if finished or self._scheduler.adapters.answers:
-            outputs = StepOutputs(finished=finished)
-            self._scheduler.describe(outputs)
-            self.outbox.put(outputs)
+        if finished or self._adapters.answers:
+            self.outbox.put(self._scheduler.complete(StepOutputs(finished=finished)))

@@ -1,4 +1,4 @@
-"""Which KV each sequence holds, may reuse and was promised: block tables over a BlockPool.
+"""Block tables over a BlockPool: the KV that each sequence holds, reuses and is promised.
 
 Reuse follows a chain of hashes over full blocks: the hash of a block covers its tokens and all
 before it, beginning with the request's adapter and salt, so equal hashes mean equal KV. Prompt and
@@ -9,34 +9,33 @@ from strangers, and a forged collision would show one tenant another's context.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
 from tgi_cli.engine.block_pool import BlockPool
-from tgi_cli.engine.extras import wants_context
-from tgi_cli.engine.limits import CapacityPolicy, Limits
+from tgi_cli.engine.config import CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.sequence import Sequence
 
 
 class KVCache:
-    """Gives blocks to sequences by the capacity policy, and takes them back."""
+    """Gives blocks to sequences by the capacity policy, and releases them."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.pool = BlockPool(limits.num_blocks)
-        self.block_size = limits.block_size
-        self._reuse = limits.prefix_caching
-        self._window = limits.window
-        self._guaranteed = limits.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self.block_size = config.block_size
+        self._reuse = config.prefix_caching
+        self._window = config.window
+        self._guaranteed = config.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks hold so many tokens."""
+        """Blocks that ``num_tokens`` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def demand(self, sequence: Sequence) -> int:
-        """Blocks that must be there for it to be let in.
+        """Blocks that must be available to admit a sequence.
 
-        All its known tokens must fit, not only its first chunk; under the guarantee, all that
-        it may ever have (the KV of the last token is never needed).
+        All its known tokens must fit, not only its first chunk; under the guarantee, all tokens
+        that it may ever have (the KV of the last one is never needed).
         """
         final = sequence.max_tokens - 1
         return self.blocks_for(final if self._guaranteed else sequence.num_tokens)
@@ -46,7 +45,7 @@ class KVCache:
 
         At least one token is left to be computed: its logits choose the next one.
         """
-        if not self._reuse or wants_context(sequence.request):
+        if not self._reuse or sequence.request.computes_whole_prompt:
             return []
         self._extend_hashes(sequence, len(sequence.token_ids))
         usable = (len(sequence.token_ids) - 1) // self.block_size
@@ -58,18 +57,15 @@ class KVCache:
             found.append(block)
         return found
 
-    def admit(self, sequence: Sequence, computed: list[int], running: Iterable[Sequence]) -> bool:
+    def admit(self, sequence: Sequence, computed: list[int], running: Collection[Sequence]) -> bool:
         """Give a waiting sequence the blocks of its known tokens, if they fit beside ``running``.
 
         ``computed`` blocks hold its beginning already and are shared, not taken. Running
-        sequences have a claim to what they were promised or, without a promise, to one block
-        each to grow into: letting others in at their cost would only mean preemption.
+        sequences have a claim to the blocks they were promised or, without a promise, to one
+        block each to grow into: admitting others at their cost would only lead to preemption.
         """
         self.pool.share(computed)  # before counting, for they may be among the available ones
-        claims = sum(
-            self.demand(other) - len(other.block_ids) if self._guaranteed else 1
-            for other in running
-        )
+        claims = self.promised(running) if self._guaranteed else len(running)
         if self.demand(sequence) - len(computed) + claims > self.pool.num_available:
             self.pool.release(computed)
             return False
@@ -78,8 +74,12 @@ class KVCache:
         self.grow(sequence, sequence.num_tokens)
         return True
 
+    def promised(self, running: Iterable[Sequence]) -> int:
+        """Blocks that running sequences may still demand."""
+        return sum(self.demand(sequence) - len(sequence.block_ids) for sequence in running)
+
     def grow(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        """Take the blocks it lacks for so many tokens. Raises IndexError if there are fewer."""
+        """Take the blocks it lacks for ``num_tokens``. Raises IndexError if there are too few."""
         count = self.blocks_for(num_tokens) - len(sequence.block_ids)
         if count <= 0:
             return []
@@ -102,28 +102,28 @@ class KVCache:
             self.pool.index(sequence.block_ids[i], sequence.block_hashes[i])
         sequence.num_indexed = full
 
-    def leave_behind(self, sequence: Sequence, num_computed: int) -> None:
-        """Give back the blocks that no later token of a sliding-window model can see.
+    def free_out_of_window(self, sequence: Sequence, num_computed: int) -> None:
+        """Release the blocks that no later token of a sliding-window model attends to.
 
-        The next query stands at ``num_computed`` and sees ``window`` positions, its own included.
+        The next query is at ``num_computed`` and sees ``window`` positions, its own included.
         The block table keeps their ids, which the attention never follows.
         """
         if self._window is None:
             return
         behind = max(0, num_computed - self._window + 1) // self.block_size
-        if behind > sequence.num_left:
-            self.pool.release(sequence.block_ids[sequence.num_left : behind])
-            sequence.num_left = behind
+        if behind > sequence.num_window_freed:
+            self.pool.release(sequence.block_ids[sequence.num_window_freed : behind])
+            sequence.num_window_freed = behind
 
     def release(self, sequence: Sequence) -> None:
-        """Give all blocks of the sequence back."""
-        self.pool.release(sequence.block_ids[sequence.num_left :])
+        """Release all blocks of the sequence."""
+        self.pool.release(sequence.block_ids[sequence.num_window_freed :])
         sequence.block_ids = []
         sequence.num_indexed = 0
-        sequence.num_left = 0
+        sequence.num_window_freed = 0
 
     def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
-        """Hash the full blocks not hashed yet; each is hashed once in a sequence's life."""
+        """Hash the full blocks that are not hashed yet; each is hashed once per sequence."""
         size = self.block_size
         hashes = sequence.block_hashes
         request = sequence.request
@@ -134,7 +134,7 @@ class KVCache:
             parent, first = request.adapter_id.to_bytes(8, "little") + parent, b"adapter"
         for i in range(len(hashes), num_tokens // size):
             tokens = array("I", sequence.token_ids[i * size : (i + 1) * size])
-            # A name apart for the first keeps a salt from posing as a parent's hash.
+            # A separate person for the first block keeps a salt from posing as a parent's hash.
             key = b"block" if hashes else first
             parent = blake2b(parent + tokens.tobytes(), digest_size=16, person=key).digest()
             hashes.append(parent)

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: frozen, one type per arrow, no torch.
+"""Messages to and from the engine: frozen, one type per purpose, no torch.
 
 The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
 :class:`LoadAdapter`, :class:`UnloadAdapter`, :class:`Advance`, :class:`Drop`, :class:`Fail` and
@@ -7,13 +7,13 @@ The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any, Protocol
 
-from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.sampling.params import SamplingParams, sample_seed
 
 
 class FinishReason(IntEnum):
@@ -25,28 +25,28 @@ class FinishReason(IntEnum):
     CANCELLED = 3
     ERROR = 4
     TIMEOUT = 5
-    """Its time was up."""
+    """Its timeout has elapsed."""
     OVERLOADED = 6
-    """Refused: the queue was full."""
+    """The queue was full."""
     GRAMMAR = 7
-    """Its grammar cannot be used, or followed to the end."""
+    """Its grammar is invalid, or cannot be completed."""
 
 
 class LogitsProcessor(Protocol):
-    """Changes what one request may say next (TensorRT-LLM's LogitsPostProcessor)."""
+    """Changes the logits of one request (TensorRT-LLM's LogitsPostProcessor)."""
 
     def __call__(
         self, request_id: int, logits: Any, token_ids: Sequence[int], client_id: int | None
     ) -> Any:
-        """The logits to go on with.
+        """Return the logits to continue with.
 
         Args:
-            request_id: of the request.
+            request_id: id of the request.
             logits: float32 tensor [V] on the model's device; may be changed in place.
             token_ids: prompt and generated tokens so far.
-            client_id: of the request.
+            client_id: the request's ``client_id``.
 
-        An exception ends this request alone, with its text.
+        An exception ends this request alone, with its message.
         """
         ...
 
@@ -64,22 +64,22 @@ class GenerationRequest:
         ignore_eos: the stop ids do not end it (for benchmarks).
         cache_salt: sequences share cached prefixes only under the same salt.
         priority: higher is served first and preempted last; a signed 64-bit number.
-        timeout_seconds: from its arrival at the engine; None: no limit.
-        prompt_logprobs: report the log-probability of each prompt token after the first, and so
-            many of the likeliest in its place; None: do not. Such a prompt is computed whole,
-            its cached beginning too.
+        timeout_seconds: from its arrival at the engine, or None for no limit.
+        prompt_logprobs: report the log-probability of each prompt token after the first, and of
+            this number of the likeliest tokens at its position, or None for none. Such a prompt is
+            computed whole, its cached prefix included.
         logits_processors: called in order on the row's raw logits before anything else; in the
             engine's own process only.
         client_id: handed to the logits processors.
-        return_context_logits, return_generation_logits: hand out raw logits, of every prompt
+        return_context_logits, return_generation_logits: return raw logits, of every prompt
             position or of every generated token; in the engine's own process only.
         fork_of: id of a live request with the same prompt, salt and adapter (another sample of
             it): the prompt's KV is computed once and shared, copied only where the two write.
-        adapter_id: of a loaded LoRA adapter; 0: the base model.
-        grammar: what the generated text must be: a grammar of llguidance in its JSON form
-            (https://github.com/guidance-ai/llguidance), of bounded size; None: anything. It ends
-            the request, as a stop id does, where nothing but a stop id may follow; ``ignore_eos``
-            does not change that, since there is nothing else to say.
+        adapter_id: of a loaded LoRA adapter, or 0 for the base model.
+        grammar: a grammar of llguidance in its JSON form, of bounded size, that constrains the
+            generated text (https://github.com/guidance-ai/llguidance), or None for free text. It
+            ends the request, as a stop id does, where only a stop id may follow, even with
+            ``ignore_eos``.
     """
 
     request_id: int
@@ -100,6 +100,24 @@ class GenerationRequest:
     return_context_logits: bool = False
     return_generation_logits: bool = False
 
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether every prompt position is computed, cached or not."""
+        return self.prompt_logprobs is not None or self.return_context_logits
+
+    def fork(self, request_id: int, sample: int) -> GenerationRequest:
+        """The request of another sample of the prompt, number ``sample`` (at least 1)."""
+        sampling = self.sampling
+        return replace(
+            self,
+            request_id=request_id,
+            sampling=replace(sampling, seed=sample_seed(sampling.seed, sample)),
+            fork_of=self.request_id,
+            # A fork's prompt is not computed; the first sample reports on it.
+            prompt_logprobs=None,
+            return_context_logits=False,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
@@ -114,7 +132,7 @@ class LoadAdapter:
 
     Attributes:
         adapter_id: above 0, chosen by the caller and never used again, not even after an error
-            or an unloading: what is cached of one adapter can so never serve another.
+            or an unloading, so that cached KV of one adapter never serves another.
         name: for messages.
         path: its folder, in PEFT's form, on the machine of the model.
     """
@@ -126,7 +144,7 @@ class LoadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter:
-    """Forget an adapter: new requests for it are refused from now on, live ones run to their end.
+    """Unload an adapter: new requests for it are refused from now on, live ones finish.
 
     Answered by an AdapterAnswer once no live request uses it.
     """
@@ -136,9 +154,9 @@ class UnloadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterAnswer:
-    """A LoadAdapter or an UnloadAdapter is done. The answers for one adapter come in order.
+    """The outcome of a LoadAdapter or an UnloadAdapter; those of one adapter come in order.
 
-    ``error`` is the cause in one line, with the remedy where there is one; empty: all is well.
+    ``error`` is the cause in one line, with the remedy if there is one, or empty on success.
     """
 
     adapter_id: int
@@ -147,7 +165,7 @@ class AdapterAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The worker is lost: end the loop at once; live requests end with the cause."""
+    """End the loop at once because the worker is lost; live requests end with the cause."""
 
     cause: str
     remedy: str = ""
@@ -160,12 +178,12 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A request got its first place in a step. Times are ``time.monotonic_ns()`` differences."""
+    """A request got its first row. Times are ``time.monotonic_ns()`` differences."""
 
     request_id: int
     queue_ns: int
     cached_tokens: int
-    """Leading prompt tokens whose KV was found in the prefix cache."""
+    """Leading prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +200,7 @@ class PromptLogprobs:
     """Log-probabilities of a run of prompt tokens, as parallel arrays.
 
     The first entry is of the token at position ``start`` (at least 1: nothing precedes token
-    0). ``top_ids`` and ``top_logprobs`` are empty lists unless they were asked for.
+    0). ``top_ids`` and ``top_logprobs`` are empty lists unless requested.
     """
 
     request_id: int
@@ -206,13 +224,12 @@ class Logits:
 
 @dataclass(slots=True)
 class StepOutputs:
-    """All that one step produced, as parallel arrays (one entry per token).
+    """All outputs of one step, as parallel arrays (one entry per token).
 
     A request may appear more than once; its tokens are in order. ``logprobs`` are natural
     logarithms of the model's own distribution (before penalties, temperature and filters); 0.0
-    for a token that a grammar left no choice about, which was not computed.
-    ``top_ids[i]`` and ``top_logprobs[i]`` are empty unless the request asked for them.
-    ``queued``, ``running``, ``used_blocks`` and ``preemptions`` describe the engine after it.
+    for a token that a grammar forced, which was not computed.
+    ``top_ids[i]`` and ``top_logprobs[i]`` are empty unless requested.
     """
 
     request_ids: list[int] = field(default_factory=list)
@@ -225,13 +242,9 @@ class StepOutputs:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     logits: list[Logits] = field(default_factory=list)
     adapters: list[AdapterAnswer] = field(default_factory=list)
-    queued: int = 0
-    running: int = 0
-    used_blocks: int = 0
-    preemptions: int = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything for a client in it."""
+        """Whether it has anything for a client."""
         return bool(
             self.request_ids
             or self.started
@@ -244,31 +257,31 @@ class StepOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """One step over exactly these sequences, which the sender drives; see engine/stepper.py.
+    """One externally driven step over exactly these sequences; see engine/external_steps.py.
 
     Attributes:
-        new: requests to take in, all or none of them. They never wait in the engine's queue.
-        upto: for each, how much of its prompt to compute now, in tokens from its beginning; at
-            least one token more than what is cached is.
-        held: ids of such requests that earlier ones took in.
-        chunk: tokens that those of them may compute together whose prompts are not done.
-        answer: gets an Advanced, or an AdvanceError.
+        new: requests to add, all or none of them. They never wait in the engine's queue.
+        new_targets: for each of them, prompt tokens to compute now, counted from the first; at
+            least one beyond its cached prefix is computed.
+        running: ids of requests that earlier messages added.
+        prefill_budget: tokens that those of them whose prompts are unfinished may compute together.
+        answer: resolves to an Advanced, or to an AdvanceError.
     """
 
     new: tuple[GenerationRequest, ...] = ()
-    upto: tuple[int, ...] = ()
-    held: tuple[int, ...] = ()
-    chunk: int
+    new_targets: tuple[int, ...] = ()
+    running: tuple[int, ...] = ()
+    prefill_budget: int
     answer: Future[Advanced]
 
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """What an Advance came to.
+    """The result of an Advance.
 
     Attributes:
-        outputs: of the steps that it took, in order.
-        pending: prompt tokens that are still to be computed, of those whose prompts are not done.
+        outputs: of its steps, in order.
+        pending: prompt tokens still to be computed, by the ids of requests with unfinished prompts.
         forward_ns: nanoseconds from launches to results.
     """
 
@@ -279,26 +292,26 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget requests that an Advance took in. Those that are unknown or have ended are ignored."""
+    """End requests that an Advance added. Unknown and finished ones are ignored."""
 
     request_ids: tuple[int, ...]
 
 
 class AdvanceFault(Enum):
-    """Why an Advance was not carried out. All but the last leave what was held as it was."""
+    """Why an Advance was refused. All but FAILED leave its running sequences as they were."""
 
     INVALID = "invalid"
-    """A request that can never run."""
-    NO_ROOM = "no room"
-    """Others that may not be preempted hold the rows or blocks, or the slots of adapters."""
+    """A request can never run."""
+    NO_CAPACITY = "no capacity"
+    """Sequences that may not be preempted hold the rows, blocks or adapter slots."""
     ENDED = "ended"
     """The engine's loop has ended."""
     FAILED = "failed"
-    """Its step broke: all of its requests have ended."""
+    """Its step failed, and all of its requests have ended."""
 
 
 class AdvanceError(Exception):
-    """An Advance was not carried out; ``request_id`` is the one to blame, None: no single one."""
+    """An Advance was refused; ``request_id`` is the request at fault, or None if no single one."""
 
     def __init__(self, fault: AdvanceFault, cause: str, request_id: int | None = None) -> None:
         super().__init__(cause)
@@ -309,11 +322,11 @@ class AdvanceError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What a client must know of a warmed-up engine: its model and its effective limits.
+    """The model and the effective limits of a warmed-up engine, for its clients.
 
-    Token counts throughout. ``max_batch_total_tokens`` is blocks x block size, as measured.
-    ``grammar``: whether requests may have one. ``quantize``: what the weights are quantized with,
-    empty: they are plain. ``step_seconds``: what the worst step may take; 0: not known.
+    Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
+    whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
+    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown.
     """
 
     model_id: str
@@ -335,3 +348,8 @@ class EngineInfo:
     quantize: str = ""
     num_shard: int = 1
     step_seconds: float = 0.0
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:
+        """The inverse of :func:`dataclasses.asdict`, through JSON too, which has no tuples."""
+        return cls(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})

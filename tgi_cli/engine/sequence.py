@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
+from operator import attrgetter
 
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.step import GrammarMatcher
@@ -16,6 +18,7 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """Known tokens, computed tokens, blocks and row of one request.
 
@@ -24,86 +27,77 @@ class Sequence:
 
     Attributes:
         token_ids: prompt and generated tokens that the host knows.
-        prompt_tokens: how many of them are the prompt.
+        prompt_tokens: length of the prompt.
+        max_tokens: upper bound of prompt and generated tokens.
+        stop_ids: token ids that end it.
+        skip_forced: whether tokens that its grammar forces may be appended without being sampled.
+        priority_key: sorts by priority, then arrival; the lowest is served first and preempted
+            last.
+        matcher: its state in its grammar, or None before that is compiled and without a grammar.
         placeholders: tokens that steps in flight will add.
-        skips: results of steps in flight that say what is known already.
-        unsent: the first of its tokens that the worker's row lacks, -1: it has them all.
-        matcher: where it stands in its grammar; None until that is compiled, and without one.
-        jumps: tokens that its grammar leaves no choice about need not be chosen by the model.
+        stale_results: results of steps in flight whose tokens are known already.
+        first_unsent: position of the first token that the worker's row lacks, or -1 for none.
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
         block_ids: its block table.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
-        num_left: leading blocks that a sliding window left behind and that were given back.
-        num_indexed: leading blocks that were offered to the prefix cache.
-        prompt_step: the step that computes the last of its prompt, -1 while none does.
-        scored, context_reported: prompt positions whose log-probability, or whose raw logits,
-            were handed out; they outlive preemption.
-        row: its row in the worker, -1 while it waits.
-        attempt: raised by each preemption; results of an older attempt are stale.
-        rank: order of service and of sacrifice: priority, then arrival; the lowest comes first.
-        ticket: how many admissions it stood to wait for when it was queued.
+        num_indexed: leading blocks that the prefix cache was offered.
+        num_window_freed: leading blocks that were released behind a sliding window.
+        prompt_step: id of the step that computes the last token of its prompt, or -1 before.
+        row: its row in the worker, or -1 while it waits.
+        attempt: number of preemptions; results of an earlier attempt are stale.
+        logprobs_reported, logits_reported: prompt positions whose log-probability, or whose raw
+            logits, clients have got; preemption does not reset them.
+        due: the count of admissions at which it would be admitted if none passed it.
+        started: whether it has ever had a row.
+        prompt_reached: prompt tokens computed as far as the caller of external steps knows, or None
+            once the whole prompt is computed.
+        last_advanced: when an external step last named it, in ``time.monotonic()``; infinity while
+            the step is under way.
     """
 
-    __slots__ = (
-        "arrival_ns",
-        "attempt",
-        "block_hashes",
-        "block_ids",
-        "context_reported",
-        "jumps",
-        "matcher",
-        "max_tokens",
-        "num_computed",
-        "num_indexed",
-        "num_left",
-        "placeholders",
-        "prompt_step",
-        "prompt_tokens",
-        "rank",
-        "request",
-        "row",
-        "scored",
-        "skips",
-        "started",
-        "status",
-        "stop_ids",
-        "ticket",
-        "token_ids",
-        "unsent",
-    )
+    request: GenerationRequest
+    order: InitVar[int]
+    token_ids: list[int] = field(init=False)
+    prompt_tokens: int = field(init=False)
+    max_tokens: int = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
+    skip_forced: bool = field(init=False)
+    priority_key: tuple[int, int] = field(init=False)
+    arrival_ns: int = field(default_factory=time.monotonic_ns)
+    matcher: GrammarMatcher | None = None
+    placeholders: int = 0
+    stale_results: int = 0
+    first_unsent: int = -1
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_indexed: int = 0
+    num_window_freed: int = 0
+    prompt_step: int = -1
+    row: int = -1
+    attempt: int = 0
+    logprobs_reported: int = 1
+    logits_reported: int = 0
+    due: int = 0
+    status: Status = Status.WAITING
+    started: bool = False
+    prompt_reached: int | None = None
+    last_advanced: float = -math.inf
 
-    def __init__(self, request: GenerationRequest, order: int) -> None:
-        self.request = request
+    def __post_init__(self, order: int) -> None:
+        request = self.request
         self.token_ids = list(request.prompt_ids)
         self.prompt_tokens = len(self.token_ids)
         self.max_tokens = self.prompt_tokens + request.max_new_tokens
         self.stop_ids = frozenset() if request.ignore_eos else request.stop_token_ids
-        self.placeholders = 0
-        self.skips = 0
-        self.unsent = -1
-        self.matcher: GrammarMatcher | None = None
-        # Those that look at every token, or may forbid any, get to see every one.
-        self.jumps = not (
+        # Processors and lists see every token, so that they may change or forbid it.
+        self.skip_forced = not (
             request.logits_processors
             or request.return_generation_logits
             or request.sampling.bad_words
             or request.sampling.allowed_token_ids
         )
-        self.num_computed = 0
-        self.block_ids: list[int] = []
-        self.block_hashes: list[bytes] = []
-        self.num_indexed = 0
-        self.num_left = 0
-        self.prompt_step = -1
-        self.row = -1
-        self.attempt = 0
-        self.scored = 1
-        self.context_reported = 0
-        self.ticket = 0
-        self.status = Status.WAITING
-        self.started = False
-        self.arrival_ns = time.monotonic_ns()
-        self.rank = (-request.priority, order)
+        self.priority_key = (-request.priority, order)
 
     @property
     def num_tokens(self) -> int:
@@ -113,18 +107,18 @@ class Sequence:
     def jump(self, token_ids: list[int]) -> None:
         """Append tokens that no step chooses, after the last that one did.
 
-        What a step in flight will choose is the first of them, or comes too late.
+        A step in flight chooses the first of them too, or a token that comes too late.
         """
-        self.unsent = len(self.token_ids)
+        self.first_unsent = len(self.token_ids)
         self.token_ids.extend(token_ids)
-        self.skips += self.placeholders
+        self.stale_results += self.placeholders
         self.placeholders = 0
 
     def rewind(self) -> None:
-        """Forget what was computed: it will be recomputed from the known tokens."""
+        """Reset to the known tokens, which will be recomputed."""
         self.placeholders = 0
-        self.skips = 0
-        self.unsent = -1
+        self.stale_results = 0
+        self.first_unsent = -1
         self.num_computed = 0
         self.num_indexed = 0
         self.prompt_step = -1
@@ -133,8 +127,11 @@ class Sequence:
         self.status = Status.WAITING
 
 
+by_priority = attrgetter("priority_key")
+
+
 @dataclass(slots=True)
-class Entry:
+class ScheduledSequence:
     """One scheduled sequence of a step in flight."""
 
     sequence: Sequence

@@ -11,34 +11,54 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tgi_cli.engine.messages import LogitsProcessor
+from tgi_cli.engine.messages import GenerationRequest, LogitsProcessor
 from tgi_cli.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class RowExtras:
-    """What few requests ask for; see :class:`tgi_cli.engine.messages.GenerationRequest`."""
+class OptionalOutputs:
+    """Rarely used fields of a :class:`~tgi_cli.engine.messages.GenerationRequest`."""
 
     stop_token_ids: frozenset[int] = frozenset()
-    """Not to be chosen before ``sampling.min_new_tokens`` tokens."""
+    """Stop ids that are not chosen before ``sampling.min_new_tokens`` tokens."""
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
 
+    @staticmethod
+    def of(request: GenerationRequest) -> OptionalOutputs:
+        """The worker's part of a request beyond the sampling parameters."""
+        minimum = request.sampling.min_new_tokens > 0
+        if not (
+            minimum
+            or request.logits_processors
+            or request.return_generation_logits
+            or request.computes_whole_prompt
+        ):
+            return NO_EXTRAS
+        return OptionalOutputs(
+            stop_token_ids=request.stop_token_ids if minimum else frozenset(),
+            prompt_logprobs=request.prompt_logprobs,
+            logits_processors=request.logits_processors,
+            client_id=request.client_id,
+            return_context_logits=request.return_context_logits,
+            return_generation_logits=request.return_generation_logits,
+        )
 
-NO_EXTRAS = RowExtras()
+
+NO_EXTRAS = OptionalOutputs()
 
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
     """A sequence that takes a row: a new request, or a preempted one that resumes.
 
-    ``token_ids`` is all that is known of it, prompt first; ``prompt_tokens`` says how many of
-    them are the prompt (a resumed sequence brings its generated tokens along).
+    ``token_ids`` are its known tokens, ``prompt_tokens`` the length of the prompt that they begin
+    with (a resumed sequence brings its generated tokens along).
     ``block_ids`` is its whole block table so far, cached prefix blocks included.
-    ``adapter_slot`` holds its LoRA adapter for as long as it keeps the row; -1: none.
+    ``adapter_slot`` holds its LoRA adapter for as long as it has the row, or is -1 for none.
     """
 
     row: int
@@ -47,7 +67,7 @@ class NewRow:
     prompt_tokens: int
     block_ids: list[int]
     sampling: SamplingParams
-    extras: RowExtras = NO_EXTRAS
+    extras: OptionalOutputs = NO_EXTRAS
     adapter_slot: int = -1
 
 
@@ -62,7 +82,7 @@ class BlockAppend:
 
 @dataclass(frozen=True, slots=True)
 class TokenAppend:
-    """Tokens of a running row that no step chose: they stand from position ``start`` on."""
+    """Tokens of a running row that no step chose, for the positions from ``start`` on."""
 
     row: int
     start: int
@@ -81,16 +101,16 @@ class Step:
 
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
     destination) blocks to be copied before the forward (copy-on-write). ``adapters`` are
-    (slot, adapter id) to be put on the device before it; whoever used such a slot has ended.
-    ``given`` tokens stand in their rows before it, too; where an earlier step chose a token for
-    the same position, theirs counts.
+    (slot, adapter id) to be put on the device before it; no row uses such a slot any more.
+    ``forced_tokens`` are written to their rows before it, too, over tokens that earlier steps
+    chose for the same positions.
     """
 
     step_id: int
     freed: list[int] = field(default_factory=list)
     new: list[NewRow] = field(default_factory=list)
     appended: list[BlockAppend] = field(default_factory=list)
-    given: list[TokenAppend] = field(default_factory=list)
+    forced_tokens: list[TokenAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -110,7 +130,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScores:
+class ChunkLogprobs:
     """Log-probabilities of the prompt tokens that follow a chunk's positions.
 
     The first entry is of the token at ``start``, one more than the chunk's first position.
@@ -124,11 +144,11 @@ class PromptScores:
 
 @dataclass(slots=True)
 class StepResult:
-    """What the sampler chose, one entry per *sampled* sequence of the step, in its order.
+    """The sampler's choices, one entry per *sampled* sequence of the step, in its order.
 
-    ``errors`` maps an index of these entries to the cause why that row alone failed (its token
+    ``errors`` maps an index of these entries to the cause of that row's own failure (its token
     is then meaningless). ``generation_logits`` maps such an index to the raw logits (float32
-    numpy [V]). ``prompt_scores`` and ``context_logits`` (float32 numpy [count, V]) map an index
+    numpy [V]). ``prompt_logprobs`` and ``context_logits`` (float32 numpy [count, V]) map an index
     of ``Step.rows``, sampled or not.
     """
 
@@ -137,7 +157,7 @@ class StepResult:
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
     errors: dict[int, str] = field(default_factory=dict)
-    prompt_scores: dict[int, PromptScores] = field(default_factory=dict)
+    prompt_logprobs: dict[int, ChunkLogprobs] = field(default_factory=dict)
     context_logits: dict[int, Any] = field(default_factory=dict)
     generation_logits: dict[int, Any] = field(default_factory=dict)
 
@@ -151,23 +171,23 @@ class PendingResult(Protocol):
 
 
 class AdapterStore(Protocol):
-    """The host memory for LoRA adapters. Which of them it holds is the engine's decision."""
+    """Host memory for LoRA adapters; the engine decides which of them it holds."""
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """Read an adapter's folder and check it, on a thread; returns at once.
 
-        Once the future is done without an error, the adapter is held and steps may put it on
-        the device. Its error is a :class:`tgi_cli.errors.TgiError` that says what does not fit.
+        Once the future is done without an error, the adapter is in host memory and steps may put it
+        on the device. Its error is a :class:`tgi_cli.errors.TgiError` with what does not fit.
         """
         ...
 
     def forget_adapter(self, adapter_id: int) -> None:
-        """Hold it no longer; what stands in a slot of the device stays there."""
+        """Drop it from host memory; a copy in a slot of the device remains."""
         ...
 
 
 class GrammarMatcher(Protocol):
-    """Where one sequence stands in its grammar."""
+    """The state of one sequence in its grammar."""
 
     @property
     def stopped(self) -> bool:
@@ -176,15 +196,15 @@ class GrammarMatcher(Protocol):
 
     @property
     def error(self) -> str:
-        """Why it cannot go on, in one line; empty: it can."""
+        """Why it cannot continue, in one line, or empty if it can."""
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Take in the token that follows; false, and an error, if the grammar does not allow it."""
+        """Advance by the next token; False, with an error, if the grammar does not allow it."""
         ...
 
     def forced(self) -> list[int]:
-        """Tokens that follow without a choice, as the tokenizer would write them; not taken in."""
+        """Tokens that the grammar forces next, in canonical tokenization; not accepted yet."""
         ...
 
 
@@ -192,22 +212,22 @@ class GrammarCompiler(Protocol):
     """Makes matchers for one model's vocabulary.
 
     Attributes:
-        eos_token_ids: what a grammar that may end allows beside its own tokens, the usual first.
+        eos_token_ids: end tokens that a grammar that may end allows, the usual one first.
     """
 
     eos_token_ids: tuple[int, ...]
 
     def compile(self, grammar: str) -> Future[GrammarMatcher]:
-        """A matcher of its own at a grammar's beginning, made off the caller's thread.
+        """A new matcher at a grammar's beginning, compiled off the caller's thread.
 
-        It may be there at once. Its error says in one line what is wrong with the grammar.
+        The future may be done at once. Its error is the grammar's, in one line.
         """
         ...
 
     def fill(self, matchers: Sequence[GrammarMatcher]) -> Any:
-        """Which tokens each may take next, as :meth:`Worker.sample` wants it.
+        """The tokens that each may take next, as :meth:`Worker.sample` expects them.
 
-        int32 [M, ceil(V / 32)], to be read before the next call. All zero: the matcher is stuck.
+        int32 [M, ceil(V / 32)], to be read before the next call. All zero if the matcher is stuck.
         """
         ...
 

@@ -1,20 +1,16 @@
-"""Model ids to local folders: download, resume, verify, convert, merge adapters.
+"""Resolves model ids to local folders: download, resume, verify, convert, merge adapters.
 
-``resolve_model`` is the whole of it for everybody else; the submodules import their libraries
-when they are called, so importing this package costs nothing.
+Importing this package is cheap: its modules import their libraries when they are called.
 """
 
-from tgi_cli.hub.adapters import LocalAdapter, resolve_adapter, resolve_adapters
-from tgi_cli.hub.progress import LineProgress, Progress, TerminalProgress, pick_progress
+from tgi_cli.hub.download import download_progress
+from tgi_cli.hub.lora_files import LocalAdapter, resolve_adapter, resolve_adapters
 from tgi_cli.hub.resolve import LocalModel, resolve_model
 
 __all__ = [
-    "LineProgress",
     "LocalAdapter",
     "LocalModel",
-    "Progress",
-    "TerminalProgress",
-    "pick_progress",
+    "download_progress",
     "resolve_adapter",
     "resolve_adapters",
     "resolve_model",

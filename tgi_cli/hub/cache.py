@@ -17,13 +17,14 @@ from pathlib import Path, PurePosixPath
 from tgi_cli.errors import CorruptFileError, DiskFullError, HubError, ModelNotFoundError
 from tgi_cli.files import read_text
 from tgi_cli.hub.repository import RepoFile
+from tgi_cli.process.units import format_size
 
 _COMMIT_LENGTH = 40
 
 
 @dataclass(frozen=True)
 class RepoCache:
-    """The part of the cache that belongs to one model."""
+    """One model's part of the cache."""
 
     root: Path
     model_id: str
@@ -38,47 +39,47 @@ class RepoCache:
         return self.folder / "snapshots" / commit
 
     def blob(self, file: RepoFile) -> Path:
-        """Where the bytes of ``file`` are, once they are complete and verified."""
+        """Path of the complete and verified bytes of ``file``."""
         return self.folder / "blobs" / file.checksum
 
     def partial(self, file: RepoFile) -> Path:
-        """Where the bytes of ``file`` grow; a later run goes on at its end."""
+        """Path of an unfinished download of ``file``; a later run resumes at its end."""
         return self.folder / "blobs" / f"{file.checksum}.incomplete"
 
     def lock(self, file: RepoFile) -> Path:
-        """Held while ``file`` is being written, against a second process."""
+        """Lock file that protects ``file`` from concurrent writers."""
         return self.root / ".locks" / self.folder.name / f"{file.checksum}.lock"
 
     def has(self, file: RepoFile) -> bool:
-        """Whether the whole of ``file`` is there."""
+        """Whether ``file`` is complete."""
         blob = self.blob(file)
         return blob.is_file() and blob.stat().st_size == file.size
 
     def missing_bytes(self, file: RepoFile) -> int:
-        """Bytes of ``file`` that are still to be had."""
+        """Number of bytes of ``file`` left to download."""
         if self.has(file):
             return 0
         partial = self.partial(file)
         return max(file.size - (partial.stat().st_size if partial.is_file() else 0), 0)
 
     def link(self, file: RepoFile, commit: str) -> Path:
-        """Put ``file`` into the snapshot, as a link where the file system has links."""
-        place = self.place(file.name, commit)
+        """Add ``file`` to the snapshot, as a symbolic link if the file system supports them."""
+        path = self.snapshot_file(file.name, commit)
         blob = self.blob(file)
-        if place.exists() and place.stat().st_size == file.size:
-            return place
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
+        if path.exists() and path.stat().st_size == file.size:
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
         try:
-            place.symlink_to(os.path.relpath(blob, place.parent))
+            path.symlink_to(os.path.relpath(blob, path.parent))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            shutil.copyfile(blob, place)
-        return place
+            shutil.copyfile(blob, path)
+        return path
 
-    def place(self, name: str, commit: str) -> Path:
-        """The path of the repository's file ``name``; refuses names that lead elsewhere."""
+    def snapshot_file(self, name: str, commit: str) -> Path:
+        """Path of the file ``name`` in the snapshot; CorruptFileError for names that escape it."""
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts or "\\" in name or not pure.parts:
             raise CorruptFileError(f"{self.model_id} lists a file with the path {name!r}")
@@ -91,31 +92,31 @@ class RepoCache:
             )
         return self.folder / "refs" / revision
 
-    def remember(self, revision: str, commit: str) -> None:
-        """Note that the branch or tag ``revision`` stood at ``commit``, for offline use."""
+    def save_ref(self, revision: str, commit: str) -> None:
+        """Record that the branch or tag ``revision`` points to ``commit``, for offline use."""
         if revision != commit:
             ref = self._ref(revision)
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(commit)
 
     def commit_of(self, revision: str | None) -> str | None:
-        """The commit that ``revision`` stood at when it was last seen, or None."""
+        """The last known commit of ``revision``, or None. Default: main."""
         ref = self._ref(revision or "main")
         if ref.is_file():
             return read_text(ref).strip()
-        if revision is None:
+        if revision is None or len(revision) < 7:
             return None
-        folder = self.folder / "snapshots"
+        snapshots = self.folder / "snapshots"
         found = [
             path.name
-            for path in (folder.iterdir() if folder.is_dir() else ())
+            for path in (snapshots.iterdir() if snapshots.is_dir() else ())
             if len(path.name) == _COMMIT_LENGTH and path.name.startswith(revision)
         ]
-        return found[0] if len(found) == 1 and len(revision) >= 7 else None
+        return found[0] if len(found) == 1 else None
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Hold the lock file ``path`` against other threads and processes, as huggingface_hub does."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
@@ -124,41 +125,28 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def human_bytes(count: float) -> str:
-    """A size as the hub writes it, in powers of 1000.
-
-    >>> human_bytes(14_500_000_000)
-    '14.5 GB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def require_space(folder: Path, needed: int, what: str) -> None:
-    """Raise DiskFullError unless ``needed`` bytes are free where ``folder`` is, or will be."""
+def require_space(folder: Path, needed: int, description: str) -> None:
+    """Raise DiskFullError unless ``needed`` bytes are free on the disk of ``folder``."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise DiskFullError(
-            f"{what} needs {human_bytes(needed)} and {folder} has {human_bytes(free)} free",
+            f"{description} needs {format_size(needed)} and {folder} has {format_size(free)} free",
             "free some space, or set HF_HUB_CACHE to a larger disk",
         )
 
 
-def write_error(error: OSError, folder: Path) -> HubError:
-    """What an OSError while writing into the cache means to the user."""
+def disk_error(error: OSError, folder: Path) -> HubError:
+    """Translate an OSError while writing into the cache."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(
             f"the disk of {folder} is full",
             "free some space or set HF_HUB_CACHE to a larger disk, then run the same again: "
-            "it goes on where it stopped",
+            "the download resumes",
         )
     reason = error.strerror or str(error)
     return HubError(
-        f"cannot write into {folder}: {reason}", "set HF_HUB_CACHE to a folder that can be written"
+        f"cannot write into {folder}: {reason}", "set HF_HUB_CACHE to a writable folder"
     )

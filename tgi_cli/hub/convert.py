@@ -1,7 +1,7 @@
 """``python -m tgi_cli.hub.convert SOURCE TARGET``: .bin weights to safetensors, shard by shard.
 
-The one place that opens pickles, so it runs as a process of its own, loads with
-``weights_only=True`` and refuses what needs more.
+Runs in a process of its own, the only one that opens pickles: with ``weights_only=True``, which
+refuses anything but tensors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError
-from tgi_cli.hub import children, files
-from tgi_cli.hub.local import names_in, read_json
+from tgi_cli.hub import child_process, model_files
+from tgi_cli.hub.model_files import file_names, read_json
 
 if TYPE_CHECKING:
-    from torch import Tensor as Tensor
+    from torch import Tensor
 
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output_projection)\.weight$")
 
@@ -32,14 +32,13 @@ def convert(source: Path, target: Path) -> None:
     """Write every .bin shard of ``source`` as safetensors into ``target``, with an index.
 
     ``pytorch_model-00001-of-00002.bin`` becomes ``model-00001-of-00002.safetensors``, an
-    adapter's ``adapter_model.bin`` becomes ``adapter_model.safetensors``. Tensors keep their
-    dtype; of several names for one tensor one is kept. The files appear in ``target`` all at once
-    at the end.
+    adapter's ``adapter_model.bin`` becomes ``adapter_model.safetensors``. Dtypes are unchanged; a
+    tensor with several names gets one of them. All files appear in ``target`` at the end.
     """
-    names = names_in(source)
-    shards, _ = files.weight_files(names, ".bin")
-    if files.is_adapter(names):
-        shards = [name for name in files.ADAPTER_WEIGHTS if name.endswith(".bin")]
+    names = file_names(source)
+    shards, _ = model_files.weight_files(names, ".bin")
+    if model_files.is_adapter(names):
+        shards = [name for name in model_files.ADAPTER_WEIGHTS if name.endswith(".bin")]
     tied = functools.cache(lambda: names_tied_by_class(source))
     weight_map: dict[str, str] = {}
     total = 0
@@ -51,24 +50,27 @@ def convert(source: Path, target: Path) -> None:
             save(tensors, scratch / name)
             weight_map |= dict.fromkeys(tensors, name)
             total += sum(tensor.nbytes for tensor in tensors.values())
-            children.say(f"{shard} -> {name}")
+            child_process.log_to_parent(f"{shard} -> {name}")
         if len(shards) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-            (scratch / files.index_of(".safetensors")).write_text(json.dumps(index, indent=2))
-        # The index sorts behind the shards, so it appears when all of them are there.
+            (scratch / model_files.index_name(".safetensors")).write_text(
+                json.dumps(index, indent=2)
+            )
+        # The index is moved last, when all shards are there.
         for path in sorted(scratch.iterdir(), key=lambda path: path.name.endswith(".json")):
             shutil.move(path, target / path.name)
 
 
 def load_pickle(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file that ``torch.save`` wrote, mapped rather than read where possible.
+    """Load the tensors of a ``torch.save`` file, memory-mapped if possible.
 
-    Raises ModelError for a pickle that asks for more than tensors, CorruptFileError for one
-    that is not whole.
+    Raises:
+        ModelError: the pickle contains more than tensors.
+        CorruptFileError: the file is incomplete or unreadable.
     """
     import torch
 
-    elsewhere = "convert it where you trust it, or name a revision with .safetensors weights"
+    remedy = "convert it where you trust it, or name a revision with .safetensors weights"
     try:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -77,9 +79,9 @@ def load_pickle(path: Path) -> dict[str, Tensor]:
                 raise
             state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"runs {asked[1]}" if asked else "holds more than tensors"
-        raise ModelError(f"{path.name} is refused: unpickling it {what}", elsewhere) from error
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        cause = f"runs {refused[1]}" if refused else "holds more than tensors"
+        raise ModelError(f"{path.name} is refused: unpickling it {cause}", remedy) from error
     except (RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it ends early"
         raise CorruptFileError(
@@ -88,32 +90,25 @@ def load_pickle(path: Path) -> dict[str, Tensor]:
     for wrapper in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
-    found = _tensors(state)
-    if not found:
-        raise CheckpointError(f"{path.name} holds no tensors", elsewhere)
-    return found
-
-
-def _tensors(state: Any) -> dict[str, Tensor]:
-    import torch
-
-    if not isinstance(state, dict):
-        return {}
-    return {str(k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
+    entries = state.items() if isinstance(state, dict) else ()
+    tensors = {str(key): value for key, value in entries if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise CheckpointError(f"{path.name} holds no tensors", remedy)
+    return tensors
 
 
 def untie(tensors: dict[str, Tensor], tied: Callable[[], Sequence[str]]) -> dict[str, Tensor]:
-    """The same tensors, each in memory of its own, and each under one name only.
+    """Give each tensor memory of its own, and only one name.
 
-    Of names for one tensor, those that match a pattern of ``tied()`` go first, then output heads,
-    then the later ones; it is asked only if there are such names. Tensors that merely overlap
-    are all kept, as copies.
+    Of several names for one tensor those that match a pattern of ``tied()`` are dropped first, then
+    output heads, then later names. Tensors that merely overlap are copied. ``tied`` is called only
+    if there are shared names.
     """
     sharing: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         sharing[storage.data_ptr(), storage.nbytes()].append(name)
-    kept = {}
+    untied = {}
     for names in sharing.values():
         views: dict[tuple[Any, ...], list[str]] = defaultdict(list)
         for name in names:
@@ -122,23 +117,23 @@ def untie(tensors: dict[str, Tensor], tied: Callable[[], Sequence[str]]) -> dict
             views[view if tensor.numel() else (name,)].append(name)
         for same in views.values():
             patterns = tied() if len(same) > 1 else ()
-            name = min(same, key=functools.partial(_expendable, patterns))
+            name = min(same, key=functools.partial(_expendability, patterns))
             tensor = tensors[name].contiguous()
-            kept[name] = tensor.clone() if len(views) > 1 else tensor
-    return {name: kept[name] for name in tensors if name in kept}
+            untied[name] = tensor.clone() if len(views) > 1 else tensor
+    return {name: untied[name] for name in tensors if name in untied}
 
 
-def _expendable(patterns: Sequence[str], name: str) -> int:
+def _expendability(patterns: Sequence[str], name: str) -> int:
     if any(re.search(rf"(^|\.)(?:{pattern})$", name) for pattern in patterns):
         return 2
     return 1 if _HEADS.search(name) else 0
 
 
 def names_tied_by_class(folder: Path) -> list[str]:
-    """Patterns of the names that the model's class takes from another parameter.
+    """Patterns for names that the model's class ties to another parameter.
 
-    Only the class's name is taken from the config, and only transformers' own classes are
-    looked at: nothing of the repository is run. Empty for a class it does not know.
+    Only the class's name comes from the config, and only transformers' own classes are considered:
+    no code of the repository is run. Empty for an unknown class.
     """
     path = folder / "config.json"
     names = read_json(path).get("architectures") if path.is_file() else None
@@ -146,24 +141,24 @@ def names_tied_by_class(folder: Path) -> list[str]:
         return []
     import transformers
 
-    # A dict {taken: owner} in transformers 5, a list of the taken ones before.
+    # A dict {tied: owner} in transformers 5, a list of tied names before.
     tied = getattr(getattr(transformers, str(names[0]), None), "_tied_weights_keys", None)
     return list(tied or [])
 
 
 def save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write one safetensors file; DiskFullError when the disk is full."""
+    """Write one safetensors file; DiskFullError if the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        # The library gives the system's refusal as text.
+        # The library reports the system's error as text.
         if "No space left" in str(error) or "os error 28" in str(error):
-            raise children.disk_full(path) from error
+            raise child_process.disk_full_error(path) from error
         raise CheckpointError(f"cannot write {path}: {error}") from error
 
 
 if __name__ == "__main__":
-    sys.exit(children.main(lambda: convert(Path(sys.argv[1]), Path(sys.argv[2]))))
+    sys.exit(child_process.main(lambda: convert(Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,90 +1,140 @@
-"""The files of one repository into the cache: several at a time, small ones first."""
+"""Downloads files of a repository into the cache: several at a time, resumed and verified.
+
+Bytes are transferred by plain HTTP with ``Range``, which can resume inside a file, in this process
+or the next. (huggingface_hub restarts an interrupted file.) hf-xet is used for files that the hub
+does not serve over HTTP, and where the user prefers it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from tgi_cli.hub.cache import RepoCache, human_bytes, require_space, write_error
-from tgi_cli.hub.environment import HubEnvironment
-from tgi_cli.hub.progress import Progress
-from tgi_cli.hub.repository import RepoFile, Repository
-from tgi_cli.hub.transfer import Stopped, Transfer, new_client
+from tgi_cli.errors import CorruptFileError, HubError
+from tgi_cli.hub import client
+from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, require_space
+from tgi_cli.hub.client import HubEnvironment
+from tgi_cli.hub.repository import LIBRARY_NAME, RepoFile, Repository, error_translator
+from tgi_cli.process.progress import ProgressReporter
+from tgi_cli.process.units import format_size
+from tgi_cli.version import __version__
+
+if TYPE_CHECKING:
+    import httpx
 
 logger = logging.getLogger(__name__)
 
 WORKERS = 8
-_PATIENCE = 2.0
-"""Seconds that threads get to notice that all is over, before they are left behind."""
+CHUNK = 1 << 20
+HTTP_LIMIT = 50_000_000_000
+"""Bytes; the hub serves larger files through xet only."""
+
+_JOIN_SECONDS = 2.0
+"""Time that threads get to notice a stopped download before they are abandoned."""
+
+_SHA256_LENGTH = 64
+
+
+class DownloadStopped(Exception):
+    """The user, or the failure of another file, stopped the download."""
+
+
+class _NotResumable(Exception):
+    """The server ignores Range, or the bytes here do not fit its file."""
+
+
+def download_progress(*, quiet: bool = False, json_output: bool = False) -> ProgressReporter:
+    """A reporter for downloads: silent, log lines for ``json_output``, else a bar or log lines."""
+    return ProgressReporter(
+        show_bar=False if quiet or json_output else sys.stderr.isatty(),
+        log_interval=None if quiet else 10.0,
+    )
 
 
 def download(
     repository: Repository,
     names: Sequence[Sequence[str]],
     hub: HubEnvironment,
-    progress: Progress,
+    progress: ProgressReporter,
 ) -> Path:
-    """Make the named files complete in the cache; return the snapshot's folder.
+    """Complete the named files in the cache; return the snapshot's folder.
 
-    ``names`` are groups of file names; a group starts when the one before it is complete, so
-    that weights are there only if everything that must be beside them is.
+    ``names`` are groups of file names. A group starts when the one before it is complete, so that
+    weights never appear without the files that belong to them.
 
     Raises:
-        DiskFullError: before the first byte, if it is known by then.
-        HubError and its kind: the first file that failed; the others are stopped.
+        DiskFullError: before the first byte, if that is known by then.
+        HubError: the first error of a file; it stops the others.
     """
     cache = RepoCache(hub.cache, repository.model_id)
     groups = [[repository.files[name] for name in group] for group in names]
-    for file in (file for group in groups for file in group):
-        cache.place(file.name, repository.commit)  # refuses names that lead elsewhere
-    distinct = {file.checksum: file for group in groups for file in group}
+    files = [file for group in groups for file in group]
+    for file in files:
+        cache.snapshot_file(file.name, repository.commit)  # raises for paths that lead elsewhere
+    distinct = {file.checksum: file for file in files}
     total = sum(file.size for file in distinct.values())
     missing = sum(cache.missing_bytes(file) for file in distinct.values())
     if missing:
         require_space(hub.cache, missing, repository.model_id)
-        wanted = sum(not cache.has(file) for file in distinct.values())
         logger.info(
             "%s: fetching %s in %d files (of %s)",
             repository.model_id,
-            human_bytes(missing),
-            wanted,
-            human_bytes(total),
+            format_size(missing),
+            sum(not cache.has(file) for file in distinct.values()),
+            format_size(total),
         )
     else:
-        # Nothing will be shown, so nothing is counted.
-        progress = Progress()
+        progress = download_progress(quiet=True)
     stop = threading.Event()
     began = time.monotonic()
-    with new_client(hub) as client:
-        transfer = Transfer(repository, cache, hub, client, progress, stop)
-        files = sum(len(group) for group in groups)
-        progress.start(repository.model_id, total, total - missing, files)
-        try:
-            for group in groups:
-                _in_parallel(group, transfer.fetch, stop)
-        finally:
-            progress.finish()
+    with _http_client(hub) as http, progress:
+        downloader = FileDownloader(repository, cache, hub, http, progress, len(files), stop)
+        progress.start(repository.model_id, total, total - missing)
+        for group in groups:
+            _in_parallel(group, downloader.fetch, stop)
     if missing:
         seconds = time.monotonic() - began
         logger.info("%s: complete after %.1f s", repository.model_id, seconds)
     try:
-        cache.remember(repository.revision, repository.commit)
+        cache.save_ref(repository.revision, repository.commit)
     except OSError as error:
-        raise write_error(error, hub.cache) from error
+        raise disk_error(error, hub.cache) from error
     return cache.snapshot(repository.commit)
+
+
+def _http_client(hub: HubEnvironment) -> httpx.Client:
+    """The HTTP client of one download, with proxies from the environment."""
+    import httpx
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    headers = build_hf_headers(
+        token=hub.token or False, library_name=LIBRARY_NAME, library_version=__version__
+    )
+    return httpx.Client(
+        headers={**headers, "accept-encoding": "identity"},
+        follow_redirects=True,
+        timeout=httpx.Timeout(hub.timeout, connect=10.0),
+    )
 
 
 def _in_parallel(
     files: Sequence[RepoFile], work: Callable[[RepoFile], object], stop: threading.Event
 ) -> None:
-    """``work`` on each of ``files``; the first error stops the rest and is raised here.
+    """Call ``work`` on each of ``files``; the first error stops the rest and is raised here.
 
-    The threads are daemons and not an executor's: nobody waits at exit for a connection that
-    says nothing, and nothing is lost, as every byte that came is in its file.
+    The threads are daemons rather than an executor's: exit does not wait for a silent connection,
+    and nothing is lost, as received bytes are in their files already.
     """
     pending = deque(files)
     errors: list[BaseException] = []
@@ -93,9 +143,9 @@ def _in_parallel(
         while pending and not stop.is_set():
             try:
                 work(pending.popleft())
-            except (IndexError, Stopped):
+            except (IndexError, DownloadStopped):
                 return
-            except BaseException as error:  # whatever it is, it belongs to the caller's thread
+            except BaseException as error:  # raised in the caller's thread below
                 errors.append(error)
                 stop.set()
 
@@ -113,6 +163,212 @@ def _in_parallel(
         if any(thread.is_alive() for thread in threads):
             stop.set()
             for thread in threads:
-                thread.join(_PATIENCE / len(threads))
+                thread.join(_JOIN_SECONDS / len(threads))
     if errors:
         raise errors[0]
+
+
+@dataclass
+class FileDownloader:
+    """Downloads files of one repository; its methods may run in several threads."""
+
+    repository: Repository
+    cache: RepoCache
+    hub: HubEnvironment
+    http: httpx.Client
+    progress: ProgressReporter
+    num_files: int
+    stop: threading.Event
+    finished: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._to_error = error_translator(
+            self.repository.model_id, self.repository.revision, self.hub
+        )
+
+    def fetch(self, file: RepoFile) -> Path:
+        """Complete ``file`` in the cache and return its path in the snapshot.
+
+        Raises:
+            CorruptFileError: the checksum was wrong twice.
+            DiskFullError, HubError, OfflineError: as their names say.
+            DownloadStopped: ``stop`` was set; received bytes remain.
+        """
+        try:
+            self.cache.blob(file).parent.mkdir(parents=True, exist_ok=True)
+            if not self.cache.has(file) and self._uses_xet(file):
+                return self._fetch_xet(file)  # huggingface_hub takes the lock itself
+            with file_lock(self.cache.lock(file)):
+                if self.cache.has(file):
+                    logger.debug("%s: already in the cache", file.name)
+                else:
+                    self._fetch_http(file)
+                return self.cache.link(file, self.repository.commit)
+        except OSError as error:
+            raise disk_error(error, self.cache.root) from error
+        finally:
+            self.finished.append(file.name)
+            self.progress.advance(0, f"{len(self.finished)} of {self.num_files} files")
+
+    def _fetch_http(self, file: RepoFile) -> None:
+        partial = self.cache.partial(file)
+        for attempt in (1, 2):
+            if self._receive(file, partial) == file.checksum or not _is_checksum(file.checksum):
+                partial.replace(self.cache.blob(file))
+                return
+            partial.unlink()
+            if attempt == 1:
+                logger.warning("%s: wrong checksum; fetching it again", file.name)
+                self.progress.advance(-file.size)
+        raise CorruptFileError(
+            f"{file.name} of {self.repository.model_id} arrived twice with a wrong checksum",
+            "a proxy or mirror may alter it; check HF_ENDPOINT, or try again later",
+        )
+
+    def _receive(self, file: RepoFile, partial: Path) -> str:
+        """Download the rest of ``partial``, resuming after cuts; return its checksum."""
+        digest = _digest_for(file)
+        size = _resume(file, partial, digest)
+        retryable: tuple[type[Exception], ...] = (
+            client.RetryableStatus,
+            *client.transport_errors(),
+        )
+        attempt = 0
+        # Unbuffered: received bytes survive however this process ends.
+        with partial.open("ab", buffering=0) as sink:
+            while size < file.size:
+                failure: Exception = ConnectionError("the connection was closed early")
+                try:
+                    self._stream(file, sink, size, digest)
+                except _NotResumable:
+                    logger.info("%s: the hub sends it from the start again", file.name)
+                    self.progress.advance(-size)
+                    digest, size = _digest_for(file), 0
+                    sink.truncate(0)
+                    sink.seek(0)
+                    continue
+                except retryable as error:
+                    failure = error
+                # After any progress, attempts are counted anew.
+                attempt = 1 if sink.tell() > size else attempt + 1
+                size = sink.tell()
+                if size < file.size and client.wait_to_retry(
+                    self.hub, file.name, failure, attempt, stop=self.stop
+                ):
+                    raise DownloadStopped
+        return str(digest.hexdigest())
+
+    def _stream(self, file: RepoFile, sink: FileIO, start: int, digest: Any) -> None:
+        """Send one GET from byte ``start`` on.
+
+        Raises:
+            RetryableStatus: the hub answered with a retryable status.
+            _NotResumable: it sends the file from its first byte although ``start`` > 0.
+        """
+        path = f"{self.repository.model_id}/resolve/{self.repository.commit}/{quote(file.name)}"
+        headers = {"range": f"bytes={start}-"} if start else {}
+        with self.http.stream("GET", f"{self.hub.endpoint}/{path}", headers=headers) as response:
+            status = response.status_code
+            if status >= 400 and not (status == 416 and start):
+                raise client.status_error(self._to_error, status, response.headers)
+            resumed = response.headers.get("content-range", "").startswith(f"bytes {start}-")
+            if start and not (status == 206 and resumed):
+                raise _NotResumable
+            remaining = file.size - start
+            for block in response.iter_bytes():
+                if self.stop.is_set():
+                    raise DownloadStopped
+                # Bytes beyond the announced size are dropped: the checksum decides.
+                block = block[:remaining]
+                remaining -= len(block)
+                view = memoryview(block)
+                while view:
+                    view = view[sink.write(view) :]
+                digest.update(block)
+                self.progress.advance(len(block))
+
+    def _uses_xet(self, file: RepoFile) -> bool:
+        large = file.size > HTTP_LIMIT
+        preferred = self.hub.prefer_xet and not self.cache.partial(file).exists()
+        return (large or preferred) and find_spec("hf_xet") is not None
+
+    def _fetch_xet(self, file: RepoFile) -> Path:
+        """Let huggingface_hub download: hf-xet verifies every chunk's hash as it writes."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        def request() -> str:
+            return hf_hub_download(
+                self.repository.model_id,
+                file.name,
+                revision=self.repository.commit,
+                cache_dir=self.cache.root,
+                endpoint=self.hub.endpoint,
+                token=self.hub.token or False,
+                tqdm_class=tqdm_class(self.progress),
+                library_name=LIBRARY_NAME,
+                library_version=__version__,
+            )
+
+        try:
+            path = Path(
+                client.call_with_retries(request, self.hub, file.name, self._to_error, self.stop)
+            )
+        except LocalEntryNotFoundError as error:
+            raise client.unreachable_error(self.hub, error.__cause__ or error) from error
+        except RuntimeError as error:
+            # hf-xet is native code: all its failures are RuntimeErrors.
+            raise HubError(
+                f"hf-xet could not fetch {file.name}: {error}",
+                "run the same again, or set HF_HUB_DISABLE_XET=1 to use plain HTTP",
+            ) from error
+        if (size := path.stat().st_size) != file.size:
+            path.resolve().unlink()
+            raise CorruptFileError(
+                f"{file.name} has {size} bytes instead of {file.size}", "run the same again"
+            )
+        return path
+
+
+def tqdm_class(progress: ProgressReporter) -> type:
+    """A tqdm class that feeds ``progress``, for libraries that require one."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Feed(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs["disable"] = True
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            progress.advance(int(n or 0))
+
+        def update_transfer(self, n: float) -> None:
+            """Ignore bytes on the wire, which xet reports beside those written."""
+
+    return Feed
+
+
+def _resume(file: RepoFile, partial: Path, digest: Any) -> int:
+    """Feed the bytes of an earlier run to ``digest``; return their number."""
+    size = partial.stat().st_size if partial.exists() else 0
+    if size > file.size:
+        partial.unlink()
+        return 0
+    if size:
+        logger.info("%s: resuming at %d of %d bytes", file.name, size, file.size)
+        with partial.open("rb") as stream:
+            while block := stream.read(CHUNK):
+                digest.update(block)
+    return size
+
+
+def _is_checksum(name: str) -> bool:
+    """Whether a blob's name is a checksum: mirrors may use any name."""
+    return len(name) in (40, _SHA256_LENGTH) and not set(name) - set("0123456789abcdef")
+
+
+def _digest_for(file: RepoFile) -> Any:
+    """A running checksum of the hub's kind: sha256, or sha1 of a git blob."""
+    if len(file.checksum) == _SHA256_LENGTH:
+        return hashlib.sha256()
+    return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)

@@ -1,16 +1,19 @@
-"""One repository at one commit: its files with sizes and checksums, as the hub lists them."""
+"""A repository at one commit: its files with sizes and checksums, as the hub lists them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tgi_cli import __version__
 from tgi_cli.errors import GatedModelError, HubError, ModelNotFoundError
-from tgi_cli.hub import retry
-from tgi_cli.hub.environment import HubEnvironment
+from tgi_cli.hub.client import (
+    RETRYABLE_STATUSES,
+    ErrorTranslator,
+    HubEnvironment,
+    call_with_retries,
+)
+from tgi_cli.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -18,15 +21,18 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BLOB_NAME = re.compile(r"\w[\w.-]*")
 
-LIBRARY = "tgi"
-"""How this program names itself to the hub."""
+LIBRARY_NAME = "tgi"
+"""Name of this program in requests to the hub."""
 
 
 @dataclass(frozen=True)
 class RepoFile:
-    """A file of a repository. ``checksum`` is a sha256 (large files) or a git blob's sha1.
+    """A file of a repository.
 
-    The checksum is the file's name among the cache's blobs too.
+    Attributes:
+        name: path in the repository.
+        size: in bytes.
+        checksum: sha256 of a large file, or a git blob's sha1; also its blob's name in the cache.
     """
 
     name: str
@@ -36,7 +42,14 @@ class RepoFile:
 
 @dataclass(frozen=True)
 class Repository:
-    """A model repository at a commit; ``revision`` is what the user asked for."""
+    """A model repository at a commit.
+
+    Attributes:
+        model_id: id on the hub.
+        revision: the requested branch, tag or commit.
+        commit: the commit it resolves to.
+        files: by name.
+    """
 
     model_id: str
     revision: str
@@ -44,14 +57,14 @@ class Repository:
     files: dict[str, RepoFile]
 
 
-def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repository:
-    """Ask the hub for the files of ``model_id`` at ``revision`` (None: main).
+def fetch_repository(model_id: str, revision: str | None, hub: HubEnvironment) -> Repository:
+    """List the files of ``model_id`` at ``revision``. Default: main.
 
     Raises:
-        ModelNotFoundError: no such repository or revision, or not for this token.
-        GatedModelError: the terms are not accepted.
+        ModelNotFoundError: the repository or revision does not exist, or not for this token.
+        GatedModelError: access is not granted.
         OfflineError: the hub cannot be reached.
-        HubError: it answers, and refuses.
+        HubError: any other refusal.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
@@ -59,80 +72,72 @@ def fetch(model_id: str, revision: str | None, hub: HubEnvironment) -> Repositor
     api = HfApi(
         endpoint=hub.endpoint,
         token=hub.token or False,
-        library_name=LIBRARY,
+        library_name=LIBRARY_NAME,
         library_version=__version__,
     )
 
-    def ask() -> Any:
+    def request() -> Any:
         return api.model_info(
             model_id, revision=revision, files_metadata=True, timeout=max(hub.timeout, 10.0)
         )
 
+    to_error = error_translator(model_id, revision, hub)
     try:
-        info = retry.call(ask, hub, f"asking for {model_id}", translate(model_id, revision, hub))
+        info = call_with_retries(request, hub, f"asking for {model_id}", to_error)
     except HFValidationError as error:
         raise ModelNotFoundError(
             f"{model_id!r} is neither a folder nor a model id", "a model id is ORGANIZATION/NAME"
         ) from error
     if not _COMMIT.fullmatch(info.sha or ""):
-        raise not_a_hub(hub, f"the commit of {model_id} is {info.sha!r}")
+        raise _invalid_response_error(hub, f"the commit of {model_id} is {info.sha!r}")
     files = {}
     for sibling in info.siblings or []:
+        name = sibling.rfilename
         checksum = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
-        files[sibling.rfilename] = (
-            RepoFile(sibling.rfilename, sibling.size, checksum)
-            if sibling.size is not None and checksum
-            else None
-        )
-    complete = {
-        name: file or _ask_for_one(api, model_id, info.sha, name, hub)
-        for name, file in files.items()
-    }
-    for file in complete.values():
-        if not _BLOB_NAME.fullmatch(file.checksum):  # it names a file of the cache
-            raise not_a_hub(hub, f"the checksum of {file.name} is {file.checksum!r}")
-    return Repository(model_id, revision or "main", info.sha, complete)
+        if sibling.size is not None and checksum:
+            files[name] = RepoFile(name, sibling.size, checksum)
+        else:
+            files[name] = _fetch_metadata(api, model_id, info.sha, name, hub)
+        if not _BLOB_NAME.fullmatch(files[name].checksum):  # it names a file of the cache
+            checksum = files[name].checksum
+            raise _invalid_response_error(hub, f"the checksum of {name} is {checksum!r}")
+    return Repository(model_id, revision or "main", info.sha, files)
 
 
-def not_a_hub(hub: HubEnvironment, what: str) -> HubError:
-    """The error for an endpoint whose answers make no sense."""
+def _invalid_response_error(hub: HubEnvironment, cause: str) -> HubError:
     return HubError(
-        f"{hub.endpoint} does not answer as a hub: {what}",
+        f"{hub.endpoint} does not answer as a hub: {cause}",
         "check that HF_ENDPOINT is a Hugging Face hub or a mirror of one",
     )
 
 
-def _ask_for_one(
+def _fetch_metadata(
     api: HfApi, model_id: str, commit: str, name: str, hub: HubEnvironment
 ) -> RepoFile:
-    """Size and checksum of one file, for mirrors whose listing leaves them out."""
+    """Request size and checksum of one file, for mirrors whose listing omits them."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(model_id, name, revision=commit, endpoint=hub.endpoint)
 
-    def ask() -> Any:
+    def request() -> Any:
         return get_hf_file_metadata(
             url, token=hub.token or False, timeout=hub.timeout, endpoint=hub.endpoint
         )
 
-    found = retry.call(ask, hub, f"asking for {name}", translate(model_id, commit, hub))
-    if found.size is None or not found.etag:
-        raise not_a_hub(hub, f"{name} has neither size nor checksum")
-    return RepoFile(name, found.size, found.etag)
+    to_error = error_translator(model_id, commit, hub)
+    metadata = call_with_retries(request, hub, f"asking for {name}", to_error)
+    if metadata.size is None or not metadata.etag:
+        raise _invalid_response_error(hub, f"{name} has neither size nor checksum")
+    return RepoFile(name, metadata.size, metadata.etag)
 
 
-def translate(
-    model_id: str, revision: str | None, hub: HubEnvironment
-) -> Callable[[int, str, str], HubError | None]:
-    """The error that a status, ``X-Error-Code`` and ``X-Error-Message`` of the hub stand for.
-
-    The returned function answers None for a status that is worth another try.
-    """
+def error_translator(model_id: str, revision: str | None, hub: HubEnvironment) -> ErrorTranslator:
+    """Build the translation of the hub's refusals of ``model_id`` into our errors."""
     sign_in = "set HF_TOKEN (https://huggingface.co/settings/tokens)"
     page = f"{hub.endpoint}/{model_id}"
 
     def to_error(status: int, code: str, message: str) -> HubError | None:
-        if status in retry.TRANSIENT:
+        if status in RETRYABLE_STATUSES:
             return None
         if code == "GatedRepo" or (status == 403 and "gated" in message.lower()):
             if hub.token is None:
@@ -156,11 +161,11 @@ def translate(
         if status in (401, 404) or code == "RepoNotFound":
             if hub.token is None:
                 return ModelNotFoundError(
-                    f"no model {model_id!r} that can be seen without a token",
+                    f"no model {model_id!r} is visible without a token",
                     f"check the spelling; if it is private, {sign_in}; a folder is ./{model_id}",
                 )
             return ModelNotFoundError(
-                f"no model {model_id!r} that this token may see",
+                f"no model {model_id!r} is visible to this token",
                 f"check the spelling and the token; a folder is written ./{model_id}",
             )
         if status == 403:

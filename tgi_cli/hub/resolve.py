@@ -1,4 +1,4 @@
-"""From a model id, or a folder, to a folder that can be served."""
+"""Resolves a model id, or a folder, to a folder that can be served."""
 
 from __future__ import annotations
 
@@ -12,40 +12,45 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tgi_cli.errors import ModelError, ModelNotFoundError, OfflineError
-from tgi_cli.hub import children, files, local
-from tgi_cli.hub.cache import RepoCache, human_bytes, locked, require_space, write_error
-from tgi_cli.hub.download import download
-from tgi_cli.hub.environment import HubEnvironment
-from tgi_cli.hub.progress import Progress
-from tgi_cli.hub.repository import Repository, fetch
-from tgi_cli.hub.retry import offline_by_choice
+from tgi_cli.hub import child_process, model_files
+from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, require_space
+from tgi_cli.hub.client import HubEnvironment, offline_mode_error
+from tgi_cli.hub.download import download, download_progress
+from tgi_cli.hub.repository import Repository, fetch_repository
+from tgi_cli.process.progress import ProgressReporter
+from tgi_cli.process.units import format_size
 
 logger = logging.getLogger(__name__)
 
 SAFETENSORS = ".safetensors"
 
 OVERRIDE = "WEIGHTS_CACHE_OVERRIDE"
-"""TGI's variable: a folder whose weights are taken in place of the model's."""
+"""TGI's variable: a folder with weights that replace the model's."""
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model's folder: complete, checked, readable without the hub."""
+    """A complete and verified folder of a model.
+
+    Attributes:
+        path: the folder.
+        model_id: as the user gave it.
+        revision: the downloaded commit; empty for a local folder.
+    """
 
     path: Path
     model_id: str
     revision: str
-    """The commit it was downloaded at; empty for a folder of the user's."""
 
 
 @dataclass(frozen=True)
-class _Wishes:
+class _ResolveOptions:
     trust_remote_code: bool
     extension: str
     auto_convert: bool
     merge_lora: bool
     weights: bool
-    progress: Progress
+    progress: ProgressReporter
 
 
 def resolve_model(
@@ -57,22 +62,28 @@ def resolve_model(
     auto_convert: bool = True,
     merge_lora: bool = False,
     weights: bool = True,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
 ) -> LocalModel:
-    """The folder of ``model_id``, downloaded, converted or merged first where that is needed.
+    """Resolve ``model_id`` to a folder; download, convert or merge first if necessary.
 
-    A folder is taken as it is, once it is known to hold a whole model. Of a repository the files
-    that serving needs are fetched at ``revision`` (a branch, tag, commit or ``refs/pr/N``), code
-    only with ``trust_remote_code``. Weights that are pickles only are converted to safetensors
-    unless ``auto_convert`` is off; a PEFT adapter is added to its base with ``merge_lora``, and
-    else returned as the adapter it is. Without ``weights`` the configuration and the tokenizer
-    are enough. When the hub cannot be reached, a snapshot that is complete in the cache is used.
-    Where :data:`OVERRIDE` names a folder, the weights are those in it.
+    A complete local folder is used as it is. From a repository the files that serving needs are
+    downloaded. If the hub cannot be reached, a complete snapshot in the cache is used. If
+    :data:`OVERRIDE` names a folder, its weights replace the model's.
+
+    Args:
+        model_id: a folder, or an id on the hub.
+        revision: branch, tag, commit or ``refs/pr/N``. Default: main.
+        trust_remote_code: download code, too.
+        extension: of the weights.
+        auto_convert: convert pickled weights to safetensors if there are no others.
+        merge_lora: merge a PEFT adapter into its base instead of returning its folder.
+        weights: require weights, not only the configuration and the tokenizer.
+        progress: of the download.
 
     Raises:
-        HubError: it cannot be had (ModelNotFoundError, GatedModelError, OfflineError,
+        HubError: the model is unavailable (ModelNotFoundError, GatedModelError, OfflineError,
             DiskFullError, CorruptFileError).
-        ModelError: it is there and cannot be served.
+        ModelError: the model cannot be served.
     """
     override = os.environ.get(OVERRIDE, "")
     if override and weights:
@@ -83,114 +94,117 @@ def resolve_model(
             weights=False,
             progress=progress,
         )
-        return replace(model, path=_combined(model.path, Path(override).expanduser()))
-    wishes = _Wishes(
+        return replace(model, path=_combine(model.path, Path(override).expanduser()))
+    options = _ResolveOptions(
         trust_remote_code,
         extension if extension.startswith(".") else f".{extension}",
         auto_convert,
         merge_lora,
         weights,
-        progress or Progress(),
+        progress or download_progress(quiet=True),
     )
     folder = Path(model_id).expanduser()
     try:
         if folder.exists():
-            return LocalModel(_from_folder(folder, model_id, wishes), model_id, "")
+            return LocalModel(_from_folder(folder, model_id, options), model_id, "")
     except OSError as error:
         raise ModelError(f"{error.filename or model_id}: {error.strerror or error}") from error
     if model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
         raise ModelNotFoundError(f"there is no folder {model_id}", "check the path")
     if not model_id.strip():
         raise ModelNotFoundError("the model id is empty", "name a model or a folder")
-    return _from_hub(model_id, revision, wishes)
+    return _from_hub(model_id, revision, options)
 
 
-def _from_folder(folder: Path, model_id: str, wishes: _Wishes) -> Path:
+def _from_folder(folder: Path, model_id: str, options: _ResolveOptions) -> Path:
     if not folder.is_dir():
         raise ModelError(f"{model_id} is a file", "name the folder that holds config.json")
-    names = local.names_in(folder)
+    names = model_files.file_names(folder)
     if not names:
         raise ModelError(
             f"the folder {model_id} is empty",
-            "name a folder with config.json and weights; if you mean a model of the hub, "
+            "name a folder with config.json and weights; if you mean a model on the hub, "
             "run this elsewhere or move the folder away",
         )
-    if not wishes.weights:
-        local.read_json(folder / "config.json")
+    if not options.weights:
+        model_files.read_json(folder / "config.json")
         return folder
-    if files.is_adapter(names):
-        commit = _digest(local.check_adapter(folder))
-        return _adapter(folder, folder.resolve().name, commit, wishes)
+    if model_files.is_adapter(names):
+        with model_files.check_adapter(folder).open("rb") as file:
+            commit = hashlib.file_digest(file, "sha256").hexdigest()
+        return _adapter(folder, folder.resolve().name, commit, options)
     if (
-        wishes.extension == SAFETENSORS
-        and not local.has_weights(folder, SAFETENSORS)
-        and local.has_weights(folder, ".bin")
+        options.extension == SAFETENSORS
+        and not model_files.has_weights(folder, SAFETENSORS)
+        and model_files.has_weights(folder, ".bin")
     ):
-        local.check(folder, ".bin")
-        _require_conversion(model_id, wishes)
+        model_files.check_model(folder, ".bin")
+        _require_conversion(model_id, options)
         return _convert_folder(folder)
-    local.check(folder, wishes.extension)
+    model_files.check_model(folder, options.extension)
     return folder
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _from_hub(model_id: str, revision: str | None, wishes: _Wishes) -> LocalModel:
+def _from_hub(model_id: str, revision: str | None, options: _ResolveOptions) -> LocalModel:
     hub = HubEnvironment.read()
     try:
         if hub.offline:
-            raise offline_by_choice()
-        repository = fetch(model_id, revision, hub)
+            raise offline_mode_error()
+        repository = fetch_repository(model_id, revision, hub)
     except OfflineError as error:
-        return _from_cache(model_id, revision, hub, wishes, error)
+        return _from_cache(model_id, revision, hub, options, error)
     names = list(repository.files)
-    if files.is_adapter(names):
-        chosen = files.select_adapter(names)
-        folder = _download(repository, chosen, hub, wishes)
-        local.check_adapter(folder)
-        path = _adapter(folder, model_id, repository.commit, wishes)
+    if model_files.is_adapter(names):
+        chosen = model_files.select_adapter_files(names)
+        folder = _download(repository, chosen, hub, options)
+        model_files.check_adapter(folder)
+        path = _adapter(folder, model_id, repository.commit, options)
         return LocalModel(path, model_id, repository.commit)
-    return LocalModel(_model(repository, hub, wishes), model_id, repository.commit)
+    return LocalModel(_model(repository, hub, options), model_id, repository.commit)
 
 
-def _model(repository: Repository, hub: HubEnvironment, wishes: _Wishes) -> Path:
-    """Download a model, by way of its pickles where it has nothing else."""
+def _model(repository: Repository, hub: HubEnvironment, options: _ResolveOptions) -> Path:
+    """Download a model, and convert its weights if they are pickles only."""
     names = list(repository.files)
-    chosen = files.select(names, wishes.extension, wishes.trust_remote_code)
-    if not wishes.weights:
-        return _download(repository, replace(chosen, weights=()), hub, wishes)
+    chosen = model_files.select_files(names, options.extension, options.trust_remote_code)
+    if not options.weights:
+        return _download(repository, replace(chosen, weights=()), hub, options)
     if chosen.weights:
-        folder = _download(repository, chosen, hub, wishes)
-        local.check(folder, wishes.extension)
+        folder = _download(repository, chosen, hub, options)
+        model_files.check_model(folder, options.extension)
         return folder
-    pickles = files.select(names, ".bin", wishes.trust_remote_code)
-    if wishes.extension != SAFETENSORS or not pickles.weights:
-        raise local.no_weights(repository.model_id, wishes.extension, names)
-    _require_conversion(repository.model_id, wishes)
+    pickles = model_files.select_files(names, ".bin", options.trust_remote_code)
+    if options.extension != SAFETENSORS or not pickles.weights:
+        raise model_files.missing_weights_error(repository.model_id, options.extension, names)
+    _require_conversion(repository.model_id, options)
     snapshot = RepoCache(hub.cache, repository.model_id).snapshot(repository.commit)
-    if local.is_complete(snapshot, SAFETENSORS):
+    if model_files.is_complete(snapshot, SAFETENSORS):
         logger.info("%s: converted earlier", repository.model_id)
-        _download(repository, chosen, hub, wishes)
+        _download(repository, chosen, hub, options)
         return snapshot
-    folder = _download(repository, pickles, hub, wishes)
+    folder = _download(repository, pickles, hub, options)
     return _convert_folder(folder)
 
 
 def _download(
-    repository: Repository, chosen: files.Selection, hub: HubEnvironment, wishes: _Wishes
+    repository: Repository,
+    chosen: model_files.FileSelection,
+    hub: HubEnvironment,
+    options: _ResolveOptions,
 ) -> Path:
     for name, why in sorted(chosen.skipped.items()):
         logger.debug("%s: skipped, %s", name, why)
-    return download(repository, (chosen.small, chosen.weights), hub, wishes.progress)
+    return download(repository, (chosen.small, chosen.weights), hub, options.progress)
 
 
 def _from_cache(
-    model_id: str, revision: str | None, hub: HubEnvironment, wishes: _Wishes, error: OfflineError
+    model_id: str,
+    revision: str | None,
+    hub: HubEnvironment,
+    options: _ResolveOptions,
+    error: OfflineError,
 ) -> LocalModel:
-    """What an earlier download left, if it is whole; else ``error``."""
+    """Use an earlier download if it is complete; else raise ``error``."""
     cache = RepoCache(hub.cache, model_id)
     commit = cache.commit_of(revision)
     folder = cache.snapshot(commit) if commit else None
@@ -200,25 +214,25 @@ def _from_cache(
         logger.info("%s: offline, using the cached snapshot %s", model_id, commit)
     else:
         logger.warning("%s; using the cached snapshot %s of %s", error.cause, commit, model_id)
-    names = local.names_in(folder)
-    if files.is_adapter(names):
-        return LocalModel(_adapter(folder, model_id, commit, wishes), model_id, commit)
-    if local.is_complete(folder, wishes.extension) or (
-        not wishes.weights and "config.json" in names
+    names = model_files.file_names(folder)
+    if model_files.is_adapter(names):
+        return LocalModel(_adapter(folder, model_id, commit, options), model_id, commit)
+    if model_files.is_complete(folder, options.extension) or (
+        not options.weights and "config.json" in names
     ):
         return LocalModel(folder, model_id, commit)
     if (
-        wishes.extension == SAFETENSORS
-        and wishes.auto_convert
-        and not local.has_weights(folder, SAFETENSORS)
-        and local.is_complete(folder, ".bin")
+        options.extension == SAFETENSORS
+        and options.auto_convert
+        and not model_files.has_weights(folder, SAFETENSORS)
+        and model_files.is_complete(folder, ".bin")
     ):
         return LocalModel(_convert_folder(folder), model_id, commit)
     raise error
 
 
-def _require_conversion(model_id: str, wishes: _Wishes) -> None:
-    if not wishes.auto_convert:
+def _require_conversion(model_id: str, options: _ResolveOptions) -> None:
+    if not options.auto_convert:
         raise ModelError(
             f"{model_id} has .bin weights only, and --no-auto-convert forbids converting them",
             "drop --no-auto-convert, or name a revision with .safetensors weights",
@@ -226,33 +240,33 @@ def _require_conversion(model_id: str, wishes: _Wishes) -> None:
 
 
 def _convert_folder(folder: Path) -> Path:
-    """Convert a folder's .bin weights beside them, or, where that is read-only, in the cache."""
+    """Convert .bin weights inside their folder or, if it is read-only, beside the cache."""
     if os.access(folder, os.W_OK):
         _convert(folder, folder)
-        local.check(folder, SAFETENSORS)
+        model_files.check_model(folder, SAFETENSORS)
         return folder
-    # Files that change get a new name here, so that no stale conversion is served.
-    sources = [folder / name for name in local.names_in(folder)]
+    # The key changes with the files, so that no stale conversion is served.
+    sources = [folder / name for name in model_files.file_names(folder)]
     target = _beside_cache("tgi-converted") / f"{folder.resolve().name}-{_key(sources)}"
 
     def fill(scratch: Path) -> None:
-        for name in files.select(local.names_in(folder), ".bin", True).small:
+        for name in model_files.select_files(model_files.file_names(folder), ".bin", True).small:
             shutil.copyfile(folder / name, scratch / name)
         _convert(folder, scratch)
 
-    return _made_once(target, fill)
+    return _create_once(target, fill)
 
 
-def _combined(folder: Path, weights: Path) -> Path:
-    """A folder of links: the weights of one folder, all else of another."""
+def _combine(folder: Path, weights: Path) -> Path:
+    """Make a folder of links: weights of one folder, all other files of another."""
     if not weights.is_dir():
         raise ModelNotFoundError(
-            f"{OVERRIDE} names {weights}, which is no folder",
+            f"{OVERRIDE} names {weights}, which is not a folder",
             "name the folder that holds the safetensors, or leave it off",
         )
     ends = (SAFETENSORS, f"{SAFETENSORS}.index.json")
-    own = [name for name in local.names_in(weights) if name.endswith(ends)]
-    rest = [name for name in local.names_in(folder) if not name.endswith((*ends, ".bin"))]
+    own = [name for name in model_files.file_names(weights) if name.endswith(ends)]
+    rest = [name for name in model_files.file_names(folder) if not name.endswith((*ends, ".bin"))]
     sources = [*(folder / name for name in rest), *(weights / name for name in own)]
     target = _beside_cache("tgi-combined") / f"{folder.name}-{_key(sources)}"
 
@@ -260,29 +274,29 @@ def _combined(folder: Path, weights: Path) -> Path:
         for source in sources:
             (scratch / source.name).symlink_to(source.resolve())
 
-    return _made_once(target, fill)
+    return _create_once(target, fill)
 
 
 def _key(sources: Sequence[Path]) -> str:
-    """A name for what is made of files, another one when they change."""
+    """A key that changes with the files."""
     stamp = "".join(f"{path}{path.stat().st_size}{path.stat().st_mtime_ns}" for path in sources)
     return hashlib.sha256(stamp.encode()).hexdigest()[:12]
 
 
 def _convert(source: Path, target: Path) -> None:
-    weights = local.check(source, ".bin")
+    weights = model_files.check_model(source, ".bin")
     size = sum(path.stat().st_size for path in weights)
     require_space(target, size, f"the conversion of {source.name}")
-    logger.info("converting %d .bin files (%s) to safetensors", len(weights), human_bytes(size))
-    children.run("tgi_cli.hub.convert", source, target)
+    logger.info("converting %d .bin files (%s) to safetensors", len(weights), format_size(size))
+    child_process.run("tgi_cli.hub.convert", source, target)
 
 
-def _adapter(folder: Path, name: str, commit: str, wishes: _Wishes) -> Path:
-    """A PEFT adapter: merged into its base, or as it is, with a word about its base."""
-    local.check_adapter(folder)
-    config = local.read_json(folder / files.ADAPTER_CONFIG)
+def _adapter(folder: Path, name: str, commit: str, options: _ResolveOptions) -> Path:
+    """Merge a PEFT adapter into its base if requested, else return its folder."""
+    model_files.check_adapter(folder)
+    config = model_files.read_json(folder / model_files.ADAPTER_CONFIG)
     base_id, base_revision = config.get("base_model_name_or_path"), config.get("revision")
-    if not wishes.merge_lora:
+    if not options.merge_lora:
         logger.info("%s is an adapter for %s (--merge-lora would merge it)", name, base_id)
         return folder
     if not isinstance(base_id, str) or not base_id:
@@ -291,19 +305,19 @@ def _adapter(folder: Path, name: str, commit: str, wishes: _Wishes) -> Path:
     base = resolve_model(
         base_id,
         revision=base_revision or None,
-        trust_remote_code=wishes.trust_remote_code,
-        progress=wishes.progress,
+        trust_remote_code=options.trust_remote_code,
+        progress=options.progress,
     )
     key = base.revision[:12] or hashlib.sha256(str(base.path.resolve()).encode()).hexdigest()[:12]
     target = _beside_cache("tgi-merged") / name.replace("/", "--") / f"{commit[:12]}-{key}"
 
     def fill(scratch: Path) -> None:
-        size = sum(path.stat().st_size for path in local.check(base.path, SAFETENSORS))
+        size = sum(path.stat().st_size for path in model_files.check_model(base.path, SAFETENSORS))
         require_space(scratch, size, f"merging {name}")
         logger.info("merging %s into %s", name, base_id)
-        children.run("tgi_cli.hub.lora", folder, base.path, scratch)
+        child_process.run("tgi_cli.hub.merge_lora", folder, base.path, scratch)
 
-    return _made_once(target, fill)
+    return _create_once(target, fill)
 
 
 def _beside_cache(name: str) -> Path:
@@ -311,21 +325,21 @@ def _beside_cache(name: str) -> Path:
     return HubEnvironment.read().cache.absolute().parent / name
 
 
-def _made_once(target: Path, fill: Callable[[Path], None]) -> Path:
-    """``target``, filled in a folder beside it and renamed when that is whole."""
+def _create_once(target: Path, fill: Callable[[Path], None]) -> Path:
+    """Create ``target`` with ``fill``, atomically; an existing one is used as it is."""
     try:
-        with locked(target.parent / f".{target.name}.lock"):
+        with file_lock(target.parent / f".{target.name}.lock"):
             if target.is_dir():
-                logger.info("using %s, made earlier", target)
+                logger.info("using %s, created earlier", target)
             else:
                 scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
                 try:
                     fill(scratch)
-                    local.check(scratch, SAFETENSORS)
+                    model_files.check_model(scratch, SAFETENSORS)
                     scratch.chmod(0o755)
                     scratch.rename(target)
                 finally:
                     shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        raise write_error(error, target.parent) from error
+        raise disk_error(error, target.parent) from error
     return target

@@ -1,5 +1,11 @@
 """Kernels in C++ for the CPU, used where they were compiled; torch's operations elsewhere."""
 
-from tgi_cli.kernels.library import native, set_threads, threads, wanted, without_native
+from tgi_cli.kernels.library import (
+    cpp_library,
+    custom_kernels_enabled,
+    set_threads,
+    threads,
+    without_cpp_kernels,
+)
 
-__all__ = ["native", "set_threads", "threads", "wanted", "without_native"]
+__all__ = ["cpp_library", "custom_kernels_enabled", "set_threads", "threads", "without_cpp_kernels"]

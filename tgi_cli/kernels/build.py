@@ -18,7 +18,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpp"
 INSTALLED = Path(__file__).parent / "lib"
-"""Where the installation puts what it compiles."""
+"""Folder of libraries compiled at installation."""
 
 LEVELS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "avx512_bf16": (
@@ -37,7 +37,7 @@ _FLAGS = ("-std=gnu++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errn
 
 
 class BuildError(Exception):
-    """The kernels cannot be compiled here; the message says why."""
+    """The kernels cannot be compiled here; the message has the reason."""
 
 
 def supported() -> bool:
@@ -47,8 +47,8 @@ def supported() -> bool:
 
 def compiler() -> str | None:
     """The C++ compiler: ``$CXX``, else the first of the usual names that is there."""
-    asked = os.environ.get("CXX")
-    for name in [asked] if asked else ["g++", "clang++", "c++"]:
+    requested = os.environ.get("CXX")
+    for name in [requested] if requested else ["g++", "clang++", "c++"]:
         if found := shutil.which(name):
             return found
     return None
@@ -69,13 +69,13 @@ def file_name(level: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept that were not compiled at installation."""
+    """Folder of libraries that were not compiled at installation."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "tgi" / "kernels"
 
 
 def build(folder: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
-    """Compile what is not yet in ``folder``; about 20 s of one core per level.
+    """Compile the libraries missing in ``folder``; about 20 s of one core per level.
 
     Returns:
         The libraries, in the order of ``levels``.

@@ -1,7 +1,7 @@
 """The small operations of a layer in C++, for bfloat16 on the CPU.
 
-What they compute is what a :class:`~tgi_cli.kernels.program.Program` computes, to the last bit:
-a token must not depend on whether its step ran as a program or module by module.
+Their results are those of a :class:`~tgi_cli.kernels.program.Program`, to the last bit: a token
+must not depend on whether its step ran as a program or module by module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import ACTIVATIONS
 
 
@@ -21,7 +21,7 @@ def usable(x: Tensor, weight: Tensor | None = None) -> bool:
         x.dtype == torch.bfloat16
         and x.device.type == "cpu"
         and (weight is None or weight.dtype in (torch.bfloat16, torch.float32))
-        and native() is not None
+        and cpp_library() is not None
     )
 
 
@@ -30,7 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
     ``weight`` [width] is bfloat16 or float32; x may have any stride between its rows.
     """
-    library = native()
+    library = cpp_library()
     assert library is not None
     x, rows, width = _rows(x)
     y = torch.empty(x.shape, dtype=x.dtype)
@@ -53,7 +53,7 @@ def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> Tensor:
     """As :func:`rms_norm`; weight and bias may be of any dtype."""
-    library = native()
+    library = cpp_library()
     assert library is not None
     x, rows, width = _rows(x)
     weight = weight.float()
@@ -76,7 +76,7 @@ def layer_norm(
 
 def activate(x: Tensor, activation: str, gated: bool = False) -> Tensor:
     """``activation`` of x [T, width]; ``gated``: of its first half, times the second."""
-    library = native()
+    library = cpp_library()
     assert library is not None
     x, rows, width = _rows(x)
     width = width // 2 if gated else width
@@ -102,10 +102,10 @@ def rotate_(
     eps: float = 0.0,
 ) -> None:
     """Norm (``weight`` [heads, head_dim]) and rotate heads [T, heads, head_dim] in place."""
-    library = native()
+    library = cpp_library()
     assert library is not None
     tokens, num_heads, dims = heads.shape
-    assert heads.stride()[1:] == (dims, 1), "a token's heads stand together"
+    assert heads.stride()[1:] == (dims, 1), "a token's heads are contiguous"
     library.tgi_rotate(
         c_void_p(heads.data_ptr()),
         c_int64(heads.stride(0)),
@@ -123,7 +123,7 @@ def rotate_(
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int]:
-    """``x`` as rows whose numbers stand together, how many there are, and how wide."""
+    """``x`` as contiguous rows, their number, and their width."""
     width = x.shape[-1]
     if x.dim() != 2 or x.stride(1) != 1:
         x = x.reshape(-1, width).contiguous()

@@ -1,4 +1,4 @@
-"""The compiled kernels, as far as this process can use them."""
+"""Loads the compiled kernels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _switched_off = not _wanted
 _threads: int | None = None
 
 
-def native() -> ctypes.CDLL | None:
-    """The library for this processor, or None where torch has to do.
+def cpp_library() -> ctypes.CDLL | None:
+    """The library for this processor, or None if torch's operations have to do.
 
     Its functions take pointers and numbers; :mod:`tgi_cli.kernels` has the callers. It never
     compiles anything: see :func:`tgi_cli.kernels.build.build`.
@@ -34,20 +34,20 @@ def native() -> ctypes.CDLL | None:
     return None if _switched_off else _load()
 
 
-def wanted() -> bool:
-    """Whether kernels of our own may compute: not where DISABLE_CUSTOM_KERNELS says no."""
+def custom_kernels_enabled() -> bool:
+    """Whether custom kernels may be used: DISABLE_CUSTOM_KERNELS turns them off."""
     return _wanted
 
 
 def best_level() -> str | None:
     """The best level whose features the processor has."""
-    has = _features()
+    has = cpu_features()
     return next((name for name, (needs, _) in build.LEVELS.items() if needs <= has), None)
 
 
 @contextmanager
-def without_native() -> Iterator[None]:
-    """Do without the kernels in between: for what is compared with them."""
+def without_cpp_kernels() -> Iterator[None]:
+    """Turn the kernels off within the block, for comparisons with torch's operations."""
     global _switched_off
     before, _switched_off = _switched_off, True
     try:
@@ -57,7 +57,7 @@ def without_native() -> Iterator[None]:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a library, which starts threads of its own when they are first wanted.
+    """Load a library, which starts threads of its own at first use.
 
     Raises:
         OSError: it cannot be loaded.
@@ -66,12 +66,12 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def threads() -> int:
-    """How many threads the kernels compute with; they are their own."""
+    """Number of threads that the kernels compute with."""
     return torch.get_num_threads() if _threads is None else _threads
 
 
 def set_threads(count: int | None) -> None:
-    """Let the kernels compute with ``count`` threads; None: with as many as torch."""
+    """Set the number of the kernels' threads; None for as many as torch's."""
     global _threads
     _threads = count
 
@@ -99,7 +99,7 @@ def _load() -> ctypes.CDLL | None:
     return None
 
 
-def _features() -> frozenset[str]:
+def cpu_features() -> frozenset[str]:
     try:
         lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

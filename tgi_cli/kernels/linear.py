@@ -1,8 +1,8 @@
 """Packed weights and products with them in C++, for bfloat16 inputs on the CPU.
 
-A weight is kept in panels of 32 outputs, in bfloat16 or as codes of 8 or 4 bits with scales, and
-multiplied as it is: codes (integers, e4m3, or places in a table of 16) become bfloat16 numbers in
-registers, without loss. A row's product is the same to the last bit whatever rows stand beside it
+A weight is stored in panels of 32 outputs, in bfloat16 or as codes of 8 or 4 bits with scales, and
+multiplied as it is: codes (integers, e4m3, or indices of a table of 16) become bfloat16 numbers in
+registers, without loss. A row's product is the same to the last bit whatever rows are beside it
 and however many threads compute.
 """
 
@@ -16,7 +16,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.memory import allocate
 
 _PANEL = 32
@@ -74,7 +74,7 @@ class MatrixStruct(ctypes.Structure):
     )
 
 
-class _Linear(ctypes.Structure):
+class _LinearArgs(ctypes.Structure):
     """``Linear`` of cpp/matrix.h."""
 
     _fields_ = (
@@ -99,12 +99,12 @@ class PackedMatrix:
         bits: of a number: 16 (bfloat16), 8 or 4.
         out: outputs, gate and up together if ``paired``.
         inputs: of a row.
-        paired: outputs 0 to out / 2 are gates of the others and stand beside them.
+        paired: outputs 0 to out / 2 are gates of the others and are packed beside them.
         group: inputs that share a scale; 0: all do, or there are none.
         data: uint8, the panels.
         scales: float32 [panels, groups, 32], or None for bfloat16.
-        zeros: what is taken off a number before it is scaled, like ``scales``; None: nothing.
-        table: bfloat16 [32], what codes of 4 bits stand for, twice; None: themselves less 8.
+        zeros: subtracted from a number before it is scaled, like ``scales``; None for zero.
+        table: bfloat16 [32], the values of codes of 4 bits, twice. Default: the code less 8.
         struct: for C++; its address is :attr:`address`.
     """
 
@@ -156,15 +156,15 @@ def pack_codes(
     table: Tensor | None = None,
     e4m3: bool = False,
 ) -> PackedMatrix:
-    """Pack a weight (code - zero) * scale, or what its codes stand for times a scale.
+    """Pack a weight (code - zero) * scale, or the values of its codes times a scale.
 
     Args:
         codes: uint8 [out, in], below 2^bits.
         scales: [out, groups], used as float32.
-        zeros: like ``scales``, the code that stands for 0; None: the middle, 2^(bits - 1).
+        zeros: like ``scales``, the code of 0. Default: the middle, 2^(bits - 1).
         bits: 8 or 4.
         group: inputs that share a scale, a multiple of 32; 0: one per output.
-        table: bfloat16 [16], what codes of 4 bits stand for; then there are no ``zeros``.
+        table: bfloat16 [16], the values of codes of 4 bits; then there are no ``zeros``.
         e4m3: codes are of 8 bits and e4m3, none of them NaN; then there are no ``zeros``.
 
     Raises:
@@ -243,7 +243,7 @@ def linear(
     Args:
         bias: bfloat16 [out].
         activation: one of :data:`ACTIVATIONS`.
-        out: where the result goes, rows of any stride; for ``ADD`` what is added to.
+        out: receives the result, in rows of any stride; ``ADD`` adds to it.
         scale: of what ``ADD`` adds.
 
     Returns:
@@ -256,7 +256,7 @@ def linear(
         width = matrix.out // 2 if epilogue == Epilogue.GATED else matrix.out
         dtype = torch.float32 if epilogue == Epilogue.FLOAT else torch.bfloat16
         out = torch.empty(rows, width, dtype=dtype)
-    call = _Linear(
+    call = _LinearArgs(
         x.data_ptr(),
         x.stride(0),
         rows,
@@ -273,7 +273,7 @@ def linear(
 
 
 def _library() -> ctypes.CDLL:
-    library = native()
+    library = cpp_library()
     if library is None:
         raise RuntimeError("packed weights need the kernels, which are not compiled here")
     return library
@@ -287,7 +287,7 @@ def _whole(inputs: int) -> int:
 def _divided(group: int) -> tuple[int, int]:
     """A length of groups that the kernels take, and into how many of them each group falls.
 
-    A sum over so many inputs is kept in registers before it is scaled.
+    A sum over so many inputs is in registers before it is scaled.
     """
     if group == 0:
         return 0, 1
@@ -308,7 +308,7 @@ def _allocate(
     zeros: Tensor | None = None,
     table: Tensor | None = None,
 ) -> PackedMatrix:
-    """A matrix with room for its numbers."""
+    """A matrix with memory for its numbers, uninitialized."""
     order = _order(out, paired)
     chunk, chunk_bytes = {16: (2, 128), 8: (2, 64), 4: (8, 128)}[bits]
     panels = len(order) // _PANEL

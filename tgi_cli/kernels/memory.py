@@ -17,17 +17,17 @@ from torch import Tensor
 
 _PAGE = 2 << 20
 _CHUNK = 64 << 20
-"""What is taken from the system at once, for the weights that are smaller than a page."""
+"""Bytes taken from the system at once, for weights that are smaller than a page."""
 
 _lock = threading.Lock()
 _open: tuple[weakref.ref[mmap.mmap], int] | None = None
-"""The chunk that has room left, and where. Only the tensors in it keep it alive."""
+"""The chunk with free memory, and where it begins. Only the tensors in the chunk keep it alive."""
 
 
 def allocate(nbytes: int) -> Tensor:
     """Memory that is not initialized: uint8 [nbytes], aligned to 64 bytes.
 
-    It is given back when no tensor is left in its chunk of 64 MiB.
+    It is freed when no tensor is left in its chunk of 64 MiB.
     """
     global _open
     if not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -43,7 +43,7 @@ def allocate(nbytes: int) -> Tensor:
 
 
 def _map(size: int) -> mmap.mmap:
-    """A mapping with ``size`` bytes from its first huge page on; only what is written is taken."""
+    """A mapping with ``size`` bytes from its first huge page on; pages are taken when written."""
     memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,4 +1,4 @@
-"""A decoder's layers as one list of operations, which C++ runs without coming back.
+"""A decoder's layers as one list of operations, which C++ runs in one call.
 
 What a CUDA graph is to a GPU: no Python, no dispatch and no allocation between the operations of
 a step. With one token a 135M Llama takes 240 operations; 3 us each, as calls from Python cost at
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import PackedMatrix
 
 
-class Kind(IntEnum):
+class OpKind(IntEnum):
     """Operations, as ``cpp/program.h`` numbers them."""
 
     NORM = 0
@@ -63,7 +63,7 @@ class _Op(Structure):
     )
 
 
-class _Run(Structure):
+class _RunArgs(Structure):
     """``Run`` of ``cpp/program.h``."""
 
     _fields_ = (
@@ -80,25 +80,54 @@ class _Run(Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Part of a buffer: its number, and where in a token's row it begins."""
+class BufferView:
+    """Part of a buffer: the buffer's number, and the offset in a token's row."""
 
     buffer: int
     offset: int = 0
 
-    def at(self, offset: int) -> Place:
-        return Place(self.buffer, self.offset + offset)
+    def at(self, offset: int) -> BufferView:
+        return BufferView(self.buffer, self.offset + offset)
 
 
-RESIDUAL = Place(0)
+class NormKind(IntEnum):
+    """As ``cpp/program.h`` numbers them."""
+
+    NONE = 0
+    RMS = 1
+    LAYER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """A norm over ``width`` numbers; its tensors are float32."""
+
+    kind: NormKind
+    width: int
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """The attention heads of the layer whose KV cache has the index ``layer``."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+RESIDUAL = BufferView(0)
 """The embeddings at first; overwritten."""
-OUTPUT = Place(1)
+OUTPUT = BufferView(1)
 
 
 class Program:
-    """Operations are added, then ``seal`` is called, then ``run`` as often as there are steps.
+    """Add operations, then call :meth:`seal` once, then :meth:`run` for each step.
 
-    Tensors are bfloat16; norms' weights are float32. The program keeps all it was given alive.
+    Tensors are bfloat16; norms' weights are float32. The program keeps its tensors alive.
 
     Args:
         hidden_size: of the residual and of the result.
@@ -108,7 +137,7 @@ class Program:
     """
 
     def __init__(self, hidden_size: int) -> None:
-        library = native()
+        library = cpp_library()
         if library is None:
             raise RuntimeError("the kernels are not compiled for this processor")
         self._library = library
@@ -117,48 +146,42 @@ class Program:
         self._ops: list[_Op] = []
         self._kept: list[Any] = []
         self._handle: c_void_p | None = None
-        self._run = _Run()
+        self._run = _RunArgs()
         self._run_reference = byref(self._run)
         self.labels: list[str] = []
-        """What each operation is, for profiles."""
+        """Names of the operations, for profiles."""
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:
             self._library.tgi_program_free(self._handle)
 
-    def buffer(self, width: int) -> Place:
+    def buffer(self, width: int) -> BufferView:
         """A further buffer of ``width`` numbers per token."""
         self._widths.append(width)
-        return Place(len(self._widths) - 1)
+        return BufferView(len(self._widths) - 1)
 
     def norm(
         self,
         label: str,
-        source: Place,
-        target: Place,
-        width: int,
-        *,
-        kind: int,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 0.0,
-        residual: Place | None = None,
+        source: BufferView,
+        target: BufferView,
+        norm: NormWeights,
+        residual: BufferView | None = None,
         scale: float = 1.0,
     ) -> None:
-        """residual += scale * source, if there is one; target = norm of that, or of source.
-
-        ``kind``: 0 no norm (there is only the sum), 1 RMS, 2 layer norm with float32 weight.
-        """
-        op = self._add(label, Kind.NORM, source, target, width=width, norm=kind, eps=eps)
-        op.weight, op.bias = self._keep(weight), self._keep(bias)
+        """residual += scale * source, if there is one; target = norm of that, or of source."""
+        op = self._add(
+            label, OpKind.NORM, source, target, width=norm.width, norm=norm.kind, eps=norm.eps
+        )
+        op.weight, op.bias = self._keep(norm.weight), self._keep(norm.bias)
         op.residual = -1 if residual is None else residual.buffer
         op.scale = scale
 
     def linear(
         self,
         label: str,
-        source: Place,
-        target: Place,
+        source: BufferView,
+        target: BufferView,
         matrix: PackedMatrix,
         bias: Tensor | None,
         *,
@@ -169,7 +192,7 @@ class Program:
         """target = epilogue(source times the matrix plus bias)."""
         op = self._add(
             label,
-            Kind.LINEAR,
+            OpKind.LINEAR,
             source,
             target,
             epilogue=epilogue,
@@ -183,12 +206,9 @@ class Program:
     def rotate(
         self,
         label: str,
-        heads: Place,
+        qkv: BufferView,
+        heads: HeadLayout,
         *,
-        layer: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
         rope: int | None,
         rotated: int = 0,
         weight: Tensor | None = None,
@@ -196,35 +216,30 @@ class Program:
     ) -> None:
         """Norm (``weight`` float32 [heads, head_dim]) and rotate queries and keys in place.
 
-        The values stand behind them; keys and values then go into the cache of ``layer``.
+        Keys, and the values behind them, then go into the layer's cache.
         """
-        op = self._add(label, Kind.ROTATE, heads, heads, eps=eps, layer=layer, rotated=rotated)
+        op = self._add(label, OpKind.ROTATE, qkv, qkv, heads, eps=eps, rotated=rotated)
         op.rope = -1 if rope is None else rope
-        op.heads, op.kv_heads, op.head_dim = num_heads, num_kv_heads, head_dim
         op.weight = self._keep(weight)
 
     def attend(
         self,
         label: str,
-        queries: Place,
-        target: Place,
+        queries: BufferView,
+        target: BufferView,
+        heads: HeadLayout,
         *,
-        layer: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
         scale: float,
         window: int | None,
         softcap: float | None,
         sinks: Tensor | None,
     ) -> None:
         """target = attention of the queries over the cache; ``sinks`` are float32 [heads]."""
-        op = self._add(label, Kind.ATTEND, queries, target, layer=layer, softcap=softcap or 0.0)
-        op.heads, op.kv_heads, op.head_dim = num_heads, num_kv_heads, head_dim
+        op = self._add(label, OpKind.ATTEND, queries, target, heads, softcap=softcap or 0.0)
         op.attention_scale, op.window, op.sinks = scale, window or 0, self._keep(sinks)
 
     def seal(self) -> None:
-        """No further operations."""
+        """Finish the program: no further operations can be added."""
         ops = (_Op * len(self._ops))(*self._ops)
         widths = (c_int64 * len(self._widths))(*self._widths)
         new = self._library.tgi_program_new
@@ -266,10 +281,21 @@ class Program:
             raise MemoryError(f"no memory for the activations of {residual.shape[0]} tokens")
         return output
 
-    def _add(self, label: str, kind: Kind, source: Place, target: Place, **fields: Any) -> _Op:
+    def _add(
+        self,
+        label: str,
+        kind: OpKind,
+        source: BufferView,
+        target: BufferView,
+        heads: HeadLayout | None = None,
+        **fields: Any,
+    ) -> _Op:
         op = _Op(kind=kind, residual=-1, **{"scale": 1.0, **fields})
         op.input, op.input_offset = source.buffer, source.offset
         op.output, op.output_offset = target.buffer, target.offset
+        if heads is not None:
+            op.layer, op.head_dim = heads.layer, heads.head_dim
+            op.heads, op.kv_heads = heads.num_heads, heads.num_kv_heads
         self._ops.append(op)
         self.labels.append(label)
         return op

@@ -1,6 +1,6 @@
 """Rows of scores to tokens and log-probabilities in C++, on the CPU.
 
-A row's result is the same to the last bit whatever rows stand beside it and however many threads
+A row's result is the same to the last bit whatever rows are beside it and however many threads
 compute. Of a row that takes its likeliest token nothing is written but that.
 """
 
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.kernels.library import native, threads
+from tgi_cli.kernels.library import cpp_library, threads
 
 _ALONE = 1 << 15
 """Numbers that one thread reads sooner than it could share them out."""
@@ -43,14 +43,14 @@ class _Sample(ctypes.Structure):
 
 
 class Draw(NamedTuple):
-    """What the rows of a batch want that are drawn; contiguous arrays [N].
+    """Parameters of the rows of a batch that draw their tokens; contiguous arrays [N].
 
     Attributes:
-        uniforms: float64 in (0, 1), or 0: this row takes its likeliest token.
+        uniforms: float64 in (0, 1), or 0 for rows that take their likeliest token.
         temperature: float32, not 0.
-        top_k: int64, 0: all; None: no row filters so. The next two likewise.
-        top_p: float64, 1: all.
-        min_p: float32, 0: all.
+        top_k: int64, 0 for all tokens; None if no row uses it, as for the next two.
+        top_p: float64, 1 for all tokens.
+        min_p: float32, 0 for all tokens.
     """
 
     uniforms: NDArray[Any]
@@ -65,9 +65,9 @@ class Tokens(NamedTuple):
 
     Attributes:
         logprobs: NaN where the logits hold NaN or +inf, or nothing but -inf.
-        peaks: the highest logit, and
-        log_sums: the logarithm of the sum of e^(logit - peak): what log-probabilities of other
-            tokens follow from.
+        peaks: the highest logit.
+        log_sums: the logarithm of the sum of e^(logit - peak), from which log-probabilities of
+            other tokens follow.
     """
 
     token_ids: Tensor
@@ -78,21 +78,21 @@ class Tokens(NamedTuple):
 
 def can_sample(logits: Tensor) -> bool:
     """Whether :func:`sample` takes these."""
-    return logits.device.type == "cpu" and logits.stride(-1) == 1 and native() is not None
+    return logits.device.type == "cpu" and logits.stride(-1) == 1 and cpp_library() is not None
 
 
 def sample(logits: Tensor, scores: Tensor, draw: Draw | None = None) -> Tokens:
     """The likeliest token of each row, the lowest id among equals, or one that is drawn.
 
-    Drawing is that of :mod:`tgi_cli.sampling.choice` and :mod:`tgi_cli.sampling.filters`, up to
-    the rounding of exponentials.
+    Equal to :mod:`tgi_cli.sampling.multinomial` and :mod:`tgi_cli.sampling.filters`, up to the
+    rounding of exponentials.
 
     Args:
         logits: float32 [N, V], V > 0: log-probabilities are theirs.
-        scores: float32 [N, V], what is chosen by; may be the logits.
-        draw: None: no row draws.
+        scores: float32 [N, V], from which tokens are chosen; may be the logits.
+        draw: parameters of random draws; None if all rows are greedy.
     """
-    library = native()
+    library = cpp_library()
     assert library is not None
     rows, vocabulary = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64)

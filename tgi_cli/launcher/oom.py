@@ -1,7 +1,7 @@
-"""What the kernel says of processes that it has killed for want of memory.
+"""The kernel's count of processes that it killed because memory ran out.
 
-It counts them: in the cgroup of this process (``memory.events`` of version 2,
-``memory.oom_control`` of version 1) and, where neither is to be read, for the whole machine
+It counts them in the cgroup of this process (``memory.events`` of version 2,
+``memory.oom_control`` of version 1) and, if neither is readable, for the whole machine
 (``/proc/vmstat``). https://docs.kernel.org/admin-guide/cgroup-v2.html
 """
 
@@ -16,14 +16,14 @@ _FIELD = "oom_kill"
 
 @dataclass(frozen=True, slots=True)
 class Kills:
-    """How many there have been; ``where`` is "this cgroup" or "this machine"."""
+    """Number of kills so far; ``where`` is "this cgroup" or "this machine"."""
 
     count: int
     where: str
 
 
 def kills(root: Path = _ROOT) -> Kills | None:
-    """The count so far; None: the kernel does not say. ``root`` is of the file system."""
+    """Return the count so far, or None if it is unknown; ``root`` is that of the file system."""
     for file in _of_cgroup(root):
         count = _read(file)
         if count is not None:
@@ -33,32 +33,32 @@ def kills(root: Path = _ROOT) -> Kills | None:
 
 
 def explain(before: Kills | None, now: Kills | None) -> str:
-    """What is known of a death by SIGKILL, as a remedy's words.
+    """Explain a death by SIGKILL, as an error's remedy.
 
     Args:
-        before: the count when the process began.
-        now: the count after its end.
+        before: The count when the process began.
+        now: The count after its end.
     """
     if before is None or now is None or before.where != now.where:
         return (
-            "a person, a service manager or the kernel may have done that, the last for want of "
-            "memory: see the system's log"
+            "a user, a service manager or the kernel's out-of-memory killer did that: see the "
+            "system's log"
         )
     killed = now.count - before.count
     if killed > 0:
         processes = "a process" if killed == 1 else f"{killed} processes"
         return (
-            f"since it began, the kernel has killed {processes} of {now.where} for want of memory: "
+            f"since it began, the kernel killed {processes} of {now.where} because memory ran out: "
             "try a smaller model or cache (--max-batch-total-tokens)"
         )
     return (
-        "the kernel did not do that for want of memory (it counts such kills): a person or a "
-        "service manager may have, see the system's log"
+        "memory did not run out (the kernel counts such kills): a user or a service manager did "
+        "that, see the system's log"
     )
 
 
 def _of_cgroup(root: Path) -> list[Path]:
-    """Where the count of this process's cgroup may stand."""
+    """Return the files that may have the count of this process's cgroup."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

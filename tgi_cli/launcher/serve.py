@@ -2,53 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from tgi_cli.config import ServeConfig
-from tgi_cli.errors import RouterError, ShardError
-from tgi_cli.hub import LocalModel
-from tgi_cli.launcher import children, listener
-from tgi_cli.launcher.apart import apart
-from tgi_cli.launcher.child import TGI, Child, adopt_orphans
-from tgi_cli.launcher.children import RouterOptions
-from tgi_cli.launcher.probe import Probe
-from tgi_cli.launcher.ready import announce
-from tgi_cli.launcher.restarts import Restarts
-from tgi_cli.launcher.runtime import SOCKET, VARIABLE, runtime_folder
-from tgi_cli.launcher.supervisor import Parts, Supervisor
-from tgi_cli.rpc.pulse import Pulse
-from tgi_cli.rpc.socket_path import remove_stale
+from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.errors import RouterError, ShardError, TgiError
+from tgi_cli.launcher.backoff import Restarts
+from tgi_cli.launcher.banner import announce
+from tgi_cli.launcher.child_process import ChildProcess, adopt_orphans
+from tgi_cli.launcher.health_probe import Probe
+from tgi_cli.launcher.supervisor import ServerParts, Supervisor
+from tgi_cli.model_server.config import ModelServerConfig
+from tgi_cli.process import bind
+from tgi_cli.process.heartbeat import SharedHeartbeat
+from tgi_cli.process.parent_death import parent_pipe
+from tgi_cli.process.runtime_dir import SOCKET, VARIABLE, runtime_folder
+from tgi_cli.process.spawn import module_command, run_in_fork, write_config
+from tgi_cli.process.unix_socket import remove_stale
+from tgi_cli.router.config import RouterConfig
 
 log = logging.getLogger(__name__)
 
 
-def serve(config: ServeConfig, options: RouterOptions) -> int:
+def serve(
+    config: ServeConfig,
+    router: RouterConfig,
+    locate: Callable[[ServeConfig], tuple[ServeConfig, Path]],
+) -> int:
     """Serve ``config.model_id`` until a signal; an empty id means the bundled model.
 
+    Args:
+        config: Of the model server.
+        router: Of the router, but for the model, the engine's address and the socket, which are
+            known later.
+        locate: Finds or downloads the model and its adapters; returns ``config`` with their full
+            names, and the model's folder. Called in a process of its own.
+
     Returns:
-        The exit code: 0 after SIGTERM or Ctrl-C, or that of a child which said itself why it
-        ended.
+        The exit code: 0 after SIGTERM or Ctrl-C, or that of a child which reported why it ended.
 
     Raises:
-        TgiError: the port is taken, the model cannot be had, a child died without a word, or the
-            model server died too often.
+        TgiError: The port is taken, the model is unavailable, a child died without a report, or
+            the model server died too often.
     """
     began = time.monotonic()
-    with listener.bind(config.hostname, config.port) as sock:
-        with _terminable():
-            model, config = apart(partial(_found, config))
-        host, port = listener.local_address(sock)
-        tls = options.ssl_certfile is not None
+    with bind.bind(config.hostname, config.port) as sock:
+        with _exit_on_sigterm():
+            config, model_path = run_in_fork(partial(locate, config))
+        host, port = bind.local_address(sock)
+        tls = router.ssl_certfile is not None
         supervisor = Supervisor(
             config.graceful_termination_timeout,
             Restarts(config.max_restarts),
@@ -58,45 +70,51 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
         with (
             _no_stale_socket(config.shard_uds_path),
             runtime_folder() as folder,
-            _pipe() as lifeline,
+            parent_pipe() as parent_fd,
             supervisor.handling_signals(),
         ):
             uds_path = folder / SOCKET
-            variables = {VARIABLE: str(folder)}
-            server = children.model_server_command(config, model, uds_path, lifeline)
-            router = children.router_command(
-                config, options, model, f"unix:{uds_path}", sock.fileno(), lifeline
+            router = replace(
+                router,
+                model_path=model_path,
+                model_id=config.model_id,
+                revision=config.revision or "",
+                engine_url=f"unix:{uds_path}",
+                socket_fd=sock.fileno(),
+                parent_fd=parent_fd,
             )
-            roles = ("model-server", "router") if config.json_output else (None, None)
+            start = partial(_start, variables={VARIABLE: str(folder)}, shared=config)
+            heartbeat: SharedHeartbeat
 
-            pulse: Pulse
+            def start_server() -> tuple[ChildProcess, SharedHeartbeat]:
+                nonlocal heartbeat
+                heartbeat = SharedHeartbeat.create()
+                server = ModelServerConfig(
+                    serve=config,
+                    model_path=model_path,
+                    uds_path=uds_path,
+                    parent_fd=parent_fd,
+                    heartbeat_fd=heartbeat.fd,
+                )
+                child = start("model-server", ShardError, server, (parent_fd, heartbeat.fd))
+                heartbeat.close_fd()
+                return child, heartbeat
 
-            def start_server() -> tuple[Child, Pulse]:
-                nonlocal pulse
-                pulse = Pulse.make()
-                command = [*TGI, *server, f"--pulse-fd={pulse.fd}"]
-                fds = (lifeline, pulse.fd)
-                child = Child("model server", ShardError, command, fds, variables, roles[0])
-                pulse.hand_over()
-                return child, pulse
-
-            def start_router() -> Child:
-                key = {} if options.api_key is None else {"API_KEY": options.api_key}
-                fds = (lifeline, sock.fileno())
-                command = [*TGI, *router]
-                child = Child("router", RouterError, command, fds, variables | key, roles[1])
-                sock.close()  # the router's alone from here on: it goes when the router goes
+            def start_router() -> ChildProcess:
+                child = start("router", RouterError, router, (parent_fd, sock.fileno()))
+                sock.close()  # only the router holds it from here on: it closes with the router
                 return child
 
             def on_ready() -> None:
-                info = pulse.told()
-                assert info is not None, "it is told before anything is served"
-                url = listener.url(host, port, tls)
+                published = heartbeat.published()
+                assert published is not None, "published before the state is SERVING"
+                info = EngineInfo.from_dict(published)
+                url = bind.url(host, port, tls)
                 seconds = time.monotonic() - began
-                announce(config, info, url, seconds, key=options.api_key is not None)
+                announce(config, info, url, seconds, key=router.api_key is not None)
 
-            log.info("loading %s", model.model_id)
-            parts = Parts(
+            log.info("loading %s", config.model_id)
+            parts = ServerParts(
                 start_server=start_server,
                 start_router=start_router,
                 probe=Probe(host, port, tls),
@@ -105,72 +123,36 @@ def serve(config: ServeConfig, options: RouterOptions) -> int:
             return supervisor.run(parts)
 
 
-def _found(config: ServeConfig) -> tuple[LocalModel, ServeConfig]:
-    """The model, and ``config`` with its names and with each adapter's folder."""
-    model = _resolve(config)
-    config = replace(config, model_id=model.model_id, revision=model.revision or None)
-    return model, with_adapters(config)
-
-
-def _resolve(config: ServeConfig) -> LocalModel:
-    """The model's folder; downloads it if it has to."""
-    from tgi_cli import demo, hub
-
-    if not config.model_id:
-        log.info("no model named: serving the bundled miniature model, %s", demo.MODEL_ID)
-        return LocalModel(demo.model_path(), demo.MODEL_ID, "")
-    return hub.resolve_model(
-        config.model_id,
-        revision=config.revision,
-        trust_remote_code=config.trust_remote_code,
-        weights=config.load_format != "dummy",
-        progress=hub.pick_progress(json_output=config.json_output),
-    )
-
-
-def located(config: ServeConfig, model_path: Path | None) -> tuple[ServeConfig, Path]:
-    """``config`` with the model's names, and its folder: ``model_path`` if that is given.
-
-    Raises:
-        HubError, ModelError: it cannot be had.
-    """
-    if model_path is not None:
-        return config, model_path
-    model = _resolve(config)
-    config = replace(config, model_id=model.model_id, revision=model.revision or None)
-    return config, model.path
-
-
-def with_adapters(config: ServeConfig) -> ServeConfig:
-    """``config`` with each adapter as ``name=path``; downloads those that have to be.
-
-    Raises:
-        ConfigError: a form or a name that cannot be.
-        HubError, ModelError: one cannot be had, or is no adapter.
-    """
-    if not config.lora_adapters:
-        return config
-    from tgi_cli import hub
-
-    progress = hub.pick_progress(json_output=config.json_output)
-    adapters = hub.resolve_adapters(config.lora_adapters, config.model_id, progress)
-    return replace(config, lora_adapters=tuple(map(str, adapters)))
-
-
-@contextmanager
-def _pipe() -> Iterator[int]:
-    """The lifeline's reading end; the writing end is ours alone, and closes with this process."""
-    reading, writing = os.pipe()
+def _start(
+    command: str,
+    failure: type[TgiError],
+    config: object,
+    fds: tuple[int, ...],
+    variables: dict[str, str],
+    shared: ServeConfig,
+) -> ChildProcess:
+    """Start ``tgi COMMAND``, which reads ``config`` from an inherited descriptor."""
+    config_fd = write_config(config)
+    # The model is for people who list processes; how to report errors is known before the rest.
+    words = [command, shared.model_id, f"--config-fd={config_fd}"]
+    if shared.json_output:
+        words.append("--json-output")
     try:
-        yield reading
+        return ChildProcess(
+            command.replace("-", " "),
+            failure,
+            module_command("tgi_cli", *words),
+            (*fds, config_fd),
+            variables,
+            command if shared.json_output else None,
+        )
     finally:
-        os.close(reading)
-        os.close(writing)
+        os.close(config_fd)
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM while a model is downloaded ends the process in order, with status 0."""
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Exit with status 0 on SIGTERM, while a model is downloaded."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         sys.exit(0)
@@ -182,9 +164,9 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _no_stale_socket(prefix: Path | None) -> Iterator[None]:
-    """Afterwards, remove the socket of TGI's naming that a killed model server leaves behind."""
+    """Remove TGI's socket afterwards, which a killed model server leaves behind."""
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
-"""Watches the children of one server: until it is ready, while it serves, and to its end.
+"""Supervises the children of one server from their start to their end.
 
-Everything that happens is an event in one queue; the main thread takes them one at a time. A
-model server that has served before is started again when it dies, while the router stays up; one
-that has never served, and a router, take everything down with them.
+Everything that happens is an event in one queue, which the main thread handles one at a time. A
+model server that has served before is restarted when it dies, while the router stays up. If the
+model server dies before it has served, or the router dies, everything ends.
 """
 
 from __future__ import annotations
@@ -15,60 +15,57 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from tgi_cli.errors import ExitCode, ShardError
-from tgi_cli.launcher.child import Child
-from tgi_cli.launcher.probe import HEALTH, LIVE, Probe
-from tgi_cli.launcher.restarts import WINDOW_SECONDS, Restarts
+from tgi_cli.launcher.backoff import WINDOW_SECONDS, Restarts
+from tgi_cli.launcher.child_process import ChildProcess
+from tgi_cli.launcher.health_probe import HEALTH, LIVE, Probe
 from tgi_cli.launcher.watchdog import Watchdog
-from tgi_cli.rpc.pulse import Pulse, State
-from tgi_cli.rpc.signals import delivered
+from tgi_cli.process.heartbeat import SharedHeartbeat, State
+from tgi_cli.process.signals import delivered
 
 log = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 0.05
 _ROUTER_MARGIN = 5.0
-"""What the router gets beyond its own grace period before it is killed."""
+"""Seconds beyond its own grace period before the router is killed."""
 _SERVER_SECONDS = 10.0
-"""What the model server gets: nothing is in flight any more when it is told."""
+"""Seconds before the model server is killed: nothing is in flight when it gets its signal."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    child: Child
+class _Ended(NamedTuple):
+    child: ChildProcess
 
 
-@dataclass(frozen=True, slots=True)
-class _Signalled:
+class _Signalled(NamedTuple):
     number: signal.Signals
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    server: Child
+class _Ready(NamedTuple):
+    server: ChildProcess
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """It is time to start the model server again."""
+class _Due(NamedTuple):
+    """It is time to restart the model server."""
 
 
 _Event = _Ended | _Signalled | _Ready | _Due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a server is made of.
+class ServerParts:
+    """The parts of one server.
 
     Attributes:
-        start_server: starts the model server, and says where its pulse is.
-        start_router: starts the router; they start side by side.
-        probe: asks the router; its health says when the server is ready.
-        on_ready: called once, then.
+        start_server: Starts the model server; returns its process and its heartbeat.
+        start_router: Starts the router, while the model server loads.
+        probe: Asks the router, whose health shows when the server is ready.
+        on_ready: Called once, when the server is ready.
     """
 
-    start_server: Callable[[], tuple[Child, Pulse]]
-    start_router: Callable[[], Child]
+    start_server: Callable[[], tuple[ChildProcess, SharedHeartbeat]]
+    start_router: Callable[[], ChildProcess]
     probe: Probe
     on_ready: Callable[[], None]
 
@@ -77,9 +74,10 @@ class Supervisor:
     """Runs a model server and a router as one.
 
     Args:
-        grace: seconds that requests in flight get after a signal.
-        restarts: when a model server that has died may start again.
-        watchdog_timeout: seconds without a movement after which a process hangs; 0: none does.
+        grace: Seconds for requests in flight to finish after a signal.
+        restarts: Decides when a model server that died is restarted.
+        watchdog_timeout: Seconds without progress after which a process counts as hung; 0 for
+            never.
     """
 
     def __init__(self, grace: float, restarts: Restarts, watchdog_timeout: float) -> None:
@@ -89,18 +87,18 @@ class Supervisor:
         self._quit = threading.Event()
         self._stopping = threading.Event()
         self._timeout = watchdog_timeout
-        self._children: list[Child] = []
-        self._server: Child | None = None
-        self._router: Child | None = None
+        self._children: list[ChildProcess] = []
+        self._server: ChildProcess | None = None
+        self._router: ChildProcess | None = None
         self._served = False
         self._due: float | None = None
-        """When the model server is to be started again."""
+        """When to restart the model server."""
         self._lost_at: float | None = None
-        """When it was there last, while it is not."""
+        """When the model server was lost, until it serves again."""
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP become events; whatever happens, no child is left over."""
+        """Turn SIGTERM, SIGINT and SIGHUP into events; kill children left over at the end."""
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
             numbers.append(signal.SIGHUP)
@@ -112,11 +110,11 @@ class Supervisor:
                 self._quit.set()
                 self._kill_all()
 
-    def run(self, parts: Parts) -> int:
-        """Start both, serve until a signal or a death, stop both; returns the exit code.
+    def run(self, parts: ServerParts) -> int:
+        """Start both, serve until a signal or a death, stop both; return the exit code.
 
         Raises:
-            ShardError, RouterError: a child died without a word of its own, or too often.
+            ShardError, RouterError: A child died without a report of its own, or too often.
         """
         # The router comes up faster if it starts while the model loads.
         self._start_server(parts)
@@ -138,32 +136,35 @@ class Supervisor:
                     self._stop(grace=0.0)
                     return child.failed()
 
-    # ------------------------------------------------------------------ the model server's lives
+    # ------------------------------------------------------------------ the model server
 
-    def _start_server(self, parts: Parts) -> None:
+    def _start_server(self, parts: ServerParts) -> None:
         self._due = None
-        child, pulse = parts.start_server()
+        child, heartbeat = parts.start_server()
         self._server = self._watch(child)
-        Watchdog(self._timeout, self._quit).watch_server(child, pulse)
+        Watchdog(self._timeout, self._quit).watch_server(child, heartbeat)
         threading.Thread(
-            target=self._await_health, args=(child, pulse, parts.probe), name="probe", daemon=True
+            target=self._await_health,
+            args=(child, heartbeat, parts.probe),
+            name="probe",
+            daemon=True,
         ).start()
 
-    def _await_health(self, server: Child, pulse: Pulse, probe: Probe) -> None:
-        """Ask for /health until it is well, or this model server is over.
+    def _await_health(self, server: ChildProcess, heartbeat: SharedHeartbeat, probe: Probe) -> None:
+        """Ask for /health until it succeeds or this model server ends.
 
-        A router that is there already is asked when the model server can serve, not before: it
-        logs who finds it unwell.
+        A router that runs already is asked once the model server can serve, as it logs requests
+        that find it unhealthy.
         """
         again = self._served
         while not self._quit.is_set() and server.running:
-            can_serve = not again or pulse.read().state >= State.SERVING
+            can_serve = not again or heartbeat.read().state >= State.SERVING
             if can_serve and probe.ask(HEALTH) == 200:
                 self._events.put(_Ready(server))
                 return
             self._quit.wait(_PROBE_SECONDS)
 
-    def _on_ready(self, parts: Parts) -> None:
+    def _on_ready(self, parts: ServerParts) -> None:
         if self._lost_at is not None:
             log.info("serving again, after %.1f s", time.monotonic() - self._lost_at)
             self._lost_at = None
@@ -174,8 +175,8 @@ class Supervisor:
         watchdog.watch_router(self._router, lambda: parts.probe.ask(LIVE) is not None)
         parts.on_ready()
 
-    def _lose(self, server: Child) -> None:
-        """Plan the model server's return, if there may be one."""
+    def _lose(self, server: ChildProcess) -> None:
+        """Schedule the model server's restart, if one is left."""
         now = time.monotonic()
         if server in self._children:
             self._children.remove(server)
@@ -186,14 +187,14 @@ class Supervisor:
         if wait is not None:
             self._due = now + wait
             log.error(
-                "%s; starting it again in %.1f s (try %d of %d)",
+                "%s; restarting it in %.1f s (try %d of %d)",
                 server.end().cause,
                 wait,
                 self._restarts.tried,
                 self._restarts.most,
             )
 
-    def _give_up(self, server: Child) -> int:
+    def _give_up(self, server: ChildProcess) -> int:
         self._stop(grace=0.0)
         if not self._restarts.most:
             return server.failed()
@@ -213,7 +214,7 @@ class Supervisor:
         except Empty:
             return _Due()
 
-    def _watch(self, child: Child) -> Child:
+    def _watch(self, child: ChildProcess) -> ChildProcess:
         self._children.append(child)
 
         def wait() -> None:
@@ -233,7 +234,7 @@ class Supervisor:
         return ExitCode.OK
 
     def _stop(self, grace: float | None = None) -> bool:
-        """End the router, which drains, then the model server. False: a second signal came."""
+        """End the router, which drains, then the model server; False if a second signal came."""
         self._stopping.set()
         grace = self._grace if grace is None else grace
         for child, seconds in (
@@ -248,8 +249,8 @@ class Supervisor:
                 return False
         return True
 
-    def _wait_for(self, child: Child, seconds: float) -> bool:
-        """Wait for a child's end, and kill it when its time is up. False: a signal came."""
+    def _wait_for(self, child: ChildProcess, seconds: float) -> bool:
+        """Wait for a child's end and kill it when its time is up; False if a signal came."""
         end = time.monotonic() + seconds
         while child.running:
             try:

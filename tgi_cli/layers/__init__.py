@@ -5,7 +5,7 @@ from tgi_cli.layers.base import Build, Loadable, WeightSlot
 from tgi_cli.layers.embedding import Embedding, LMHead, PositionEmbedding
 from tgi_cli.layers.linear import (
     ColumnParallelLinear,
-    Part,
+    Projection,
     ReplicatedLinear,
     RowParallelLinear,
 )
@@ -23,8 +23,8 @@ __all__ = [
     "LMHead",
     "LayerNorm",
     "Loadable",
-    "Part",
     "PositionEmbedding",
+    "Projection",
     "RMSNorm",
     "ReplicatedLinear",
     "RotaryEmbedding",

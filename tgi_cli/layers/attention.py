@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
+from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from tgi_cli.layers.norm import QKNorm, WideRMSNorm
 
 Rotation = tuple[Tensor, Tensor]
@@ -27,9 +27,7 @@ class Sinks(Loadable):
         self.weight = empty_parameter(self.own.stop - self.own.start, dtype=build.dtype)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(
-            path, (self.num_heads,), lambda tensor: self.weight.copy_(tensor[self.own])
-        )
+        yield self.slot(path, "weight", (self.num_heads,), self.own)
 
 
 class Attention(nn.Module):
@@ -40,17 +38,17 @@ class Attention(nn.Module):
         layer: index of its KV cache.
         hidden_size: H.
         num_heads, num_kv_heads: over all shards; each shard has its share of the heads, and
-            several have the same KV head where there are fewer of them.
+            several have the same KV head if there are fewer heads than shards.
         head_dim: of queries, keys and values.
         bias: on the projections of queries, keys and values.
         output_bias: on that of the output.
-        scale: of the scores; None: 1 / sqrt(head_dim).
-        window: how many positions a query sees, its own included; None: all.
+        scale: of the scores. Default: 1 / sqrt(head_dim).
+        window: number of positions that a query sees, its own included. Default: all.
         softcap: of the scores; see :class:`~tgi_cli.attention.PagedAttention`.
         sinks: whether heads have one.
-        qk_norm_eps: of the RMS norms of queries and keys before they are rotated; None: there
-            are none.
-        qk_norm: whether these run over each head (``one_plus``: with 1 + weight for a factor) or
+        qk_norm_eps: of the RMS norms of queries and keys before they are rotated. Default: there
+            are no such norms.
+        qk_norm: whether these run over each head (``one_plus``: with the factor 1 + weight) or
             over all heads together (``wide``).
     """
 
@@ -78,9 +76,9 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap = softcap
         parts = {
-            "q_proj": Part(num_heads * head_dim, num_heads),
-            "k_proj": Part(num_kv_heads * head_dim, num_kv_heads),
-            "v_proj": Part(num_kv_heads * head_dim, num_kv_heads),
+            "q_proj": Projection(num_heads * head_dim, num_heads),
+            "k_proj": Projection(num_kv_heads * head_dim, num_kv_heads),
+            "v_proj": Projection(num_kv_heads * head_dim, num_kv_heads),
         }
         self.qkv_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
         self.heads = [(own.stop - own.start) // head_dim for _, own in self.qkv_proj.parts.values()]
@@ -104,7 +102,7 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
     ) -> Tensor:
-        """``rotation`` is None where positions are not rotated."""
+        """``rotation`` is None if positions are not rotated."""
         qkv = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         query, key, value = qkv.split(self.heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:

@@ -1,4 +1,4 @@
-"""What every layer with weights has in common: it knows which tensors it wants, and where."""
+"""What layers with weights have in common: slots for the tensors that a loader fills in."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraTable
 
 
+_ALL = slice(None)
+
+
 @dataclass(frozen=True, slots=True)
 class Build:
     """How the layers of a model are made."""
@@ -24,36 +27,36 @@ class Build:
     dtype: torch.dtype
     quantization: QuantizationMethod
     shard: Shard = ALONE
-    """Which share of the weights is this process's."""
+    """This process's share of the weights."""
     lora: LoraTable | None = None
-    """Where the adapters of a step stand; None: there are none."""
+    """Slots for adapters; None if there are none."""
     max_positions: int | None = None
-    """The context that is served; None: the model's."""
+    """The context that is served. Default: the model's."""
     head: QuantizationMethod | None = None
-    """Of the output head, which is quantized by it; None: that of the other layers, by which it is
-    quantized only where the checkpoint has it so."""
+    """Quantizes the output head. Default: ``quantization``, which quantizes a head only if the
+    checkpoint does."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """A tensor that a layer wants.
+    """A tensor that a layer needs.
 
-    ``name`` is the model's for it, ``shape`` that of the whole, whatever share of it this
-    process keeps. ``fill`` takes it whole, on the CPU and in any dtype, and copies that share
-    into place: of a tensor in a mapped file the rest is never read.
+    ``name`` is the model's name for it, ``shape`` that of the whole tensor, whatever this
+    process's share of it is. ``fill`` takes the whole, on the CPU and in any dtype, and copies the
+    share: of a tensor in a mapped file the rest is never read.
     """
 
     name: str
     shape: tuple[int, ...]
     fill: Callable[[Any], object]
     keep: Callable[[Tensor], bool] | None = None
-    """Offered the tensor in its mapped file instead; whether that was taken in place of a copy."""
-    coded: bool = False
-    """Whether ``fill`` takes quantized weights as they are, :class:`Codes`, too."""
+    """Offered the tensor in its mapped file; returns whether the layer uses it there, uncopied."""
+    takes_quantized: bool = False
+    """Whether ``fill`` also takes a ``QuantizedWeight``, as it is."""
 
 
 class Loadable(nn.Module):
-    """A layer whose parameters stand on the meta device until they are loaded.
+    """A layer whose parameters are on the meta device until they are loaded.
 
     Per layer: ``materialize``, then every slot's ``fill``, then ``finish``; so a loader can
     complete one layer before it touches the next. Attributes that are not parameters
@@ -68,8 +71,18 @@ class Loadable(nn.Module):
         return None
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        """The tensors that the layer at ``path`` (its name in the model) wants."""
+        """The tensors of the layer at ``path``, its name in the model."""
         raise NotImplementedError
+
+    def slot(
+        self, name: str, attribute: str, shape: tuple[int, ...], own: slice = _ALL, at: slice = _ALL
+    ) -> WeightSlot:
+        """A slot that copies rows ``own`` of a tensor to rows ``at`` of a parameter."""
+
+        def fill(tensor: Tensor) -> None:
+            getattr(self, attribute)[at].copy_(tensor[own])
+
+        return WeightSlot(name, shape, fill)
 
     def materialize(self, device: torch.device) -> None:
         """Give the parameters memory on ``device``; their values are arbitrary."""

@@ -1,4 +1,4 @@
-"""Token ids to vectors, and vectors to logits; the vocabulary is shared out to the shards."""
+"""Token ids to vectors, and vectors to logits; the vocabulary is split over the shards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tgi_cli.device.memory import release_pages
 from tgi_cli.kernels.linear import Epilogue, PackedMatrix, linear, rows
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.layers.linear import _Linear
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.layers.linear import LinearBase
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 def _own_rows(build: Build, vocab_size: int) -> tuple[int, int, int]:
@@ -30,9 +30,9 @@ def _fill_rows(table: Tensor, whole: Tensor, start: int, end: int) -> None:
 class Embedding(Loadable):
     """The table of token vectors: ids int64 [T] -> [T, hidden].
 
-    Where a head is tied to it that keeps its own, packed copy (see :class:`LMHead`), the table
-    need not be in memory a second time: vectors are then read from the packed one, or, if that
-    does not hold their numbers to the bit, from the checkpoint's mapped file.
+    If a tied head has a packed copy of its own (see :class:`LMHead`), the table need not be in
+    memory a second time: vectors are then read from the packed copy, or, if that is not exact to
+    the bit, from the checkpoint's mapped file.
     """
 
     def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
@@ -48,13 +48,13 @@ class Embedding(Loadable):
         self.may_stay_mapped = False
         self.mapped: Tensor | None = None
         self.head: PackedMatrix | None = None
-        """Of a tied head, whose rows are the vectors."""
+        """The packed weight of a tied head, whose rows are the vectors."""
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{path}.weight", self.shape, self._fill, self._keep)
 
     def materialize(self, device: torch.device) -> None:
-        self.device = device  # memory is taken when it is known whether it is needed
+        self.device = device  # memory is taken later, and only if it is needed
 
     def _keep(self, tensor: Tensor) -> bool:
         if not self.may_stay_mapped or self.device.type != "cpu":
@@ -77,7 +77,7 @@ class Embedding(Loadable):
         return nn.functional.pad(whole, (0, 0, 0, missing)) if missing else whole
 
     def settle(self, head_weight: nn.Parameter | None, packed: object) -> None:
-        """A tied head is done with the table: what it kept of it, plain or in its own form."""
+        """Drop the table for a tied head's weight, which is plain or packed, where it is equal."""
         if head_weight is None:
             self.release()
         if isinstance(packed, PackedMatrix) and packed.bits == 16:
@@ -86,11 +86,11 @@ class Embedding(Loadable):
             self.weight, self.mapped = head_weight, None
 
     def is_mapped(self, weight: Tensor) -> bool:
-        """Whether that is the checkpoint's file, not memory of its own."""
+        """Whether ``weight`` is in the checkpoint's mapped file."""
         return self.mapped is not None and weight.data_ptr() == self.mapped.data_ptr()
 
     def release(self) -> None:
-        """The table was read from its file: what of it is in memory can go."""
+        """Drop the pages of a mapped table, after it was read."""
         if self.mapped is not None:
             release_pages(self.mapped)
 
@@ -119,21 +119,19 @@ class PositionEmbedding(Loadable):
         self.weight = empty_parameter(positions, hidden_size, dtype=build.dtype)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(
-            f"{path}.weight", tuple(self.weight.shape), lambda tensor: self.weight.copy_(tensor)
-        )
+        yield self.slot(f"{path}.weight", "weight", tuple(self.weight.shape))
 
     def forward(self, positions: Tensor) -> Tensor:
         return self.weight.index_select(0, positions)
 
 
-class LMHead(_Linear):
+class LMHead(LinearBase):
     """Hidden states [N, hidden] to float32 logits [N, vocab], the same on every shard.
 
-    A tied head takes its weight from the embedding. Where weights are packed it keeps a packed
-    copy, which takes half the time (5.9 ms of one core plain, 3.1 packed, for a vocabulary of
-    49152 and a width of 576). It is quantized only where the checkpoint has it so, or
-    ``build.head`` does it; vectors of a table that it is tied to are then as exact as ever.
+    A tied head takes its weight from the embedding. If weights are packed it has a packed copy,
+    which takes half the time (5.9 ms of one core plain, 3.1 packed, for a vocabulary of 49152 and
+    a width of 576). It is quantized only if the checkpoint's is, or ``build.head`` does it; the
+    vectors of a tied embedding are then as exact as before.
     """
 
     exempt = True
@@ -163,14 +161,14 @@ class LMHead(_Linear):
     def slots(self, path: str) -> Iterator[WeightSlot]:
         if self._tied[0] is None:
             shape = (self.vocab_size, self.in_features)
-            yield WeightSlot(f"{path}.weight", shape, self._fill_weight, coded=True)
+            yield WeightSlot(f"{path}.weight", shape, self._fill_weight, takes_quantized=True)
         if self.bias is not None:
             yield WeightSlot(f"{path}.bias", (self.vocab_size,), self._fill_bias)
 
-    def _fill_weight(self, weight: Tensor | Codes) -> None:
+    def _fill_weight(self, weight: Tensor | QuantizedWeight) -> None:
         own = weight[self.start : self.end]
         missing = self.out_features - (self.end - self.start)
-        if isinstance(own, Codes):
+        if isinstance(own, QuantizedWeight):
             own = own.padded(self.out_features)
         elif missing:
             own = nn.functional.pad(own, (0, 0, 0, missing))
@@ -202,7 +200,7 @@ class LMHead(_Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.shard.size == 1 and isinstance(self.packed, PackedMatrix):
-            # In one go what the lines below make: rounded to bfloat16, kept in float32.
+            # The same as the lines below in one call: rounded to bfloat16, stored in float32.
             return linear(x, self.packed, self.bias, Epilogue.FLOAT)
         logits = self.shard.all_gather(super().forward(x))
         if logits.shape[-1] > self.vocab_size:

@@ -1,7 +1,7 @@
 """Matrix products in groups: rows sorted by expert, each group times its expert's weight.
 
-Where a group begins is known to the device alone. Nothing here waits for it, and no shape
-depends on it, so that a CUDA graph can hold the whole mixture of experts.
+The beginnings of the groups are known to the device alone. The host does not wait for them, and no
+shape depends on them, so that a CUDA graph can contain the whole mixture of experts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tgi_cli.layers import ops
 class Groups:
     """The P = T * k pairs of a token and one of its experts, sorted by expert.
 
-    Pairs of one expert stand in the order of their tokens.
+    Pairs of one expert are in the order of their tokens.
     """
 
     experts: Tensor
     """int64 [P]: the expert of each pair, ascending."""
     ends: Tensor
-    """int32 [E]: where each expert's pairs end; they begin where its predecessor's end."""
+    """int32 [E]: the end of each expert's pairs; they begin at its predecessor's end."""
     pairs: Tensor
-    """int64 [P]: which pair stands here, as an index of the flattened [T, k]."""
+    """int64 [P]: the index of each pair in the flattened [T, k]."""
     tokens: Tensor
-    """int64 [P]: and which token."""
+    """int64 [P]: the token of each pair."""
 
     @classmethod
     def sort(cls, chosen: Tensor, num_experts: int) -> Groups:
@@ -58,7 +58,7 @@ def looped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups) -> Tensor:
-    """What :func:`looped_linear` computes, by the kernel that the device has for it.
+    """Computes :func:`looped_linear` with the device's kernel for it.
 
     The host waits for the device only where there is neither torch's kernel nor Triton.
     """

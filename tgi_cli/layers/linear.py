@@ -1,4 +1,4 @@
-"""Linear layers, whole or shared out: by their outputs (column) or by their inputs (row).
+"""Linear layers, whole or split: by their outputs (column) or by their inputs (row).
 
 A column-parallel layer followed by a row-parallel one needs a single sum over the shards
 (Megatron-LM, https://arxiv.org/abs/1909.08053).
@@ -7,7 +7,7 @@ A column-parallel layer followed by a row-parallel one needs a single sum over t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,31 +15,31 @@ from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraLayer
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Outputs of a merged layer that have a name of their own."""
+class Projection:
+    """One of the linear layers that are merged into one."""
 
     size: int
-    """Over all shards."""
+    """Outputs over all shards."""
     units: int | None = None
-    """Pieces that stay whole on a shard (attention heads); None: single outputs."""
+    """Pieces that stay whole on a shard (attention heads). Default: single outputs."""
 
 
-class _Linear(Loadable):
-    """A weight [out, in] of this shard, kept and applied by the model's quantization method."""
+class LinearBase(Loadable):
+    """A weight [out, in] of this shard, stored and applied by the model's quantization method."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     lora: LoraLayer | None = None
-    """What adapters add to it; None where none may."""
+    """What adapters add; None if the model has no slots for adapters."""
     exempt = False
-    """Whether it stays as it is when plain weights are quantized as they are loaded."""
+    """Whether loading leaves a plain weight unquantized, even with ``--quantize``."""
     paired = False
     """Whether the outputs are a gate's and then as many that it gates: they may then be packed
     side by side, so that one kernel can compute both and their product."""
@@ -66,19 +66,19 @@ class _Linear(Loadable):
         return y
 
 
-class ColumnParallelLinear(_Linear):
+class ColumnParallelLinear(LinearBase):
     """Linear layers over one input, computed as one; each shard has some outputs of each.
 
     Merging q, k and v (and gate and up) saves a third of their time at one token, where each
     product pays about 10 us besides reading its weight.
 
     ``parts`` maps names beside the layer's own (``q_proj`` beside ``qkv_proj``) to outputs, in
-    the order in which these stand side by side: x [T, in_features] -> [T, this shard's outputs].
+    the order of these in the layer's output: x [T, in_features] -> [T, this shard's outputs].
     A part named "" is the layer itself.
     """
 
     def __init__(
-        self, build: Build, in_features: int, parts: Mapping[str, Part], bias: bool
+        self, build: Build, in_features: int, parts: Mapping[str, Projection], bias: bool
     ) -> None:
         self.parts = {
             name: (part, build.shard.share(part.size, part.units)) for name, part in parts.items()
@@ -94,23 +94,21 @@ class ColumnParallelLinear(_Linear):
         start = 0
         for name, (part, own) in self.parts.items():
             full = ".".join(filter(None, (parent, name))) if name else path
-            place = slice(start, start + own.stop - own.start)
-            fill = partial(self._fill_weight, place, own)
-            yield WeightSlot(f"{full}.weight", (part.size, self.in_features), fill, coded=True)
+            at = slice(start, start + own.stop - own.start)
+            fill = partial(self._fill_weight, at, own)
+            yield WeightSlot(
+                f"{full}.weight", (part.size, self.in_features), fill, takes_quantized=True
+            )
             if self.bias is not None:
-                yield WeightSlot(f"{full}.bias", (part.size,), partial(self._fill_bias, place, own))
-            start = place.stop
+                yield self.slot(f"{full}.bias", "bias", (part.size,), own, at)
+            start = at.stop
 
-    def _fill_weight(self, place: slice, own: slice, weight: Tensor | Codes) -> None:
-        self.method.fill(self, place, weight[own])
-
-    def _fill_bias(self, place: slice, own: slice, bias: Tensor) -> None:
-        assert self.bias is not None
-        self.bias[place].copy_(bias[own])
+    def _fill_weight(self, at: slice, own: slice, weight: Tensor | QuantizedWeight) -> None:
+        self.method.fill(self, at, weight[own])
 
 
-class RowParallelLinear(_Linear):
-    """A linear layer whose inputs are shared out: x [T, this shard's inputs] -> [T, out_features].
+class RowParallelLinear(LinearBase):
+    """A linear layer whose inputs are split: x [T, this shard's inputs] -> [T, out_features].
 
     The shards' products are summed up, the bias is added by the first. ``units``: pieces of the
     input that stay whole, as the column-parallel layer before it has them.
@@ -134,16 +132,12 @@ class RowParallelLinear(_Linear):
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         shape = (self.out_features, self.full_in_features)
-        yield WeightSlot(f"{path}.weight", shape, self._fill_weight, coded=True)
+        yield WeightSlot(f"{path}.weight", shape, self._fill_weight, takes_quantized=True)
         if self.bias is not None:
-            yield WeightSlot(f"{path}.bias", (self.out_features,), self._fill_bias)
+            yield self.slot(f"{path}.bias", "bias", (self.out_features,))
 
-    def _fill_weight(self, weight: Tensor | Codes) -> None:
+    def _fill_weight(self, weight: Tensor | QuantizedWeight) -> None:
         self.method.fill(self, slice(0, self.out_features), weight[:, self.own])
-
-    def _fill_bias(self, tensor: Tensor) -> None:
-        assert self.bias is not None
-        self.bias.copy_(tensor)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.shard.rank == 0 else None
@@ -154,5 +148,5 @@ class ReplicatedLinear(ColumnParallelLinear):
     """A linear layer that every shard has whole: x [T, in_features] -> [T, out_features]."""
 
     def __init__(self, build: Build, in_features: int, out_features: int, bias: bool) -> None:
-        whole = Build(build.dtype, build.quantization, ALONE, build.lora, build.max_positions)
-        super().__init__(whole, in_features, {"": Part(out_features)}, bias)
+        whole = replace(build, shard=ALONE)
+        super().__init__(whole, in_features, {"": Projection(out_features)}, bias)

@@ -1,19 +1,19 @@
 """LoRA adapters (https://arxiv.org/abs/2106.09685) beside the weights they change, many in a batch.
 
-Every linear layer keeps the A and B matrices of all *slots* side by side, as if they were one
-adapter of a rank that is the sum of theirs. A step then takes two products, whoever uses what:
+Every linear layer stores the A and B matrices of all *slots* side by side, as if they were one
+adapter with the sum of their ranks. A step then takes two products for any mix of adapters:
 
     y += ((x A^T) where the token's slot is the column's, else 0) B^T
 
-No token is gathered and nothing is asked of the host, so that the shapes depend on the number
-of tokens alone. An adapter's scale is part of its B. On a CPU, where a column costs time even if
-nobody uses it, the products are of the columns between the first and the last slot in use.
+No token is gathered and the host is not needed, so that the shapes depend on the number of tokens
+alone. An adapter's scale is part of its B. On a CPU, where a column costs time even if
+no token uses it, the products are of the columns between the first and the last slot in use.
 
 Milliseconds of a decode step of a 135M Llama in bf16 on one core, adapters of rank 16 on all
 linear layers (``python -m tests.benchmarks.lora``):
 
 ========  =========  ==========  =========  ==========  ==========
-rows      no slots   nobody's    1 adapter  2 adapters  4 adapters
+rows      no slots   unused      1 adapter  2 adapters  4 adapters
 ========  =========  ==========  =========  ==========  ==========
 1         33.8       32.7        39.9
 4         32.4       30.7        39.4       42.7        47.7
@@ -38,13 +38,13 @@ class LoraPart:
         name: beside the layer's own; "": the layer itself.
         size: over all shards.
         own: which of them are this shard's.
-        place: where these stand in the layer's output.
+        at: the position of these in the layer's output.
     """
 
     name: str
     size: int
     own: slice
-    place: slice
+    at: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class LoraLayer:
             inner.masked_fill_(self.table.foreign, 0)
         single = len(self.parts) == 1
         for part, product, b in zip(self.parts, inner, self._view_b, strict=True):
-            own = y if single else y[:, part.place]
+            own = y if single else y[:, part.at]
             if own.dtype == b.dtype:
                 own.addmm_(product, b)
             else:
@@ -124,11 +124,11 @@ class LoraLayer:
 
 
 class LoraTable:
-    """What the layers of a model share: how many slots there are, and who uses which in a step.
+    """The slots of a model's layers, and which of them a step uses.
 
-    On a CPU the adapters are kept and applied in float32 whatever the model's dtype: for two
-    narrow matrices bf16 kernels cost five times what they compute (4 tokens, [16, 576] and
-    [1536, 16]: 34 and 27 us of two cores, in float32 10 and 10).
+    On a CPU adapters are stored and applied in float32 whatever the model's dtype: for two narrow
+    matrices the overhead of bf16 kernels is large (4 tokens, [16, 576] and [1536, 16]: 34 and 27 us
+    of two cores, in float32 10 and 10).
 
     Args:
         slots: adapters in one step at most.
@@ -137,8 +137,9 @@ class LoraTable:
 
     Attributes:
         dtype: of the matrices, from :meth:`allocate` on.
-        columns: of the layers' matrices that the step needs; None: nobody has an adapter.
-        foreign: bool [T, columns], which of them are not the token's own; None: all are.
+        columns: of the layers' matrices that the step needs, or None if it has no adapters.
+        foreign: bool [T, columns], the columns that are not of the token's own adapter, or None if
+            all tokens have the same adapter.
     """
 
     def __init__(self, slots: int, rank: int, max_tokens: int) -> None:
@@ -186,7 +187,7 @@ class LoraTable:
 
     @torch.inference_mode()
     def put(self, slot: int, pairs: Sequence[LoraPair]) -> None:
-        """Fill a slot, which no token of a later step uses for what it held before.
+        """Fill a slot, whose previous adapter no later step uses.
 
         B of the layers that the adapter leaves alone need no clearing: zeros are all that is
         multiplied by it, and it is finite.
@@ -204,8 +205,8 @@ class LoraTable:
         """Prepare a step.
 
         Args:
-            used: the distinct slots of its tokens, ascending; -1 for those without adapter.
-            token_slots: int32 [T], of each token; None where ``used`` is [-1].
+            used: the distinct slots of its tokens, ascending; -1 for tokens without adapter.
+            token_slots: int32 [T], of each token; None if no token has an adapter.
         """
         slots = [slot for slot in used if slot >= 0]
         if not slots or token_slots is None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build
-from tgi_cli.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
+from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 
 
 class GatedMLP(nn.Module):
@@ -21,7 +21,10 @@ class GatedMLP(nn.Module):
         activation: str = "silu",
     ) -> None:
         super().__init__()
-        parts = {"gate_proj": Part(intermediate_size), "up_proj": Part(intermediate_size)}
+        parts = {
+            "gate_proj": Projection(intermediate_size),
+            "up_proj": Projection(intermediate_size),
+        }
         self.activation = activation
         self.gate_up_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
         self.gate_up_proj.paired = True
@@ -45,7 +48,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.up_proj = ColumnParallelLinear(build, hidden_size, {"": Part(intermediate_size)}, bias)
+        self.up_proj = ColumnParallelLinear(
+            build, hidden_size, {"": Projection(intermediate_size)}, bias
+        )
         self.down_proj = RowParallelLinear(build, intermediate_size, hidden_size, bias)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from tgi_cli.layers.base import Build, Loadable
 from tgi_cli.layers.grouped import Groups, grouped_linear
 from tgi_cli.layers.linear import (
     ColumnParallelLinear,
-    Part,
+    Projection,
     ReplicatedLinear,
     RowParallelLinear,
 )
@@ -58,24 +58,24 @@ def route(logits: Tensor, top_k: int, router: Router, normalize: bool) -> tuple[
     return (best / best.sum(-1, keepdim=True) if normalize else best), experts
 
 
-class _Placed(Loadable):
-    """A layer that may be given memory in common with others."""
+class _Stackable(Loadable):
+    """A layer whose memory may be part of a stack of layers."""
 
-    place: Callable[[torch.device], None] | None = None
+    allocate: Callable[[torch.device], None] | None = None
     """Gives the parameters memory, or leaves it to the layer."""
 
     def materialize(self, device: torch.device) -> None:
-        if self.place is not None:
-            self.place(device)
+        if self.allocate is not None:
+            self.allocate(device)
         if any(parameter.is_meta for parameter in self.parameters(recurse=False)):
             super().materialize(device)
 
 
-class _GateUp(_Placed, ColumnParallelLinear):
+class _GateUp(_Stackable, ColumnParallelLinear):
     pass
 
 
-class _Down(_Placed, RowParallelLinear):
+class _Down(_Stackable, RowParallelLinear):
     pass
 
 
@@ -86,7 +86,7 @@ class Expert(nn.Module):
         self, build: Build, hidden_size: int, size: int, bias: bool, activation: str
     ) -> None:
         super().__init__()
-        parts = {"gate_proj": Part(size), "up_proj": Part(size)}
+        parts = {"gate_proj": Projection(size), "up_proj": Projection(size)}
         self.activation = activation
         self.gate_up_proj = _GateUp(build, hidden_size, parts, bias)
         self.down_proj = _Down(build, size, hidden_size, bias)
@@ -100,9 +100,9 @@ class Expert(nn.Module):
 class Experts(nn.Module):
     """All experts of a layer, each with the weights of a layer of its own.
 
-    On a CPU they are computed one by one, as the host knows who has tokens, by whatever kernel
-    the quantization method has for one. Elsewhere dense weights stand in one stack per
-    projection, of which the experts' own parameters are views, and are multiplied in groups.
+    On a CPU they are computed one by one, as the host knows which of them have tokens, by the
+    kernel of the quantization method. Elsewhere dense weights are in one stack per projection, of
+    which the experts' own parameters are views, and are multiplied in groups.
 
     Milliseconds of one core, bf16, of a layer of Qwen3-30B-A3B (128 experts, 8 per token, H 2048,
     I 768), gpt-oss-20b (32, 4, H and I 2880) and a small Mixtral (8, 2, H 1024, I 3584), by
@@ -139,17 +139,17 @@ class Experts(nn.Module):
         ]
         for index, expert in enumerate(self.every):
             self.add_module(str(index), expert)
-            expert.gate_up_proj.place = expert.down_proj.place = self._place
+            expert.gate_up_proj.allocate = expert.down_proj.allocate = self._allocate
         self.gate_up: _Stack | None = None
         self.down: _Stack | None = None
 
-    def _place(self, device: torch.device) -> None:
-        """The first expert that asks for memory gets it for all."""
+    def _allocate(self, device: torch.device) -> None:
+        """Give all experts memory when the first one needs it."""
         if self.dense and device.type != "cpu" and self.gate_up is None:
             self.stack(device)
 
     def stack(self, device: torch.device) -> None:
-        """Give all experts' parameters memory in common."""
+        """Allocate one stack for all experts' parameters."""
         self.gate_up = _Stack.of([expert.gate_up_proj for expert in self.every], device)
         self.down = _Stack.of([expert.down_proj for expert in self.every], device)
 
@@ -216,8 +216,8 @@ class _Stack:
 class MoE(nn.Module):
     """A router, its experts, and perhaps one expert that every token passes: [T, H] to [T, H].
 
-    The weights of every expert are shared out like those of a single feed-forward block; the
-    shards' results are summed up once. The router is never quantized: it decides.
+    The weights of every expert are split like those of a single feed-forward block; the shards'
+    results are summed up once. The router is never quantized, for it chooses the experts.
 
     Args:
         build: dtype, quantization, shard.
@@ -228,7 +228,7 @@ class MoE(nn.Module):
         activation: by transformers' names, or ``clamped_swiglu``.
         router, normalize: see :func:`route`.
         router_bias, expert_bias: whether they have biases.
-        shared_intermediate_size: of the shared expert; None: there is none.
+        shared_intermediate_size: of the shared expert. Default: there is none.
         shared_gate: whether the sigmoid of a product with the hidden state scales it.
     """
 

@@ -1,4 +1,4 @@
-"""Normalization layers; each can take in the residual that is to be added before it."""
+"""Normalization layers; each can add its input to a residual before it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 class RMSNorm(Loadable):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32.
 
-    https://arxiv.org/abs/1910.07467. With ``one_plus`` the factor is 1 + weight (Gemma), and kept
-    as that, in float32: in 16 bits the sum would lose most of a small weight.
+    https://arxiv.org/abs/1910.07467. With ``one_plus`` the factor is 1 + weight (Gemma), stored as
+    that sum in float32: in 16 bits it would lose most of a small weight.
     """
 
     def __init__(self, build: Build, size: int, eps: float, one_plus: bool = False) -> None:
@@ -51,13 +51,9 @@ class LayerNorm(Loadable):
         self.eps = eps
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{path}.weight", (self.size,), lambda tensor: self.weight.copy_(tensor))
+        yield self.slot(f"{path}.weight", "weight", (self.size,))
         if self.bias is not None:
-            yield WeightSlot(f"{path}.bias", (self.size,), self._fill_bias)
-
-    def _fill_bias(self, tensor: Tensor) -> None:
-        assert self.bias is not None
-        self.bias.copy_(tensor)
+            yield self.slot(f"{path}.bias", "bias", (self.size,))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
@@ -68,7 +64,7 @@ class LayerNorm(Loadable):
 
 
 class WideRMSNorm(RMSNorm):
-    """An RMS norm over a width that is shared out: x [T, this shard's part] (OLMo 2).
+    """An RMS norm over a width that is split: x [T, this shard's part] (OLMo 2).
 
     ``units`` are the heads that stay whole; a head that several shards have counts once.
     """
@@ -80,11 +76,7 @@ class WideRMSNorm(RMSNorm):
         self.shard = build.shard
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(
-            f"{path}.weight",
-            (self.full_size,),
-            lambda tensor: self.weight.copy_(tensor[self.own]),
-        )
+        yield self.slot(f"{path}.weight", "weight", (self.full_size,), self.own)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.shard.size == 1:

@@ -1,9 +1,9 @@
-"""The small operations of a layer, one torch reference each, and which form a device gets.
+"""The small operations of a layer: a torch reference each, and the choice of kernels.
 
 On CUDA that is Triton's (:mod:`tgi_cli.layers.triton_ops`) where it can compile here, for bfloat16
 on a CPU the one in C++ (:mod:`tgi_cli.kernels.elementwise`) where it was compiled, else the
-reference, which stands below. References compute in float32 and round once, and what they make of
-a row does not depend on the rows beside it.
+reference below. References compute in float32 and round once, and the result of a row does not
+depend on the rows beside it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from tgi_cli.kernels import elementwise, wanted
+from tgi_cli.kernels import custom_kernels_enabled, elementwise
 
 log = logging.getLogger(__name__)
 
 
 @cache
 def triton_kernels() -> ModuleType | None:
-    """The kernels for CUDA; asked for at its first operation, and then never again."""
-    if not wanted():
+    """The kernels for CUDA; looked up once, at the first operation."""
+    if not custom_kernels_enabled():
         return None
     try:
         from tgi_cli.layers import triton_ops

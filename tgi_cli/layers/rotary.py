@@ -26,7 +26,7 @@ class RotaryEmbedding(nn.Module):
         max_positions: the model's context.
         dtype: of the results.
         device: of positions and results.
-        served_positions: the context that is served; None: the model's.
+        served_positions: the context that is served. Default: the model's.
 
     Raises:
         UnsupportedModelError: a kind of scaling that is not implemented.
@@ -96,8 +96,8 @@ def _default(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) ->
 def _dynamic(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
     """NTK-aware (https://arxiv.org/abs/2309.00071, appendix A.1): a base that grows with the text.
 
-    It grows beyond the original context only, and with what is served rather than with each text,
-    whose first tokens are cached before its length is known.
+    It grows beyond the original context only, and with the served context, not with each text: its
+    first tokens are cached before its length is known.
     """
     original = float(parameters["original_max_position_embeddings"])
     served, dims = float(parameters["served_positions"]), 2 * len(frequencies)
@@ -114,7 +114,7 @@ def _linear(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> 
 
 
 def _llama3(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
-    """Llama 3.1: long wavelengths are interpolated, short ones kept, those between blended."""
+    """Llama 3.1: long wavelengths are interpolated, short ones unchanged, those between blended."""
     factor = float(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     context = float(parameters["original_max_position_embeddings"])
@@ -161,8 +161,8 @@ def _longrope(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -
     """LongRoPE (https://arxiv.org/abs/2402.13753): a factor per frequency.
 
     There is a set for texts within the original context and one for longer ones. The served
-    context chooses, since a text's early tokens are cached before its length is known: who
-    serves no more than the original context gets the short set.
+    context chooses, since a text's early tokens are cached before its length is known: up to the
+    original context the short set is used.
     """
     original = float(parameters["original_max_position_embeddings"])
     long = float(parameters["served_positions"]) > original

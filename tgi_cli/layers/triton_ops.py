@@ -285,7 +285,7 @@ def norm_rotate_write(
     _rotate(qkv, weight, eps, cosines, sines, (key_cache, value_cache, slots))
 
 
-_FORMULAS = {
+FORMULAS = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
@@ -351,7 +351,7 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         rows.stride(0),
         SIZE=size,
         BLOCK=block,
-        FORMULA=_FORMULAS[activation],
+        FORMULA=FORMULAS[activation],
         num_warps=max(block // 256, 1),
     )
     return product

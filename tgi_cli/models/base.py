@@ -1,4 +1,4 @@
-"""What every causal language model offers to whoever runs it."""
+"""The interface of every causal language model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from abc import abstractmethod
 from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec, PagedAttention
-from tgi_cli.layers import Loadable
-from tgi_cli.models.source import Source
+from tgi_cli.layers import Embedding, Loadable, PositionEmbedding
+from tgi_cli.layers.moe import Expert, MoE
+from tgi_cli.models.weight_map import Source
 
 
 class CausalLM(nn.Module):
@@ -20,7 +21,7 @@ class CausalLM(nn.Module):
 
     kv_specs: list[KVSpec]
     ignored: tuple[str, ...] = ()
-    """Regular expressions for whole names of tensors that a checkpoint may carry in vain."""
+    """Regular expressions for whole names of unneeded tensors that a checkpoint may have."""
 
     def source(self, name: str) -> Source:
         """Where the checkpoint has the tensor that the model calls ``name``."""
@@ -38,25 +39,48 @@ class CausalLM(nn.Module):
         """Hidden states [N, hidden] to float32 logits [N, vocab]."""
 
     @property
-    def is_program(self) -> bool:
-        """Whether the kernels for the CPU run all layers, and torch next to nothing."""
-        return False
-
-    @property
     def kv_window(self) -> int | None:
         """Positions that any layer sees of a sequence, if every layer has a window; else None.
 
-        What lies behind them in the cache is never read again.
+        Cached positions behind the window are never read again.
         """
         windows = [spec.window for spec in self.kv_specs]
         return None if None in windows else max(w for w in windows if w is not None)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that the weights take, in the form they are kept in."""
+        """Bytes that the weights take, packed and quantized as they are."""
         packed = [
             layer.packed
             for layer in self.modules()
             if isinstance(layer, Loadable) and layer.packed is not None
         ]
         return sum(weight.nbytes for weight in [*self.parameters(), *packed])
+
+    def bytes_read(self, rows: int) -> int:
+        """Bytes of weights that a decode of ``rows`` sequences reads, of this shard.
+
+        Tables of embeddings are not counted: few of their rows are read. Of the experts as many
+        are counted as so many tokens choose, if they choose evenly.
+        """
+        sizes: dict[int, float] = {}
+
+        def add(module: nn.Module, share: float) -> None:
+            if isinstance(module, Embedding | PositionEmbedding):
+                return
+            for parameter in module.parameters(recurse=False):
+                sizes[parameter.data_ptr()] = parameter.nbytes * share
+            packed = module.packed if isinstance(module, Loadable) else None
+            if packed is not None:
+                sizes[id(packed)] = packed.nbytes * share
+
+        for module in self.modules():
+            add(module, 1.0)
+        for mixture in self.modules():
+            if isinstance(mixture, MoE):
+                experts = [each for each in mixture.experts.modules() if isinstance(each, Expert)]
+                share = 1 - (1 - mixture.top_k / len(experts)) ** rows
+                for expert in experts:
+                    for module in expert.modules():
+                        add(module, share)
+        return int(sum(sizes.values()))

@@ -1,65 +1,64 @@
-"""The tensors of a checkpoint, known from its files' headers alone.
-
-https://huggingface.co/docs/safetensors/index#format
-"""
+"""The tensors of a checkpoint, known from its files' headers alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tgi_cli.errors import CheckpointError, CorruptFileError
-from tgi_cli.hub.local import weight_map
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.errors import CheckpointError
+from tgi_cli.models.weight_files import INDEX, file_header, unreadable, weight_files
 from tgi_cli.quantization.formats import CheckpointFormat
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _PEEKED = 1 << 16
-"""Elements of a tensor that says how others are kept."""
+"""Size limit of a tensor that describes how others are quantized."""
 
 _SHOWN = 5
 """Names in an error message; the others are counted."""
 
 QUANTIZED = "quantized"
-"""In place of a dtype, that of weights which are made of several tensors."""
+"""The dtype of weights which are made of several tensors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor of the checkpoint, known from its file's header.
 
-    A quantized weight passes for one: it is read from its ``parts``. So do rows of one matrix of
-    a stack, which are a ``part`` of the tensor ``name``: its index, the first row and the last + 1.
+    A quantized weight counts as one: it is read from its ``parts``. So do rows of one matrix of a
+    stack: they are a ``part`` of the tensor ``name`` (its index, the first row and the last + 1).
     """
 
     name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    parts: tuple[Stored, ...] = ()
-    read: Callable[..., Codes] | None = None
+    parts: tuple[StoredTensor, ...] = ()
+    read: Callable[..., QuantizedWeight] | None = None
     about: str = ""
-    """Of a quantized weight: how it is kept, for people."""
+    """How a quantized weight is quantized, for reports."""
     part: tuple[int, int, int] | None = None
 
 
-def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Stored]:
-    """The checkpoint as it would be with one tensor per weight, whatever that is made of."""
+def merge_quantized(
+    stored: dict[str, StoredTensor], layout: CheckpointFormat
+) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint, with one for each quantized weight."""
     plain = dict(stored)
     for module, tensors in layout.modules(stored).items():
 
-        def peek(suffix: str, tensors: dict[str, Stored] = tensors) -> Tensor:
+        def peek(suffix: str, tensors: dict[str, StoredTensor] = tensors) -> Tensor:
             small = tensors[suffix]
             if math.prod(small.shape) > _PEEKED:
                 raise CheckpointError(f"{small.name} is {list(small.shape)}: too large for it")
             return read_tensor(small)
 
         try:
-            weight = layout.fold(module, tensors, peek)
+            weight = layout.merge(module, tensors, peek)
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise CheckpointError(
                 f"{module} is no weight quantized with {layout.name}: {error!r}",
@@ -69,27 +68,37 @@ def folded(stored: dict[str, Stored], layout: CheckpointFormat) -> dict[str, Sto
             del plain[tensor.name]
         parts = tuple(tensors[suffix] for suffix in weight.names)
         name = f"{module}.weight"
-        plain[name] = Stored(
+        plain[name] = StoredTensor(
             name, parts[0].file, weight.shape, QUANTIZED, parts, weight.read, weight.about
         )
     return plain
 
 
-def read_headers(path: Path) -> dict[str, Stored]:
+def read_headers(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint, by name. Reads no weights."""
-    stored: dict[str, Stored] = {}
-    for file, names in _files(path):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys() if names is None else names:
-                    view = tensors.get_slice(name)
-                    stored[name] = Stored(name, file, tuple(view.get_shape()), view.get_dtype())
-        except (SafetensorError, OSError) as error:
-            raise unreadable(file, error) from error
+    files = weight_files(path)
+    if not files:
+        raise CheckpointError(
+            f"{path} has no model.safetensors and no {INDEX}",
+            "download the model, or convert its weights to safetensors",
+        )
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{INDEX} names files that are not in {path}: {some(absent)}",
+            "download the model again",
+        )
+    stored: dict[str, StoredTensor] = {}
+    for file, names in files.items():
+        header = file_header(file)
+        for name in header if names is None else names:
+            if name not in header:
+                raise unreadable(file, f"it has no tensor {name}, which {INDEX} lists")
+            stored[name] = StoredTensor(name, file, header[name].shape, header[name].dtype)
     return stored
 
 
-def read_tensor(stored: Stored) -> Tensor:
+def read_tensor(stored: StoredTensor) -> Tensor:
     """A tensor that is stored as it is, or rows of one."""
     try:
         with safe_open(stored.file, framework="pt") as tensors:
@@ -103,41 +112,7 @@ def read_tensor(stored: Stored) -> Tensor:
     return tensor
 
 
-def _files(path: Path) -> Iterator[tuple[Path, list[str] | None]]:
-    """The files of a checkpoint, each with the names an index lists for it (None: all in it)."""
-    index = path / "model.safetensors.index.json"
-    single = path / "model.safetensors"
-    if index.is_file():
-        try:
-            names: dict[str, list[str]] = {}
-            for name, file in weight_map(index).items():
-                names.setdefault(file, []).append(name)
-        except (OSError, CorruptFileError) as error:
-            raise unreadable(index, error) from error
-        absent = [file for file in names if not (path / file).is_file()]
-        if absent:
-            raise CheckpointError(
-                f"{index.name} names files that are not in {path}: {some(absent)}",
-                "download the model again",
-            )
-        yield from ((path / file, listed) for file, listed in names.items())
-    elif single.is_file():
-        yield single, None
-    else:
-        raise CheckpointError(
-            f"{path} has no model.safetensors and no model.safetensors.index.json",
-            "download the model, or convert its weights to safetensors",
-        )
-
-
 def some(names: list[str]) -> str:
     """Names for an error message, not all of them if they are many."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
-
-
-def unreadable(file: Path, error: Exception) -> CheckpointError:
-    """What to raise for a file that is not what it should be."""
-    return CheckpointError(
-        f"{file} cannot be read: {error}", "the file is incomplete or damaged: download it again"
-    )

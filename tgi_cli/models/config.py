@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: config.json and generation_config.json, read as JSON.
+"""A checkpoint's configuration: config.json and generation_config.json, read as JSON.
 
 transformers' own classes would be one import away, and cost 100 MB and seconds with it.
 """
@@ -7,49 +7,59 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tgi_cli.errors import CheckpointError, ConfigError, ModelError
+from tgi_cli.errors import CheckpointError, ModelError
 from tgi_cli.files import read_json
+from tgi_cli.models.weight_files import file_header
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _LARGEST = 1 << 63
-"""Whole numbers of config.json are below it, as torch's are."""
+"""Limit of whole numbers of config.json, as of torch's."""
 
 _MOST_ENDS = 1024
-"""Ids that may end a text; published models have up to a dozen."""
+"""Limit of ids that end a text; published models have up to a dozen."""
 
 _SHOWN = 60
-"""Characters of a value in an error message."""
+"""Limit of a value's characters in an error message."""
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """As safetensors names them."""
 
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Where older checkpoints say how they are quantized, and the method where none is named."""
+"""Files with the quantization config of older checkpoints, and the method if they name none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The configuration of the checkpoint in folder ``path``, as it stands in its files."""
+    """The configuration of the checkpoint in folder ``path``, unchanged."""
 
     path: Path
     architecture: str
     raw: dict[str, Any]
     """config.json."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """generation_config.json; empty where there is none."""
+    """generation_config.json; empty if there is none."""
     trust_remote_code: bool = False
-    """What the user said. Code that comes with a checkpoint is run only then, and only where
-    neither this package nor transformers knows the architecture."""
+    """Whether code that comes with the checkpoint may run. It does only if neither this package
+    nor transformers knows the architecture."""
+
+    @property
+    def file(self) -> Path:
+        """Its config.json."""
+        return self.path / "config.json"
+
+    def invalid(self, problem: str) -> ModelError:
+        """The error of an invalid config.json."""
+        return ModelError(f"{self.file}: {problem}")
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of ``key``, which must be a ``kind``; ``default`` where it is null or absent.
+        """The value of ``key``, which must be a ``kind``; ``default`` if it is null or absent.
 
         Raises:
             ModelError: of another type, or absent with no default.
@@ -57,33 +67,30 @@ class ModelConfig:
         value = self.raw.get(key)
         if value is None:
             if default is None:
-                raise ModelError(f"{self.path / 'config.json'} does not say {key!r}")
+                raise ModelError(f"{self.file} does not say {key!r}")
             return default
         if kind is float and type(value) is int and abs(value) < _LARGEST:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ModelError(
-                f"{self.path / 'config.json'}: {key!r} is {shown(value)}, not {kind.__name__}"
-            )
+            raise self.invalid(f"{key!r} is {shown(value)}, not {kind.__name__}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ModelError(f"{self.path / 'config.json'}: {key!r} is {value}, not a number")
+            raise self.invalid(f"{key!r} is {value}, not a number")
         return value
 
     def positive(self, key: str, default: int | None = None) -> int:
         """The value of ``key``, an integer above 0 and below 2**63. Raises like ``get``."""
         value = self.get(key, int, default)
         if not 0 < value < _LARGEST:
-            raise ModelError(
-                f"{self.path / 'config.json'}: {key!r} is {shown(value)}, must be positive"
+            raise self.invalid(
+                f"{key!r} is {shown(value)}, must be positive"
                 + (" and below 2**63" if value > 0 else "")
             )
         return value
 
     def eos_token_ids(self, vocab_size: int) -> tuple[int, ...]:
-        """What ends a text: of the generation config, else of the model's; may be none.
+        """The ids that end a text: of the generation config, else of the model's; may be empty.
 
-        Ids that no token of the vocabulary has are left out, with a warning: a model never says
-        them.
+        Ids outside the vocabulary are left out, with a warning: a model never generates them.
 
         Raises:
             ModelError: they are no whole numbers, or more than 1,024.
@@ -115,9 +122,9 @@ class ModelConfig:
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """What the checkpoint says of its quantization; None: it has none.
+        """The checkpoint's quantization config, or None if it has none.
 
-        It stands in config.json, in older checkpoints in a file of its own.
+        It is part of config.json; older checkpoints have a file of its own.
 
         Raises:
             ModelError: it is no JSON object.
@@ -136,7 +143,7 @@ class ModelConfig:
         """Of the weights on disk: ``float32``, ``bfloat16`` or ``float16``.
 
         Raises:
-            CheckpointError: config.json does not say, and no weights can be read that would.
+            CheckpointError: neither config.json nor any weights name it.
         """
         stated = self.raw.get("dtype", self.raw.get("torch_dtype"))
         if isinstance(stated, str) and stated in _DTYPES.values():
@@ -144,32 +151,19 @@ class ModelConfig:
         return self._dtype_on_disk()
 
     def _dtype_on_disk(self) -> str:
-        from safetensors import SafetensorError, safe_open
-
         for file in sorted(self.path.glob("*.safetensors")):
-            if not file.is_file():  # a pipe, say, would be waited for
-                continue
-            try:
-                with safe_open(file, framework="numpy") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                        dtype = tensors.get_slice(name).get_dtype()
-                        if dtype in _DTYPES:
-                            return _DTYPES[dtype]
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} cannot be read: {error}") from error
+            if file.is_file():  # reading a pipe would block
+                for entry in file_header(file).values():
+                    if entry.dtype in _DTYPES:
+                        return _DTYPES[entry.dtype]
         raise CheckpointError(f"{self.path} has no safetensors file with floating-point weights")
 
 
-def read_config(
-    path: Path, trust_remote_code: bool = False, rope: tuple[str, float] | None = None
-) -> ModelConfig:
+def read_config(path: Path, trust_remote_code: bool = False) -> ModelConfig:
     """Read the configuration of the checkpoint in folder ``path``.
-
-    With ``rope`` its positions are stretched: ``linear`` or ``dynamic``, and by what factor.
 
     Raises:
         ModelError: no folder, no config.json, or one that is not a JSON object.
-        ConfigError: its positions do not stretch.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -184,12 +178,11 @@ def read_config(
         raise ModelError(f"{file} names no architecture")
     generation_file = path / "generation_config.json"
     generation = _read_object(generation_file) if generation_file.is_file() else {}
-    config = ModelConfig(path, architectures[0], raw, generation, trust_remote_code)
-    return config if rope is None else _scaled(config, *rope)
+    return ModelConfig(path, architectures[0], raw, generation, trust_remote_code)
 
 
 def shown(value: object) -> str:
-    """A value for an error message, shortened where it is long."""
+    """A value for an error message, shortened if it is long."""
     if isinstance(value, int) and abs(value) >= _LARGEST:
         return f"a whole number of {value.bit_length()} bits"
     text = repr(value) if isinstance(value, (str, int, float, type(None))) else _outline(value)
@@ -197,7 +190,7 @@ def shown(value: object) -> str:
 
 
 def shown_error(error: Exception) -> str:
-    """An error's kind and words for an error message, shortened where they are long."""
+    """An error's class and message for another error message, shortened if they are long."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text if len(text) <= 200 else text[:200] + '...'}"
 
@@ -216,45 +209,3 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{file} is not a JSON object", "download the model again")
     return value
-
-
-def _scaled(config: ModelConfig, kind: str, factor: float) -> ModelConfig:
-    """``config`` with its positions stretched: what it says of its own scaling is replaced.
-
-    The context grows by the factor.
-    """
-    from tgi_cli.models.registry import decoder_spec, is_native
-
-    if not is_native(config) or not decoder_spec(config).ropes:
-        raise ConfigError(
-            f"--rope-scaling is not for {config.architecture}: it is not run with rotary embedding "
-            "of our own",
-            "leave --rope-scaling and --rope-factor off",
-        )
-    context = decoder_spec(config).max_position_embeddings
-    raw = dict(config.raw)
-    raw["rope_parameters"] = _unscaled(config.get("rope_parameters", dict, {}))
-    raw["rope_scaling"] = {
-        "rope_type": kind,
-        "factor": factor,
-        "original_max_position_embeddings": context,
-    }
-    raw.pop("original_max_position_embeddings", None)
-    raw["max_position_embeddings"] = math.floor(context * factor)
-    stretched = replace(config, raw=raw)
-    if decoder_spec(stretched).max_position_embeddings != raw["max_position_embeddings"]:
-        raise ConfigError(
-            f"--rope-scaling is not for {config.architecture}: its context is not to be stretched",
-            "leave --rope-scaling and --rope-factor off",
-        )
-    return stretched
-
-
-def _unscaled(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters without a scaling; they may stand below each kind of layer."""
-    kept = ("rope_theta", "partial_rotary_factor")
-    return {
-        key: _unscaled(value) if isinstance(value, dict) else value
-        for key, value in parameters.items()
-        if isinstance(value, dict) or key in kept
-    }

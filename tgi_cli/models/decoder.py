@@ -1,17 +1,14 @@
-"""The skeleton of every native family: what a DecoderSpec declares, built of shared layers."""
+"""The model of every built-in family: what a DecoderSpec declares, built of shared layers."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import PagedAttention
-from tgi_cli.attention.native import NativeAttention
-from tgi_cli.kernels.program import Program
 from tgi_cli.layers import (
     MLP,
     Attention,
@@ -26,8 +23,8 @@ from tgi_cli.layers import (
 )
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.source import Source
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
 
@@ -104,37 +101,27 @@ class DecoderModel(nn.Module):
         norm = _norm(build, spec.final_norm, spec.hidden_size)
         assert norm is not None
         self.norm = norm
-        self.on_one_cpu = build.shard.size == 1 and device.type == "cpu"
-        self.lora = build.lora
 
-    @cached_property
-    def program(self) -> Program | None:
-        """The layers for the CPU's kernels; asked for when they are loaded."""
-        from tgi_cli.models.lowering import lower  # it knows what is made here
-
-        return lower(self) if self.on_one_cpu else None
-
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        hidden, residual = self.embed_tokens(input_ids), None
+    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, list[Rotation]]:
+        """What goes into the first layer, [T, hidden], and each rope's rotation of the step."""
+        hidden: Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             # The factor is rounded to the model's dtype, as where these models were trained.
             hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype)
         if self.embed_positions is not None:
             hidden = hidden.add_(self.embed_positions(positions))
-        rotations = [rope(positions) for rope in self.ropes]
-        if (
-            isinstance(attention, NativeAttention)
-            and self.program is not None
-            and (self.lora is None or self.lora.columns is None)
-        ):
-            return self.program.run(hidden, attention.step, attention.caches, rotations)
+        return hidden, [rope(positions) for rope in self.ropes]
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        hidden, rotations = self.embed(input_ids, positions)
+        residual = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, rotations, attention)
         return self.norm.add(hidden, residual)[0]
 
 
 class DecoderForCausalLM(CausalLM):
-    """A native family's model."""
+    """The model of a built-in family."""
 
     def __init__(self, spec: DecoderSpec, build: Build, device: torch.device) -> None:
         super().__init__()
@@ -147,10 +134,6 @@ class DecoderForCausalLM(CausalLM):
         self.ignored = spec.ignored
         if spec.notice and build.shard.rank == 0:
             log.warning(spec.notice)
-
-    @property
-    def is_program(self) -> bool:
-        return self.model.program is not None
 
     def source(self, name: str) -> Source:
         return self.spec.source(name)
@@ -186,22 +169,9 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
 
 
 def _attention(build: Build, spec: AttentionSpec, hidden_size: int, index: int) -> Attention:
-    return Attention(
-        build,
-        index,
-        hidden_size,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-        bias=spec.bias,
-        output_bias=spec.output_bias,
-        scale=spec.scale,
-        window=spec.window,
-        softcap=spec.softcap,
-        sinks=spec.sinks,
-        qk_norm_eps=spec.qk_norm_eps,
-        qk_norm=spec.qk_norm,
-    )
+    arguments = asdict(spec)
+    del arguments["rope"]
+    return Attention(build, index, hidden_size, **arguments)
 
 
 def _mlp(build: Build, spec: MLPSpec | MoESpec, hidden_size: int) -> nn.Module:

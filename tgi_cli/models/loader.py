@@ -1,4 +1,4 @@
-"""Weights from safetensors files into a model, without a second copy of them.
+"""Loads weights from safetensors files into a model, without a second copy of them.
 
 Layers are completed one after the other: memory is taken, the shards are copied (and cast) out
 of the mapped file, the result is packed, and only then comes the next. The file is mapped anew
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,27 +26,36 @@ from tgi_cli.device.memory import available_memory, large_blocks_apart
 from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError
 from tgi_cli.layers import Build, Loadable, WeightSlot
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.checkpoint import QUANTIZED, Stored, folded, read_headers, some, unreadable
+from tgi_cli.models.checkpoint import (
+    QUANTIZED,
+    StoredTensor,
+    merge_quantized,
+    read_headers,
+    some,
+)
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
-from tgi_cli.models.dummy import random_tensor
-from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_native
-from tgi_cli.models.source import Source
+from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_builtin
+from tgi_cli.models.weight_files import unreadable
+from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
-from tgi_cli.quantization.codes import Codes
-from tgi_cli.quantization.head import QuantizedHead
-from tgi_cli.quantization.recognise import notice, quantizer
+from tgi_cli.quantization.detect import method_notice, quantizer_for
+from tgi_cli.quantization.quantized import QuantizedHead
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraTable
 
 log = logging.getLogger(__name__)
 
+_DUMMY_STD = 0.02
+"""Standard deviation of random weights, as transformers initializes most of its models."""
+
 _MAPPED_BYTES = 16 << 20
-"""Read from a mapping before it is dropped."""
+"""Bytes to read from a mapping before it is dropped."""
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Of the dtypes that are cast to the model's on the way."""
+"""Bytes of the dtypes that are cast to the model's when loaded."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -58,10 +68,13 @@ _DTYPES = {
 }
 
 _PREFIXES = ("model.", "transformer.", "gpt_neox.")
-"""Of base models, which some checkpoints leave out."""
+"""Prefixes of base models, which some checkpoints leave out."""
 
-_SEEING = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}
-"""Prefixes in models that see images, as transformers wrote them before version 5, and since."""
+_MULTIMODAL = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""Prefixes in multimodal models, as transformers wrote them before version 5, and since."""
 
 _HARMLESS = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that some checkpoints carry and no model needs: rotary frequencies are computed; a head
@@ -69,26 +82,26 @@ that is tied repeats the embedding (an untied one is wanted)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Filling:
-    """A slot, and the stored tensors that it is filled from."""
+class SlotAssignment:
+    """A slot, and the stored tensors that fill it."""
 
     slot: WeightSlot
     source: Source
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredTensor, ...]
 
     @property
-    def takes_codes(self) -> bool:
-        """Whether a quantized weight is handed to the slot as it is."""
-        return self.slot.coded and self.source.join is None
+    def keeps_quantized(self) -> bool:
+        """Whether the slot takes a quantized weight without dequantizing it."""
+        return self.slot.takes_quantized and self.source.join is None
 
     @property
     def num_dequantized(self) -> int:
-        """Quantized weights that are not."""
-        return 0 if self.takes_codes else sum(each.dtype == QUANTIZED for each in self.stored)
+        """Quantized weights that have to be dequantized."""
+        return 0 if self.keeps_quantized else sum(each.dtype == QUANTIZED for each in self.stored)
 
     @property
     def num_bytes(self) -> int:
-        """Of the slot's own share of what is stored."""
+        """Bytes to read from the checkpoint."""
         size = torch.Size(self.slot.shape).numel()
         return size * _ITEM_BYTES.get(self.stored[0].dtype, 1) if self.stored else 0
 
@@ -114,12 +127,12 @@ def load_model(
         device: where they go.
         progress: called with (bytes read, bytes in all) as layers are completed.
         shard: which share of the weights is loaded.
-        lora: given where adapters may be applied.
+        lora: slots for adapters. Default: none.
         load_format: ``dummy`` fills the model with random numbers and reads no weights.
-        max_positions: the context that will be served; None: the model's.
+        max_positions: the context that will be served. Default: the model's.
         quantize: how plain weights are quantized as they are loaded, one of
-            :data:`tgi_cli.config.ON_THE_FLY`; None: they are not.
-        quantize_head: whether the output head is brought into 8 bits.
+            :data:`tgi_cli.config.settings.model.ON_THE_FLY`. Default: they are not.
+        quantize_head: whether to quantize the output head to 8 bits.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
@@ -130,7 +143,7 @@ def load_model(
         layout = checkpoint_format(config)
         method: QuantizationMethod = Unquantized()
         if layout is not None or quantize is not None:
-            method = Quantized(dtype, device, None if quantize is None else quantizer(quantize))
+            method = Quantized(dtype, device, None if quantize is None else quantizer_for(quantize))
         head = QuantizedHead(dtype, device) if quantize_head else None
         build = Build(dtype, method, shard, lora, max_positions, head)
         model = _build(config, build, device)
@@ -146,7 +159,7 @@ def load_model(
         else:
             stored = read_headers(config.path)
             if layout is not None:
-                stored = folded(stored, layout)
+                stored = merge_quantized(stored, layout)
             wanted = [slot for _, slots in layers for slot in slots]
             fillings = _resolve(model, wanted, stored, () if layout is None else layout.ignored)
             _fill(layers, fillings, device, progress)
@@ -156,7 +169,7 @@ def load_model(
                 text = "%d quantized weights are kept in %s: as parts of larger ones"
                 log.info(text, stacked, name)
     if shard.rank == 0:
-        if quantize is not None and (about := notice(quantize)):
+        if quantize is not None and (about := method_notice(quantize)):
             log.info(about)
         for each in (method, head):
             for line in each.report() if isinstance(each, Quantized) else ():
@@ -165,8 +178,8 @@ def load_model(
 
 
 def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
-    """The model without weights: as it is defined here, else as transformers defines it."""
-    if is_native(config):
+    """The model without weights: of a built-in family, or else of transformers."""
+    if is_builtin(config):
         spec = decoder_spec(config)
         try:
             return DecoderForCausalLM(spec, build, device)
@@ -174,16 +187,16 @@ def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise ModelError(
-                f"no model can be built of {config.path / 'config.json'} ({shown_error(error)})",
+                f"no model can be built of {config.file} ({shown_error(error)})",
                 "download the model again, or correct it",
             ) from error
-    from tgi_cli.models.transformers import TransformersForCausalLM  # imports transformers
+    from tgi_cli.models.hf.model import TransformersForCausalLM  # imports transformers
 
     return TransformersForCausalLM(config, build, device)
 
 
 def _order(layer: tuple[Loadable, list[WeightSlot]]) -> tuple[int, bool]:
-    """The largest first, while there is room: packing needs a layer's memory twice."""
+    """Largest first, while memory is free: packing needs a layer's memory twice."""
     first = layer[0].loads_after
     slots = layer[1] if first is None else first.slots("")
     return -sum(torch.Size(slot.shape).numel() for slot in slots), first is not None
@@ -192,7 +205,7 @@ def _order(layer: tuple[Loadable, list[WeightSlot]]) -> tuple[int, bool]:
 def _require_memory(
     layers: list[tuple[Loadable, list[WeightSlot]]], build: Build, device: torch.device
 ) -> None:
-    """Without files, config.json alone says how large the model is: it must fit."""
+    """Check that a model of the size in config.json fits: there are no files that confirm it."""
     numbers = sum(math.prod(slot.shape) for _, slots in layers for slot in slots)
     # What is quantized on the way is smaller, by 4 bits for 32 at most.
     needed, free = numbers * build.dtype.itemsize // 8, available_memory(device)
@@ -212,9 +225,20 @@ def _fill_dummies(layers: list[tuple[Loadable, list[WeightSlot]]], device: torch
         layer.finish()
 
 
+def random_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """float32 numbers that depend on name and shape alone: shards of a model agree on them.
+
+    Vectors are what leaves activations alone: ones, or zeros for a bias.
+    """
+    if len(shape) == 1:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.empty(shape).normal_(0.0, _DUMMY_STD, generator=generator)
+
+
 def _fill(
     layers: list[tuple[Loadable, list[WeightSlot]]],
-    fillings: dict[str, _Filling],
+    fillings: dict[str, SlotAssignment],
     device: torch.device,
     progress: Callable[[int, int], None] | None,
 ) -> None:
@@ -243,12 +267,12 @@ class _MappedFiles:
         self._stack = ExitStack()
         self._read = 0
 
-    def fill(self, filling: _Filling) -> None:
+    def fill(self, filling: SlotAssignment) -> None:
         if self._read >= _MAPPED_BYTES:
             self.close()
         slot, source = filling.slot, filling.source
         read = [self._read_one(each) for each in filling.stored]
-        if filling.takes_codes and isinstance(read[0], Codes):
+        if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
             slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
         else:
             tensor = source.view(*map(_dense, read))
@@ -257,12 +281,12 @@ class _MappedFiles:
                 slot.fill(tensor)
         self._read += filling.num_bytes
 
-    def _read_one(self, stored: Stored) -> torch.Tensor | Codes:
+    def _read_one(self, stored: StoredTensor) -> torch.Tensor | QuantizedWeight:
         if stored.read is None:
             return self._tensor(stored)
         return stored.read(*map(self._tensor, stored.parts))
 
-    def _tensor(self, stored: Stored) -> torch.Tensor:
+    def _tensor(self, stored: StoredTensor) -> torch.Tensor:
         try:
             if stored.file not in self._open:
                 tensors = safe_open(stored.file, framework="pt")
@@ -278,19 +302,19 @@ class _MappedFiles:
         self._read = 0
 
 
-def _dense(weight: torch.Tensor | Codes) -> torch.Tensor:
-    return weight.dequantize(torch.float32) if isinstance(weight, Codes) else weight
+def _dense(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
+    return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight
 
 
 def _resolve(
     model: CausalLM,
     wanted: list[WeightSlot],
-    stored: dict[str, Stored],
-    in_vain: tuple[str, ...],
-) -> dict[str, _Filling]:
-    """What fills each slot, by its name; compared with the checkpoint before any of it is read."""
+    stored: dict[str, StoredTensor],
+    unused: tuple[str, ...],
+) -> dict[str, SlotAssignment]:
+    """The sources of each slot, by its name, checked against the checkpoint before it is read."""
     names = _present(stored)
-    fillings: dict[str, _Filling] = {}
+    fillings: dict[str, SlotAssignment] = {}
     missing: dict[str, None] = {}  # an ordered set: parts of a packed tensor name it once each
     misshaped, foreign = [], []
     for slot in wanted:
@@ -302,14 +326,14 @@ def _resolve(
         found = tuple(names[name] for name in source.names)
         if found[0].dtype == QUANTIZED:
             source = replace(source, transposed=False)  # all of them are [out, in]
-        fillings[slot.name] = _Filling(slot, source, found)
+        fillings[slot.name] = SlotAssignment(slot, source, found)
         if source.join is None and found[0].dtype not in (*_ITEM_BYTES, QUANTIZED):
             foreign.append(f"{found[0].name} ({found[0].dtype})")
         elif not _fits(source, found, slot.shape):
             shapes = " and ".join(str(list(each.shape)) for each in found)
             misshaped.append(f"{found[0].name} {shapes} instead of {list(slot.shape)}")
     used = {each.name for filling in fillings.values() for each in filling.stored}
-    ignored = re.compile("|".join((*_HARMLESS, *model.ignored, *in_vain)))
+    ignored = re.compile("|".join((*_HARMLESS, *model.ignored, *unused)))
     unexpected = [name for name in stored if name not in used and not ignored.fullmatch(name)]
     problems = [
         f"{len(found)} {what}: {some(list(found))}"
@@ -329,10 +353,10 @@ def _resolve(
     return fillings
 
 
-def _present(stored: dict[str, Stored]) -> dict[str, Stored]:
-    """What is stored, by name; names with an older prefix, or without the model's own, count."""
+def _present(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The stored tensors by name, also by names with a newer prefix, or with the model's own."""
     names = dict(stored)
-    for older, newer in _SEEING.items():
+    for older, newer in _MULTIMODAL.items():
         names |= {
             newer + name.removeprefix(older): each
             for name, each in stored.items()
@@ -344,8 +368,8 @@ def _present(stored: dict[str, Stored]) -> dict[str, Stored]:
     return names
 
 
-def _fits(source: Source, found: tuple[Stored, ...], shape: tuple[int, ...]) -> bool:
-    """Whether the source's view of such tensors is of that shape."""
+def _fits(source: Source, found: tuple[StoredTensor, ...], shape: tuple[int, ...]) -> bool:
+    """Whether the source's view of such tensors has that shape."""
     if source.join is None and source.rows is None and not source.transposed:
         return found[0].shape == shape
     try:

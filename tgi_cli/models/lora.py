@@ -1,4 +1,4 @@
-"""A PEFT adapter's folder onto the layers of a model.
+"""Maps a PEFT adapter's folder to the layers of a model.
 
 An adapter names the modules of the checkpoint that it was trained on. Which parts of which
 layers these have become, and how their outputs are arranged, the model's sources know
@@ -19,26 +19,25 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.hub import files
-from tgi_cli.hub.headers import read_header
-from tgi_cli.hub.local import read_json
-from tgi_cli.hub.lora import Adapter
+from tgi_cli.hub.merge_lora import LoraAdapter
+from tgi_cli.hub.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
+from tgi_cli.hub.safetensors_header import read_header
 from tgi_cli.layers.lora import LoraLayer, LoraPair, LoraTable
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import shown
-from tgi_cli.models.source import Rows
+from tgi_cli.models.weight_map import Rows
 from tgi_cli.patterns import PatternError
 
 _MERGE = "merge it into its base (tgi download-weights --merge-lora), and serve the result"
 _OTHER_BASE = "the adapter belongs to another base; see base_model_name_or_path in its config"
 _PLAUSIBLE = 256
-"""Ranks up to which slots are made for what the configuration says."""
+"""Ranks above this are checked against the weights before slots are allocated."""
 _PREFIXES = ("model.", "transformer.")
 """Of base models, which adapters trained without the head leave out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoraTarget:
     """A part of a layer that a module of the checkpoint holds, and which of its outputs it is."""
 
     layer: LoraLayer
@@ -51,14 +50,14 @@ class Target:
         return self.layer.parts[self.part].size
 
 
-Targets = Mapping[str, list[Target]]
+LoraTargets = Mapping[str, list[LoraTarget]]
 """What adapters may change, by the checkpoint's names of modules, or else by the model's."""
 
 
-def lora_targets(model: CausalLM) -> Targets:
+def lora_targets(model: CausalLM) -> LoraTargets:
     """Those of a model that was built with a table of slots."""
-    targets: defaultdict[str, list[Target]] = defaultdict(list)
-    own_names: dict[str, list[Target]] = {}
+    targets: defaultdict[str, list[LoraTarget]] = defaultdict(list)
+    own_names: dict[str, list[LoraTarget]] = {}
     for path, module in model.named_modules():
         layer = getattr(module, "lora", None)
         if not isinstance(layer, LoraLayer):
@@ -68,14 +67,14 @@ def lora_targets(model: CausalLM) -> Targets:
             name = ".".join(filter(None, (parent, part.name))) if part.name else path
             source = model.source(f"{name}.weight")
             targets[source.names[0].removesuffix(".weight")].append(
-                Target(layer, index, source.rows)
+                LoraTarget(layer, index, source.rows)
             )
             # Adapters name the modules of transformers, and not every checkpoint does.
-            own_names[name] = [Target(layer, index, None)]
+            own_names[name] = [LoraTarget(layer, index, None)]
     return own_names | targets
 
 
-def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) -> list[LoraPair]:
+def read_adapter(folder: Path, targets: LoraTargets, table: LoraTable, pin: bool) -> list[LoraPair]:
     """Read an adapter, check that it fits, and bring it into the form that slots take.
 
     ``pin``: into memory from which a CUDA device copies without waiting.
@@ -87,10 +86,10 @@ def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) ->
             have; numbers that are not finite. The message names the module.
         ModelError: the folder holds no adapter.
     """
-    adapter_rank(folder)  # which says what is wrong with a configuration
+    adapter_rank(folder)  # raises for an invalid configuration
     _check_header(folder, table)
     try:
-        adapter = Adapter.load(folder)
+        adapter = LoraAdapter.load(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}", "fetch it again") from error
     if adapter.replaced:
@@ -126,11 +125,11 @@ def read_adapter(folder: Path, targets: Targets, table: LoraTable, pin: bool) ->
 
 
 def _check_header(folder: Path, table: LoraTable) -> None:
-    """Refuse, before they are read, weights that are none of an adapter that fits.
+    """Refuse weights that are no adapter of a fitting rank before they are read.
 
-    Whoever names a folder over HTTP may name one with hundreds of gigabytes.
+    A folder named over HTTP may have hundreds of gigabytes.
     """
-    weights = folder / files.ADAPTER_WEIGHTS[0]
+    weights = folder / ADAPTER_WEIGHTS[0]
     if not weights.is_file():
         return  # a pickle is converted before
     for name, entry in read_header(weights).items():
@@ -145,13 +144,13 @@ def _too_high(module: str, rank: int, table: LoraTable) -> UnsupportedModelError
     )
 
 
-def _scale(adapter: Adapter, module: str, folder: Path) -> float:
+def _scale(adapter: LoraAdapter, module: str, folder: Path) -> float:
     try:
         return adapter.scale(module)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         why = f": {error}" if isinstance(error, PatternError) else ""
         raise CheckpointError(
-            f"{folder / files.ADAPTER_CONFIG} states no usable r and lora_alpha for {module}{why}"
+            f"{folder / ADAPTER_CONFIG} states no usable r and lora_alpha for {module}{why}"
         ) from error
 
 
@@ -162,9 +161,9 @@ def adapter_rank(folder: Path) -> int:
         CorruptFileError: the configuration, or the header of the weights, cannot be read.
         CheckpointError: it states none, or one that the weights do not have.
     """
-    path = folder / files.ADAPTER_CONFIG
+    path = folder / ADAPTER_CONFIG
     if not path.is_file():
-        raise CheckpointError(f"{folder} has no {files.ADAPTER_CONFIG}: it is no adapter")
+        raise CheckpointError(f"{folder} has no {ADAPTER_CONFIG}: it is no adapter")
     config = read_json(path)
     patterns = config.get("rank_pattern") or {}
     if not isinstance(patterns, dict):
@@ -174,7 +173,7 @@ def adapter_rank(folder: Path) -> int:
     if len(ranks) < len(stated):
         raise CheckpointError(f"{path} states no rank (r), or one below 1")
     rank = max(ranks)
-    if rank > _PLAUSIBLE and (weights := folder / files.ADAPTER_WEIGHTS[0]).is_file():
+    if rank > _PLAUSIBLE and (weights := folder / ADAPTER_WEIGHTS[0]).is_file():
         largest = max((max(e.shape, default=0) for e in read_header(weights).values()), default=0)
         if rank > largest:
             raise CheckpointError(
@@ -185,7 +184,7 @@ def adapter_rank(folder: Path) -> int:
     return rank
 
 
-def _find(module: str, targets: Targets) -> list[Target]:
+def _find(module: str, targets: LoraTargets) -> list[LoraTarget]:
     candidates = [module, module.partition(".")[2], *(prefix + module for prefix in _PREFIXES)]
     for candidate in candidates:
         if candidate in targets:
@@ -206,7 +205,7 @@ def _find(module: str, targets: Targets) -> list[Target]:
     )
 
 
-def _check(module: str, a: Tensor, b: Tensor, found: list[Target], table: LoraTable) -> None:
+def _check(module: str, a: Tensor, b: Tensor, found: list[LoraTarget], table: LoraTable) -> None:
     """Whether an adapter's matrices, A [r, in] and B [out, r], fit the module."""
     shape = (sum(target.size for target in found), found[0].layer.in_features)
     if (len(b), a.shape[-1]) != shape or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:

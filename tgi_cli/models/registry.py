@@ -1,19 +1,20 @@
-"""Architecture names to the families that implement them.
+"""Maps architecture names to the families that implement them.
 
-The names are those of ``architectures`` in config.json. Families are torch-free readers of it:
-knowing what is supported, and a model's facts, takes no torch.
+The names are those of ``architectures`` in config.json. Families read it without torch: neither
+the list of supported models nor a model's facts need it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tgi_cli.config import ModelFacts
-from tgi_cli.errors import ModelError
+from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models.config import ModelConfig, shown_error
-from tgi_cli.models.declared import check_declared
+from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -48,16 +49,16 @@ FAMILIES = {
 """Architectures to modules of :mod:`tgi_cli.models.families`."""
 
 _UNPACKED = {("gpt_oss", "mxfp4")}
-"""Families and the quantized weights that they read into dense ones."""
+"""Families, and the quantization methods whose weights they dequantize themselves."""
 
 
-def is_native(config: ModelConfig) -> bool:
-    """Whether the architecture is defined here; any other is left to transformers' code."""
+def is_builtin(config: ModelConfig) -> bool:
+    """Whether a family here defines the architecture; any other runs transformers' code."""
     return config.architecture in FAMILIES
 
 
 def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
-    """How the checkpoint's weights are quantized; None: they are plain, or a family unpacks them.
+    """How the checkpoint's weights are quantized; None if they are plain or a family unpacks them.
 
     Raises:
         UnsupportedModelError: in a way that cannot be read.
@@ -67,13 +68,13 @@ def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
         return None
     if (FAMILIES.get(config.architecture), stated.get("quant_method")) in _UNPACKED:
         return None
-    from tgi_cli.quantization.recognise import recognise  # imports torch
+    from tgi_cli.quantization.detect import detect_format  # imports torch
 
-    return recognise(stated)
+    return detect_format(stated)
 
 
 def quantization_name(config: ModelConfig) -> str | None:
-    """As ``--quantize`` has it, where that knows it. Raises as checkpoint_format."""
+    """The method's value of ``--quantize``, if it has one. Raises as checkpoint_format."""
     layout, stated = checkpoint_format(config), config.quantization
     if layout is not None:
         return layout.name
@@ -81,22 +82,20 @@ def quantization_name(config: ModelConfig) -> str | None:
 
 
 def decoder_spec(config: ModelConfig) -> DecoderSpec:
-    """What the family reads from the configuration.
+    """Let the architecture's family read the configuration.
 
     Raises:
         UnsupportedModelError: it cannot be run; the message names the architecture or option.
         ModelError: config.json lacks a value or has one that cannot be.
     """
     quantized = checkpoint_format(config) is not None
-    check_declared(
-        config.path, config.raw, quantized or config.quantization is not None, native=True
-    )
+    check_sizes(config.path, config.raw, quantized or config.quantization is not None, builtin=True)
     family = import_module(f"tgi_cli.models.families.{FAMILIES[config.architecture]}")
     try:
         spec: DecoderSpec = family.read(config)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise ModelError(
-            f"{config.path / 'config.json'} makes no sense ({shown_error(error)})",
+            f"{config.file} makes no sense ({shown_error(error)})",
             "download the model again, or correct it",
         ) from error
     return spec
@@ -105,10 +104,10 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
 def model_facts(config: ModelConfig) -> ModelFacts:
     """What the engine must know of a checkpoint before it loads it. Raises as decoder_spec.
 
-    Of an architecture that is not defined here it imports transformers, and torch with it.
+    For other architectures than those of built-in families it imports transformers and torch.
     """
-    if not is_native(config):
-        from tgi_cli.models.transformers import transformers_facts
+    if not is_builtin(config):
+        from tgi_cli.models.hf.model import transformers_facts
 
         return replace(transformers_facts(config), quantization=quantization_name(config))
     spec = decoder_spec(config)
@@ -125,3 +124,51 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         num_heads=min(a.num_heads for a in attentions),
         num_kv_heads=min(a.num_kv_heads for a in attentions),
     )
+
+
+def scale_rope(config: ModelConfig, rope: tuple[str, float] | None) -> ModelConfig:
+    """Replace the scaling of a configuration's positions; the context grows by the factor.
+
+    Args:
+        config: of a built-in family.
+        rope: ``linear`` or ``dynamic``, and the factor; None leaves ``config`` as it is.
+
+    Raises:
+        ConfigError: its positions cannot be scaled.
+    """
+    if rope is None:
+        return config
+    kind, factor = rope
+    if not is_builtin(config) or not decoder_spec(config).ropes:
+        raise ConfigError(
+            f"--rope-scaling is not for {config.architecture}: it is not run with rotary embedding "
+            "of our own",
+            "leave --rope-scaling and --rope-factor off",
+        )
+    context = decoder_spec(config).max_position_embeddings
+    raw = dict(config.raw)
+    raw["rope_parameters"] = _unscaled(config.get("rope_parameters", dict, {}))
+    raw["rope_scaling"] = {
+        "rope_type": kind,
+        "factor": factor,
+        "original_max_position_embeddings": context,
+    }
+    raw.pop("original_max_position_embeddings", None)
+    raw["max_position_embeddings"] = math.floor(context * factor)
+    extended = replace(config, raw=raw)
+    if decoder_spec(extended).max_position_embeddings != raw["max_position_embeddings"]:
+        raise ConfigError(
+            f"--rope-scaling is not for {config.architecture}: its context cannot be extended",
+            "leave --rope-scaling and --rope-factor off",
+        )
+    return extended
+
+
+def _unscaled(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Rotary parameters without a scaling; they may be nested below each kind of layer."""
+    unscaled = ("rope_theta", "partial_rotary_factor")
+    return {
+        key: _unscaled(value) if isinstance(value, dict) else value
+        for key, value in parameters.items()
+        if isinstance(value, dict) or key in unscaled
+    }

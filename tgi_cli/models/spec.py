@@ -1,6 +1,6 @@
-"""What a decoder is made of, declared. Families write it, one skeleton builds it. No torch.
+"""Declares what a decoder is made of. Families write it, :mod:`.decoder` builds it. No torch.
 
-Sizes are those of the whole model, whatever share of it a process has.
+Sizes are those of the whole model, over all shards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tgi_cli.models.source import Source
+from tgi_cli.models.weight_map import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     rope: int | None = 0
-    """Index into :attr:`DecoderSpec.ropes`; None: positions are not rotated."""
+    """Index into :attr:`DecoderSpec.ropes`, or None if positions are not rotated."""
     bias: bool = False
     output_bias: bool = False
     scale: float | None = None
@@ -77,13 +77,13 @@ class MoESpec:
     router_bias: bool = False
     expert_bias: bool = False
     shared_intermediate_size: int | None = None
-    """Of an expert that every token passes; None: there is none."""
+    """Size of an expert that every token passes, or None if there is none."""
     shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One decoder layer. What is None is not there.
+    """One decoder layer; parts that are None are absent.
 
     Sequential: ``x += output_norm(attention(norm(x))); x += output_norm(mlp(norm(x)))``.
     Parallel: ``x += attention(norm(x)) + mlp(norm(x))``, where an ``mlp_norm`` of None means that
@@ -98,7 +98,7 @@ class LayerSpec:
     mlp_output_norm: NormSpec | None = None
     parallel: bool = False
     residual_scale: float = 1.0
-    """Of what attention and MLP add."""
+    """Factor of the outputs of attention and MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class DecoderSpec:
     final_norm: NormSpec
     ropes: tuple[RopeSpec, ...] = ()
     learned_positions: int | None = None
-    """Rows of a table of position vectors that are added to the tokens'."""
+    """Rows of the table of position vectors that are added to the tokens'."""
     tie_word_embeddings: bool = False
     head_bias: bool = False
     embedding_scale: float = 1.0
@@ -121,6 +121,6 @@ class DecoderSpec:
     source: Callable[[str], Source]
     """Where the checkpoint has a tensor, by the model's name for it."""
     ignored: tuple[str, ...] = ()
-    """Regular expressions for whole names of tensors that a checkpoint may carry in vain."""
+    """Regular expressions for whole names of unneeded tensors that a checkpoint may have."""
     notice: str = ""
-    """What the log is to say of the model."""
+    """A warning about the model, for the log."""

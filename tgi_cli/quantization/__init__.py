@@ -1,4 +1,4 @@
-"""How a linear layer keeps and applies its weights."""
+"""Weight formats of linear layers: reading, storing and multiplying quantized weights."""
 
 from tgi_cli.quantization.base import QuantizationMethod
 from tgi_cli.quantization.quantized import Quantized

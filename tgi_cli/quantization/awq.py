@@ -14,23 +14,29 @@ from torch import Tensor
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantization.bits import unpack
-from tgi_cli.quantization.codes import Codes, contiguous_groups
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ModuleTensors,
+    ReadTensor,
+    check_tensors,
+)
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 _LAYOUTS = ("gemm", "exllama", "ipex")
-"""Versions whose files are those of gemm."""
+"""Versions with the layout of gemm."""
 
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word output i of eight stands."""
+_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Position in a word of output i of eight."""
 
 
 class AWQ(CheckpointFormat):
-    """Codes of 4 bits, packed along the outputs, eight to a word in an order of their own."""
+    """4-bit codes, packed along the outputs, eight to a word in a permuted order."""
 
     name = "awq"
-    mains = ("qweight",)
-    needed = ("scales",)
-    others = ("qzeros",)
+    code_suffixes = ("qweight",)
+    required_suffixes = ("scales",)
+    optional_suffixes = ("qzeros",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         bits = int(config.get("bits", config.get("w_bit", 4)))
@@ -38,14 +44,14 @@ class AWQ(CheckpointFormat):
         if bits != 4 or version not in _LAYOUTS:
             raise UnsupportedModelError(
                 f"awq of {bits} bits in the layout {version!r} is not supported",
-                "serve a checkpoint of 4 bits in the layout gemm",
+                "serve a checkpoint of 4 bits in the gemm layout",
             )
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         right = "qzeros" in tensors and all(
             len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
         )
-        check(right, "awq", module, tensors)
+        check_tensors(right, "awq", module, tensors)
         inputs, words = tensors["qweight"].shape
         num_groups, outputs = tensors["scales"].shape
         right = (
@@ -54,20 +60,20 @@ class AWQ(CheckpointFormat):
             and num_groups > 0
             and inputs % num_groups == 0
         )
-        check(right, "awq", module, tensors)
+        check_tensors(right, "awq", module, tensors)
         group = inputs // num_groups
         about = f"4 bits, groups of {group}"
         names = ("qweight", "qzeros", "scales")
-        return Folded((outputs, inputs), names, partial(_read, group), about)
+        return MergedWeight((outputs, inputs), names, partial(_read, group), about)
 
 
-def _read(group: int, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Codes:
+def _read(group: int, qweight: Tensor, qzeros: Tensor, scales: Tensor) -> QuantizedWeight:
     codes = _in_order(qweight).T.contiguous()
     groups = contiguous_groups(codes.shape[1], group)
-    return Codes(codes, scales.T.float(), _in_order(qzeros).T.float(), groups, 4)
+    return QuantizedWeight(codes, scales.T.float(), _in_order(qzeros).T.float(), groups, 4)
 
 
 def _in_order(words: Tensor) -> Tensor:
-    """Words int32 [n, w] to codes uint8 [n, 8 w], by their outputs."""
+    """Unpack words int32 [n, w] to codes uint8 [n, 8 w], in the order of outputs."""
     codes = unpack(words, 4).view(len(words), -1, 8)
-    return codes.index_select(2, torch.tensor(_PLACES)).flatten(1)
+    return codes.index_select(2, torch.tensor(_POSITIONS)).flatten(1)

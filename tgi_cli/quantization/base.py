@@ -1,4 +1,4 @@
-"""The seam between a linear layer and the format of its weight."""
+"""Interface between a linear layer and the format of its weight."""
 
 from __future__ import annotations
 
@@ -9,23 +9,30 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 class LinearWeights(Protocol):
-    """What a method keeps on a layer: a checkpoint's weight, or a form made of it, or both."""
+    """Attributes of a linear layer that a method sets and reads.
+
+    Attributes:
+        weight: the checkpoint's weight, or None if only ``packed`` is set.
+        packed: the form of the weight that the kernels take, or None.
+        exempt: whether plain weights are not quantized as they are loaded.
+        paired: whether the outputs are a gate's and then as many that it gates.
+    """
 
     weight: nn.Parameter | None
     packed: Tensor | PackedMatrix | None
+    exempt: bool
     paired: bool
-    """Whether the outputs are a gate's and then as many that it gates."""
 
 
 class QuantizationMethod(ABC):
-    """How one format keeps a linear layer's weight on the layer, and multiplies by it.
+    """How one format stores a linear layer's weight, and multiplies by it.
 
-    A method has no state of its own: one instance serves all layers of a model. The order of
-    calls per layer: ``create_weights``, loading, ``process_after_loading``, then ``apply``.
+    One instance serves all layers of a model. The order of calls per layer is ``create_weights``,
+    ``fill`` for each part of the weight, ``process_after_loading``, then ``apply``.
     """
 
     @abstractmethod
@@ -34,19 +41,19 @@ class QuantizationMethod(ABC):
     ) -> None:
         """Register the parameters that a checkpoint fills, on the meta device."""
 
-    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | Codes) -> None:
-        """Take some outputs of this shard's weight, [outputs, in_features], into their place.
+    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | QuantizedWeight) -> None:
+        """Load some outputs of this shard's weight, [outputs, in_features], into ``rows``.
 
-        ``weight`` may lie in a mapped file: what is kept of it is copied.
+        ``weight`` may be in a memory-mapped file, so it is copied.
         """
         assert layer.weight is not None
-        if isinstance(weight, Codes):  # of a layer that is not to compute with them
+        if isinstance(weight, QuantizedWeight):  # the layer cannot compute with it
             weight = weight.dequantize(layer.weight.dtype)
-        layer.weight[place].copy_(weight)
+        layer.weight[rows].copy_(weight)
 
     @property
     def experts(self) -> QuantizationMethod:
-        """What the experts of a mixture use."""
+        """The method for the experts of a mixture."""
         return self
 
     @abstractmethod

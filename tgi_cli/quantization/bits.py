@@ -1,4 +1,4 @@
-"""Small integers out of the 32-bit words that checkpoints keep them in."""
+"""Packing of small integers into 32-bit words, as in checkpoints."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
-"""The words in which every number of so many bits is 1."""
+"""Words in which every number of the given bits is 1."""
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Words int32 [n, w] to numbers uint8 [n, w * 32 / bits].
+    """Unpack words int32 [n, w] to numbers uint8 [n, w * 32 / bits].
 
-    The lowest bits of a row's first word are its first number. Numbers of 3 bits go on from one
-    word into the next: 32 of them take three words.
+    The lowest bits of a row's first word are its first number. Numbers of 3 bits span words: 32 of
+    them take three words.
     """
     if bits in (2, 4):
         numbers = words.contiguous().view(torch.uint8)[..., None]
@@ -22,17 +22,17 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return words.contiguous().view(torch.uint8)
     low, middle, high = (words.long() & 0xFFFFFFFF).view(*words.shape[:-1], -1, 3).unbind(-1)
-    # The 96 bits in two pieces of 48, which hold 16 numbers each.
+    # The 96 bits as two pieces of 48, with 16 numbers each.
     pieces = torch.stack((low | (middle & 0xFFFF) << 32, middle >> 16 | high << 16), dim=-1)
     shifts = torch.arange(0, 48, 3, device=words.device)
     return (pieces[..., None] >> shifts).bitwise_and_(7).to(torch.uint8).flatten(-3)
 
 
-def unpack_less_one(words: Tensor, bits: int) -> Tensor:
-    """The same of numbers that are stored less 1.
+def unpack_minus_one(words: Tensor, bits: int) -> Tensor:
+    """Unpack numbers that are stored minus 1.
 
-    1 was taken off whole words, not numbers, where these do not straddle them: below a 0 there
-    was a borrow, which a sum of words gives back.
+    1 was subtracted in whole words, not numbers, unless these span words: a 0 borrowed from the
+    next number, which the sum of words reverts.
     """
     if bits == 3:
         return (unpack(words, bits) + 1).bitwise_and_(7)
@@ -41,9 +41,9 @@ def unpack_less_one(words: Tensor, bits: int) -> Tensor:
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """What :func:`unpack` undoes: numbers uint8 [n, k], below 2^bits, to words [n, k * bits / 32].
+    """Pack numbers uint8 [n, k], below 2^bits, into words [n, k * bits / 32]: reverts unpack.
 
-    Rows fill whole words (for 3 bits, three at a time).
+    Rows fill whole words, for 3 bits three at a time.
     """
     if bits == 3:
         shifts = torch.arange(0, 48, 3, device=numbers.device)
@@ -53,6 +53,6 @@ def pack(numbers: Tensor, bits: int) -> Tensor:
         words = words.bitwise_and_(0xFFFFFFFF).flatten(1)
         return torch.where(words < 2**31, words, words - 2**32).int()
     packed = numbers[:, :: 8 // bits].contiguous()
-    for place in range(1, 8 // bits):
-        packed |= numbers[:, place :: 8 // bits] << place * bits
+    for position in range(1, 8 // bits):
+        packed |= numbers[:, position :: 8 // bits] << position * bits
     return packed.flatten().view(torch.int32).view(len(numbers), -1)

@@ -1,4 +1,4 @@
-"""bitsandbytes: 8 bits with a scale per row, or 4 bits by a table with a scale per 64 elements.
+"""bitsandbytes: 8 bits with a scale per row, or 4-bit tables with a scale per 64 elements.
 
 https://arxiv.org/abs/2208.07339, https://arxiv.org/abs/2305.14314; the library itself is not used.
 """
@@ -14,11 +14,17 @@ from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
 from tgi_cli.files import decode_json
-from tgi_cli.quantization.codes import Codes, contiguous_groups
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ModuleTensors,
+    ReadTensor,
+    check_tensors,
+)
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 BLOCK = 64
-"""Elements that share a scale, where nothing else is said."""
+"""Default number of elements that share a scale."""
 
 TABLES = {
     "nf4": (
@@ -29,7 +35,7 @@ TABLES = {
     ),
     "fp4": tuple(sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)),
 }
-"""What the codes of a type stand for, times the block's largest element."""
+"""Values of the codes by type, relative to the block's largest element."""
 
 _STATE = "weight.quant_state.bitsandbytes__"
 
@@ -37,9 +43,9 @@ _STATE = "weight.quant_state.bitsandbytes__"
 class Bitsandbytes(CheckpointFormat):
     """``M.weight`` with codes, beside it its scales and, for 4 bits, a JSON object as bytes."""
 
-    mains = ("weight",)
-    needed = ("SCB", f"{_STATE}nf4", f"{_STATE}fp4")
-    others = (
+    code_suffixes = ("weight",)
+    required_suffixes = ("SCB", f"{_STATE}nf4", f"{_STATE}fp4")
+    optional_suffixes = (
         "weight_format",
         "weight.absmax",
         "weight.quant_map",
@@ -51,17 +57,19 @@ class Bitsandbytes(CheckpointFormat):
         kind = config.get("bnb_4bit_quant_type", "fp4") if config.get("load_in_4bit") else None
         self.name = "bitsandbytes" if kind is None else f"bitsandbytes-{kind}"
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         if "SCB" in tensors:
             shape = tensors["weight"].shape
             right = len(shape) == 2 and tensors["weight"].dtype == "I8"
-            check(right and tensors["SCB"].shape == shape[:1], "bitsandbytes", module, tensors)
+            check_tensors(
+                right and tensors["SCB"].shape == shape[:1], "bitsandbytes", module, tensors
+            )
             if "weight_format" in tensors and int(peek("weight_format")) != 0:
                 raise CheckpointError(
-                    f"{module} is in an order of bitsandbytes' for one kind of GPU",
+                    f"{module} is in bitsandbytes' layout for one kind of GPU",
                     "save the model again with a newer bitsandbytes",
                 )
-            return Folded((shape[0], shape[1]), ("weight", "SCB"), _read_int8, "8 bits")
+            return MergedWeight((shape[0], shape[1]), ("weight", "SCB"), _read_int8, "8 bits")
         kind = "nf4" if f"{_STATE}nf4" in tensors else "fp4"
         state = decode_json(bytes(peek(f"{_STATE}{kind}").tolist()))
         outputs, inputs = state["shape"]
@@ -72,41 +80,41 @@ class Bitsandbytes(CheckpointFormat):
             names += ["weight.nested_absmax", "weight.nested_quant_map"]
         right = all(name in tensors for name in names)
         right = right and 2 * torch.Size(tensors["weight"].shape).numel() == outputs * inputs
-        check(right, "bitsandbytes", module, tensors)
+        check_tensors(right, "bitsandbytes", module, tensors)
         about = f"{kind}, blocks of {block}" + (", their scales in 8 bits" if nested else "")
         if inputs % block:
-            read = partial(_read_straddling, state)
+            read = partial(_read_spanning, state)
         else:
             read = partial(_read_4bit, state)
-        return Folded((outputs, inputs), tuple(names), read, about)
+        return MergedWeight((outputs, inputs), tuple(names), read, about)
 
 
-def _read_int8(weight: Tensor, scb: Tensor) -> Codes:
+def _read_int8(weight: Tensor, scb: Tensor) -> QuantizedWeight:
     codes = weight.view(torch.uint8).bitwise_xor(0x80)  # plus 128
     groups = torch.zeros(weight.shape[1], dtype=torch.int64)
-    return Codes(codes, scb.float()[:, None] / 127, None, groups, 8)
+    return QuantizedWeight(codes, scb.float()[:, None] / 127, None, groups, 8)
 
 
 def _read_4bit(
     state: Mapping[str, Any], weight: Tensor, absmax: Tensor, quant_map: Tensor, *nested: Tensor
-) -> Codes:
+) -> QuantizedWeight:
     outputs, inputs = state["shape"]
     scales = _scales(state, absmax, *nested).view(outputs, -1)
     groups = contiguous_groups(inputs, int(state["blocksize"]))
     codes = _nibbles(weight).view(outputs, inputs)
-    return Codes(codes, scales, None, groups, 4, quant_map.float())
+    return QuantizedWeight(codes, scales, None, groups, 4, quant_map.float())
 
 
-def _read_straddling(
+def _read_spanning(
     state: Mapping[str, Any], weight: Tensor, absmax: Tensor, quant_map: Tensor, *nested: Tensor
-) -> Codes:
-    """Where blocks go on from one row into the next: every element is given a scale of its own."""
+) -> QuantizedWeight:
+    """Read blocks that span rows: every element gets a scale of its own."""
     outputs, inputs = state["shape"]
     block = int(state["blocksize"])
     scales = _scales(state, absmax, *nested).repeat_interleave(block)[: outputs * inputs]
     codes = _nibbles(weight).view(outputs, inputs)
     every = torch.arange(inputs)
-    return Codes(codes, scales.view(outputs, inputs), None, every, 4, quant_map.float())
+    return QuantizedWeight(codes, scales.view(outputs, inputs), None, every, 4, quant_map.float())
 
 
 def _scales(
@@ -124,13 +132,13 @@ def _scales(
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """The codes of bytes, of which the upper bits are the first."""
+    """Split bytes into codes, upper bits first."""
     flat = packed.flatten()
     return torch.stack((flat >> 4, flat & 15), dim=-1).flatten()
 
 
-def quantize(kind: str, weight: Tensor) -> Codes:
-    """Round to the nearest of a table's values, in blocks of 64 inputs. ``kind``: nf4 or fp4."""
+def quantize(kind: str, weight: Tensor) -> QuantizedWeight:
+    """Round to the nearest values of the table ``kind`` (nf4 or fp4), in blocks of 64 inputs."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -inputs % BLOCK))
     blocks = padded.view(outputs, -1, BLOCK)
@@ -138,7 +146,7 @@ def quantize(kind: str, weight: Tensor) -> Codes:
     table = torch.tensor(TABLES[kind])
     ascending, order = table.sort()
     limits = (ascending[1:] + ascending[:-1]) / 2
-    places = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
-    codes = order.to(torch.uint8).index_select(0, places.flatten())
+    nearest = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
+    codes = order.to(torch.uint8).index_select(0, nearest.flatten())
     codes = codes.view(outputs, -1)[:, :inputs].contiguous()
-    return Codes(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)
+    return QuantizedWeight(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)

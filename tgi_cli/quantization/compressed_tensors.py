@@ -17,23 +17,28 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.patterns import Patterns
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.bits import unpack
-from tgi_cli.quantization.codes import Codes
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.scales import spread, spreads
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ModuleTensors,
+    ReadTensor,
+    check_tensors,
+)
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
 
 _WIDTHS = (2, 3, 4, 8)
 
 
 class CompressedTensors(CheckpointFormat):
-    """Weights per scheme (``config_groups``): integers packed or in bytes, or e4m3.
+    """Weights by schemes (``config_groups``): integers, packed or in bytes, or e4m3.
 
-    Activations stay as they are, also where a scheme would have them quantized.
+    Activations are not quantized, even if a scheme requests it.
     """
 
     name = "compressed-tensors"
-    mains = ("weight_packed", "weight")
-    needed = ("weight_scale",)
-    others = (
+    code_suffixes = ("weight_packed", "weight")
+    required_suffixes = ("weight_scale",)
+    optional_suffixes = (
         "weight_shape",
         "weight_zero_point",
         "weight_g_idx",
@@ -53,11 +58,11 @@ class CompressedTensors(CheckpointFormat):
         if config.get("sparsity_config", {}).get("format", "dense") != "dense":
             raise UnsupportedModelError("compressed-tensors with sparse weights are not supported")
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         scheme = self._scheme(module)
         bits, block = int(scheme.get("num_bits", 8)), _block(scheme)
         if scheme.get("type") == "float" and bits == 8 and "weight" in tensors:
-            return fp8.fold(module, tensors, block)
+            return fp8.merge_tensors(module, tensors, block)
         if scheme.get("type", "int") != "int" or bits not in _WIDTHS:
             raise UnsupportedModelError(
                 f"{module} has weights of {bits} bits of type {scheme.get('type')!r}, "
@@ -68,25 +73,30 @@ class CompressedTensors(CheckpointFormat):
         )
         if "weight" in tensors:
             shape = tensors["weight"].shape
-            check(tensors["weight"].dtype == "I8" and len(shape) == 2, self.name, module, tensors)
+            check_tensors(
+                tensors["weight"].dtype == "I8" and len(shape) == 2, self.name, module, tensors
+            )
         else:
-            check("weight_shape" in tensors, self.name, module, tensors)
+            check_tensors("weight_shape" in tensors, self.name, module, tensors)
             shape = tuple(peek("weight_shape").tolist())
             words = tensors["weight_packed"].shape
             right = words in {(shape[0], width) for width in _widths(shape[1], bits)}
-            check(right, self.name, module, tensors)
+            check_tensors(right, self.name, module, tensors)
         whole = (shape[0], shape[1])
         scales = tensors["weight_scale"].shape
-        check(
-            "weight_g_idx" in tensors or spreads(scales, whole, block), self.name, module, tensors
+        check_tensors(
+            "weight_g_idx" in tensors or can_expand_scales(scales, whole, block),
+            self.name,
+            module,
+            tensors,
         )
         main = "weight" if "weight" in tensors else "weight_packed"
         extra = [name for name in ("weight_zero_point", "weight_g_idx") if name in tensors]
         read = partial(_read, bits, whole, block, tuple(extra))
-        return Folded(whole, (main, "weight_scale", *extra), read, about)
+        return MergedWeight(whole, (main, "weight_scale", *extra), read, about)
 
     def _scheme(self, module: str) -> dict[str, Any]:
-        """Of the module: that which names it best, else the one for all linear layers."""
+        """The scheme that targets the module by name, else the one for all linear layers."""
         for targets, scheme in self.schemes:
             if any(self._names(target, module) for target in targets):
                 return scheme
@@ -102,7 +112,7 @@ class CompressedTensors(CheckpointFormat):
 
 
 def _block(scheme: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Outputs and inputs of a block; groups are blocks of a single output."""
+    """Size of a block, (outputs, inputs); a group is a block of one output."""
     if scheme.get("strategy") == "block":
         structure = scheme["block_structure"]
         sizes = structure.split("x") if isinstance(structure, str) else structure
@@ -119,7 +129,7 @@ def _read(
     weight: Tensor,
     scales: Tensor,
     *others: Tensor,
-) -> Codes:
+) -> QuantizedWeight:
     more = dict(zip(extra, others, strict=True))
     offset = 2 ** (bits - 1)
     if weight.dtype == torch.int8:
@@ -130,26 +140,26 @@ def _read(
     if g_idx is not None and bool((g_idx >= 0).all()):
         spread_scales, groups = scales.float(), g_idx.long()
     else:
-        spread_scales, groups = spread(scales, shape, block)
+        spread_scales, groups = expand_scales(scales, shape, block)
     zeros = more.get("weight_zero_point")
     if zeros is not None:
         if zeros.dtype == torch.int32:
             zeros = _unpack(zeros.T, bits, shape[0]).T.float()
         else:
             zeros = zeros.float() + offset
-        zeros = spread(zeros, shape, block)[0] if g_idx is None else zeros
-    return Codes(codes.contiguous(), spread_scales, zeros, groups, bits)
+        zeros = expand_scales(zeros, shape, block)[0] if g_idx is None else zeros
+    return QuantizedWeight(codes.contiguous(), spread_scales, zeros, groups, bits)
 
 
 def _widths(count: int, bits: int) -> tuple[int, int]:
-    """Words that so many codes take: in one stream of bits, or as many to a word as fit whole."""
+    """Words for ``count`` codes: as one stream of bits, or without codes that span words."""
     return -(-count * bits // 32), -(-count // (32 // bits))
 
 
 def _unpack(words: Tensor, bits: int, count: int) -> Tensor:
-    """Words int32 [n, w] to codes uint8 [n, count].
+    """Unpack words int32 [n, w] to codes uint8 [n, count].
 
-    In older checkpoints no code goes on from one word into the next.
+    In older checkpoints no code spans words.
     """
     if words.shape[1] == _widths(count, bits)[0]:
         return unpack(pad(words, (0, -words.shape[1] % bits)), bits)[:, :count]

@@ -1,4 +1,4 @@
-"""What a quantized checkpoint's format has to tell, so that it reads like one of plain weights."""
+"""Interface of checkpoint formats: quantized modules presented as plain weights."""
 
 from __future__ import annotations
 
@@ -10,94 +10,98 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
-from tgi_cli.quantization.codes import Codes
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
-class Header(Protocol):
-    """What the header of a safetensors file says of a tensor."""
+class TensorHeader(Protocol):
+    """A tensor's entry in the header of a safetensors file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
     def dtype(self) -> str:
-        """As safetensors names it: ``I32``, ``F8_E4M3``."""
+        """safetensors' name, such as ``I32`` or ``F8_E4M3``."""
 
 
-H = TypeVar("H", bound=Header)
+H = TypeVar("H", bound=TensorHeader)
 
-Peek = Callable[[str], Tensor]
-"""From a suffix to the module's tensor of that name."""
+ModuleTensors = Mapping[str, TensorHeader]
+"""Entries of a module's tensors by suffix."""
+
+ReadTensor = Callable[[str], Tensor]
+"""Reads the module's tensor with a suffix."""
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """A module's weight, made of several stored tensors.
+class MergedWeight:
+    """A module's weight that consists of several stored tensors.
 
     Attributes:
         shape: of the weight, [out, in].
-        names: suffixes of the tensors that ``read`` takes, in that order.
-        read: makes the weight of them.
-        about: how it is kept, in a few words (``4 bits, groups of 128``).
+        names: suffixes of the arguments of ``read``, in order.
+        read: builds the weight from the tensors.
+        about: description of the format (``4 bits, groups of 128``).
     """
 
     shape: tuple[int, int]
     names: tuple[str, ...]
-    read: Callable[..., Codes]
+    read: Callable[..., QuantizedWeight]
     about: str = field(default="", compare=False)
 
 
 class CheckpointFormat(ABC):
-    """How one format spreads a module's weight over tensors of other names.
+    """How one format stores a module's weight as several tensors.
 
-    To whoever loads it, a checkpoint has for every quantized module M a tensor ``M.weight``, and
-    none of those that it is made of. Modules of which only a plain weight is there are not
-    quantized, whatever the configuration says.
+    A loader sees one tensor ``M.weight`` for each quantized module M, instead of the tensors that
+    it consists of. Modules with only a plain weight are not quantized, whatever the config states.
+
+    Attributes:
+        name: the format's name in ``--quantize``.
+        code_suffixes: suffixes of the tensor with the codes, of which a module has one.
+        required_suffixes: suffixes of which a quantized module has at least one.
+        optional_suffixes: further suffixes; tensors that ``merge`` does not name are unused.
+        ignored: regular expressions for names of the format's tensors that are unused here.
     """
 
     name: str
-    """As ``--quantize`` has it."""
-    mains: tuple[str, ...]
-    """Suffixes of the tensor with the codes; a module has one of them."""
-    needed: tuple[str, ...]
-    """Of these at least one stands beside it, or it is a plain weight."""
-    others: tuple[str, ...] = ()
-    """What else may stand beside it; what ``fold`` does not name is not used."""
+    code_suffixes: tuple[str, ...]
+    required_suffixes: tuple[str, ...]
+    optional_suffixes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    """Regular expressions for names of other tensors that come with the format, in vain here."""
 
     @abstractmethod
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
-        """The weight of a module, given its tensors by their suffixes.
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
+        """Describe the weight of a module, given its tensors by suffix.
 
-        ``peek`` reads one of them, which should be small.
+        ``peek`` reads a tensor, which should be small.
 
         Raises:
-            CheckpointError: they do not go together.
-            UnsupportedModelError: they are of a kind that cannot be read.
+            CheckpointError: the tensors contradict each other.
+            UnsupportedModelError: this variant of the format is not supported.
         """
 
     def modules(self, stored: Mapping[str, H]) -> dict[str, dict[str, H]]:
-        """The quantized modules of a checkpoint, with their tensors by suffixes."""
+        """The quantized modules of a checkpoint, with their tensors by suffix."""
         found: dict[str, dict[str, H]] = {}
         for name in stored:
-            main = next((each for each in self.mains if name.endswith(f".{each}")), None)
+            main = next((each for each in self.code_suffixes if name.endswith(f".{each}")), None)
             if main is None:
                 continue
             module = name.removesuffix(f".{main}")
             beside = {
                 suffix: stored[f"{module}.{suffix}"]
-                for suffix in (*self.needed, *self.others)
+                for suffix in (*self.required_suffixes, *self.optional_suffixes)
                 if f"{module}.{suffix}" in stored
             }
-            if not beside.keys().isdisjoint(self.needed):
+            if not beside.keys().isdisjoint(self.required_suffixes):
                 found[module] = {main: stored[name], **beside}
         return found
 
     def plain_names(self, names: Iterable[str]) -> list[str]:
-        """The names that the checkpoint has for whoever loads it."""
+        """The names of tensors that a loader sees."""
         plain = dict.fromkeys(names)
-        headers = {name: _Nothing() for name in plain}
+        headers = {name: _EmptyHeader() for name in plain}
         for module, tensors in self.modules(headers).items():
             for suffix in tensors:
                 del plain[f"{module}.{suffix}"]
@@ -106,19 +110,19 @@ class CheckpointFormat(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class _Nothing:
+class _EmptyHeader:
     shape: tuple[int, ...] = ()
     dtype: str = ""
 
 
-def check(right: bool, format_name: str, module: str, tensors: Mapping[str, Header]) -> None:
-    """Raise CheckpointError, with the shapes, unless they are ``right``."""
-    if right:
+def check_tensors(valid: bool, format_name: str, module: str, tensors: ModuleTensors) -> None:
+    """Raise CheckpointError, with the shapes, unless the tensors are ``valid``."""
+    if valid:
         return
     shapes = ", ".join(
         f"{suffix} {each.dtype} {list(each.shape)}" for suffix, each in tensors.items()
     )
     raise CheckpointError(
-        f"{module} is no weight quantized with {format_name}: its tensors are {shapes}",
+        f"{module} is not a valid {format_name} weight: its tensors are {shapes}",
         "download the model again, or correct its quantization_config",
     )

@@ -1,4 +1,4 @@
-"""Weights in 8-bit floating point with scales, and how plain ones become such.
+"""Weights in 8-bit floating point with scales: reading them, and quantizing plain ones.
 
 https://arxiv.org/abs/2209.05433; scales per block are DeepSeek's (https://arxiv.org/abs/2412.19437)
 """
@@ -12,25 +12,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.quantization.codes import Codes
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
-from tgi_cli.quantization.scales import spread, spreads
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ModuleTensors,
+    ReadTensor,
+    check_tensors,
+)
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
-"""By safetensors' names."""
+"""Dtypes by safetensors' names."""
 
 
 class FP8(CheckpointFormat):
     """A weight e4m3 [out, in] beside ``weight_scale`` or ``weight_scale_inv``.
 
-    Both are multiplied by, whatever the name, but where gptqmodel says that it wrote inverses
-    (``weight_scale_semantics``). Scales of activations are not used: these stay as they are.
+    Weights are multiplied by either, except that gptqmodel may mark its scales as inverses
+    (``weight_scale_semantics``). Scales of activations are unused: these are not quantized.
     """
 
     name = "fp8"
-    mains = ("weight",)
-    needed = ("weight_scale_inv", "weight_scale")
-    others = ("input_scale", "activation_scale", "input_scale_ub")
+    code_suffixes = ("weight",)
+    required_suffixes = ("weight_scale_inv", "weight_scale")
+    optional_suffixes = ("input_scale", "activation_scale", "input_scale_ub")
     ignored = (r".*\.[qkv]_scale",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -38,43 +43,52 @@ class FP8(CheckpointFormat):
         self.block = None if not block else (int(block[0]), int(block[1]))
         self.inverse = config.get("weight_scale_semantics") == "inverse"
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
-        return fold(module, tensors, self.block, self.inverse)
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
+        return merge_tensors(module, tensors, self.block, self.inverse)
 
 
-def fold(
-    module: str, tensors: Mapping[str, Header], block: tuple[int, int] | None, inverse: bool = False
-) -> Folded:
-    """What :meth:`CheckpointFormat.fold` returns, for blocks of that size if there are any."""
+def merge_tensors(
+    module: str,
+    tensors: ModuleTensors,
+    block: tuple[int, int] | None,
+    inverse: bool = False,
+) -> MergedWeight:
+    """Implements :meth:`CheckpointFormat.merge`, with an optional block size."""
     weight = tensors["weight"]
-    scale = next(name for name in FP8.needed if name in tensors)
+    scale = next(name for name in FP8.required_suffixes if name in tensors)
     shape = weight.shape
-    check(weight.dtype in DTYPES and len(shape) == 2, "fp8", module, tensors)
+    check_tensors(weight.dtype in DTYPES and len(shape) == 2, "fp8", module, tensors)
     outputs, inputs = shape
-    check(spreads(tensors[scale].shape, (outputs, inputs), block), "fp8", module, tensors)
+    check_tensors(
+        can_expand_scales(tensors[scale].shape, (outputs, inputs), block), "fp8", module, tensors
+    )
     about = "8 bits, floating point" + (f", blocks of {block[0]} x {block[1]}" if block else "")
-    return Folded((outputs, inputs), ("weight", scale), partial(_read, block, inverse), about)
+    return MergedWeight((outputs, inputs), ("weight", scale), partial(_read, block, inverse), about)
 
 
-def _read(block: tuple[int, int] | None, inverse: bool, weight: Tensor, scales: Tensor) -> Codes:
+def _read(
+    block: tuple[int, int] | None, inverse: bool, weight: Tensor, scales: Tensor
+) -> QuantizedWeight:
     own = scales.float()
-    spread_scales, groups = spread(
+    spread_scales, groups = expand_scales(
         own.reciprocal() if inverse else own, (weight.shape[0], weight.shape[1]), block
     )
-    return Codes(weight.view(torch.uint8), spread_scales, None, groups, 8, table(weight.dtype))
+    return QuantizedWeight(
+        weight.view(torch.uint8), spread_scales, None, groups, 8, table(weight.dtype)
+    )
 
 
 @cache
 def table(dtype: torch.dtype) -> Tensor:
-    """float32 [256]: what each byte stands for."""
+    """float32 [256]: the value of each byte."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).float()
 
 
-def quantize(weight: Tensor) -> Codes:
-    """Round to e4m3 with a scale per output, so that its largest element is the largest number."""
+def quantize(weight: Tensor) -> QuantizedWeight:
+    """Round to e4m3 with a scale per output that maps its largest element to the largest value."""
     limit = torch.finfo(torch.float8_e4m3fn).max
     weight = weight.float()
     scales = weight.abs().amax(1, keepdim=True).div_(limit).clamp_(min=1e-12)
     codes = weight.div_(scales).to(torch.float8_e4m3fn).view(torch.uint8)
     groups = torch.zeros(weight.shape[1], dtype=torch.int64)
-    return Codes(codes, scales, None, groups, 8, table(torch.float8_e4m3fn))
+    return QuantizedWeight(codes, scales, None, groups, 8, table(torch.float8_e4m3fn))

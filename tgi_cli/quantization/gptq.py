@@ -11,44 +11,50 @@ from typing import Any
 
 from torch import Tensor
 
-from tgi_cli.quantization.bits import unpack, unpack_less_one
-from tgi_cli.quantization.codes import Codes, contiguous_groups
-from tgi_cli.quantization.formats import CheckpointFormat, Folded, Header, Peek, check
+from tgi_cli.quantization.bits import unpack, unpack_minus_one
+from tgi_cli.quantization.formats import (
+    CheckpointFormat,
+    MergedWeight,
+    ModuleTensors,
+    ReadTensor,
+    check_tensors,
+)
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 
 class GPTQ(CheckpointFormat):
     """Codes of 2, 3, 4 or 8 bits, packed along the inputs; zeros along the outputs.
 
-    Bits are known from the shapes, so that modules may differ. With activation ordering g_idx
-    says which group an input is of.
+    Bits follow from the shapes, so modules may differ. With activation ordering, g_idx holds the
+    group of each input.
 
     Args:
-        config: of the checkpoint: ``group_size`` and ``checkpoint_format``. In ``gptq`` (or
-            where nothing is said) zeros are stored less 1; in ``gptq_v2`` as they are.
+        config: of the checkpoint: ``group_size`` and ``checkpoint_format``. In ``gptq``, the
+            default, zeros are stored minus 1; in ``gptq_v2`` as they are.
     """
 
     name = "gptq"
-    mains = ("qweight",)
-    needed = ("scales",)
-    others = ("qzeros", "g_idx")
+    code_suffixes = ("qweight",)
+    required_suffixes = ("scales",)
+    optional_suffixes = ("qzeros", "g_idx")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.group_size = int(config.get("group_size", -1))
-        self.less_one = config.get("checkpoint_format", config.get("format")) != "gptq_v2"
+        self.minus_one = config.get("checkpoint_format", config.get("format")) != "gptq_v2"
 
-    def fold(self, module: str, tensors: Mapping[str, Header], peek: Peek) -> Folded:
+    def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
         right = "qzeros" in tensors and all(
             len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
         )
-        check(right, "gptq", module, tensors)
+        check_tensors(right, "gptq", module, tensors)
         words, outputs = tensors["qweight"].shape
         num_groups, zero_words = tensors["qzeros"].shape
         bits = 32 * zero_words // max(1, outputs)
         inputs = 32 * words // max(1, bits)
         group = self.group_size if self.group_size > 0 else inputs
         if -(-inputs // group) != num_groups and num_groups and inputs % num_groups == 0:
-            group = inputs // num_groups  # a module of a size of its own
-        check(
+            group = inputs // num_groups  # a module with its own group size
+        check_tensors(
             bits in (2, 3, 4, 8)
             and outputs * bits == 32 * zero_words
             and tensors["scales"].shape == (num_groups, outputs)
@@ -59,20 +65,20 @@ class GPTQ(CheckpointFormat):
             tensors,
         )
         names = ("qweight", "qzeros", "scales") + (("g_idx",) if "g_idx" in tensors else ())
-        read = partial(_read, bits, group, self.less_one)
-        return Folded((outputs, inputs), names, read, f"{bits} bits, groups of {group}")
+        read = partial(_read, bits, group, self.minus_one)
+        return MergedWeight((outputs, inputs), names, read, f"{bits} bits, groups of {group}")
 
 
 def _read(
     bits: int,
     group: int,
-    less_one: bool,
+    minus_one: bool,
     qweight: Tensor,
     qzeros: Tensor,
     scales: Tensor,
     g_idx: Tensor | None = None,
-) -> Codes:
+) -> QuantizedWeight:
     codes = unpack(qweight.T, bits)
-    zeros = (unpack_less_one if less_one else unpack)(qzeros, bits).T.float()
+    zeros = (unpack_minus_one if minus_one else unpack)(qzeros, bits).T.float()
     groups = contiguous_groups(codes.shape[1], group) if g_idx is None else g_idx.long()
-    return Codes(codes, scales.T.float(), zeros, groups, bits)
+    return QuantizedWeight(codes, scales.T.float(), zeros, groups, bits)

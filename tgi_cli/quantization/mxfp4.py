@@ -1,4 +1,4 @@
-"""MXFP4: numbers of 4 bits in blocks of 32 that share a power of two.
+"""MXFP4: 4-bit floating point in blocks of 32 that share a power of two.
 
 https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
 """
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the lower 3 bits; the fourth is the sign."""
+"""Values of the lower 3 bits; the fourth is the sign."""
 
 
 def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Blocks uint8 [..., G, 16] with exponents uint8 [..., G] to bfloat16 [..., G * 32].
+    """Dequantize blocks uint8 [..., G, 16] with exponents uint8 [..., G] to bfloat16 [..., G * 32].
 
-    Of the two numbers in a byte the lower bits are the first. Exact, as bfloat16 has all of
-    them, but that what is larger than its largest number becomes infinite.
+    The lower bits of a byte are its first number. Exact, except that numbers beyond bfloat16's
+    range become infinite.
     """
-    if blocks.is_meta:  # a question of shapes, asked thousands of times per model
+    if blocks.is_meta:  # only the shape matters, thousands of times per model
         shape = (*scales.shape[:-1], 32 * scales.shape[-1])
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    # One look-up per byte, of both its numbers at once: [2880, 2880] in 7 ms of one core.
+    # One look-up per byte, for both numbers at once: [2880, 2880] in 7 ms of one core.
     pairs = _pairs().to(blocks.device).index_select(0, blocks.flatten().int())
     values = pairs.view(torch.bfloat16).view(*scales.shape, -1)
     powers = torch.exp2(scales.float() - 127.0).bfloat16()

@@ -1,44 +1,42 @@
-"""Linear layers whose weights come quantized, or are quantized as they come."""
+"""Linear layers whose weights are quantized in the checkpoint, or as they are loaded."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix, linear
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
-from tgi_cli.quantization.codes import Codes, join
-from tgi_cli.quantization.products import Native, Product, Several, make_product
+from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, QuantizedMatmul, make_matmul
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, concat_outputs, quantize_int8
 from tgi_cli.quantization.unquantized import Unquantized
 
-Quantizer = Callable[[Tensor], Codes]
-"""From a weight [out, in] to its codes."""
+Quantizer = Callable[[Tensor], QuantizedWeight]
+"""Quantizes a weight [out, in]."""
 
-
-class _Pieces(Protocol):
-    """What the method keeps on a layer while it is loaded."""
-
-    weight: nn.Parameter | None
-    packed: object
-    pieces: list[tuple[slice, Tensor | Codes]]
-    exempt: bool
-    paired: bool
+_Part = tuple[slice, Tensor | QuantizedWeight]
+"""Some outputs of a layer, and their weight."""
 
 
 class Quantized(QuantizationMethod):
-    """Keeps a layer's parts as they come, and when all are there makes products of them.
+    """Collects a layer's parts as they are loaded, then makes kernel matrices of them.
 
-    Parts with the same arrangement of codes become one product. What no kernel computes with is
-    dequantized, once, and is then treated like plain weights; as are parts that are plain.
+    Parts with the same arrangement of codes become one matrix. Weights without a kernel are
+    dequantized once, and are then treated like plain weights.
 
     Args:
         dtype: of activations.
-        device: where the products are computed.
-        quantizer: what makes codes of plain weights; None: these remain.
+        device: of the matrices.
+        quantizer: applied to plain weights, or None to leave them plain.
+
+    Attributes:
+        kernels: number of matrices by kernel.
+        dequantized: number of dequantized weights by reason.
     """
 
     def __init__(
@@ -49,13 +47,12 @@ class Quantized(QuantizationMethod):
         self.quantizer = quantizer
         self.plain = Unquantized()
         self.kernels: Counter[str] = Counter()
-        """Products by what computes them."""
         self.dequantized: Counter[str] = Counter()
-        """Weights that were dequantized, by the reason."""
+        self._parts: dict[LinearWeights, list[_Part]] = {}  # of layers that are being loaded
 
     @property
     def experts(self) -> QuantizationMethod:
-        """On a GPU experts are multiplied in groups, for which there are dense kernels alone."""
+        """On a GPU experts are multiplied in groups, for which there are only dense kernels."""
         return self if self.device.type == "cpu" else self.plain
 
     def create_weights(
@@ -63,67 +60,98 @@ class Quantized(QuantizationMethod):
     ) -> None:
         layer.weight = None
         layer.packed = None
-        cast(_Pieces, layer).pieces = []
 
-    def fill(self, layer: LinearWeights, place: slice, weight: Tensor | Codes) -> None:
-        kept = cast(_Pieces, layer)
+    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | QuantizedWeight) -> None:
         if isinstance(weight, Tensor):
             weight = weight.to(self.dtype, copy=True)
-            if self.quantizer is not None and not kept.exempt:
+            if self.quantizer is not None and not layer.exempt:
                 weight = self.quantizer(weight)
-        kept.pieces.append((place, weight))
+        self._parts.setdefault(layer, []).append((rows, weight))
 
     def process_after_loading(self, layer: LinearWeights) -> None:
-        kept = cast(_Pieces, layer)
-        pieces, kept.pieces = _joined(kept.pieces), []
-        paired = kept.paired and len(pieces) == 1
-        products = [
-            (place, piece if isinstance(piece, Tensor) else self._product(piece, paired))
-            for place, piece in pieces
+        parts = _merged(self._parts.pop(layer, []))
+        paired = layer.paired and len(parts) == 1
+        matrices = [
+            (rows, weight if isinstance(weight, Tensor) else self._matrix(weight, paired))
+            for rows, weight in parts
         ]
-        pieces.clear()
-        dense = [piece for _, piece in products if isinstance(piece, Tensor)]
-        if len(dense) == len(products):
-            if dense:  # else it is a head's, which its table has filled
+        parts.clear()
+        dense = [matrix for _, matrix in matrices if isinstance(matrix, Tensor)]
+        if len(dense) == len(matrices):
+            if dense:  # else it is an output head that shares the embedding's weight
                 whole = dense[0] if len(dense) == 1 else torch.cat(dense)
                 layer.weight = nn.Parameter(whole.to(self.device), requires_grad=False)
             self.plain.process_after_loading(layer)
             return
-        made = [
-            (place, piece if isinstance(piece, Product) else _Plain(self.plain, piece, self.device))
-            for place, piece in products
+        products = [
+            (rows, _PlainMatmul(self.plain, matrix, self.device))
+            if isinstance(matrix, Tensor)
+            else (rows, matrix)
+            for rows, matrix in matrices
         ]
-        only = made[0][1] if len(made) == 1 else Several(made)
-        # A plain matrix is what a whole model can be lowered to.
-        kept.packed = only.matrix if isinstance(only, Native) and only.order is None else only
+        only = products[0][1] if len(products) == 1 else ConcatMatmul(products)
+        # A whole model can be lowered to a program of bare matrices.
+        packed: Any = only.matrix if isinstance(only, CppMatmul) and only.order is None else only
+        layer.packed = packed
 
-    def _product(self, weight: Codes, paired: bool) -> Product | Tensor:
-        product = make_product(weight, self.dtype, self.device, paired)
-        if isinstance(product, str):
-            self.dequantized[product] += 1
+    def _matrix(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
+        matmul = make_matmul(weight, self.dtype, self.device, paired)
+        if isinstance(matmul, str):
+            self.dequantized[matmul] += 1
             return weight.dequantize(self.dtype)
-        self.kernels[product.kernel] += 1
-        return product
+        self.kernels[matmul.kernel] += 1
+        return matmul
 
     def report(self) -> Iterator[str]:
-        """What became of the quantized weights, for people."""
+        """Log lines about the kernels of the quantized weights."""
         for kernel, count in self.kernels.most_common():
             yield f"{count} quantized weights are computed with by {kernel}"
         for reason, count in self.dequantized.most_common():
-            kept = str(self.dtype).removeprefix("torch.")
-            yield f"{count} quantized weights are kept in {kept}: {reason}"
+            dtype = str(self.dtype).removeprefix("torch.")
+            yield f"{count} quantized weights are dequantized to {dtype}: {reason}"
 
     def apply(self, layer: LinearWeights, x: Tensor, bias: Tensor | None) -> Tensor:
         packed: object = layer.packed
-        if isinstance(packed, Product):
+        if isinstance(packed, QuantizedMatmul):
             return packed(x, bias)
         if isinstance(packed, PackedMatrix):
             return linear(x, packed, bias)
         return self.plain.apply(layer, x, bias)
 
 
-class _Plain(Product):
-    """A part that is not quantized beside one that is."""
+class QuantizedHead(Quantized):
+    """The output head for ``--quantize-head``: 8-bit integers with a scale per output.
+
+    A head that is quantized in the checkpoint is used as it is.
+
+    Attributes:
+        is_stored: whether the checkpoint's head is quantized.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self.is_stored = False
+
+    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | QuantizedWeight) -> None:
+        if isinstance(weight, QuantizedWeight):
+            self.is_stored = True
+        else:  # in one step, without a plain copy of perhaps the largest weight of all
+            weight = quantize_int8(weight)
+        super().fill(layer, rows, weight)
+
+    def report(self) -> Iterator[str]:
+        subject = "the output head is in integers of 8 bits (--quantize-head)"
+        if self.is_stored:
+            subject = "--quantize-head changes nothing: the checkpoint's output head is quantized"
+        for kernel in self.kernels:
+            yield f"{subject}, computed with by {kernel}"
+        for reason in self.dequantized:
+            dtype = str(self.dtype).removeprefix("torch.")
+            yield f"{subject}, dequantized to {dtype}, which saves nothing: {reason}"
+
+
+class _PlainMatmul(QuantizedMatmul):
+    """An unquantized part beside a quantized one."""
 
     kernel = "plain"
 
@@ -131,7 +159,7 @@ class _Plain(Product):
         self.plain = plain
         self.weight: nn.Parameter | None = nn.Parameter(weight.to(device), requires_grad=False)
         self.packed: Tensor | PackedMatrix | None = None
-        self.paired = False
+        self.exempt = self.paired = False
         plain.process_after_loading(self)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -143,29 +171,29 @@ class _Plain(Product):
         return [each for each in (self.weight, packed) if each is not None]
 
 
-def _joined(
-    pieces: list[tuple[slice, Tensor | Codes]],
-) -> list[tuple[slice, Tensor | Codes]]:
-    """Neighbours in one, where they can be."""
-    runs: list[list[tuple[slice, Tensor | Codes]]] = []
-    for place, piece in sorted(pieces, key=lambda each: each[0].start):
-        last = runs[-1][-1][1] if runs else None
-        if last is not None and _alike(last, piece):
-            runs[-1].append((place, piece))
-        else:
-            runs.append([(place, piece)])
-    return [(slice(run[0][0].start, run[-1][0].stop), _one([p for _, p in run])) for run in runs]
+def _merged(parts: list[_Part]) -> list[_Part]:
+    """Merge neighbouring parts whose weights can be concatenated."""
+    parts = sorted(parts, key=lambda part: part[0].start)
+    if not parts:
+        return []
+    borders = [at for at, (a, b) in enumerate(pairwise(parts), 1) if not _mergeable(a[1], b[1])]
+    runs = [parts[first:last] for first, last in pairwise([0, *borders, len(parts)])]
+    return [
+        (slice(run[0][0].start, run[-1][0].stop), _concat([weight for _, weight in run]))
+        for run in runs
+    ]
 
 
-def _alike(a: Tensor | Codes, b: Tensor | Codes) -> bool:
-    if isinstance(a, Codes) and isinstance(b, Codes):
-        return a.like(b)
+def _mergeable(a: Tensor | QuantizedWeight, b: Tensor | QuantizedWeight) -> bool:
+    if isinstance(a, QuantizedWeight) and isinstance(b, QuantizedWeight):
+        return a.is_like(b)
     return isinstance(a, Tensor) and isinstance(b, Tensor)
 
 
-def _one(pieces: list[Tensor | Codes]) -> Tensor | Codes:
-    coded = [piece for piece in pieces if isinstance(piece, Codes)]
-    if coded:
-        return join(coded)
-    dense = [piece for piece in pieces if isinstance(piece, Tensor)]
-    return dense[0] if len(dense) == 1 else torch.cat(dense)
+def _concat(weights: list[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
+    if len(weights) == 1:
+        return weights[0]
+    dense = [weight for weight in weights if isinstance(weight, Tensor)]
+    if dense:
+        return torch.cat(dense)
+    return concat_outputs([weight for weight in weights if isinstance(weight, QuantizedWeight)])

@@ -1,44 +1,44 @@
-"""What the router is told when it starts."""
+"""The configuration of a router process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tgi_cli.config.settings import default
 from tgi_cli.rpc.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """One router's settings; names, meanings and defaults are those of TGI's.
+    """Settings of one router; names, meanings and defaults are those of TGI's router.
 
     Attributes:
-        model_path: the model's folder, for its tokenizer and chat template.
-        engine_url: where the engine listens; see :meth:`tgi_cli.rpc.address.Endpoint.parse`.
-        engine_tls: how it is spoken to on TCP; None: in the clear.
-        socket_fd: a bound TCP socket to serve on; ``hostname`` and ``port`` are used without it.
-        max_input_tokens, max_total_tokens: limits of a request below the engine's; None: the
-            engine's.
-        validation_workers: threads for tokenizing long prompts off the event loop.
-        payload_limit: bytes of a request body.
-        watermark_gamma, watermark_delta: of requests that ask for a watermark.
-        generation_config: whether the model's generation_config.json says what a /v1 request means
-            that does not say how to sample: ``auto`` or ``none``.
-        tokenizer_config_path: a tokenizer_config.json in place of the model's, for chats.
-        tool_call_parser, reasoning_parser: how the model writes both: ``auto``, ``none`` or a
-            format of :mod:`tgi_cli.text.response_formats`.
-        disable_grammar_support: refuse requests that say what the answer must be.
-        api_key: what clients have to bring, any of several with commas between them; None:
-            nothing.
-        cors_allow_origin: origins of the pages that may use the server; none: all.
-        ssl_certfile, ssl_keyfile: PEM files; with them the server speaks TLS. The key may stand in
-            the file of the certificates.
-        otlp_endpoint: the OpenTelemetry collector that gets traces, over gRPC; None: none.
-        otlp_service_name: what the traces call this server.
-        vllm_metrics: show what gateways read under vLLM's names too.
-        graceful_termination_timeout: seconds that requests in flight get after SIGTERM.
-        watchdog_timeout: seconds for which the engine may stand still while requests wait, before
-            it counts as gone; 0: for ever.
+        model_path: folder of the model, for its tokenizer and chat template.
+        engine_url: address of the engine; see :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse`.
+        engine_tls: TLS files for an engine on TCP. Default: no TLS.
+        socket_fd: bound TCP socket to serve on. Default: bind ``hostname`` and ``port``.
+        parent_fd: pipe that closes when the parent exits. Default: run independently.
+        max_input_tokens, max_total_tokens: limits of a request. Default: the engine's.
+        validation_workers: threads that tokenize long prompts.
+        payload_limit: bytes of a request's body.
+        watermark_gamma, watermark_delta: parameters of requested watermarks.
+        generation_config: ``auto`` for the sampling defaults of the model's
+            generation_config.json in /v1 requests, or ``none``.
+        tokenizer_config_path: tokenizer_config.json for the chat template. Default: the model's.
+        tool_call_parser, reasoning_parser: ``auto``, ``none`` or a format of
+            :mod:`tgi_cli.text.known_formats`.
+        disable_grammar_support: refuse requests for structured output.
+        api_key: comma-separated keys, one of which clients must send. Default: none is required.
+        cors_allow_origin: origins of pages that may use the server. Default: all.
+        ssl_certfile, ssl_keyfile: PEM files of the certificate and the key, which may be in the
+            same file. Default: no TLS.
+        otlp_endpoint: OpenTelemetry collector for traces, over gRPC. Default: no traces.
+        otlp_service_name: name of the server in traces.
+        vllm_metrics: add the metrics that gateways read under vLLM's names.
+        graceful_termination_timeout: seconds that requests in flight have after SIGTERM.
+        watchdog_timeout: seconds without progress while requests wait, after which the engine
+            counts as gone; 0 for no limit.
     """
 
     model_path: Path
@@ -47,38 +47,39 @@ class RouterConfig:
     engine_tls: TlsFiles | None = None
     revision: str = ""
     socket_fd: int | None = None
-    hostname: str = "0.0.0.0"
-    port: int = 3000
-    max_concurrent_requests: int = 128
+    parent_fd: int | None = None
+    hostname: str = default("hostname")
+    port: int = default("port")
+    max_concurrent_requests: int = default("max_concurrent_requests")
     max_input_tokens: int | None = None
     max_total_tokens: int | None = None
-    max_best_of: int = 2
-    max_stop_sequences: int = 4
-    max_top_n_tokens: int = 5
-    max_client_batch_size: int = 4
-    validation_workers: int = 2
+    max_best_of: int = default("max_best_of")
+    max_stop_sequences: int = default("max_stop_sequences")
+    max_top_n_tokens: int = default("max_top_n_tokens")
+    max_client_batch_size: int = default("max_client_batch_size")
+    validation_workers: int = default("validation_workers")
     trust_remote_code: bool = False
     json_output: bool = False
-    logger_level: str = "INFO"
-    graceful_termination_timeout: int = 90
-    watchdog_timeout: float = 60.0
-    payload_limit: int = 2_000_000
-    watermark_gamma: float = 0.5
-    watermark_delta: float = 2.0
-    generation_config: str = "auto"
+    logger_level: str = default("logger_level")
+    graceful_termination_timeout: int = default("graceful_termination_timeout")
+    watchdog_timeout: float = default("watchdog_timeout")
+    payload_limit: int = default("payload_limit")
+    watermark_gamma: float = default("watermark_gamma")
+    watermark_delta: float = default("watermark_delta")
+    generation_config: str = default("generation_config")
     tokenizer_config_path: Path | None = None
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
+    tool_call_parser: str = default("tool_call_parser")
+    reasoning_parser: str = default("reasoning_parser")
     disable_grammar_support: bool = False
     api_key: str | None = field(default=None, repr=False)
     cors_allow_origin: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     otlp_endpoint: str | None = None
-    otlp_service_name: str = "text-generation-inference.router"
+    otlp_service_name: str = default("otlp_service_name")
     vllm_metrics: bool = False
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """Each of the keys."""
+        """The keys, separately."""
         return () if self.api_key is None else tuple(self.api_key.split(","))

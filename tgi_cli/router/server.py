@@ -1,4 +1,4 @@
-"""The router's process: connect to the engine, then serve until told to stop."""
+"""The router's process: connects to the engine, serves, and drains on SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from starlette.applications import Starlette
 
 import tgi_cli.logging
 from tgi_cli.errors import AddressInUseError, RouterError
+from tgi_cli.process.bind import bind
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.protocol import BoundedProtocol, body_seconds
+from tgi_cli.router.http.protocol import BoundedProtocol, body_seconds
+from tgi_cli.router.http.tls import server_context
 from tgi_cli.router.state import RouterState
-from tgi_cli.router.tls import server_context
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
 
@@ -30,37 +31,38 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep idle connections, so that it is they who close them."""
+"""Timeout of idle connections, longer than that of clients so that they close first."""
 _STOPPING = "the server is shutting down"
-_SAME_SECONDS = 1.0
-"""Signals that come so soon after the first are the same: a service manager that sends it to all
-processes sends it to the launcher too, which passes it on."""
-_LAST_SECONDS = 5
-"""For the last bytes of answers that are complete, behind the grace period."""
+_SAME_SIGNAL_SECONDS = 1.0
+"""Time within which signals count as one: a service manager that signals all processes also
+signals the launcher, which forwards it."""
+_FLUSH_SECONDS = 5
+"""Time for the last bytes of complete answers after the grace period."""
 
 
 def run_router(config: RouterConfig) -> None:
-    """Serve until SIGTERM or SIGINT; return when what was in flight is done.
+    """Serve until SIGTERM or SIGINT; return when the requests in flight are complete.
 
     The port does not listen before the engine is ready. The first signal drains: new requests
-    get 503, those in flight have ``graceful_termination_timeout`` seconds. Another, more than a
-    second later, ends those too.
+    get 503, those in flight have ``graceful_termination_timeout`` seconds. A second signal, more
+    than a second later, ends those too.
 
     Raises:
-        AddressInUseError: the port cannot be bound.
-        ConfigError: a certificate or its key cannot be used, traces cannot be sent, or the engine's
-            address is none.
+        AddressInUseError: the port is taken.
+        ConfigError: the address, a certificate, its key or the engine's address is invalid, or
+            traces cannot be sent.
         ModelError: the tokenizer or the chat template is missing or unreadable.
-        ShardError: TLS keeps the router and the engine apart.
-        RouterError: the server stopped by itself.
+        ShardError: the TLS handshake with the engine fails.
+        RouterError: the HTTP server stopped by itself.
     """
     tgi_cli.logging.setup("router", config.logger_level, config.json_output)
-    with _listening_socket(config) as listener:
+    with _bound_socket(config) as listener:
+        listener.setblocking(False)
         uvloop.run(_Router(config, listener).run())
 
 
 class _Router:
-    """One run: starting, serving, draining."""
+    """One run: starting, serving and draining."""
 
     def __init__(self, config: RouterConfig, listener: socket.socket) -> None:
         self._config = config
@@ -69,8 +71,8 @@ class _Router:
         self._state: RouterState | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._told = 0.0
-        """When it was told to end."""
+        self._signalled = 0.0
+        """Time of the first signal."""
 
     async def run(self) -> None:
         """See :func:`run_router`."""
@@ -105,15 +107,18 @@ class _Router:
         try:
             app = create_app(client, text, config)
             self._state = app.state.router
+            host, port = self._listener.getsockname()[:2]
             try:
                 self._listener.listen(_BACKLOG)
             except OSError as error:
-                raise _address_error(config, error) from error
-            # What lives by now lives for good; the collector need not look at it again.
+                raise AddressInUseError(
+                    f"cannot serve on {host} port {port}: {error.strerror or error}",
+                    "stop what uses it, or choose another --hostname or --port",
+                ) from error
+            # Exempt what exists by now, which lives as long as the process, from collections.
             gc.collect()
             gc.freeze()
-            self._server = _Server(_uvicorn_config(app, config))
-            host, port = self._listener.getsockname()[:2]
+            self._server = _Server(uvicorn_config(app, config))
             scheme = "https" if config.ssl_certfile else "http"
             logger.info("listening on %s port %d (%s)", host, port, scheme)
             await self._server.serve(sockets=[self._listener])
@@ -121,14 +126,7 @@ class _Router:
                 raise RouterError("the HTTP server stopped by itself", "see the log above")
         finally:
             if self._state is not None:
-                self._state.workers.close()
-                self._state.adapters.kept.close()
-                if self._state.generator.grammars is not None:
-                    self._state.generator.grammars.close()
-                if self._state.text.chat_template is not None:
-                    self._state.text.chat_template.close()
-                if self._state.tracing is not None:
-                    await asyncio.to_thread(self._state.tracing.close)
+                await self._state.close()
             await client.close()
 
     def _on_signal(self) -> None:
@@ -136,10 +134,10 @@ class _Router:
             if self._starting is not None:
                 self._starting.cancel()
         elif self._draining is None:
-            self._told = time.monotonic()
+            self._signalled = time.monotonic()
             self._draining = asyncio.ensure_future(self._drain(self._server, self._state))
-        elif time.monotonic() - self._told > _SAME_SECONDS:
-            logger.warning("second signal: ending what is in flight")
+        elif time.monotonic() - self._signalled > _SAME_SIGNAL_SECONDS:
+            logger.warning("second signal: ending the requests in flight")
             self._state.generator.abort(_STOPPING)
             self._server.should_exit = True
 
@@ -157,16 +155,16 @@ class _Router:
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to us: uvicorn would stop listening at once instead of draining."""
+    """Leaves signals to the router, as uvicorn stops listening at once instead of draining."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
-def _uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
-    """How uvicorn serves the app. Raises ConfigError for files that TLS cannot use."""
+def uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
+    """The configuration of uvicorn. Raises ConfigError for invalid certificates."""
     server = uvicorn.Config(
         app,
         http=partial(BoundedProtocol, body_seconds=body_seconds(config.payload_limit)),  # type: ignore[arg-type]
@@ -178,7 +176,7 @@ def _uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
         server_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_LAST_SECONDS,
+        timeout_graceful_shutdown=_FLUSH_SECONDS,
     )
     server.load()
     if config.ssl_certfile is not None:
@@ -186,30 +184,7 @@ def _uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
     return server
 
 
-def _listening_socket(config: RouterConfig) -> socket.socket:
-    """The socket to serve on, bound and not yet listening. Raises AddressInUseError."""
-    try:
-        if config.socket_fd is not None:
-            listener = socket.socket(fileno=config.socket_fd)
-        else:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                config.hostname, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = socket.socket(family, kind, protocol)
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
-            except OSError:
-                listener.close()
-                raise
-    except OSError as error:
-        raise _address_error(config, error) from error
-    listener.setblocking(False)
-    return listener
-
-
-def _address_error(config: RouterConfig, error: OSError) -> AddressInUseError:
-    return AddressInUseError(
-        f"cannot serve on {config.hostname} port {config.port}: {error.strerror or error}",
-        "stop what uses it, or choose another --hostname or --port",
-    )
+def _bound_socket(config: RouterConfig) -> socket.socket:
+    if config.socket_fd is None:
+        return bind(config.hostname, config.port)
+    return socket.socket(fileno=config.socket_fd)

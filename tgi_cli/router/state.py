@@ -1,42 +1,49 @@
-"""What all routes share, and how a route gets at it."""
+"""The state that all routes of a router share."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
-import tgi_cli
-from tgi_cli.router.adapters import AdapterNames
-from tgi_cli.router.admission import Admission
+from tgi_cli.router.adapter_names import AdapterNames
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.defaults import SamplingDefaults
-from tgi_cli.router.generation import Generation
-from tgi_cli.router.generator import Generator
-from tgi_cli.router.metrics import Metrics
-from tgi_cli.router.tracing import Tracing
+from tgi_cli.router.generation.generation import Generation
+from tgi_cli.router.generation.generator import Generator
+from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
+from tgi_cli.router.http.admission import ConcurrencyLimiter
+from tgi_cli.router.observability.metrics import Metrics
+from tgi_cli.router.observability.tracing import Tracing
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.offload import TextWorkers
+from tgi_cli.text.workers import TextWorkers
+from tgi_cli.version import __version__
 
 
 def leads(generations: Sequence[Generation]) -> list[Generation]:
-    """One for each of their prompts: samples of one prompt count its tokens once."""
+    """The first sample of each prompt."""
     return list({generation.lead.index: generation.lead for generation in generations}.values())
+
+
+def prompt_characters(generations: Sequence[Generation]) -> int:
+    """The total length of the prompts that were given as text."""
+    prompts = [lead.spec.prompt for lead in leads(generations)]
+    return sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
 
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """One router's parts. Built once, in :func:`tgi_cli.router.app.create_app`."""
+    """One router's parts, created by :func:`tgi_cli.router.app.create_app`."""
 
     config: RouterConfig
     client: EngineClient
     text: TextBundle
     workers: TextWorkers
     metrics: Metrics
-    admission: Admission
+    admission: ConcurrencyLimiter
     generator: Generator
     adapters: AdapterNames
     defaults: SamplingDefaults
@@ -45,26 +52,26 @@ class RouterState:
     @property
     def fingerprint(self) -> str:
         """OpenAI's ``system_fingerprint``: version and build, as TGI's."""
-        return f"{tgi_cli.__version__}-{os.environ.get('DOCKER_LABEL') or 'native'}"
+        return f"{__version__}-{os.environ.get('DOCKER_LABEL') or 'native'}"
 
     @property
     def compute_type(self) -> str:
-        """The ``x-compute-type`` header: what answered, for gateways that bill by it."""
+        """The ``x-compute-type`` header, which gateways use for billing."""
         return os.environ.get("COMPUTE_TYPE") or f"1-{self.client.info.device}"
 
     def stream_headers(self, characters: int) -> dict[str, str]:
-        """TGI's headers of a stream."""
+        """TGI's headers of a stream whose prompts have this length."""
         return {"x-compute-type": self.compute_type, "x-compute-characters": str(characters)}
 
-    def timing_headers(self, generations: Sequence[Generation], characters: int) -> dict[str, str]:
-        """TGI's headers of a whole answer: milliseconds but for the compute time, summed up."""
+    def timing_headers(self, generations: Sequence[Generation]) -> dict[str, str]:
+        """TGI's headers of a complete answer: sums in milliseconds, the compute time in seconds."""
 
         def total(values: Sequence[float]) -> str:
             return str(int(sum(values) * 1e3))
 
         timings = [generation.timings for generation in generations]
         tokens = [generation.generated_tokens for generation in generations]
-        headers = self.stream_headers(characters)
+        headers = self.stream_headers(prompt_characters(generations))
         if len(generations) == 1:
             headers["x-compute-time"] = repr(timings[0].total)
         return headers | {
@@ -82,8 +89,19 @@ class RouterState:
             "x-generated-tokens": str(sum(tokens)),
         }
 
+    async def close(self) -> None:
+        """Stop the worker threads and processes, and send the last traces."""
+        self.workers.close()
+        self.adapters.dynamic.close()
+        if self.generator.grammars is not None:
+            self.generator.grammars.close()
+        if self.text.chat_template is not None:
+            self.text.chat_template.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
+
 
 def state_of(request: Request) -> RouterState:
-    """The state of the app that the request came to."""
+    """The state of the request's application."""
     state: RouterState = request.app.state.router
     return state

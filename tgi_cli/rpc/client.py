@@ -1,8 +1,8 @@
 """The router's end of the wire: one session, many token streams.
 
-One task reads step messages and hands each request its tokens; a stream that nobody reads just
-gathers. When the session breaks, every live stream ends with an error at once, and the client
-looks for the engine again until it is closed.
+One task reads step messages and gives each stream its tokens, which queue until they are read. When
+the session breaks, every live stream ends with an error at once, and the client reconnects until
+it is closed.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ import grpc
 import grpc.aio
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import adapter_calls, codec, engine_pb2_grpc, probe, statistics, steps
+from tgi_cli.rpc import codec, engine_pb2_grpc, step_socket, tls_probe
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.address import Endpoint
+from tgi_cli.rpc.endpoint import EngineEndpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
-from tgi_cli.rpc.interface import GONE, Adapters, EngineLoad, EngineStatistics
-from tgi_cli.rpc.streams import Stream, Streams
+from tgi_cli.rpc.interface import GONE, AdapterError, Adapters
+from tgi_cli.rpc.status import ADAPTER_STATUSES
+from tgi_cli.rpc.streams import RequestStream, RequestStreams
 from tgi_cli.rpc.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 
 
-_PATIENCE_SECONDS = 10.0
-"""Between two words about waiting."""
+_LOG_SECONDS = 10.0
+"""Seconds between two log lines about waiting."""
 _LIST_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+_ADAPTER_FAULTS = {status: fault for fault, status in ADAPTER_STATUSES.items()}
 
 
 class _Hung(Exception):
-    """The engine stands still; the text says for how long."""
+    """The engine makes no progress; the message has the time."""
 
 
 class GrpcEngineClient:
     """An :class:`tgi_cli.rpc.interface.EngineClient` over gRPC. Make it with :meth:`connect`."""
 
-    def __init__(self, endpoint: Endpoint, *, stall_seconds: float = 60.0) -> None:
+    def __init__(self, endpoint: EngineEndpoint, *, stall_seconds: float = 60.0) -> None:
         self._endpoint = endpoint
         self._target = endpoint.url
         self._channel = endpoint.aio_channel()
@@ -52,16 +55,15 @@ class GrpcEngineClient:
         self._watch = EngineWatch(self._stub, stall_seconds)
         self._info: EngineInfo | None = None
         self._instance = ""
-        """Which life of the engine was met last; empty: it does not say."""
-        self._heard: list[Callable[[bool], None]] = []
-        self._load = EngineLoad()
-        self._statistics = EngineStatistics()
+        """Identifies the latest start of the engine; empty if unknown."""
+        self._callbacks: list[Callable[[bool], None]] = []
+        self._metrics = EngineMetrics()
         self._adapters = Adapters()
         self._connected = False
-        self._streams = Streams(self._cancel)
+        self._streams = RequestStreams(self._cancel)
         self._request_ids = itertools.count(1)
         self._outgoing: asyncio.Queue[pb.ClientMessage] = asyncio.Queue()
-        self._keeper: asyncio.Task[None] | None = None
+        self._session: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(
@@ -75,32 +77,32 @@ class GrpcEngineClient:
         """Wait for the engine at ``target`` and open the session.
 
         Args:
-            target: as :meth:`tgi_cli.rpc.address.Endpoint.parse` takes it.
-            timeout: seconds to wait for it to come up; None waits for ever.
-            stall_seconds: how long the engine may stand still while requests are live, before the
-                session ends; one whose steps take longer gets longer, and 0 means for ever.
-            tls: how it is spoken to on TCP; None: in the clear.
+            target: See :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse`.
+            timeout: Seconds to wait for the engine, or None to wait forever.
+            stall_seconds: Seconds without progress while requests are live, after which the
+                session ends; longer for an engine with longer steps. 0 for never.
+            tls: TLS files for TCP, or None for an unencrypted connection.
 
         Raises:
-            ConfigError: an address that is none, or files that TLS cannot use.
-            ShardError: no engine answered in time, or none ever will: TLS keeps it apart.
+            ConfigError: The address is invalid, or TLS cannot use the files.
+            ShardError: No engine answered in time, or TLS will never let it.
         """
-        endpoint = Endpoint.parse(target, tls)
+        endpoint = EngineEndpoint.parse(target, tls)
         client = cls(endpoint, stall_seconds=stall_seconds)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        client._keeper = asyncio.create_task(client._keep(opened), name="engine session")
-        looking = probe.watch(endpoint, opened)
+        client._session = asyncio.create_task(client._run_sessions(opened), name="engine session")
+        probing = tls_probe.watch(endpoint, opened)
         waited = 0.0
         try:
             while not opened.done():
-                left = _PATIENCE_SECONDS if timeout is None else timeout - waited
+                left = _LOG_SECONDS if timeout is None else timeout - waited
                 if left <= 0:
                     raise ShardError(
                         f"no model server answered at {target} within {timeout:g} s",
                         "is it still loading? see its log",
                     )
-                await asyncio.wait([opened], timeout=min(left, _PATIENCE_SECONDS))
-                waited += min(left, _PATIENCE_SECONDS)
+                await asyncio.wait([opened], timeout=min(left, _LOG_SECONDS))
+                waited += min(left, _LOG_SECONDS)
                 if not opened.done():
                     log.info("waiting for the model server at %s", target)
             opened.result()
@@ -108,7 +110,7 @@ class GrpcEngineClient:
             await client.close()
             raise
         finally:
-            looking.cancel()
+            probing.cancel()
         return client
 
     @property
@@ -117,30 +119,25 @@ class GrpcEngineClient:
         return self._info
 
     @property
-    def load(self) -> EngineLoad:
-        return self._load
-
-    @property
     def connected(self) -> bool:
         return self._connected
 
-    def on_found(self, heard: Callable[[bool], None]) -> None:
-        self._heard.append(heard)
+    def on_found(self, callback: Callable[[bool], None]) -> None:
+        self._callbacks.append(callback)
 
     async def healthy(self) -> bool:
-        """Ask the engine, for two seconds at most. False when it does not answer, or hangs."""
+        """Ask the engine, for two seconds at most; False if it does not answer, or hangs."""
         return self._connected and await self._watch.ask() is not None
 
-    async def statistics(self) -> EngineStatistics:
+    async def metrics(self) -> EngineMetrics:
         if self._connected:
             try:
-                answer = await self._stub.Statistics(pb.StatisticsRequest(), timeout=2.0)
+                answer = await self._stub.Metrics(pb.MetricsRequest(), timeout=2.0)
             except grpc.aio.AioRpcError as error:
-                log.debug("no statistics: %s", error.details())
+                log.debug("no metrics: %s", error.details())
             else:
-                self._statistics = statistics.decode(answer)
-                self._load = codec.decode_load(answer.load)
-        return self._statistics
+                self._metrics = codec.decode_metrics(answer)
+        return self._metrics
 
     @property
     def adapters(self) -> Adapters:
@@ -157,17 +154,24 @@ class GrpcEngineClient:
         message = pb.UnloadAdapterRequest(name=name)
         return await self._call(self._stub.UnloadAdapter, message)
 
-    async def _call(self, method: Any, message: object, seconds: float | None = None) -> Adapters:
-        """Call it, of the engine that the session is with: another one is to be met first."""
+    async def _call(self, method: Any, message: object, timeout: float | None = None) -> Adapters:  # noqa: ASYNC109
+        """Make a call about adapters, and keep its answer unless another engine was met since."""
         if not self._connected:
             raise ShardError(GONE, "see its log")
         instance = self._instance
-        answer = await adapter_calls.call(method, message, seconds)
+        try:
+            answer = codec.decode_adapters(await method(message, timeout=timeout))
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or str(error.code())
+            fault = _ADAPTER_FAULTS.get(error.code())
+            if fault is None:
+                raise ShardError(f"the model server did not answer: {details}") from error
+            raise AdapterError(details, fault=fault) from error
         if self._instance == instance:
             self._adapters = answer
         return answer
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> Stream:
+    def submit(self, request: GenerationRequest, adapter: str = "") -> RequestStream:
         if not self._connected:
             raise ShardError(GONE, "see its log")
         message = codec.encode_submit(request, adapter)
@@ -180,35 +184,35 @@ class GrpcEngineClient:
 
     async def close(self) -> None:
         """End the session; live streams end with an error."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._session is not None:
+            self._session.cancel()
             with suppress(asyncio.CancelledError):
-                await self._keeper
+                await self._session
         await self._channel.close(None)
 
     # -- the session --------------------------------------------------------------------------
 
-    async def _keep(self, opened: asyncio.Future[None]) -> None:
-        """Hold a session open; after a loss, look for the engine until there is one again."""
+    async def _run_sessions(self, opened: asyncio.Future[None]) -> None:
+        """Keep a session open: reconnect after each loss."""
         attempt = 0
         while True:
             cause = GONE
             try:
                 answer = await self._stub.Info(pb.InfoRequest(), wait_for_ready=True)
-                listener = steps.Listener.beside(self._endpoint.path)
-                named = () if listener is None else ((steps.METADATA, listener.name),)
+                listener = step_socket.Listener.beside(self._endpoint.path)
+                named = () if listener is None else ((step_socket.METADATA, listener.name),)
                 call = self._stub.Session(metadata=named)
                 by_socket: socket.socket | None = None
                 try:
                     try:
                         answered = await call.initial_metadata()
-                        if listener is not None and steps.METADATA in dict(answered):
+                        if listener is not None and step_socket.METADATA in dict(answered):
                             by_socket = listener.accept()
                     finally:
                         if listener is not None:
                             listener.close()
                     self._outgoing = asyncio.Queue()
-                    self._meet(answer)
+                    self._update_info(answer)
                     self._connected = True
                     attempt = 0
                     if not opened.done():
@@ -223,7 +227,7 @@ class GrpcEngineClient:
             except _Hung as error:
                 cause = str(error)
             except Exception as error:
-                # A defect here must not leave streams that wait for ever; say so and end it.
+                # A defect here must not leave streams waiting: log it and end the session.
                 log.error("the session with the model server failed", exc_info=error)
                 if not opened.done():
                     opened.set_exception(error)
@@ -239,16 +243,16 @@ class GrpcEngineClient:
             await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
             attempt += 1
 
-    def _meet(self, answer: pb.InfoResponse) -> None:
-        """Take in what the engine says of itself, and tell whoever wants to hear of it."""
+    def _update_info(self, answer: pb.InfoResponse) -> None:
+        """Update the engine's info and adapters, and call the callbacks."""
         another = not answer.instance or answer.instance != self._instance
         self._instance = answer.instance
         self._info = codec.decode_info(answer)
         self._adapters = codec.decode_adapters(answer.adapters)
         if another:
-            self._load, self._statistics = EngineLoad(), EngineStatistics()
-        for heard in self._heard:
-            heard(another)
+            self._metrics = EngineMetrics()
+        for callback in self._callbacks:
+            callback(another)
 
     async def _serve(self, call: Any, by_socket: socket.socket | None) -> None:
         """Write and read until the session ends, or the engine hangs."""
@@ -270,23 +274,22 @@ class GrpcEngineClient:
             await asyncio.wait(tasks)
 
     async def _read(self, call: Any, by_socket: socket.socket | None) -> None:
-        """Take what the engine sends until the session ends."""
-        reader = steps.Reader(self._take)
+        """Deliver the engine's messages until the session ends."""
+        reader = step_socket.Reader(self._deliver)
         transport: asyncio.BaseTransport | None = None
         try:
             if by_socket is not None:
                 loop = asyncio.get_running_loop()
                 transport, _ = await loop.create_unix_connection(lambda: reader, sock=by_socket)
             async for message in call:
-                self._take(message)
+                self._deliver(message)
             if transport is not None:
-                await reader.ended  # what was sent before the call ended has come
+                await reader.ended  # all messages sent before the end of the call have arrived
         finally:
             if transport is not None:
                 transport.close()
 
-    def _take(self, message: pb.StepMessage) -> None:
-        self._load = codec.decode_load(message)
+    def _deliver(self, message: pb.StepMessage) -> None:
         self._streams.deliver(codec.decode_step(message))
 
     @staticmethod
@@ -295,21 +298,21 @@ class GrpcEngineClient:
             while True:
                 await call.write(await outgoing.get())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the session is over; the reader learns why
+            return  # the session has ended; the reader gets the cause
 
     def _cancel(self, request_id: int) -> None:
-        """Tell the engine of a stream that nobody reads any more."""
+        """Send the engine the cancellation of a stream."""
         if self._connected:
             self._outgoing.put_nowait(codec.encode_cancel(request_id))
 
 
 def fetch_info(target: str, timeout: float, tls: TlsFiles | None = None) -> EngineInfo:
-    """Ask an engine for its info from synchronous code.
+    """Fetch an engine's info from synchronous code.
 
     Raises:
-        ShardError: it did not answer within ``timeout`` seconds.
+        ShardError: It did not answer within ``timeout`` seconds.
     """
-    with Endpoint.parse(target, tls).channel() as channel:
+    with EngineEndpoint.parse(target, tls).channel() as channel:
         try:
             stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
             answer = stub.Info(pb.InfoRequest(), timeout=timeout, wait_for_ready=True)

@@ -1,12 +1,14 @@
 """Dataclasses to protobuf and back: pure functions, one pair per message.
 
-Encoding reads lists and never changes them; decoding gives plain Python lists. Log probabilities
-travel as 32-bit floats.
+Encoding does not change lists; decoding returns plain Python lists. Log-probabilities travel as
+32-bit floats.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import chain
 from typing import TypeVar
 
@@ -19,42 +21,34 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
+from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
-from tgi_cli.rpc.totals import Totals
+from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
 
 _T = TypeVar("_T")
 
-_SAMPLING_SCALARS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "seed",
-    "top_logprobs",
-    "relative_frequency_penalty",
-    "min_new_tokens",
-    "watermark",
-    "watermark_gamma",
-    "watermark_delta",
+_SAMPLING_SCALARS = tuple(
+    name
+    for name in pb.Sampling.DESCRIPTOR.fields_by_name
+    if name in SamplingParams.__dataclass_fields__ and name != "allowed_token_ids"
 )
-NO_TOTALS = Totals()
+_SUBMIT_SCALARS = ("request_id", "max_new_tokens", "ignore_eos", "cache_salt", "priority")
 NO_ADAPTERS = Adapters()
+_STEP_LISTS = (
+    *("request_ids", "token_ids", "logprobs", "top_ids", "top_logprobs"),
+    *("started", "finished", "prompt_logprobs"),
+)
 _OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
 
 def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMessage:
-    """A request, and the name of its adapter, as a client's message.
+    """Encode a request and the name of its adapter.
 
     Raises:
-        ValueError: numbers that the wire cannot hold, or what only the engine's own process can
-            have (logits processors, raw logits).
+        ValueError: A number is out of the wire's range, or the request needs the engine's own
+            process (logits processors, raw logits).
     """
     if (
         request.logits_processors
@@ -63,14 +57,10 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
     ):
         raise ValueError("logits processors and raw logits do not leave the engine's process")
     submit = pb.Submit(
-        request_id=request.request_id,
+        **{name: getattr(request, name) for name in _SUBMIT_SCALARS},
         prompt_ids=request.prompt_ids,
         sampling=_encode_sampling(request.sampling),
-        max_new_tokens=request.max_new_tokens,
         stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
         adapter=adapter,
     )
     for name in _OPTIONAL:
@@ -81,21 +71,17 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
 
 
 def decode_submit(message: pb.Submit) -> GenerationRequest:
-    """The request of a message, its adapter's id left open.
+    """Decode a request, without its adapter's id.
 
-    Raises ValueError for sampling values outside their range.
+    Raises:
+        ValueError: A sampling value is out of range.
     """
-    given = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
+    present = [name for name in _OPTIONAL if message.HasField(name)]
     return GenerationRequest(
-        request_id=message.request_id,
+        **{name: getattr(message, name) for name in (*_SUBMIT_SCALARS, *present)},
         prompt_ids=tuple(message.prompt_ids),
         sampling=_decode_sampling(message.sampling),
-        max_new_tokens=message.max_new_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        cache_salt=message.cache_salt,
-        priority=message.priority,
-        **given,
     )
 
 
@@ -121,7 +107,7 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
 
 
 def _unflatten(counts: Iterable[int], flat: list[_T]) -> list[list[_T]]:
-    """Runs of ``counts`` items each."""
+    """Split a list into runs of ``counts`` items."""
     runs = []
     start = 0
     for count in counts:
@@ -131,23 +117,13 @@ def _unflatten(counts: Iterable[int], flat: list[_T]) -> list[list[_T]]:
 
 
 def encode_cancel(request_id: int) -> pb.ClientMessage:
-    """A cancellation as a client's message."""
+    """Encode a cancellation."""
     return pb.ClientMessage(cancel=request_id)
 
 
-def encode_step(outputs: StepOutputs, totals: Totals = NO_TOTALS) -> pb.StepMessage:
-    """A step's outputs, and the engine's totals, as one message of packed arrays."""
-    message = pb.StepMessage(
-        queued=outputs.queued,
-        running=outputs.running,
-        used_blocks=outputs.used_blocks,
-        preemptions=outputs.preemptions,
-        reused_tokens=totals.reused_tokens,
-        prompt_tokens=totals.prompt_tokens,
-        cached_blocks=totals.cached_blocks,
-        steps=totals.steps,
-        context_tokens=totals.context_tokens,
-    )
+def encode_step(outputs: StepOutputs) -> pb.StepMessage:
+    """Encode a step's outputs as packed arrays."""
+    message = pb.StepMessage()
     message.request_ids.extend(outputs.request_ids)
     message.token_ids.extend(outputs.token_ids)
     message.logprobs.extend(outputs.logprobs)
@@ -181,7 +157,7 @@ def _encode_tops(
 def _decode_tops(
     message: pb.StepMessage | pb.PromptLogprobs, count: int
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """The likeliest ids and their log-probabilities of ``count`` tokens."""
+    """Decode the most likely ids and their log-probabilities of ``count`` tokens."""
     counts = message.top_counts[:]
     if not counts:
         return [[] for _ in range(count)], [[] for _ in range(count)]
@@ -189,7 +165,7 @@ def _decode_tops(
 
 
 def decode_step(message: pb.StepMessage) -> StepOutputs:
-    """The outputs of a message."""
+    """Decode a step's outputs."""
     request_ids = message.request_ids[:]
     top_ids, top_logprobs = _decode_tops(message, len(request_ids))
     return StepOutputs(
@@ -206,68 +182,68 @@ def decode_step(message: pb.StepMessage) -> StepOutputs:
             PromptLogprobs(p.request_id, p.start, p.logprobs[:], *_decode_tops(p, len(p.logprobs)))
             for p in message.prompt_logprobs
         ],
-        queued=message.queued,
-        running=message.running,
-        used_blocks=message.used_blocks,
-        preemptions=message.preemptions,
-    )
-
-
-def decode_load(message: pb.StepMessage) -> EngineLoad:
-    """The engine's gauges and totals of a message."""
-    return EngineLoad(
-        message.queued,
-        message.running,
-        message.used_blocks,
-        message.preemptions,
-        message.reused_tokens,
-        message.prompt_tokens,
-        message.cached_blocks,
-        message.steps,
-        message.context_tokens,
     )
 
 
 def merge_steps(first: StepOutputs, second: StepOutputs) -> None:
-    """Append what a later step produced to ``first``, in place; its gauges win."""
-    first.request_ids += second.request_ids
-    first.token_ids += second.token_ids
-    first.logprobs += second.logprobs
-    first.top_ids += second.top_ids
-    first.top_logprobs += second.top_logprobs
-    first.started += second.started
-    first.finished += second.finished
-    first.prompt_logprobs += second.prompt_logprobs
-    first.queued = second.queued
-    first.running = second.running
-    first.used_blocks = second.used_blocks
-    first.preemptions = second.preemptions
+    """Append what a later step produced to ``first``, in place."""
+    for name in _STEP_LISTS:
+        getattr(first, name).extend(getattr(second, name))
 
 
 def encode_info(
     info: EngineInfo, adapters: Adapters = NO_ADAPTERS, instance: str = ""
 ) -> pb.InfoResponse:
-    """What a client must know of the engine, and which life of it this is, as a message."""
+    """Encode the engine's info; ``instance`` differs after each start of the engine."""
     fields = {name: getattr(info, name) for name in _INFO_FIELDS}
     return pb.InfoResponse(**fields, adapters=encode_adapters(adapters), instance=instance)
 
 
 def decode_info(message: pb.InfoResponse) -> EngineInfo:
-    """What a client must know of the engine; its adapters are decoded by themselves."""
+    """Decode the engine's info, without its adapters."""
     fields = {name: getattr(message, name) for name in _INFO_FIELDS}
     fields["eos_token_ids"] = tuple(message.eos_token_ids)
     return EngineInfo(**fields)
 
 
 def encode_adapters(adapters: Adapters) -> pb.Adapters:
-    """What is loaded, as a message."""
+    """Encode the loaded adapters."""
     loaded = [pb.Adapter(name=adapter.name, path=adapter.path) for adapter in adapters.loaded]
     return pb.Adapters(max_loras=adapters.max_loras, loaded=loaded)
 
 
 def decode_adapters(message: pb.Adapters) -> Adapters:
-    """What is loaded."""
+    """Decode the loaded adapters."""
     return Adapters(
         message.max_loras,
         tuple(Adapter(adapter.name, adapter.path) for adapter in message.loaded),
     )
+
+
+def encode_metrics(metrics: EngineMetrics) -> pb.MetricsResponse:
+    """Encode the engine's metrics."""
+    message = pb.MetricsResponse(
+        queue_seconds=metrics.queue_seconds, load=pb.EngineLoad(**asdict(metrics.load))
+    )
+    for (name, label), histogram in metrics.histograms.items():
+        entry = message.histograms.add(name=name, label=label, sum=histogram.sum)
+        entry.bounds.extend(histogram.bounds)
+        entry.counts.extend(histogram.counts)
+    for (name, label), count in metrics.counts.items():
+        message.counts.add(name=name, label=label, count=count)
+    return message
+
+
+def decode_metrics(message: pb.MetricsResponse) -> EngineMetrics:
+    """Decode the engine's metrics."""
+    load = {name: getattr(message.load, name) for name in EngineLoad.__dataclass_fields__}
+    metrics = EngineMetrics(EngineLoad(**load))
+    for entry in message.histograms:
+        histogram = metrics.histograms[entry.name, entry.label] = Histogram(entry.bounds)
+        histogram.counts = list(entry.counts)
+        histogram.sum = entry.sum
+    for count in message.counts:
+        metrics.counts[count.name, count.label] = count.count
+    if message.queue_seconds:
+        metrics.oldest_ns = time.monotonic_ns() - int(message.queue_seconds * 1e9)
+    return metrics

@@ -104,23 +104,45 @@ class HealthResponse(_message.Message):
     live_requests: int
     def __init__(self, steps: _Optional[int] = ..., live_requests: _Optional[int] = ...) -> None: ...
 
-class StatisticsRequest(_message.Message):
+class MetricsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class StatisticsResponse(_message.Message):
-    __slots__ = ("distributions", "counts", "queue_age_seconds", "load")
-    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+class MetricsResponse(_message.Message):
+    __slots__ = ("histograms", "counts", "queue_seconds", "load")
+    HISTOGRAMS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    distributions: _containers.RepeatedCompositeFieldContainer[Distribution]
+    histograms: _containers.RepeatedCompositeFieldContainer[Histogram]
     counts: _containers.RepeatedCompositeFieldContainer[Count]
-    queue_age_seconds: float
-    load: StepMessage
-    def __init__(self, distributions: _Optional[_Iterable[_Union[Distribution, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., queue_age_seconds: _Optional[float] = ..., load: _Optional[_Union[StepMessage, _Mapping]] = ...) -> None: ...
+    queue_seconds: float
+    load: EngineLoad
+    def __init__(self, histograms: _Optional[_Iterable[_Union[Histogram, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., queue_seconds: _Optional[float] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ...) -> None: ...
 
-class Distribution(_message.Message):
+class EngineLoad(_message.Message):
+    __slots__ = ("queued", "running", "used_blocks", "preemptions", "reused_tokens", "prompt_tokens", "cached_blocks", "steps", "context_tokens")
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    queued: int
+    running: int
+    used_blocks: int
+    preemptions: int
+    reused_tokens: int
+    prompt_tokens: int
+    cached_blocks: int
+    steps: int
+    context_tokens: int
+    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
+
+class Histogram(_message.Message):
     __slots__ = ("name", "label", "bounds", "counts", "sum")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
@@ -229,7 +251,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., relative_frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., bad_word_ids: _Optional[_Iterable[int]] = ..., bad_word_lengths: _Optional[_Iterable[int]] = ..., min_new_tokens: _Optional[int] = ..., watermark: bool = ..., watermark_gamma: _Optional[float] = ..., watermark_delta: _Optional[float] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepMessage(_message.Message):
-    __slots__ = ("request_ids", "token_ids", "logprobs", "top_counts", "top_ids", "top_logprobs", "started", "finished", "queued", "running", "used_blocks", "preemptions", "prompt_logprobs", "reused_tokens", "prompt_tokens", "cached_blocks", "steps", "context_tokens")
+    __slots__ = ("request_ids", "token_ids", "logprobs", "top_counts", "top_ids", "top_logprobs", "started", "finished", "prompt_logprobs")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -238,16 +260,7 @@ class StepMessage(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_FIELD_NUMBER: _ClassVar[int]
-    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
@@ -256,17 +269,8 @@ class StepMessage(_message.Message):
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     started: _containers.RepeatedCompositeFieldContainer[Started]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
-    queued: int
-    running: int
-    used_blocks: int
-    preemptions: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    reused_tokens: int
-    prompt_tokens: int
-    cached_blocks: int
-    steps: int
-    context_tokens: int
-    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., reused_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("request_id", "start", "logprobs", "top_counts", "top_ids", "top_logprobs")

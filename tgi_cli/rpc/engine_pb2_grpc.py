@@ -44,10 +44,10 @@ class EngineStub(object):
                 request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.HealthRequest.SerializeToString,
                 response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.HealthResponse.FromString,
                 _registered_method=True)
-        self.Statistics = channel.unary_unary(
-                '/tgi.engine.v1.Engine/Statistics',
-                request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.StatisticsRequest.SerializeToString,
-                response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.StatisticsResponse.FromString,
+        self.Metrics = channel.unary_unary(
+                '/tgi.engine.v1.Engine/Metrics',
+                request_serializer=tgi__cli_dot_rpc_dot_engine__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.MetricsResponse.FromString,
                 _registered_method=True)
         self.Session = channel.stream_stream(
                 '/tgi.engine.v1.Engine/Session',
@@ -88,8 +88,8 @@ class EngineServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Statistics(self, request, context):
-        """What the engine has counted since its start, and its load: for whoever watches it.
+    def Metrics(self, request, context):
+        """The engine's measurements since it started.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +103,7 @@ class EngineServicer(object):
 
     def LoadAdapter(self, request, context):
         """LoRA adapters by name. Loading ends when requests may use it, unloading when new ones may
-        not; both answer with what is loaded then. Status codes: see tgi_cli/rpc/adapter_service.py.
+        not; both answer with what is loaded then. Status codes: see tgi_cli/model_server/adapter_service.py.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,10 +134,10 @@ def add_EngineServicer_to_server(servicer, server):
                     request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.HealthRequest.FromString,
                     response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.HealthResponse.SerializeToString,
             ),
-            'Statistics': grpc.unary_unary_rpc_method_handler(
-                    servicer.Statistics,
-                    request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.StatisticsRequest.FromString,
-                    response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.StatisticsResponse.SerializeToString,
+            'Metrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Metrics,
+                    request_deserializer=tgi__cli_dot_rpc_dot_engine__pb2.MetricsRequest.FromString,
+                    response_serializer=tgi__cli_dot_rpc_dot_engine__pb2.MetricsResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
@@ -225,7 +225,7 @@ class Engine(object):
             _registered_method=True)
 
     @staticmethod
-    def Statistics(request,
+    def Metrics(request,
             target,
             options=(),
             channel_credentials=None,
@@ -238,9 +238,9 @@ class Engine(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tgi.engine.v1.Engine/Statistics',
-            tgi__cli_dot_rpc_dot_engine__pb2.StatisticsRequest.SerializeToString,
-            tgi__cli_dot_rpc_dot_engine__pb2.StatisticsResponse.FromString,
+            '/tgi.engine.v1.Engine/Metrics',
+            tgi__cli_dot_rpc_dot_engine__pb2.MetricsRequest.SerializeToString,
+            tgi__cli_dot_rpc_dot_engine__pb2.MetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""Whether an engine on the other end of the wire answers, and whether it moves."""
+"""Whether an engine on the other end of the wire answers and makes progress."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from typing import Any
 
 import grpc.aio
 
+from tgi_cli.process.heartbeat import StallDetector, allowed_seconds
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.pulse import Stillness, allowed_seconds
 
 _ANSWER_SECONDS = 2.0
-_LOOK_SECONDS = 2.0
-"""Between two questions at most."""
-_LOOKS = 8
-"""Within the timeout."""
-_AGAIN_SECONDS = 0.25
-"""Between two questions to one that hangs."""
-_LATE = 3.0
+_MAX_INTERVAL = 2.0
+"""Seconds between two polls at most."""
+_POLLS = 8
+"""Polls within the timeout."""
+_HUNG_INTERVAL = 0.25
+"""Seconds between two polls of an engine that hangs."""
+_MAX_DELAY = 3.0
+"""Intervals that count at most for a poll that is late."""
 _SILENT = -1
 
 
 class EngineWatch:
-    """Asks an engine for its progress, as the launcher reads its pulse; both judge it alike.
+    """Polls an engine's progress, and judges it as the launcher judges its heartbeat.
 
     Args:
-        stub: of the engine's service.
-        timeout: seconds for which it may stand still while requests are live; 0: for ever.
+        stub: Of the engine's service.
+        timeout: Seconds without progress while requests are live, after which it hangs; 0 for
+            never.
     """
 
     def __init__(self, stub: Any, timeout: float) -> None:
         self._stub = stub
         self._timeout = timeout
-        self._mark: int | None = None
-        """Its progress while requests are live, or that it said nothing; None: it is idle."""
+        self._progress: int | None = None
+        """Its progress while requests are live, -1 if it did not answer, or None if it is idle."""
 
     async def ask(self) -> pb.HealthResponse | None:
-        """What it says of itself; None: it does not answer."""
+        """Return its health, or None if it does not answer."""
         try:
             answer: pb.HealthResponse = await self._stub.Health(
                 pb.HealthRequest(), timeout=_ANSWER_SECONDS
@@ -47,33 +49,33 @@ class EngineWatch:
         return answer
 
     async def until_hung(self, step_seconds: float) -> float:
-        """Return when it hangs: for how many seconds it has stood still.
+        """Return once it hangs, with the seconds for which it has made no progress.
 
         Args:
-            step_seconds: what its worst step may take; 0: not known.
+            step_seconds: Longest time that a step may take; 0 if unknown.
         """
         if self._timeout <= 0:
             await asyncio.Event().wait()
         allowed = allowed_seconds(self._timeout, step_seconds)
-        interval = min(_LOOK_SECONDS, self._timeout / _LOOKS)
-        stillness = Stillness(_LATE * interval + _ANSWER_SECONDS)
-        self._mark = None
+        interval = min(_MAX_INTERVAL, self._timeout / _POLLS)
+        detector = StallDetector(_MAX_DELAY * interval + _ANSWER_SECONDS)
+        self._progress = None
         while True:
             await asyncio.sleep(interval)
-            await self._look()
-            if stillness.look(self._mark, time.monotonic()) > allowed:
+            await self._poll()
+            if detector.poll(self._progress, time.monotonic()) > allowed:
                 return allowed
 
     async def until_moved(self) -> None:
-        """After :meth:`until_hung`: return when it does something, or has nothing to do."""
-        mark = self._mark
-        while self._mark is not None and self._mark == mark:
-            await asyncio.sleep(_AGAIN_SECONDS)
-            await self._look()
+        """After :meth:`until_hung`, return once it makes progress or is idle."""
+        progress = self._progress
+        while self._progress is not None and self._progress == progress:
+            await asyncio.sleep(_HUNG_INTERVAL)
+            await self._poll()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         answer = await self.ask()
         if answer is not None:
-            self._mark = answer.steps if answer.live_requests else None
-        elif self._mark is None:
-            self._mark = _SILENT
+            self._progress = answer.steps if answer.live_requests else None
+        elif self._progress is None:
+            self._progress = _SILENT

@@ -1,12 +1,11 @@
-"""What the router sees of an engine, wherever it runs: submit, read tokens, cancel.
+"""The router's interface to an engine: submit, read tokens, cancel.
 
-:class:`tgi_cli.rpc.client.GrpcEngineClient` implements it over the wire; tests implement it in
-a few lines without one.
+:class:`tgi_cli.rpc.client.GrpcEngineClient` implements it over the wire, tests without one.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -15,14 +14,15 @@ from tgi_cli.engine.messages import (
     EngineInfo,
     Finished,
     GenerationRequest,
+    Logits,
     PromptLogprobs,
     Started,
 )
+from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ModelError
-from tgi_cli.rpc.distribution import Distribution
 
 GONE = "the model server is gone"
-"""Why a request ends, or cannot begin, where there is no engine."""
+"""Error of requests without an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """What is loaded, in order; so many different ones share a batch (0: none can be loaded)."""
+    """The loaded adapters, in order; ``max_loras`` of them can share a batch (0 for none)."""
 
     max_loras: int = 0
     loaded: tuple[Adapter, ...] = ()
@@ -49,19 +49,19 @@ class AdapterFault(Enum):
     """Why an adapter could not be loaded or unloaded."""
 
     UNUSABLE = "unusable"
-    """Its name, its files, or what they say."""
+    """Its name or its files are invalid."""
     TAKEN = "taken"
-    """One of this name is loaded."""
+    """An adapter of this name is loaded."""
     UNKNOWN = "unknown"
-    """None of this name is loaded, or there is nothing where it is said to be."""
+    """No adapter of this name is loaded, or its source does not exist."""
     OFF = "off"
-    """The engine takes none."""
+    """The engine takes no adapters."""
     BUSY = "busy"
-    """Too many are being loaded at this moment."""
+    """Too many adapters are being loaded."""
 
 
 class AdapterError(ModelError):
-    """An adapter could not be loaded or unloaded; ``fault`` says of which kind the cause is."""
+    """An adapter could not be loaded or unloaded; ``fault`` is the kind of the cause."""
 
     def __init__(
         self, cause: str, remedy: str = "", fault: AdapterFault = AdapterFault.UNUSABLE
@@ -72,7 +72,7 @@ class AdapterError(ModelError):
 
 @dataclass(slots=True)
 class TokenBatch:
-    """What became known of one request since the last batch: tokens in order, or its end.
+    """The new tokens of one request since the last batch, in order, or its end.
 
     Parallel arrays over tokens, as in :class:`tgi_cli.engine.messages.StepOutputs`. ``started``
     comes once, with or before the first token; ``finished`` comes once, last.
@@ -85,50 +85,9 @@ class TokenBatch:
     started: Started | None = None
     finished: Finished | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    """Runs of the prompt's, in order, before the first token; empty unless asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """The engine after its latest step; what is counted, is counted since its start.
-
-    Attributes:
-        queued, running: requests.
-        used_blocks: of the KV cache, held by requests.
-        preemptions: counted.
-        reused_tokens: prompt tokens that were found in the prefix cache; counted.
-        prompt_tokens: of all requests that started; counted.
-        cached_blocks: of the KV cache, used or free, whose content can be found by a prefix.
-        steps: counted.
-        context_tokens: prompt tokens that were computed, those that preemption lost included;
-            counted.
-    """
-
-    queued: int = 0
-    running: int = 0
-    used_blocks: int = 0
-    preemptions: int = 0
-    reused_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_blocks: int = 0
-    steps: int = 0
-    context_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """What the engine has counted since its start, by name and label.
-
-    Attributes:
-        distributions: of seconds, by stage and method, and ``("schedule", "join")``; ``sizes``
-            and ``accepted`` without label. See :class:`tgi_cli.rpc.totals.Tally`.
-        counts: ``launched`` and ``failed`` steps by method, ``joined`` by reason.
-        queue_age: seconds that the longest waiting request has waited; 0: none waits.
-    """
-
-    distributions: Mapping[tuple[str, str], Distribution] = field(default_factory=dict)
-    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    queue_age: float = 0.0
+    """Of the prompt's tokens, in order, before the first token; empty unless requested."""
+    logits: tuple[Logits, ...] = ()
+    """Raw logits, if requested; in the engine's own process only."""
 
 
 class TokenStream(Protocol):
@@ -150,64 +109,58 @@ class EngineClient(Protocol):
         ...
 
     @property
-    def load(self) -> EngineLoad:
-        """As of the latest step message."""
-        ...
-
-    @property
     def connected(self) -> bool:
         """False once the engine is gone: live streams have ended with an ERROR."""
         ...
 
-    def on_found(self, heard: Callable[[bool], None]) -> None:
-        """Have ``heard`` called whenever the engine is found after a loss.
+    def on_found(self, callback: Callable[[bool], None]) -> None:
+        """Call ``callback`` in the event loop whenever the engine is found after a loss.
 
-        With whether it is another one: True after it was started again, False when it was only
-        out of reach. In the event loop, when :attr:`info` and :attr:`adapters` are its own
-        already, and before it is :attr:`connected`.
+        Its argument is True if the engine was restarted, False if it was only unreachable.
+        :attr:`info` and :attr:`adapters` are up to date by then; it is not yet :attr:`connected`.
         """
         ...
 
     async def healthy(self) -> bool:
-        """Ask the engine; False when it is gone, or stands still while requests wait."""
+        """Ask the engine; False if it is gone, or makes no progress while requests wait."""
         ...
 
-    async def statistics(self) -> EngineStatistics:
-        """Ask the engine, which brings :attr:`load` up to date; if it is gone, as last heard."""
+    async def metrics(self) -> EngineMetrics:
+        """The engine's metrics; those fetched last if it does not answer."""
         ...
 
     def submit(self, request: GenerationRequest, adapter: str = "") -> TokenStream:
-        """Queue a request; ``adapter`` names the loaded one to use, empty: the base model.
+        """Queue a request for a loaded adapter, or for the base model if ``adapter`` is empty.
 
-        The request's own ``adapter_id`` is not looked at: those are the engine's.
+        The request's ``adapter_id`` is ignored: those ids are the engine's.
 
         Raises:
-            ShardError: the engine is gone.
-            ValueError: it asks for what does not leave the engine's process.
+            ShardError: The engine is gone.
+            ValueError: The request needs the engine's own process.
         """
         ...
 
     @property
     def adapters(self) -> Adapters:
-        """What is loaded, as last heard: other clients may have changed it since."""
+        """The loaded adapters as of the last answer; other clients may have changed them since."""
         ...
 
     async def list_adapters(self) -> Adapters:
-        """Ask the engine what is loaded. Raises ShardError."""
+        """Fetch the loaded adapters. Raises ShardError."""
         ...
 
     async def load_adapter(self, name: str, source: str, in_place: bool = False) -> Adapters:
         """Load an adapter; returns when requests may name it.
 
         Args:
-            name: for requests to use.
-            source: an absolute path on the engine's machine, or a hub's ``id`` or
+            name: For requests to use.
+            source: An absolute path on the engine's machine, or a hub's ``id`` or
                 ``id@revision``.
-            in_place: take the place of one that has the name.
+            in_place: Replace an adapter of the same name.
 
         Raises:
-            AdapterError: it cannot be.
-            ShardError: the engine is gone.
+            AdapterError: It cannot be loaded.
+            ShardError: The engine is gone.
         """
         ...
 
@@ -215,11 +168,11 @@ class EngineClient(Protocol):
         """Refuse new requests for an adapter; live ones run to their end.
 
         Raises:
-            AdapterError: it cannot be.
-            ShardError: the engine is gone.
+            AdapterError: It cannot be unloaded.
+            ShardError: The engine is gone.
         """
         ...
 
     def next_request_id(self) -> int:
-        """An id that no live request of this client has."""
+        """Return an id that no live request of this client has."""
         ...

@@ -1,10 +1,11 @@
-"""The token streams of one client: what arrives gathers until somebody asks for it."""
+"""Outputs of the engine's steps by request, buffered until the reader of the request takes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from tgi_cli.engine.messages import Finished, FinishReason, StepOutputs
 from tgi_cli.rpc.interface import TokenBatch
@@ -12,15 +13,83 @@ from tgi_cli.rpc.interface import TokenBatch
 STOPPING = "the model server is shutting down"
 
 
-class Stream:
+class OutputBuffer:
+    """The outputs of one request that its reader has not taken yet."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self) -> None:
+        self.batch: TokenBatch | None = None
+
+    def pending(self) -> TokenBatch:
+        """The batch to add outputs to."""
+        batch = self.batch
+        if batch is None:
+            batch = self.batch = TokenBatch()
+        return batch
+
+
+B = TypeVar("B", bound=OutputBuffer)
+
+
+def split_by_request(outputs: StepOutputs, buffers: Mapping[int, B]) -> set[B]:
+    """Add the outputs of a step to the buffers of their requests.
+
+    Outputs of other requests are dropped. Returns the buffers that got any.
+    """
+    changed: set[B] = set()
+    for started in outputs.started:
+        buffer = buffers.get(started.request_id)
+        if buffer is not None:
+            buffer.pending().started = started
+            changed.add(buffer)
+    for run in outputs.prompt_logprobs:
+        buffer = buffers.get(run.request_id)
+        if buffer is not None:
+            buffer.pending().prompt_logprobs.append(run)
+            changed.add(buffer)
+    for logits in outputs.logits:
+        buffer = buffers.get(logits.request_id)
+        if buffer is not None:
+            buffer.pending().logits += (logits,)
+            changed.add(buffer)
+    for request_id, token_id, logprob, top_ids, top_logprobs in zip(
+        outputs.request_ids,
+        outputs.token_ids,
+        outputs.logprobs,
+        outputs.top_ids,
+        outputs.top_logprobs,
+        strict=True,
+    ):
+        buffer = buffers.get(request_id)
+        if buffer is None:
+            continue
+        batch = buffer.batch
+        if batch is None:
+            buffer.batch = TokenBatch([token_id], [logprob], [top_ids], [top_logprobs])
+        else:
+            batch.token_ids.append(token_id)
+            batch.logprobs.append(logprob)
+            batch.top_ids.append(top_ids)
+            batch.top_logprobs.append(top_logprobs)
+        changed.add(buffer)
+    for finished in outputs.finished:
+        buffer = buffers.get(finished.request_id)
+        if buffer is not None:
+            buffer.pending().finished = finished
+            changed.add(buffer)
+    return changed
+
+
+class RequestStream(OutputBuffer):
     """The tokens of one request: a :class:`tgi_cli.rpc.interface.TokenStream`."""
 
-    __slots__ = ("_batch", "_cancel", "_done", "_request_id", "_waiter")
+    __slots__ = ("_cancel", "_done", "_request_id", "_waiter")
 
-    def __init__(self, request_id: int, cancel: Callable[[int, Stream], None]) -> None:
+    def __init__(self, request_id: int, cancel: Callable[[int, RequestStream], None]) -> None:
+        super().__init__()
         self._request_id = request_id
         self._cancel = cancel
-        self._batch: TokenBatch | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._done = False
 
@@ -28,7 +97,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> TokenBatch:
-        while self._batch is None:
+        while self.batch is None:
             if self._done:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -36,99 +105,61 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
-        batch, self._batch = self._batch, None
+        batch, self.batch = self.batch, None
         if batch.finished is not None:
             self._done = True
         return batch
 
     def cancel(self) -> None:
-        self._batch = None
+        self.batch = None
         self._done = True
-        self._wake()
+        self.wake()
         self._cancel(self._request_id, self)
 
-    def _gathered(self) -> TokenBatch:
-        """The batch that the reader of the session adds to."""
-        batch = self._batch
-        if batch is None:
-            batch = self._batch = TokenBatch()
-        return batch
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Resume the reader if it waits."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
 
-class Streams:
-    """Those that are live, by request id.
+class RequestStreams:
+    """The live streams, by request id.
 
     Args:
-        cancelled: told of a live one that its reader has cancelled; it is forgotten by then.
+        cancelled: Called with the id of a live request that its reader has cancelled.
     """
 
     def __init__(self, cancelled: Callable[[int], None]) -> None:
-        self._live: dict[int, Stream] = {}
+        self._live: dict[int, RequestStream] = {}
         self._cancelled = cancelled
 
-    def open(self, request_id: int) -> Stream:
-        """A new one."""
-        stream = self._live[request_id] = Stream(request_id, self._forget)
+    def open(self, request_id: int) -> RequestStream:
+        """Add a stream."""
+        stream = self._live[request_id] = RequestStream(request_id, self._forget)
         return stream
 
     def deliver(self, outputs: StepOutputs) -> None:
-        """Give each stream its tokens and wake those that wait."""
-        streams = self._live
-        touched: set[Stream] = set()
-        for started in outputs.started:
-            stream = streams.get(started.request_id)
-            if stream is not None:
-                stream._gathered().started = started
-                touched.add(stream)
-        for run in outputs.prompt_logprobs:
-            stream = streams.get(run.request_id)
-            if stream is not None:
-                stream._gathered().prompt_logprobs.append(run)
-                touched.add(stream)
-        for request_id, token_id, logprob, top_ids, top_logprobs in zip(
-            outputs.request_ids,
-            outputs.token_ids,
-            outputs.logprobs,
-            outputs.top_ids,
-            outputs.top_logprobs,
-            strict=True,
-        ):
-            stream = streams.get(request_id)
-            if stream is None:
-                continue
-            batch = stream._batch
-            if batch is None:
-                stream._batch = TokenBatch([token_id], [logprob], [top_ids], [top_logprobs])
-            else:
-                batch.token_ids.append(token_id)
-                batch.logprobs.append(logprob)
-                batch.top_ids.append(top_ids)
-                batch.top_logprobs.append(top_logprobs)
-            touched.add(stream)
+        """Give each stream its outputs, and wake the readers that wait."""
+        changed = split_by_request(outputs, self._live)
         for finished in outputs.finished:
-            stream = streams.pop(finished.request_id, None)
-            if stream is not None:
-                if finished.reason is FinishReason.CANCELLED:  # not by us: those are forgotten
-                    finished = replace(finished, reason=FinishReason.ERROR, error=STOPPING)
-                stream._gathered().finished = finished
-                touched.add(stream)
-        for stream in touched:
-            stream._wake()
+            stream = self._live.pop(finished.request_id, None)
+            # Requests that we cancelled are not live: the engine cancelled this one.
+            if stream is not None and finished.reason is FinishReason.CANCELLED:
+                error = replace(finished, reason=FinishReason.ERROR, error=STOPPING)
+                stream.pending().finished = error
+        for stream in changed:
+            stream.wake()
 
     def end(self, cause: str) -> None:
-        """End all with an error."""
+        """End all streams with an error."""
         streams, self._live = self._live, {}
         for request_id, stream in streams.items():
-            stream._gathered().finished = Finished(request_id, FinishReason.ERROR, cause)
-            stream._wake()
+            stream.pending().finished = Finished(request_id, FinishReason.ERROR, cause)
+            stream.wake()
 
-    def _forget(self, request_id: int, stream: Stream) -> None:
-        """Unless its request has ended already, and another has its id."""
+    def _forget(self, request_id: int, stream: RequestStream) -> None:
+        """Drop a stream, unless another one has its id by now."""
         if self._live.get(request_id) is stream:
             del self._live[request_id]
             self._cancelled(request_id)

@@ -14,20 +14,20 @@ from tgi_cli.files import TEXT_BYTES, FileRefusedError, read_bytes
 if TYPE_CHECKING:
     import grpc
 
-_ROUNDS = 8
-"""That a handshake in memory may take; three are enough."""
+_MAX_ROUNDS = 8
+"""Rounds of a handshake in memory; three are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What one end brings to TLS.
+    """The TLS files of one end, in PEM format.
 
     Attributes:
-        certificate: its own, with the chain that leads to an authority.
-        key: of the certificate. None: it stands in the same file.
-        authority: certificates that sign what the other end has to bring. None: a server demands
-            nothing, a client trusts the authorities that its system trusts.
-        server_name: that a server's certificate must have; None: the host that is connected to.
+        certificate: Its own certificate, with the chain up to an authority.
+        key: Key of the certificate, or None if it is in the same file.
+        authority: Authorities of the other end's certificate. If None, a server requires no
+            certificate, and a client trusts the system's authorities.
+        server_name: Expected name in a server's certificate. Default: the host of the connection.
     """
 
     certificate: Path | None = None
@@ -36,11 +36,11 @@ class TlsFiles:
     server_name: str | None = None
 
     def check(self, server: bool) -> None:
-        """Whether a server (or a client) can use them.
+        """Check that a server, or a client, can use the files.
 
         Raises:
-            ConfigError: a file cannot be read, is not what it should be or does not fit the
-                others, other users may read the key, or the certificate has expired.
+            ConfigError: A file is unreadable or invalid, the files do not match, other users may
+                read the key, or the certificate has expired.
         """
         if self.key is not None and self.certificate is None:
             raise ConfigError("--engine-tls-key has no certificate", "give --engine-tls-cert too")
@@ -54,21 +54,21 @@ class TlsFiles:
                 )
 
     def context(self, server: bool) -> ssl.SSLContext:
-        """The same for Python's own TLS, 1.2 and newer (RFC 8996). Raises ConfigError."""
+        """Create a context of Python's own TLS, 1.2 or newer (RFC 8996). Raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.certificate is not None:
             key = self.key or self.certificate
-            said = f"--engine-tls-cert {self.certificate}"
-            said += "" if self.key is None else f" --engine-tls-key {self.key}"
+            flags = f"--engine-tls-cert {self.certificate}"
+            flags += "" if self.key is None else f" --engine-tls-key {self.key}"
             for flag, path in (("cert", self.certificate), ("key", key)):
                 _read(f"--engine-tls-{flag}", path)
             try:
-                # A password, though an empty one: an encrypted key would ask on the terminal.
+                # Without a password, an encrypted key would ask for one on the terminal.
                 context.load_cert_chain(self.certificate, key, password="")
             except ssl.SSLError as error:
                 raise ConfigError(
-                    f"{said}: {_words(error)}",
+                    f"{flags}: {_reason(error)}",
                     "give a PEM file of the certificate and its chain, and its unencrypted key",
                 ) from error
         if self.authority is not None:
@@ -78,7 +78,7 @@ class TlsFiles:
                 context.load_verify_locations(self.authority)
             except ssl.SSLError as error:
                 raise ConfigError(
-                    f"{flag} {self.authority}: {_words(error)}",
+                    f"{flag} {self.authority}: {_reason(error)}",
                     "give a PEM file of the authority's certificate",
                 ) from error
         elif not server:
@@ -86,7 +86,7 @@ class TlsFiles:
         return context
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For gRPC; ``authority`` demands a certificate of every client."""
+        """Create gRPC's credentials; with ``authority``, every client needs a certificate."""
         import grpc
 
         assert self.certificate is not None, "servers have one"
@@ -102,7 +102,7 @@ class TlsFiles:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For gRPC."""
+        """Create gRPC's credentials."""
         import grpc
 
         own = self.certificate
@@ -113,9 +113,9 @@ class TlsFiles:
         )
 
     def _refused_because(self, own: ssl.SSLContext, server: bool) -> str:
-        """Why anybody would refuse the certificate who trusts it; empty: nobody would.
+        """Return why a peer that trusts the certificate would refuse it, or an empty string.
 
-        Found by a handshake in memory with somebody who trusts just this one.
+        Found by a handshake in memory with such a peer.
         """
         other = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if server else ssl.PROTOCOL_TLS_SERVER)
         assert self.certificate is not None
@@ -133,7 +133,7 @@ class TlsFiles:
             own.wrap_bio(there, back, server_side=server),
             other.wrap_bio(back, there, server_side=not server),
         )
-        for end in ends * _ROUNDS:
+        for end in ends * _MAX_ROUNDS:
             try:
                 end.do_handshake()
             except ssl.SSLWantReadError:
@@ -141,7 +141,7 @@ class TlsFiles:
             except ssl.SSLCertVerificationError as error:
                 return str(error.verify_message)
             except ssl.SSLError as error:
-                return _words(error)
+                return _reason(error)
         return ""
 
 
@@ -152,7 +152,7 @@ def tls_files(
     authority: Path | None = None,
     server_name: str | None = None,
 ) -> TlsFiles | None:
-    """Those that were named; None where none was."""
+    """Return the given files, or None if there are none."""
     files = TlsFiles(certificate, key, authority, server_name)
     return None if files == TlsFiles() else files
 
@@ -171,7 +171,7 @@ def _read(flag: str, path: Path) -> bytes:
 
 
 def _check_mode(key: Path) -> None:
-    """A key is for its owner, and for a group that may read it. Raises ConfigError."""
+    """Check that only its owner, and perhaps a group, may read the key. Raises ConfigError."""
     mode = stat.S_IMODE(key.stat().st_mode)
     if mode & 0o027:
         raise ConfigError(
@@ -181,13 +181,13 @@ def _check_mode(key: Path) -> None:
         )
 
 
-def _words(error: ssl.SSLError) -> str:
-    """OpenSSL's reason, for people."""
+def _reason(error: ssl.SSLError) -> str:
+    """Return OpenSSL's reason in plain words."""
     reason = error.reason or ("PEM_LIB" if "PEM lib" in str(error) else str(error))
     return {
         "KEY_VALUES_MISMATCH": "the key is of another certificate",
         "BAD_DECRYPT": "the key is encrypted",
-        "NO_START_LINE": "it is no PEM file",
-        "PEM_LIB": "it is no PEM file, or the key is encrypted",
+        "NO_START_LINE": "it is not a PEM file",
+        "PEM_LIB": "it is not a PEM file, or the key is encrypted",
         "NO_CERTIFICATE_OR_CRL_FOUND": "there is no certificate in it",
     }.get(reason, reason.replace("_", " ").lower())

@@ -1,1 +1,1 @@
-"""Logits to tokens. ``params`` says what is wanted (no torch); ``sampler`` does it."""
+"""Logits to tokens: parameters (``params``, without torch) and the ``sampler``."""

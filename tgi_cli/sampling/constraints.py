@@ -1,7 +1,7 @@
-"""Biases, allowed tokens, bad words, stop ids that come too early, and grammar masks.
+"""Biases, allowed tokens, bad words, premature stop ids, and grammar masks.
 
-The lists stand on the host, so that a step uploads only the cells that it changes. Whether a
-bad word is about to be completed is found on the device, where the tokens are: nothing waits.
+The lists live on the host, so that a step uploads only the cells that it changes. Bad words are
+matched on the device, where the tokens are: nothing waits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import ALLOWED, BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
 from tgi_cli.sampling.filters import ROW_BY_ROW
+from tgi_cli.sampling.table import ALLOWED, BAD_WORDS, BIASED, MIN_TOKENS, SamplingBatch
 from tgi_cli.sampling.upload import Upload
 
 _ADDED = np.where(
@@ -23,12 +23,12 @@ _ADDED = np.where(
     np.float32(0.0),
     np.float32(-math.inf),
 )
-"""What each value of a mask's octet adds to eight scores: float32 [256, 8]."""
+"""float32 [256, 8]: what each value of a mask's byte adds to eight scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens some entries of a batch may choose from.
+    """The tokens that some entries of a batch may choose.
 
     Attributes:
         entries: int64 [M], ascending and distinct.
@@ -40,7 +40,7 @@ class TokenMasks:
     bits: NDArray[np.int32]
 
     def between(self, first: int, end: int) -> TokenMasks | None:
-        """The masks of the entries ``first .. end``, counted from ``first``; None: of none."""
+        """The masks of entries ``first .. end``, renumbered from ``first``, or None if none."""
         low, high = np.searchsorted(self.entries, (first, end)).tolist()
         if low == high:
             return None
@@ -60,12 +60,12 @@ def add_bias(scores: Tensor, batch: SamplingBatch, upload: Upload) -> None:
 
 
 def forbid(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:
-    """Set the scores of what is not allowed, of bad words and of early stop ids to -inf.
+    """Set the scores of tokens that are not allowed, bad words and premature stop ids to -inf.
 
     Args:
         scores: float32 [N, V], changed in place.
         batch: the N entries.
-        pool: int32 [rows, width], the tokens known so far of every row.
+        pool: int32 [rows, width], the known tokens of every row.
         upload: brings host arrays to the device.
     """
     vocab_size = scores.shape[1]
@@ -89,42 +89,42 @@ def forbid(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -
 
 
 def _allow(scores: Tensor, batch: SamplingBatch, upload: Upload) -> None:
-    """Bar all tokens but the allowed ones of each entry that has such."""
+    """Set the scores of all other tokens to -inf where an entry lists allowed ones."""
     entries, cells = batch.where(ALLOWED), []
     for entry in entries.tolist():
         ids = batch.lists_of(entry).allowed
         cells.append(ids[ids < scores.shape[1]] + entry * scores.shape[1])
     row, cell = upload(entries, np.concatenate(cells))
     flat = scores.view(-1)
-    kept = flat[cell]
+    allowed = flat[cell]
     scores.index_fill_(0, row, -math.inf)
-    flat[cell] = kept
+    flat[cell] = allowed
 
 
 def _forbid_last_tokens(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload) -> None:
-    """Bar the last token of each bad word whose other tokens end the sequence."""
-    cells, places, tokens, lengths = [], [], [], []
+    """Set the score of the last token of each bad word to -inf if the others end the sequence."""
+    cells, positions, tokens, lengths = [], [], [], []
     for entry in batch.where(BAD_WORDS).tolist():
-        lists, position = batch.lists_of(entry), int(batch.positions[entry])
-        possible = (lists.lasts < scores.shape[1]) & (lists.lengths <= position)
+        lists, length = batch.lists_of(entry), int(batch.positions[entry])
+        possible = (lists.lasts < scores.shape[1]) & (lists.lengths <= length)
         if not possible.any():
             continue
-        standing = np.repeat(possible, lists.lengths)
-        start = int(batch.rows[entry]) * pool.shape[1] + position
+        matched = np.repeat(possible, lists.lengths)
+        start = int(batch.rows[entry]) * pool.shape[1] + length
         cells.append(lists.lasts[possible] + entry * scores.shape[1])
-        places.append(start - lists.back[standing])
-        tokens.append(lists.prefix[standing])
+        positions.append(start - lists.back[matched])
+        tokens.append(lists.prefix[matched])
         lengths.append(lists.lengths[possible])
     if not cells:
         return
     sizes = np.concatenate(lengths)
     word = np.repeat(np.arange(len(sizes)), sizes)
-    cell, place, token, owner = upload(
-        np.concatenate(cells), np.concatenate(places), np.concatenate(tokens), word
+    cell, position, token, owner = upload(
+        np.concatenate(cells), np.concatenate(positions), np.concatenate(tokens), word
     )
-    differs = (pool.view(-1)[place] != token).float()
+    differs = (pool.view(-1)[position] != token).float()
     misses = torch.zeros(len(sizes), device=scores.device).index_add_(0, owner, differs)
-    # Added, not written: several words may end in one token, and each has its say.
+    # Added, not written: several words may end in the same token.
     scores.view(-1).index_add_(0, cell, torch.where(misses == 0, -math.inf, 0.0))
 
 
@@ -133,8 +133,8 @@ def apply_masks(scores: Tensor, masks: TokenMasks, upload: Upload) -> None:
     vocab_size = scores.shape[1]
     if scores.device.type in ROW_BY_ROW:
         rows = scores.numpy()
-        octets = np.ascontiguousarray(masks.bits, np.dtype("<i4")).view(np.uint8)
-        for entry, row in zip(masks.entries.tolist(), octets, strict=True):
+        mask_bytes = np.ascontiguousarray(masks.bits, np.dtype("<i4")).view(np.uint8)
+        for entry, row in zip(masks.entries.tolist(), mask_bytes, strict=True):
             rows[entry] += _ADDED.take(row, axis=0).reshape(-1)[:vocab_size]
         return
     entries, bits = upload(masks.entries, masks.bits)

@@ -1,10 +1,9 @@
 """top_k, top_p, min_p and typical_p, as thresholds on each row's weights.
 
-A filter keeps what reaches a threshold, so tokens of equal weight stand or fall together: what
-is kept depends on a row's values alone, never on the order in which some sort leaves equals or
-on the batch around it. So top_k keeps more than k tokens when the k-th likeliest has equals (as
-transformers does), and top_p keeps the smallest set that reaches p and all equals of its least
-likely member.
+A filter keeps the tokens that reach a threshold, so it treats tokens of equal weight alike: the
+result depends on a row's values alone, never on how a sort orders equals or on the rest of the
+batch. So top_k keeps more than k tokens when several are equally likely (as transformers does),
+and top_p keeps the smallest set that reaches p and all ties of its least likely member.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import MIN_P, TOP_K, TOP_P, TYPICAL, SamplingBatch
+from tgi_cli.sampling.table import MIN_P, TOP_K, TOP_P, TYPICAL, SamplingBatch
 from tgi_cli.sampling.upload import Upload
 
 MAX_SORTED = 1 << 22
-"""Weights sorted at once: bounds the temporary memory (about 40 bytes each)."""
+"""Weights sorted at once; bounds the temporary memory (about 40 bytes each)."""
 
 ROW_BY_ROW = ("cpu",)
-"""Devices whose memory is the host's, and on which sorting all rows is the slower way."""
+"""Devices that share the host's memory, where sorting all rows is slower than row by row."""
 
 _SORTABLE = 1024
-"""Keys that are sorted rather than split further."""
+"""Keys that :func:`_select` sorts rather than splits."""
 
 
 def filter_weights(weights: Tensor, batch: SamplingBatch, upload: Upload) -> None:
@@ -43,14 +42,14 @@ def filter_weights(weights: Tensor, batch: SamplingBatch, upload: Upload) -> Non
     if batch.flags & TOP_P:
         threshold = _top_p(weights, threshold, batch, upload)
     if batch.flags & MIN_P:
-        # In relation to the likeliest token, which every filter before it keeps.
+        # Relative to the likeliest token, which all earlier filters keep.
         (min_p,) = upload(batch.column("min_p"))
         threshold = torch.maximum(threshold, (weights.amax(dim=-1) * min_p).ceil_())
     if batch.flags & (TOP_K | TOP_P | MIN_P):
         # 1 from the threshold on, 0 below: between integers nothing is less than 1 apart. Where
-        # torch masks, a CPU takes three times as long.
-        kept = (weights - threshold.unsqueeze(1)).add_(1.0).clamp_(0.0, 1.0)
-        weights.mul_(kept)
+        # torch masks instead, a CPU takes three times as long.
+        reaches = (weights - threshold.unsqueeze(1)).add_(1.0).clamp_(0.0, 1.0)
+        weights.mul_(reaches)
     if batch.flags & TYPICAL:
         _typical(weights, batch, upload)
 
@@ -70,7 +69,7 @@ def _top_p(weights: Tensor, floor: Tensor, batch: SamplingBatch, upload: Upload)
     if weights.device.type in ROW_BY_ROW:
         rows, limits = weights.numpy(), floor.numpy()
         for entry, share in zip(entries.tolist(), shares.tolist(), strict=True):
-            limits[entry] = _nucleus_of_row(rows[entry], limits[entry], share)
+            limits[entry] = nucleus_of_row(rows[entry], limits[entry], share)
         return floor
     for part in _splits(len(entries), weights.shape[1]):
         selected, share = upload(entries[part], shares[part])
@@ -81,7 +80,7 @@ def _top_p(weights: Tensor, floor: Tensor, batch: SamplingBatch, upload: Upload)
 def nucleus(weights: Tensor, floor: Tensor, share: Tensor) -> Tensor:
     """The highest weight that bounds a set which holds ``share`` of what reaches ``floor``.
 
-    By sorting, without asking the device anything.
+    Sorts, and does not wait for the device.
 
     Args:
         weights: float32 [S, V], integers; floor: float32 [S]; share: float64 [S] in (0, 1].
@@ -96,17 +95,17 @@ def nucleus(weights: Tensor, floor: Tensor, share: Tensor) -> Tensor:
     return descending.gather(1, last.clamp_(max=weights.shape[1] - 1)).squeeze(1)
 
 
-def _nucleus_of_row(weights: NDArray[np.float32], floor: float, share: float) -> float:
-    """The same for one row on the host, without sorting what cannot matter."""
+def nucleus_of_row(weights: NDArray[np.float32], floor: float, share: float) -> float:
+    """The same for one row on the host, which sorts only weights that can matter."""
     if floor > 0:
         weights = weights[weights >= floor]
     total = float(weights.sum(dtype=np.float64))
     if not 0 < total < math.inf:
         return 0.0
     needed = max(1.0, math.ceil(total * share))
-    # Tokens of at most (total - needed) / V hold at most total - needed together: the others
-    # reach what is needed without them, and of a peaked distribution they are few. (Lowered a
-    # little, for the comparison rounds it to float32.)
+    # Tokens of at most (total - needed) / V sum to at most total - needed, so the others reach
+    # `needed` without them, and in a peaked distribution they are few. (Lowered slightly, since
+    # the comparison rounds it to float32.)
     cutoff = (total - needed) / len(weights) * (1 - 2.0**-22)
     weights = weights[weights > cutoff]
     return _select(weights, weights, needed)
@@ -119,7 +118,7 @@ def _typical(weights: Tensor, batch: SamplingBatch, upload: Upload) -> None:
     if weights.device.type in ROW_BY_ROW:
         rows = weights.numpy()
         for entry, share in zip(entries.tolist(), shares.tolist(), strict=True):
-            _typical_of_row(rows[entry], share)
+            typical_of_row(rows[entry], share)
         return
     for part in _splits(len(entries), weights.shape[1]):
         selected, share = upload(entries[part], shares[part])
@@ -129,7 +128,7 @@ def _typical(weights: Tensor, batch: SamplingBatch, upload: Upload) -> None:
 def typical(weights: Tensor, share: Tensor) -> Tensor:
     """Weights float32 [S, V] of the typical tokens, 0 for others; share: float64 [S].
 
-    By sorting, without asking the device anything.
+    Sorts, and does not wait for the device.
     """
     probability = weights / weights.sum(dim=-1, keepdim=True, dtype=torch.float64).float()
     entropy = torch.special.entr(probability).sum(dim=-1, keepdim=True, dtype=torch.float64)
@@ -142,10 +141,10 @@ def typical(weights: Tensor, share: Tensor) -> Tensor:
     return weights.masked_fill(distance > farthest, 0.0)
 
 
-def _typical_of_row(weights: NDArray[np.float32], share: float) -> None:
+def typical_of_row(weights: NDArray[np.float32], share: float) -> None:
     """The same for one row on the host, in place."""
-    kept = np.flatnonzero(weights)
-    weight = weights[kept]
+    tokens = np.flatnonzero(weights)
+    weight = weights[tokens]
     total = float(weight.sum(dtype=np.float64))
     if not 0 < total < math.inf:
         return
@@ -154,16 +153,16 @@ def _typical_of_row(weights: NDArray[np.float32], share: float) -> None:
     entropy = np.float32((probability * surprise).sum(dtype=np.float64))
     distance = np.abs(surprise - entropy)
     nearest = _select(-distance, weight, max(1.0, math.ceil(total * share)))
-    weights[kept[distance > -nearest]] = 0.0
+    weights[tokens[distance > -nearest]] = 0.0
 
 
 def _needed(total: Tensor, share: Tensor) -> Tensor:
-    """The integer weight that reaches a share of the total, at least one."""
+    """The integer weight that reaches a share of the total; at least one."""
     return (total * share).ceil_().clamp_(min=1.0)
 
 
 def _splits(count: int, vocab_size: int) -> list[slice]:
-    """Parts of ``count`` rows whose sorting takes a bounded amount of memory."""
+    """Slices of ``count`` rows small enough to sort in bounded memory."""
     size = max(1, MAX_SORTED // vocab_size)
     return [slice(first, first + size) for first in range(0, count, size)]
 
@@ -177,7 +176,7 @@ def _select(keys: NDArray[np.float32], weights: NDArray[np.float32], needed: flo
         pivot = np.median(keys[:: len(keys) // 64])
         above = np.flatnonzero(keys > pivot)
         if not len(above):
-            break  # the median is the maximum: too many equals to be split
+            break  # the median is the maximum: too many ties to split
         mass = float(weights[above].sum(dtype=np.float64))
         if mass < needed:
             needed -= mass

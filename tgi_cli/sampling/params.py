@@ -1,8 +1,8 @@
-"""What one request wants of the sampler. No torch: the router and the scheduler read it too.
+"""Sampling parameters of one request. No torch: the router and the scheduler use them too.
 
-Numbers are bounded by what the wire carries, lists by what a step can handle in passing. Floats
-are any finite number that has a meaning: the sampler's arithmetic cuts off what float32 cannot
-hold (see :class:`tgi_cli.sampling.batch.SamplingTable`).
+Integers are bounded by the wire, lists by what a step can handle at negligible cost. Floats may be
+any finite number that has a meaning: the sampler clamps what float32 cannot hold (see
+:class:`tgi_cli.sampling.table.SamplingTable`).
 """
 
 from __future__ import annotations
@@ -11,29 +11,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tgi_cli.config.settings import default
+
 _UINT64 = (1 << 64) - 1
 _INT32 = (1 << 31) - 1
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio (Knuth, TAOCP 6.4): the seeds of samples stay distinct, and far
+from small numbers."""
 
 MAX_TOKEN_IDS = 4096
-"""Of a list of token ids that shapes sampling; of the entries of logit_bias, too."""
+"""Upper bound of the lengths of ``logit_bias`` and of lists of token ids."""
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_IDS = 8192
-"""Of a request's bad words together: each step compares them with the end of the sequence."""
+"""Token ids of all bad words of a request: each step compares them with the end of the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen from the logits, for every step of one request.
 
-    The neutral value of each field switches its processor off. Processors run in TGI's order:
-    logit_bias, watermark, repetition, frequency and presence penalties, then what may not be
-    chosen (all but allowed_token_ids, bad_words, stop ids before min_new_tokens), temperature,
-    top_k, top_p, min_p, typical_p.
+    The neutral value of each field disables its processor. Processors run in TGI's order:
+    logit_bias, watermark, repetition, frequency and presence penalties, then masks
+    (allowed_token_ids, bad_words, stop ids before min_new_tokens), temperature, top_k, top_p,
+    min_p, typical_p.
 
     Attributes:
-        temperature: divides the logits; 0 means greedy (argmax, nothing else of the filters).
-        top_k: keep the k likeliest tokens; 0 keeps all, as does more than the vocabulary has
-            (so what an int32 cannot hold is cut off).
+        temperature: divides the logits; 0 is greedy (argmax, without filters).
+        top_k: keep the k likeliest tokens; 0 keeps all, as does any k above the vocabulary size
+            (so it is clamped to an int32).
         top_p: keep the smallest set of tokens whose probability reaches p (Holtzman et al. 2020).
         min_p: keep tokens with at least min_p times the top probability (Nguyen et al. 2024).
         typical_p: locally typical sampling (Meister et al. 2022).
@@ -43,22 +48,22 @@ class SamplingParams:
         presence_penalty: OpenAI's: subtracts penalty from each token that the output holds.
         seed: 64-bit; a token's randomness depends on (seed, its position) alone, so that a seed
             gives the same text whatever else is in the batch.
-        top_logprobs: how many of the likeliest tokens to report with each token (0: none).
+        top_logprobs: number of the likeliest tokens to report with each token.
         relative_frequency_penalty: TGI's frequency_penalty on its native routes: subtracts
             penalty x count / length, both over prompt and output.
-        logit_bias: (token id, bias) pairs, added to the raw logits (OpenAI); up to
+        logit_bias: (token id, bias) pairs, added to the raw logits (OpenAI); at most
             ``MAX_TOKEN_IDS``.
-        bad_words: token sequences that must not appear in the output; up to ``MAX_BAD_WORDS``,
-            of ``MAX_BAD_WORD_IDS`` tokens together.
-        min_new_tokens: the request's stop ids are not chosen before so many tokens.
-        allowed_token_ids: only these are chosen, stop ids too only if they are among them (vLLM);
-            empty: all. Up to ``MAX_TOKEN_IDS``. Log-probabilities stay those of the whole
+        bad_words: token sequences that must not appear in the output; at most
+            ``MAX_BAD_WORDS``, with ``MAX_BAD_WORD_IDS`` tokens in total.
+        min_new_tokens: stop ids are not chosen before this number of tokens.
+        allowed_token_ids: only these are chosen, and stop ids only if listed (vLLM); all if
+            empty. At most ``MAX_TOKEN_IDS``. Log-probabilities remain those of the whole
             vocabulary.
         watermark: mark the text by Kirchenbauer et al. 2023: a share ``watermark_gamma`` of the
             vocabulary, seeded by the token before, gets ``watermark_delta`` added.
 
     Raises:
-        ValueError: a value outside its range, in words fit for an API's error.
+        ValueError: a value is out of range; the message is fit for an API error.
     """
 
     temperature: float = 1.0
@@ -76,8 +81,8 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_new_tokens: int = 0
     watermark: bool = False
-    watermark_gamma: float = 0.5
-    watermark_delta: float = 2.0
+    watermark_gamma: float = default("watermark_gamma")
+    watermark_delta: float = default("watermark_delta")
     allowed_token_ids: tuple[int, ...] = ()
     greedy: bool = field(init=False)
 
@@ -140,3 +145,11 @@ class SamplingParams:
 
 def _are_ids(ids: Sequence[int]) -> bool:
     return not ids or (min(ids) >= 0 and max(ids) <= _INT32)
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of a prompt's sample 0, 1, ...; sample 0 has the prompt's own.
+
+    A request with this seed alone generates the same text.
+    """
+    return (seed + sample * _SEED_STEP) & _UINT64

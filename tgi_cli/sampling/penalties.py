@@ -1,9 +1,9 @@
 """Repetition, frequency and presence penalties, computed from the token pool at each step.
 
-The pool already holds every row's tokens on the device, so the penalties keep no counts of
-their own: nothing is allocated per row and vocabulary entry, and nothing has to be restored when
-a sequence is preempted, resumed or given another row. A step costs time proportional to the
-lengths of the penalized sequences, which is what its attention costs as well.
+The pool already holds every row's tokens on the device, so the penalties need no counts of their
+own: no memory per row and vocabulary entry, and nothing to restore when a sequence is preempted,
+resumed or moved to another row. A step takes time proportional to the lengths of the penalized
+sequences, as its attention does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import COUNTED, PENALIZED, RELATIVE, SamplingBatch
+from tgi_cli.sampling.table import COUNTED, PENALIZED, RELATIVE, SamplingBatch
 from tgi_cli.sampling.upload import Upload
 
 MAX_TOKENS_AT_ONCE = 1 << 19
-"""Tokens looked at together: bounds the temporary memory (about 64 bytes each)."""
+"""Tokens processed at once; bounds the temporary memory (about 64 bytes each)."""
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -44,7 +44,7 @@ def penalize(scores: Tensor, batch: SamplingBatch, pool: Tensor, upload: Upload)
 
 
 def _groups(entries: NDArray[np.int64], lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Split entries so that the tokens of a group stay below the bound, one entry at least."""
+    """Split entries into groups of at most ``MAX_TOKENS_AT_ONCE`` tokens, or of one entry."""
     start = total = 0
     for index, length in enumerate(lengths[entries].tolist()):
         if total + length > MAX_TOKENS_AT_ONCE and index > start:
@@ -76,7 +76,7 @@ def _penalize_group(
     )
     device = scores.device
     # Ragged, not padded: one entry per token of each sequence. With output_size given,
-    # repeat_interleave does not ask the device for the total.
+    # repeat_interleave does not wait for the device.
     owner = torch.repeat_interleave(torch.arange(count, device=device), lengths, output_size=total)
     starts = lengths.cumsum(0) - lengths
     offset = torch.arange(total, device=device) - starts[owner]
@@ -85,7 +85,7 @@ def _penalize_group(
     flat = scores.view(-1)
     cell = targets[owner] * vocab_size + token
     score = flat[cell]
-    barred = score == -math.inf
+    masked = score == -math.inf
     penalty = repetition[owner]
     score = torch.where(score < 0, score * penalty, score / penalty)
     count_cell = owner * vocab_size + token
@@ -100,7 +100,7 @@ def _penalize_group(
     if batch.flags & RELATIVE:
         share = occurrences(torch.ones(total, device=device)) / lengths[owner]
         score -= relative[owner] * share
-    # Infinity means barred, or makes NaN: what overflows is as far as a number can be.
-    score.clamp_(-_LARGEST, _LARGEST).masked_fill_(barred, -math.inf)
+    # Infinity would mean masked, or make NaN: clamp what overflows.
+    score.clamp_(-_LARGEST, _LARGEST).masked_fill_(masked, -math.inf)
     # A token that occurs twice writes the same value twice: the order does not matter.
     flat[cell] = score

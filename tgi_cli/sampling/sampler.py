@@ -1,10 +1,9 @@
 """Logits to tokens, batched, without waiting for the device.
 
 Order: logit_bias, watermark, repetition, frequency and presence penalties, allowed tokens, bad
-words and stop ids that come too early, grammar masks, temperature, top_k, top_p, min_p,
-typical_p, choice.
-Greedy rows take the highest score before temperature. What no row of a step asks for is not
-computed; the host knows that from the rows' flags.
+words and premature stop ids, grammar masks, temperature, top_k, top_p, min_p, typical_p, choice.
+Greedy rows take the highest score before temperature. Stages that no row of a step needs are
+skipped; the host knows that from the rows' flags.
 """
 
 from __future__ import annotations
@@ -17,7 +16,12 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels.sample import Draw, can_sample, sample
-from tgi_cli.sampling.batch import (
+from tgi_cli.sampling.constraints import TokenMasks, add_bias, apply_masks, forbid
+from tgi_cli.sampling.filters import filter_weights
+from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of, top_logprobs_of
+from tgi_cli.sampling.multinomial import argmax, choose, uniforms, weights_of
+from tgi_cli.sampling.penalties import penalize
+from tgi_cli.sampling.table import (
     ADJUSTED,
     BIASED,
     FILTERED,
@@ -31,12 +35,6 @@ from tgi_cli.sampling.batch import (
     WATERMARK,
     SamplingBatch,
 )
-from tgi_cli.sampling.choice import argmax, choose, weights_of
-from tgi_cli.sampling.constraints import TokenMasks, add_bias, apply_masks, forbid
-from tgi_cli.sampling.filters import filter_weights
-from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of, top_logprobs_of
-from tgi_cli.sampling.penalties import penalize
-from tgi_cli.sampling.random import uniforms
 from tgi_cli.sampling.upload import Upload
 from tgi_cli.sampling.watermark import mark
 
@@ -45,8 +43,8 @@ from tgi_cli.sampling.watermark import mark
 class Sampled:
     """Chosen tokens, int64 [N], and their log-probabilities, float32 [N], on the device.
 
-    A log-probability that is NaN marks a row whose logits or scores were not numbers, and -inf one
-    whose constraints exclude every token; its token is a valid id without meaning.
+    A log-probability of NaN marks a row whose logits or scores were not numbers, -inf a row whose
+    constraints exclude every token; the token of either is a valid id without meaning.
     """
 
     token_ids: Tensor
@@ -57,13 +55,13 @@ class Sampled:
 class Sampler:
     """Chooses one token per row of logits.
 
-    Milliseconds with V = 49152 on one busy 2025 server core, at N = 1 / 32, in C++ and, where that
-    was not compiled, with torch: greedy 0.02 / 0.4 and 0.03 / 1.1, temperature 0.05 / 1.2 and
+    Milliseconds with V = 49152 on one busy 2025 server core, at N = 1 / 32, in C++ and, without
+    the compiled library, with torch: greedy 0.02 / 0.4 and 0.03 / 1.1, temperature 0.05 / 1.2 and
     0.2 / 4.5, with top_p 0.08 / 3.9 (peaked) to 0.16 / 6.5 (flat) and 0.3 / 7.3 to 0.4 / 11, with
-    top_k 0.05 / 2.0 and 0.35 / 8. With V = 151936 three to four times as much. What is left to
-    torch either way: repetition penalty (256 tokens) + 0.11 / 1, a bias or a bad word
+    top_k 0.05 / 2.0 and 0.35 / 8. With V = 151936 three to four times as much. In torch
+    either way: repetition penalty (256 tokens) + 0.11 / 1, a bias or a bad word
     + 0.04 / 0.8, a grammar mask + 0.04 / 0.8, a watermark + 0.25 / 5, typical_p. Threads share
-    rows and parts of rows out.
+    rows and parts of rows.
 
     Args:
         upload: brings host arrays to the logits' device.
@@ -85,10 +83,10 @@ class Sampler:
         Args:
             logits: float32 [N, V], the model's own, not changed; log-probabilities are theirs.
             batch: the N entries.
-            pool: int32 [rows, width], the tokens known so far of every row.
-            scores: float32 [N, V], what to choose by instead of ``logits``; is changed. +inf
-                counts as the largest number.
-            masks: of the entries that may choose from some tokens only.
+            pool: int32 [rows, width], the known tokens of every row.
+            scores: float32 [N, V] to choose by instead of ``logits``, changed in place; +inf counts
+                as the largest number.
+            masks: tokens that some of the entries may choose.
         """
         constrained = scores is not None or masks is not None or batch.flags & FORBIDDEN
         peaks_given = None
@@ -107,7 +105,7 @@ class Sampler:
             token_ids = self._choose(scores, batch)
             logprobs, top = logprobs_of(logits, token_ids, batch, self._upload)
         if constrained:
-            # Whatever went before: what is barred is not said.
+            # Report a masked token as such, whatever chose it.
             chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
             logprobs.masked_fill_(chosen == -math.inf, -math.inf)
         if peaks_given is not None:
@@ -115,7 +113,7 @@ class Sampler:
         return Sampled(token_ids, logprobs, top)
 
     def only_reads(self, logits: Tensor, batch: SamplingBatch) -> bool:
-        """Whether the entries' scores are their logits, and nothing is made of their size."""
+        """Whether the entries are sampled from their logits without copies of them."""
         return can_sample(logits) and not batch.flags & (ADJUSTED | FORBIDDEN | TYPICAL)
 
     def _adjust(self, scores: Tensor, batch: SamplingBatch, pool: Tensor) -> None:
@@ -133,14 +131,14 @@ class Sampler:
             return argmax(scores)
         entries = batch.where(SAMPLED)
         if len(entries) == len(batch):
-            return self._draw(scores, batch)
+            return self._sample(scores, batch)
         token_ids = argmax(scores)
         (selected,) = self._upload(entries)
-        token_ids[selected] = self._draw(scores[selected], batch[entries])
+        token_ids[selected] = self._sample(scores[selected], batch[entries])
         return token_ids
 
-    def _draw(self, scores: Tensor, batch: SamplingBatch) -> Tensor:
-        """Sample from each row; ``scores`` stay as they are."""
+    def _sample(self, scores: Tensor, batch: SamplingBatch) -> Tensor:
+        """Sample from each row; ``scores`` are not changed."""
         numbers = uniforms(batch.records["seed"], batch.positions)
         temperature, uniform = self._upload(batch.column("temperature"), numbers)
         if np.any(batch.records["temperature"] != 1.0):
@@ -154,7 +152,7 @@ class Sampler:
 
 
 def _draw(batch: SamplingBatch) -> Draw | None:
-    """What the kernels are told of the entries that are drawn; None: there are none."""
+    """The kernels' parameters of the sampled entries, or None if all are greedy."""
     if not batch.flags & SAMPLED:
         return None
     numbers = uniforms(batch.records["seed"], batch.positions)

@@ -1,4 +1,4 @@
-"""How host arrays reach the device: the sampler is given the worker's way of doing it."""
+"""The interface by which host arrays reach the device; the worker implements it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that a model's folder says about text, loaded together."""
+"""The text side of a model folder: tokenizer, chat template and response format."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.text.chat import ChatTemplate
-from tgi_cli.text.response import ResponseFormat, choose
+from tgi_cli.text.chat_template import ChatTemplate
+from tgi_cli.text.response_format import ResponseFormat, choose_response_format
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 
 
 @dataclass(frozen=True, slots=True)
 class TextBundle:
-    """The tokenizer of a model and, where it has them, its chat template and how it answers."""
+    """The tokenizer of a model and, if any, its chat template and response format."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None = None
@@ -29,14 +29,21 @@ class TextBundle:
         tool_call_parser: str = "none",
         reasoning_parser: str = "none",
     ) -> TextBundle:
-        """Read all from a folder; the parsers are ``auto``, ``none`` or a format's name.
+        """Load a model folder.
 
-        ``tokenizer_config_path``: in place of the folder's tokenizer_config.json, as far as chats
-        are concerned. Raises ModelError, and ConfigError for a parser or a path that is none.
+        Args:
+            tokenizer_config_path: tokenizer_config.json with the chat template, instead of the
+                folder's.
+            tool_call_parser: ``auto``, ``none`` or the name of a format.
+            reasoning_parser: ``auto``, ``none`` or the name of a format.
+
+        Raises:
+            ModelError: A file is missing or invalid.
+            ConfigError: There is no such parser or path.
         """
         if tokenizer_config_path is not None and not tokenizer_config_path.is_file():
             raise ConfigError(
-                f"--tokenizer-config-path {tokenizer_config_path} is no file",
+                f"--tokenizer-config-path {tokenizer_config_path} is not a file",
                 "give the path of a tokenizer_config.json",
             )
         tokenizer = Tokenizer.load(model_path, trust_remote_code)
@@ -44,7 +51,7 @@ class TextBundle:
         if template is None:
             return cls(tokenizer)
         config = read_json(tokenizer_config_path or model_path / "tokenizer_config.json")
-        response = choose(
+        response = choose_response_format(
             tokenizer,
             template.text,
             template.takes_tools,

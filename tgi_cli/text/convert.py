@@ -1,7 +1,7 @@
-"""Write the tokenizer.json of a folder that has none: ``python -m tgi_cli.text.convert``.
+"""Converts a tokenizer to tokenizer.json: ``python -m tgi_cli.text.convert FOLDER FILE``.
 
-A process of its own, because transformers' tokenizers import torch, which the router must not
-carry for the rest of its life.
+A process of its own, because transformers' tokenizers import torch, which would stay in the
+router's memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Convert ``arguments[0]`` (a folder) into ``arguments[1]`` (a file). The exit status."""
+    """Convert the tokenizer in folder ``arguments[0]`` to file ``arguments[1]``."""
     from transformers import AutoTokenizer
 
     source, target = arguments[:2]
@@ -19,12 +19,12 @@ def main(arguments: list[str]) -> int:
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust, local_files_only=True
         )
-    except Exception as error:  # foreign code: anything may come; the parent shows this line
+    except Exception as error:  # code of the model may raise anything; the parent shows this line
         print(" ".join(str(error).split()), file=sys.stderr)
         return 1
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        print(f"{type(tokenizer).__name__} has no tokenizers form", file=sys.stderr)
+        print(f"{type(tokenizer).__name__} cannot be converted to tokenizer.json", file=sys.stderr)
         return 1
     backend.save(target)
     return 0

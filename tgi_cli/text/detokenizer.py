@@ -1,4 +1,4 @@
-"""Token ids to text, one id at a time, for one sequence."""
+"""Incremental detokenization of one sequence."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from tokenizers.decoders import DecodeStream
 from tgi_cli.text.tokenizer import Tokenizer
 
 _CONTEXTS = (6, 24, 96)
-"""Prompt ids that prime the decoder: what it may look back on (leading spaces, bytes). Longer
-ones are tried only when the shorter begins within a character spelled in bytes."""
+"""Numbers of prompt ids that prime the decoder (leading spaces, bytes). The next one is tried if
+the last one ends within a character that is spelled in bytes."""
 
 _MOST_PENDING = 32
-"""Ids that may wait for a character to be complete. One has four bytes at most, so that more of
-them are no text; decoding all that waits with each further id would cost its square."""
+"""Most ids that wait for a character to be complete. A character has four bytes at most, so that
+more ids are not text; decoding all of them with each further id would take quadratic time."""
 _TAIL = 3
-"""Ids at the end of those that may still be the beginning of a character."""
+"""Last pending ids that may still begin a character."""
 
 REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """The growing text of one sequence; special tokens add nothing to it.
+    """Decodes the tokens of one sequence one by one; special tokens add nothing.
 
-    The pieces, joined, are what decoding the whole output behind its prompt gives. A piece is
-    empty while a character's bytes are incomplete. The window method of
-    :class:`tokenizers.decoders.DecodeStream` (0.7 us per id) decodes; this class adds the
-    prompt's context, the flush, and recovery where a decoder rewrites text it gave before
-    (byte fallback over invalid bytes).
+    The joined pieces are the text of the whole output behind its prompt. A piece is empty while
+    the bytes of a character are incomplete. :class:`tokenizers.decoders.DecodeStream` decodes
+    (0.7 us per id); this class adds the context of the prompt, the flush, and recovery where a
+    decoder rewrites earlier text (byte fallback over invalid bytes).
     """
 
     __slots__ = ("_known", "_pending", "_special", "_stream", "_tokenizer")
@@ -45,19 +44,19 @@ class Detokenizer:
             if not known or not self._tokenizer.decode(known).endswith(REPLACEMENT):
                 break
         else:
-            # A context that ends within a character would be given out as text later.
+            # A context that ends within a character would become output later.
             known = []
         self._known = known
         self._stream = DecodeStream(ids=list(known), skip_special_tokens=True)
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes."""
+        """Add a token. Returns the text that it completes."""
         if token_id in self._special:
             return ""
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._tokenizer.backend, token_id)
-        except Exception:  # the library raises bare Exception when its prefix does not hold
+        except Exception:  # the library raises bare Exception if earlier text changes
             text = self._tokenizer.decode(self._pending)
             self._prime(self._pending)
             self._pending = []
@@ -69,7 +68,7 @@ class Detokenizer:
         return text
 
     def _settle(self) -> str:
-        """The text of what waits, but for an end that may yet become a character."""
+        """The text of the pending ids, except the last ones if they may become a character."""
         decode, pending = self._tokenizer.decode, self._pending
         whole = decode(pending)
         for cut in range(len(pending) - _TAIL, len(pending)):
@@ -84,7 +83,7 @@ class Detokenizer:
         return text + "".join(self.push(token_id) for token_id in tail)
 
     def flush(self) -> str:
-        """The rest, when no more ids come: an incomplete character as U+FFFD."""
+        """The rest of the text at the end; an incomplete character becomes U+FFFD."""
         if not self._pending:
             return ""
         before = self._tokenizer.decode(self._known)

@@ -1,9 +1,9 @@
-"""Stop strings, found in text that arrives in pieces.
+"""Finds stop strings in text that arrives in pieces.
 
-The stops of a request make one automaton (Aho and Corasick 1975, "Efficient string matching"):
-building it takes time and memory in proportion to their length, reading text a step per
-character, however many stops there are. A state stands for the longest end of the text so far
-that is the beginning of a stop: just what must be held back.
+The stop strings of a request make one automaton (Aho and Corasick 1975, "Efficient string
+matching"): building it takes time and memory in proportion to their length, and reading text one
+step per character, however many there are. A state is the longest end of the text so far that
+begins a stop string: the text to hold back.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 STOP_CHARACTERS = 1024
-"""Of one stop string."""
+"""Longest stop string."""
 ALL_STOP_CHARACTERS = 16384
-"""Of a request's stop strings together: the automaton takes about 150 bytes for each."""
+"""Most characters in the stop strings of a request: the automaton takes 150 bytes for each."""
 
 _BITS = 21
-"""Of a character's code."""
+"""Bits of a character's code."""
 
 
 class StopStrings:
-    """The stop strings of a request, prepared once; empty ones are dropped, as they say nothing.
+    """The stop strings of a request; empty ones are dropped.
 
     Raises:
-        ValueError: they are longer than they may be, in words fit for an API's error.
+        ValueError: They are too long; the message suits API clients.
     """
 
     __slots__ = ("_depths", "_edges", "_ends", "_fallbacks", "_owners", "stops")
@@ -40,18 +40,19 @@ class StopStrings:
                 f"`stop` sequences may have up to {ALL_STOP_CHARACTERS} characters together. "
                 f"Given: {total}"
             )
-        # Of each state: how much of which stop it stands for, the next shorter end of the text
-        # that begins a stop, and the longest stop that the text ends with. 0: nothing held.
+        # For each state: how much of which stop string it is, the next shorter end of the text
+        # that begins a stop string, and the longest stop string at the end of the text.
+        # State 0: nothing to hold back.
         self._depths = [0]
         self._owners = [""]
         self._fallbacks = [0]
         self._ends: list[str | None] = [None]
         self._edges: dict[int, int] = {}
-        """From state << _BITS | code of a character to the state behind it."""
+        """From state << _BITS | code of a character to the next state."""
         self._build()
 
     def _build(self) -> None:
-        """Make all states of one depth after the other: a fallback is always less deep."""
+        """Add the states by depth: a fallback always has a smaller depth."""
         reached = [(0, stop) for stop in self.stops]
         depth = 0
         while reached:
@@ -86,10 +87,10 @@ class StopStrings:
         return bool(self.stops)
 
     def read(self, state: int, text: str) -> tuple[int, int, str | None]:
-        """Go on from a state, 0 at the beginning, up to the first stop that is complete.
+        """Read text up to the first complete stop string, from a state (0 at the beginning).
 
         Returns:
-            The state behind what was read, how much of ``text`` that is, and the stop; the
+            The next state, the number of characters read, and the stop string or None; the
             longest of those that end there.
         """
         ends, step = self._ends, self._step
@@ -100,19 +101,21 @@ class StopStrings:
         return state, len(text), None
 
     def depth(self, state: int) -> int:
-        """Length of the text that may yet become a stop."""
+        """Length of the text that may become a stop string."""
         return self._depths[state]
 
     def begun(self, state: int) -> str:
-        """That text."""
+        """The text that may become a stop string."""
         return self._owners[state][: self._depths[state]]
 
 
 class StopBuffer:
-    """One sequence's text on its way out: holds back what may be the start of a stop string.
+    """Holds back the text of one sequence that may begin a stop string.
 
-    What comes out does not depend on how the text was cut into pieces. ``hit`` is the stop
-    string that was found; the text before it has come out, what follows it never will.
+    The output does not depend on how the text was split into pieces.
+
+    Attributes:
+        hit: The stop string that was found, or None. The output ends before it.
     """
 
     __slots__ = ("_state", "_strings", "hit")
@@ -123,7 +126,7 @@ class StopBuffer:
         self.hit: str | None = None
 
     def push(self, text: str) -> str:
-        """Add new text; what may be shown now."""
+        """Add text. Returns the text that may be shown now."""
         strings = self._strings
         if not text or not strings.stops or self.hit is not None:
             return text if self.hit is None else ""
@@ -137,7 +140,7 @@ class StopBuffer:
         return whole[:shown]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text held back, at the end of the sequence."""
         held = "" if self.hit is not None else self._strings.begun(self._state)
         self._state = 0
         return held

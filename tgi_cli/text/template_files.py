@@ -1,4 +1,4 @@
-"""Where models keep their chat templates."""
+"""Reads the chat templates of a model folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from tgi_cli.text.tokenizer import read_json
 
 MOST_TEMPLATES = 32
 MOST_BYTES = 1 << 20
-"""Of one; the largest that are published have 40,000."""
+"""Size of one template; the largest published ones have 40,000."""
 
 
 def sources_of(model_path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Template texts by name, from the newest to the oldest place that models keep them in.
+    """Template sources by name, from the newest kind of file that has any.
 
-    ``config`` is the model's tokenizer_config.json. Raises ModelError.
+    Args:
+        config: The model's tokenizer_config.json.
+
+    Raises:
+        ModelError: A file is invalid or too large.
     """
     sources: dict[str, str] = {}
     main = model_path / "chat_template.jinja"
@@ -44,7 +48,7 @@ def sources_of(model_path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of_holder(holder: Mapping[str, Any]) -> dict[str, str]:
-    """Template texts by name of a file's ``chat_template``. Raises ModelError."""
+    """Template sources by name in ``chat_template`` of a JSON file. Raises ModelError."""
     value = holder.get("chat_template")
     entries: list[tuple[Any, Any]] = []
     if isinstance(value, str):
@@ -62,7 +66,7 @@ def of_holder(holder: Mapping[str, Any]) -> dict[str, str]:
     for name, source in entries:
         if not isinstance(name, str) or not isinstance(source, str):
             raise ModelError(
-                "a chat template of the model, or its name, is no text", "mend `chat_template`"
+                "a chat template of the model, or its name, is not a string", "fix `chat_template`"
             )
         if len(source) > MOST_BYTES:
             raise _too_large(f"the chat template `{name[:100]}`")
@@ -71,7 +75,7 @@ def of_holder(holder: Mapping[str, Any]) -> dict[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        # A file that was written on Windows: lines end as they do for Python's text files.
+        # Files from Windows: normalize line ends as Python's text files do.
         return read_text(path, MOST_BYTES).replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error

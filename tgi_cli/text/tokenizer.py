@@ -1,19 +1,19 @@
-"""Text to token ids and back, and what each id stands for.
+"""Text to token ids and back.
 
-The `tokenizers` library does the work (https://huggingface.co/docs/tokenizers); transformers is
-not needed for a folder with a ``tokenizer.json``, and importing it would bring torch along.
+Based on the `tokenizers` library (https://huggingface.co/docs/tokenizers). transformers, which
+imports torch, is needed only for folders without a ``tokenizer.json``, in a process of its own.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -21,28 +21,29 @@ from tokenizers import Tokenizer as Backend
 from tgi_cli.errors import ModelError
 from tgi_cli.files import TOKENIZER_BYTES, require_file
 from tgi_cli.files import read_json as read_bounded
-
-T = TypeVar("T")
+from tgi_cli.process.spawn import child_environment, module_command
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
 _CONVERTIBLE = ("*.model", "vocab*", "tekken.json", "*.tiktoken", "tokeni*.py")
-"""Files of tokenizers that transformers can convert, or that bring their own code."""
+"""Files of tokenizers that transformers can convert, or that have code of their own."""
 _SPACE = "\u2581"
-"""What SentencePiece vocabularies write for a space."""
-_REMEMBERED = 32_768
-"""Ids whose texts and bytes are kept: a report of log-probabilities has the same ones again and
-again. 10 MB at most."""
+"""The space in SentencePiece vocabularies."""
+_CACHED_IDS = 32_768
+"""Ids whose texts and bytes are cached: reports of log-probabilities repeat them. 10 MB at most."""
 
 
 class Tokenizer:
     """The tokenizer of one model, without torch.
 
     Attributes:
-        backend: the compiled tokenizer.
-        special_ids: ids that are structure, not text; left out of generated text.
-        bos_token, eos_token: their texts as chat templates want them; empty when there is none.
-        vocab_size: number of ids, added tokens included.
+        backend: The compiled tokenizer.
+        special_ids: Special tokens, which are left out of generated text.
+        bos_token: Its text in chat templates; empty if there is none.
+        eos_token: Its text in chat templates; empty if there is none.
+        vocab_size: Number of ids, including added tokens.
+        surface: Text of a single token, including special tokens and leading spaces.
+        token_bytes: The bytes that a token adds to the text, even if part of a character.
     """
 
     def __init__(self, backend: Backend, config: dict[str, Any] | None = None) -> None:
@@ -61,20 +62,18 @@ class Tokenizer:
             if index is not None:
                 special.add(index)
         self.special_ids = frozenset(special)
-        self._surfaces: dict[int, str] = {}
-        self._bytes: dict[int, bytes] = {}
+        self.surface = lru_cache(_CACHED_IDS)(self._surface)
+        self.token_bytes = lru_cache(_CACHED_IDS)(self._token_bytes)
         self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or (
             '"ByteLevel"' in json.dumps(json.loads(backend.to_str()).get("decoder"))
         )
 
     @classmethod
     def load(cls, model_path: Path, trust_remote_code: bool = False) -> Tokenizer:
-        """Read the tokenizer of a model folder.
-
-        A folder without ``tokenizer.json`` is converted by transformers in a process of its own.
+        """Load the tokenizer of a model folder, which transformers converts if necessary.
 
         Raises:
-            ModelError: no tokenizer in the folder, or files that cannot be read.
+            ModelError: The folder has no tokenizer, or a file cannot be read.
         """
         config = read_json(model_path / "tokenizer_config.json")
         path = model_path / "tokenizer.json"
@@ -86,12 +85,17 @@ class Tokenizer:
             )
         with tempfile.TemporaryDirectory(prefix="tgi-tokenizer-") as folder:
             target = Path(folder) / "tokenizer.json"
-            command = [sys.executable, "-m", "tgi_cli.text.convert", str(model_path), str(target)]
+            command = module_command("tgi_cli.text.convert", model_path, target)
             if trust_remote_code:
                 command.append("--trust-remote-code")
             try:
                 result = subprocess.run(
-                    command, capture_output=True, text=True, timeout=_CONVERT_SECONDS, check=False
+                    command,
+                    capture_output=True,
+                    text=True,
+                    timeout=_CONVERT_SECONDS,
+                    env=child_environment(),
+                    check=False,
                 )
             except subprocess.TimeoutExpired as error:
                 raise ModelError(
@@ -107,20 +111,20 @@ class Tokenizer:
             return cls(_read_backend(target), config)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of the text; with the special tokens that the model's post-processor adds."""
+        """Token ids of a text, by default with the special tokens of the post-processor."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """As :meth:`encode`, of several texts in one call."""
+        """Token ids of several texts; see :meth:`encode`."""
         # The batch call releases the interpreter lock and computes no offsets.
         with _no_panic():
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
-        """Each id with the characters of the text, from and up to, that it stands for."""
+        """Each token id with the start and the end of its characters in the text."""
         # The batch call releases the interpreter lock.
         with _no_panic():
             encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -130,22 +134,8 @@ class Tokenizer:
         ]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of the ids; bytes that are no UTF-8 become U+FFFD."""
+        """Text of token ids; invalid UTF-8 becomes U+FFFD."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def surface(self, token_id: int) -> str:
-        """Text of one id by itself, special tokens and leading spaces shown."""
-        text = self._surfaces.get(token_id)
-        if text is None:
-            text = _remember(self._surfaces, token_id, self._surface(token_id))
-        return text
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that an id adds to the text: right also for parts of a character."""
-        found = self._bytes.get(token_id)
-        if found is None:
-            found = _remember(self._bytes, token_id, self._token_bytes(token_id))
-        return found
 
     def _surface(self, token_id: int) -> str:
         text = self.backend.decode([token_id], skip_special_tokens=False)
@@ -172,10 +162,10 @@ class Tokenizer:
 
 @contextmanager
 def _no_panic() -> Iterator[None]:
-    """Make a panic of the library, which is no Exception, an error of the tokenizer.
+    """Turn a panic of the library, which is not an Exception, into a ModelError.
 
-    A tokenizer.json may have regular expressions that backtrack without end; after ten million
-    steps (0.7 s) the library gives up so. https://github.com/kkos/oniguruma, doc/API
+    Regular expressions in tokenizer.json may backtrack endlessly; the library panics after ten
+    million steps (0.7 s). https://github.com/kkos/oniguruma, doc/API
     """
     try:
         yield
@@ -187,16 +177,8 @@ def _no_panic() -> Iterator[None]:
         ) from error
 
 
-def _remember(known: dict[int, T], token_id: int, value: T) -> T:
-    """The value, which is known from now on."""
-    if len(known) >= _REMEMBERED:
-        known.clear()
-    known[token_id] = value
-    return value
-
-
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when there is no such file. Raises ModelError."""
+    """A JSON object from a file; empty if there is no such file. Raises ModelError."""
     try:
         content = read_bounded(path)
     except FileNotFoundError:
@@ -204,7 +186,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object", "download the model again")
+        raise ModelError(f"{path} is not a JSON object", "download the model again")
     return content
 
 
@@ -217,14 +199,14 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _content(token: Any) -> str:
-    """The text of a token as tokenizer_config.json writes it: a string, an object or null."""
+    """Text of a token in tokenizer_config.json, which is a string, an object or null."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
 
 
 def _add_missing(backend: Backend, config: dict[str, Any]) -> None:
-    """Added tokens that only tokenizer_config.json lists, in the order of their ids."""
+    """Add tokens that only tokenizer_config.json lists, in the order of their ids."""
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
@@ -238,19 +220,19 @@ def _add_missing(backend: Backend, config: dict[str, Any]) -> None:
                 for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
             }
             missing.setdefault(content, AddedToken(content, **flags))
-    if missing:  # at once, for each call goes through all that there are
+    if missing:  # in one call: each goes through all added tokens
         backend.add_tokens(list(missing.values()))
 
 
 def _id_of(key: str) -> int:
-    """The id that a key of ``added_tokens_decoder`` is; 0 for what is none."""
+    """The id in a key of ``added_tokens_decoder``; 0 if it is invalid."""
     return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else 0
 
 
 def _byte_alphabet() -> dict[str, int]:
     """Character of each byte in a byte-level vocabulary (GPT-2, Radford et al. 2019).
 
-    Printable Latin-1 stands for itself; the other bytes follow from U+0100 on, in order.
+    Printable Latin-1 characters are themselves; the other bytes follow from U+0100 on, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}

@@ -1,12 +1,15 @@
-"""Tools: told to models whose chat template does not know them, and what a call may look like."""
+"""Tools as text, for chat templates that do not support them, and the grammar of their calls."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from tgi_cli.text.response_formats import ToolFormat
+from tgi_cli.text.known_formats import ToolFormat
+
+_CALL_FIELDS = ("tool_calls", "tool_call_id")
 
 TOOL_PROMPT = """\
 If one of these functions helps with the message above, call it: write a JSON object with its \
@@ -15,7 +18,7 @@ name and its arguments between <tool_call> and </tool_call>, for each call one, 
 {"name": "NAME", "arguments": {...}}
 </tool_call>
 If none does, answer without a call."""
-"""Behind the list of tools, where a request brings no ``tool_prompt`` of its own."""
+"""Text behind the list of tools. Requests may replace it: ``tool_prompt``."""
 
 
 def as_text(
@@ -23,27 +26,27 @@ def as_text(
     tools: Sequence[Mapping[str, Any]],
     tool_prompt: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The conversation for a template that knows no tools: all about them in words.
+    """A conversation without tools for the template: they are part of the messages' text.
 
-    As TGI does, the tools stand at the end of the last message of the user's. Calls become text
-    of the assistant's, their results messages of the user's.
+    As in TGI, the tools are listed at the end of the user's last message. Calls become text of
+    the assistant, and their results become messages of the user.
     """
-    told = [_without_calls(message) for message in messages]
+    converted = [_without_calls(message) for message in messages]
     if tools:
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         text = f"\n---\n{listed}\n{TOOL_PROMPT if tool_prompt is None else tool_prompt}"
-        for message in reversed(told):
+        for message in reversed(converted):
             if message["role"] == "user":
                 message["content"] += text
                 break
         else:
-            told.append({"role": "user", "content": text.lstrip()})
-    return _joined(told)
+            converted.append({"role": "user", "content": text.lstrip()})
+    return _join_user_messages(converted)
 
 
 def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    told = {key: value for key, value in message.items() if key not in _ABOUT_CALLS}
-    content = told.get("content") or ""
+    converted = {key: value for key, value in message.items() if key not in _CALL_FIELDS}
+    content = converted.get("content") or ""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     calls = [
@@ -54,27 +57,21 @@ def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
         for call in message.get("tool_calls") or ()
     ]
     written = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
-    told["content"] = "\n".join([*([content] if content else []), *written])
-    return told
+    converted["content"] = "\n".join([*([content] if content else []), *written])
+    return converted
 
 
-_ABOUT_CALLS = ("tool_calls", "tool_call_id")
-
-
-def _joined(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of the user's in a row as one: many templates want the roles to alternate."""
-    told: list[dict[str, Any]] = []
-    contents: list[list[str]] = []
-    for message in messages:
-        if told and message["role"] == told[-1]["role"] == "user":
-            contents[-1].append(message["content"])
+def _join_user_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Join consecutive messages of the user: many templates require alternating roles."""
+    joined: list[dict[str, Any]] = []
+    for is_user, group in groupby(messages, lambda message: message["role"] == "user"):
+        if is_user:
+            first, *others = group
+            content = "\n".join([first["content"], *(other["content"] for other in others)])
+            joined.append({**first, "content": content})
         else:
-            told.append(dict(message))
-            contents.append([message["content"]])
-    for message, several in zip(told, contents, strict=True):
-        if len(several) > 1:
-            message["content"] = "\n".join(several)
-    return told
+            joined += map(dict, group)
+    return joined
 
 
 def tool_grammar(
@@ -83,18 +80,20 @@ def tool_grammar(
     parallel: bool,
     form: ToolFormat | None,
 ) -> dict[str, Any] | None:
-    """What the calls of an answer may look like, for whoever constrains the decoding.
+    """The grammar of the tool calls in a response, or None if the format has none.
 
-    ``choice`` is ``auto``, ``required`` or the function's name in an object. The answer is a
-    structural tag: ``{"type": "structural_tag", "triggers": [text], "structures": [{"name",
-    "begin", "schema", "end"}, ...], "first", "between", "last", "at_least", "at_most"}``. Text
-    that does not begin with a trigger is free where ``at_least`` is 0 (``auto``); with 1 the
-    answer is ``first``, one structure or more with ``between`` between them, and ``last``.
-    ``at_most`` None means any number. None: nothing can be said of this format.
+    The result is a structural tag: ``{"type": "structural_tag", "triggers": [text], "structures":
+    [{"name", "begin", "schema", "end"}, ...], "first", "between", "last", "at_least", "at_most"}``.
+    If ``at_least`` is 0 (``auto``), text that does not begin with a trigger is free. If it is 1,
+    the response is ``first``, structures with ``between`` between them, and ``last``. ``at_most``
+    None means any number.
+
+    Args:
+        choice: ``auto``, ``required``, or an object with the function's name.
     """
     if form is None or form.grammar is None or not tools:
         return None
-    named = choice["function"]["name"] if isinstance(choice, Mapping) else None
+    only = choice["function"]["name"] if isinstance(choice, Mapping) else None
     grammar = form.grammar
     structures = [
         {
@@ -104,7 +103,7 @@ def tool_grammar(
             "end": grammar.end,
         }
         for function in (tool["function"] for tool in tools)
-        if named is None or function["name"] == named
+        if only is None or function["name"] == only
     ]
     return {
         "type": "structural_tag",
@@ -114,5 +113,5 @@ def tool_grammar(
         "between": grammar.between,
         "last": grammar.last,
         "at_least": 0 if choice == "auto" else 1,
-        "at_most": None if parallel and named is None else 1,
+        "at_most": None if parallel and only is None else 1,
     }

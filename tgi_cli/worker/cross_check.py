@@ -1,4 +1,4 @@
-"""Does the loaded model compute what transformers computes of the same checkpoint?
+"""Compares the loaded model with transformers' model of the same checkpoint.
 
 A few prompts of random tokens are continued greedily, through the paged cache, in chunks and
 then token by token, all together. transformers reads each text with its continuation once, in
@@ -21,36 +21,37 @@ from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models import CausalLM, ModelConfig
-from tgi_cli.worker.memory import give_back
+from tgi_cli.models.cpu_program import compile_program
+from tgi_cli.worker.sizing.memory import release_unused_memory
 
 log = logging.getLogger(__name__)
 
 PROMPTS = (7, 40, 75)
-"""Lengths; shorter where less is served."""
+"""Lengths of the prompts; shorter if less context is served."""
 
 NEW = 16
-"""Tokens that each is continued with."""
+"""Tokens generated after each prompt."""
 
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
-"""How far off the logits of a token may be, in standard deviations of all logits. Sums in 16
-bits differ by their order alone, and a router may then choose other experts: of 16-bit models
-one token in eight may be further off."""
+"""Tolerance of a token's logits, in standard deviations of all logits. Sums in 16 bits differ by
+their order alone."""
 
 OUTLIERS = {torch.float32: 0.0, torch.float16: 0.125, torch.bfloat16: 0.125}
+"""Tolerated share of tokens beyond it: in 16 bits a router may choose other experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What the comparison came to. Differences are in standard deviations of the logits."""
+    """The result of the comparison. Differences are in standard deviations of the logits."""
 
     tokens: int
     identical: int
-    """Of the greedy tokens."""
+    """Greedy tokens on which both agree."""
     worst: float
     first: tuple[int, int, float] | None
-    """Prompt, position and difference of the first token that is off by more than may be."""
+    """Prompt, position and difference of the first token beyond the tolerance."""
     off: float
-    """The share of such tokens."""
+    """Share of tokens beyond the tolerance."""
 
 
 def cross_check(
@@ -62,13 +63,13 @@ def cross_check(
     max_positions: int,
     shard: Shard = ALONE,
 ) -> None:
-    """Compare ``model`` with transformers' of the same checkpoint, which is loaded for it.
+    """Compare ``model`` with transformers' model of the same checkpoint.
 
-    Every shard takes part; the first loads the other model, in whole, and frees it.
+    Every shard takes part; the first one loads transformers' model, in whole, and frees it.
 
     Raises:
-        ModelError: they disagree, or transformers cannot load it; the message says where.
-        ConfigError: no room for a prompt within the ``max_positions`` that are served.
+        ModelError: they disagree, or transformers cannot load it; the message names the position.
+        ConfigError: no prompt fits into the ``max_positions`` that are served.
     """
     longest = max_positions - NEW
     if longest < 2:
@@ -82,7 +83,7 @@ def cross_check(
     with torch.inference_mode():
         texts, ours = _continue(model, attention, prompts, device)
         del attention
-        give_back(device)
+        release_unused_memory(device)
         found, problem = None, ""
         if shard.rank == 0:
             try:
@@ -91,7 +92,7 @@ def cross_check(
                 problem = _problem(found, dtype)
             except Exception as error:  # any may come out of a model's code; others are waiting
                 problem = f"transformers cannot run it ({type(error).__name__}: {error})"
-            give_back(device)
+            release_unused_memory(device)
         fine = shard.smallest(int(not problem))
     if not fine:
         raise ModelError(
@@ -101,7 +102,7 @@ def cross_check(
         )
     if found is not None:
         log.info(
-            "cross-check: %d of %d greedy tokens as transformers has them; logits differ by "
+            "cross-check: %d of %d greedy tokens are transformers'; logits differ by "
             "%.1e of their standard deviation at most",
             found.identical,
             found.tokens,
@@ -114,8 +115,9 @@ def _continue(
 ) -> tuple[list[list[int]], list[Tensor]]:
     """Texts of each prompt and its greedy continuation; logits [tokens, vocab] on the host.
 
-    The last token of a text is what the last logits say, and has none of its own.
+    The last token of a text follows from the last logits; it is not computed itself.
     """
+    forward = (compile_program(model, attention) or model).forward
     blocks = -(-(max(map(len, prompts)) + NEW) // BLOCK_SIZE)
     attention.allocate(blocks * len(prompts))
     texts = [list(prompt) for prompt in prompts]
@@ -130,7 +132,7 @@ def _continue(
         metadata, positions = _metadata(chunks, ends, blocks, device)
         ids = [t for text, n, end in zip(texts, done, ends, strict=True) for t in text[n:end]]
         attention.plan(metadata)
-        hidden = model(torch.tensor(ids, device=device), positions, attention)
+        hidden = forward(torch.tensor(ids, device=device), positions, attention)
         for i, part in enumerate(torch.split(model.logits(hidden), chunks)):
             logits[i].append(part.cpu())
             if ends[i] == len(texts[i]):
@@ -208,20 +210,20 @@ def _compare(
             first = (i, over[0], differences[over[0]].item())
         off, total = off + len(over), total + len(differences)
         worst = max(worst, differences.max().item())
-        said = theirs[i][len(prompt) - 1 :].argmax(1).tolist()
-        tokens += len(said)
-        identical += sum(a == b for a, b in zip(said, text[len(prompt) :], strict=True))
+        expected = theirs[i][len(prompt) - 1 :].argmax(1).tolist()
+        tokens += len(expected)
+        identical += sum(a == b for a, b in zip(expected, text[len(prompt) :], strict=True))
     return Agreement(tokens, identical, worst, first, off / total)
 
 
 def _problem(found: Agreement, dtype: torch.dtype) -> str:
-    """What is wrong, in words; nothing if nothing is."""
+    """A description of the difference; empty if it is tolerable."""
     if found.first is None or found.off <= OUTLIERS[dtype]:
         return ""
     prompt, position, difference = found.first
     return (
         f"its logits are not transformers': first at token {position} of prompt {prompt}, by "
-        f"{difference:.2g} of their standard deviation ({TOLERANCES[dtype]:g} may be, in "
+        f"{difference:.2g} of their standard deviation (tolerance: {TOLERANCES[dtype]:g} in "
         f"{str(dtype).removeprefix('torch.')}), and at {found.off:.0%} of all tokens; "
         f"{found.identical} of {found.tokens} greedy tokens are the same"
     )

@@ -2,12 +2,12 @@
 
 https://github.com/guidance-ai/llguidance: an Earley parser over a lexer of derivatives of regular
 expressions, which walks a trie of the vocabulary. It answers for a token in microseconds, knows
-how the tokenizer would write a text, and names what it does not support.
+how the tokenizer would encode a text, and names unsupported features.
 
 Microseconds on one 2025 server core, with a vocabulary of 151643 and an object of eight fields
 (strings, integers, arrays of enums; tokens drawn at random): a mask 7 (median; mean 49, the 99th
-percentile 1,400, where the lexer meets a state for the first time), taking in a token 4, asking
-what is forced 1.4. Reading the vocabulary takes 1.5 s, compiling such a schema 0.7 to 5 ms and
+percentile 1,400, where the lexer meets a state for the first time), accepting a token 4, looking
+up forced tokens 1.4. Reading the vocabulary takes 1.5 s, compiling such a schema 0.7 to 5 ms and
 its first mask 0.1 to 1.3 ms; all of these release the interpreter.
 """
 
@@ -31,63 +31,64 @@ from tokenizers import Tokenizer as Backend
 from tgi_cli.device import default_threads
 from tgi_cli.engine.step import GrammarMatcher
 from tgi_cli.files import TOKENIZER_BYTES, read_json, require_file
-from tgi_cli.worker.grammar_causes import NOTHING_FITS, limit_passed
+from tgi_cli.worker.grammar_errors import NOTHING_FITS, limit_passed
 
 log = logging.getLogger(__name__)
 
 MAX_COMPILED = 64
-"""Grammars that are kept for the next request that has them."""
+"""Compiled grammars in the cache."""
 
 _COMPILERS = 2
-"""Threads."""
+"""Threads that compile grammars."""
 
 _MAX_FILLERS = 8
 _PARALLEL = 8
 """Masks from which on several threads are quicker than one."""
 
 _MOST_IDS = 1 << 24
-"""Above the ids of any vocabulary; tables of so many take 80 MB and most of a second."""
+"""Limit of token ids, above any vocabulary's; tables of so many take 80 MB and most of a second."""
 
 _NO_TOKEN = "no token of the vocabulary may come next"
 
 _SLOW_SECONDS = 0.2
-"""Of processor time that one token of one grammar may take, but for a few:"""
+"""Processor time above which a token of a grammar is slow."""
 _MAX_SLOW = 2
+"""Slow tokens after which a grammar fails."""
 _TOO_SLOW = "it takes too long to follow: the same text can be read in too many ways"
 
 
 class Matcher:
     """Implements :class:`tgi_cli.engine.step.GrammarMatcher`."""
 
-    __slots__ = ("_canonical", "_slow", "error", "native")
+    __slots__ = ("_canonical", "_slow", "error", "inner")
 
-    def __init__(self, native: llguidance.LLMatcher, canonical: bool) -> None:
-        self.native = native
+    def __init__(self, inner: llguidance.LLMatcher, canonical: bool) -> None:
+        self.inner = inner
         self.error = ""
         self._canonical = canonical
         self._slow = 0
 
     @property
     def stopped(self) -> bool:
-        return not self.error and self.native.is_stopped()
+        return not self.error and self.inner.is_stopped()
 
     def accept(self, token_id: int) -> bool:
         start = time.thread_time()
-        accepted = self.native.consume_token(token_id)
+        accepted = self.inner.consume_token(token_id)
         self.took(time.thread_time() - start)
         return not self.error and (accepted or not self.failed())
 
     def forced(self) -> list[int]:
-        return self.native.compute_ff_tokens() if self._canonical else []
+        return self.inner.compute_ff_tokens() if self._canonical else []
 
     def failed(self) -> bool:
-        """Whether it has an error, which is noted the first time."""
-        if not self.error and self.native.is_error():
-            self.error = _reason(self.native)
+        """Whether it has an error, which is stored the first time."""
+        if not self.error and self.inner.is_error():
+            self.error = _reason(self.inner)
         return bool(self.error)
 
     def took(self, seconds: float) -> None:
-        """A call took so much processor time: a grammar must not hold up all other requests."""
+        """Count the processor time of a call: a grammar must not hold up all other requests."""
         if seconds > _SLOW_SECONDS:
             self._slow += 1
             if self._slow > _MAX_SLOW:
@@ -98,13 +99,13 @@ class LLGuidance:
     """Implements :class:`tgi_cli.engine.step.GrammarCompiler`.
 
     Args:
-        tokenizer: what a tokenizer.json says.
+        tokenizer: content of a tokenizer.json.
         vocab_size: width of the logits, which may be more or less than the tokenizer has.
-        eos_token_ids: what may follow a complete text. Without any that the tokenizer knows,
-            what it calls the end itself.
+        eos_token_ids: tokens that may follow a complete text. Default, also if the tokenizer
+            knows none of them: the tokenizer's own.
 
     Raises:
-        ValueError: a tokenizer whose tokens cannot be told as bytes.
+        ValueError: the tokenizer's tokens cannot be converted to bytes.
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
@@ -129,21 +130,21 @@ class LLGuidance:
         self._fillers: llguidance.LLExecutor | None = None
         self._look_for_slow = False
         self._lock = threading.Lock()
-        """Guards what follows."""
-        self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
+        """Guards the field below."""
+        self.compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
 
     def compile(self, grammar: str) -> Future[GrammarMatcher]:
         """See the protocol. The error is a ValueError."""
         with self._lock:
-            compiled = self._compiled.get(grammar)
+            compiled = self.compiled.get(grammar)
             if compiled is None:
-                compiled = self._compiled[grammar] = self._pool.submit(self._make, grammar)
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
+                compiled = self.compiled[grammar] = self._pool.submit(self._make, grammar)
+                if len(self.compiled) > MAX_COMPILED:
+                    self.compiled.popitem(last=False)
+            self.compiled.move_to_end(grammar)
         matcher: Future[GrammarMatcher] = Future()
 
-        def hand_out(done: Future[llguidance.LLMatcher]) -> None:
+        def copy_matcher(done: Future[llguidance.LLMatcher]) -> None:
             error = done.exception()
             if error is not None:
                 matcher.set_exception(error)
@@ -151,7 +152,7 @@ class LLGuidance:
                 copy = done.result().deep_copy()
                 matcher.set_result(Matcher(copy, self._tokenizer.is_canonical))
 
-        compiled.add_done_callback(hand_out)
+        compiled.add_done_callback(copy_matcher)
         return matcher
 
     def _make(self, grammar: str) -> llguidance.LLMatcher:
@@ -173,45 +174,45 @@ class LLGuidance:
         if count < _PARALLEL or self._look_for_slow:
             self._look_for_slow = False
             for index, matcher in enumerate(known):
-                matcher.native.unsafe_compute_mask_ptr(address + index * size, size)
+                matcher.inner.unsafe_compute_mask_ptr(address + index * size, size)
                 end = time.thread_time()
                 matcher.took(end - start)
                 start = end
         else:
             if self._fillers is None:
                 self._fillers = llguidance.LLExecutor(min(default_threads(), _MAX_FILLERS))
-            pairs = [(matcher.native, index) for index, matcher in enumerate(known)]
+            pairs = [(matcher.inner, index) for index, matcher in enumerate(known)]
             begun = time.monotonic()
             self._fillers.unsafe_compute_mask_ptr(pairs, address, size, count)
             # On several threads, it is not known which of them it was.
             self._look_for_slow = time.monotonic() - begun > _SLOW_SECONDS
         for index, matcher in enumerate(known):
-            # The library lets one that is stuck end its text; here it is to say why.
+            # The library lets a grammar without a next token end the text; here it is an error.
             if matcher.failed():
                 self._bits[index] = 0
         return self._bits[:count, : self._words]
 
     def close(self) -> None:
-        """End the threads once they have done what they were given."""
+        """End the threads once they have finished their work."""
         self._pool.shutdown(wait=False)
 
 
 def load_grammars(
     model_path: Path, vocab_size: int, eos_token_ids: Sequence[int], trust_remote_code: bool = False
 ) -> LLGuidance | None:
-    """What compiles grammars for the model of a folder; None, and a warning, where none can be."""
+    """Create the compiler of grammars for a model; None, with a warning, if that fails."""
     try:
         tokenizer = read_tokenizer(model_path, trust_remote_code)
         return LLGuidance(tokenizer, vocab_size, eos_token_ids)
     except Exception as error:  # foreign files and foreign code; the model runs without them
-        log.warning("no grammars: the tokenizer cannot be used for them: %s", _cause(error))
+        log.warning("grammars are unavailable: the tokenizer cannot be used: %s", _cause(error))
         return None
 
 
 def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
-    """The content of a tokenizer.json: the folder's, or what transformers makes of its files.
+    """The content of a folder's tokenizer.json, or of the one that transformers makes.
 
-    With the added tokens that tokenizer_config.json alone lists, as the text side has them.
+    Added tokens that only tokenizer_config.json lists are included, as in :mod:`tgi_cli.text`.
     """
     path = model_path / "tokenizer.json"
     if path.is_file():
@@ -243,9 +244,9 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
     return content
 
 
-def _reason(native: llguidance.LLMatcher) -> str:
-    """Why a matcher is in its error state."""
-    line = _first_line(native.get_error())
+def _reason(inner: llguidance.LLMatcher) -> str:
+    """The reason for a matcher's error state."""
+    line = _first_line(inner.get_error())
     return _NO_TOKEN if line == NOTHING_FITS else limit_passed(line) or line
 
 

@@ -1,4 +1,4 @@
-"""A step's tokens on their way from the device to the host."""
+"""A step's tokens, copied from the device to the host without waiting."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 from tgi_cli.engine.step import StepResult
 from tgi_cli.sampling.logprobs import TopLogprobs
 from tgi_cli.sampling.sampler import Sampled
-from tgi_cli.worker.memory import out_of_memory_as_error
-from tgi_cli.worker.prompt import ScoredChunk
-from tgi_cli.worker.staging import to_host
+from tgi_cli.worker.prompt_logprobs import ScoredChunk
+from tgi_cli.worker.sizing.memory import out_of_memory_as_error
+from tgi_cli.worker.upload import to_host
 
 POISONED = "the model's output for this sequence is not a number (NaN or infinite logits)"
 
 
-UNCHOOSABLE = "the constraints on this sequence leave no token that may be chosen"
+NO_TOKEN_ALLOWED = "the constraints on this sequence leave no token that may be chosen"
 
 
 @dataclass(slots=True)
-class Produced:
-    """What a step made, on the device.
+class DeviceOutputs:
+    """The outputs of a step on the device.
 
     Attributes:
         sampled: the step's sampled entries, in order, in parts.
         errors: of entries that failed alone, by index.
         generation_logits: float32 [V], by index of the entry; on their way to the host.
-        prompts: of the chunks that are reported on.
+        prompts: reports on chunks of prompts.
     """
 
     sampled: list[Sampled] = field(default_factory=list)
@@ -54,7 +54,7 @@ class DeviceResult:
     The copies to the host are started at once and not waited for; on a CPU there are none.
     """
 
-    def __init__(self, produced: Produced, device: torch.device) -> None:
+    def __init__(self, produced: DeviceOutputs, device: torch.device) -> None:
         self._produced = produced
         self._parts: list[_Part] = []
         self._arrived: torch.cuda.Event | None = None
@@ -70,7 +70,7 @@ class DeviceResult:
             self._arrived.record(torch.cuda.current_stream(device))
 
     def wait(self) -> StepResult:
-        """Block until the tokens are here.
+        """Block until the tokens are on the host.
 
         Raises:
             OutOfMemoryError: the step ran out of device memory.
@@ -85,11 +85,11 @@ class DeviceResult:
         for index, logits in self._produced.generation_logits.items():
             result.generation_logits[index] = logits.numpy()
         for chunk in self._produced.prompts:
-            scores, kept = chunk.scores(), chunk.logits()
+            scores, raw = chunk.scores(), chunk.logits()
             if scores is not None:
-                result.prompt_scores[chunk.place] = scores
-            if kept is not None:
-                result.context_logits[chunk.place] = kept
+                result.prompt_logprobs[chunk.index] = scores
+            if raw is not None:
+                result.context_logits[chunk.index] = raw
         return result
 
 
@@ -99,7 +99,7 @@ def _append(result: StepResult, part: _Part) -> None:
     failed = [] if all(map(math.isfinite, logprobs)) else _report(result, part.first, logprobs)
     result.token_ids += token_ids
     result.logprobs += logprobs
-    # Nobody adds to these: those of tokens without are one list.
+    # Tokens without top tokens share one list, which is never modified.
     result.top_ids += [[]] * len(token_ids)
     result.top_logprobs += [[]] * len(token_ids)
     top = part.top
@@ -112,19 +112,19 @@ def _append(result: StepResult, part: _Part) -> None:
         top.logprobs.tolist(),
         strict=True,
     )
-    for entry, asked, ids, values in rows:
+    for entry, count, ids, values in rows:
         if entry not in failed:
-            result.top_ids[part.first + entry] = ids[:asked]
-            result.top_logprobs[part.first + entry] = values[:asked]
+            result.top_ids[part.first + entry] = ids[:count]
+            result.top_logprobs[part.first + entry] = values[:count]
 
 
 def _report(result: StepResult, first: int, logprobs: list[float]) -> list[int]:
-    """Say which entries failed and why, and put 0 in their place; returns which."""
+    """Report the errors of failed entries, and set their log-probabilities to 0; returns them."""
     failed = [entry for entry, value in enumerate(logprobs) if not math.isfinite(value)]
     for entry in failed:
         if math.isnan(logprobs[entry]):
             result.errors[first + entry] = POISONED
         else:
-            result.errors.setdefault(first + entry, UNCHOOSABLE)
+            result.errors.setdefault(first + entry, NO_TOKEN_ALLOWED)
         logprobs[entry] = 0.0
     return failed

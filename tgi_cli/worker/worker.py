@@ -1,162 +1,171 @@
-"""The model on its device, from a folder of weights to a worker that runs steps."""
+"""The worker of one process: a model on its device, its KV cache and its warm-up."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from tgi_cli import kernels
-from tgi_cli.attention import PagedAttention, attention_name, create_attention
-from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
-from tgi_cli.device import available_memory, default_threads, describe, set_threads
-from tgi_cli.device.distributed import ALONE, Shard, device_of
+from tgi_cli.attention import PagedAttention
+from tgi_cli.config import EngineConfig, ModelFacts
+from tgi_cli.device import available_memory
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step
-from tgi_cli.errors import ConfigError, TgiError
-from tgi_cli.layers.lora import LoraTable
-from tgi_cli.models import CausalLM, load_model, model_facts, read_config
-from tgi_cli.models.lora import adapter_rank
-from tgi_cli.worker.adapters import AdapterShelf
-from tgi_cli.worker.capacity import Capacity
-from tgi_cli.worker.graphs import DecodeGraphs, cuda_graphs, graph_sizes
-from tgi_cli.worker.memory import LOAD_REMEDY, give_back, out_of_memory_as_error
-from tgi_cli.worker.rows import Rows
+from tgi_cli.errors import TgiError
+from tgi_cli.models import CausalLM
+from tgi_cli.worker.cuda_graphs import DecodeGraphs, cuda_graphs, graph_sizes
+from tgi_cli.worker.executors import Forward
+from tgi_cli.worker.input_batch import InputBatch
+from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.sizing import Sizing
-from tgi_cli.worker.staging import Uploader
-from tgi_cli.worker.timings import read_bytes
-from tgi_cli.worker.warmup import replays_agree
+from tgi_cli.worker.sizing.kv_cache import Capacity, KVCacheSizing
+from tgi_cli.worker.sizing.memory import release_unused_memory
+from tgi_cli.worker.sizing.profile_steps import replays_agree
+from tgi_cli.worker.upload import Uploader
 
 if TYPE_CHECKING:
     from tgi_cli.worker.grammar import LLGuidance
-    from tgi_cli.worker.sharded import ShardedWorker
 
 log = logging.getLogger(__name__)
 
-GRAPHS = {"cuda": cuda_graphs}
+GRAPH_FACTORIES = {"cuda": cuda_graphs}
 """What makes graphs, by kind of device; others have none."""
 
 
-class ModelWorker:
-    """Implements :class:`tgi_cli.engine.step.Worker`; :meth:`warmup` comes before any step.
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, and what runs it.
 
-    Args:
-        serve: the user's words.
-        config: as resolved from them.
-        facts: of the model.
+    Attributes:
+        facts: read from its configuration.
         model: in its dtype, on its device.
         attention: without blocks yet.
-        load_seconds: that loading took, to be reported.
-        adapters: of the model; None where there is no room for any.
-        shard: this process's place, if several run the model: all of them call the same methods
-            with the same steps, in the same order.
-        grammars: what compiles them, on its way; None: nothing does.
+        lora: slots for adapters; None if there are none.
+        program: compiled from the model, where one could be.
+        load_seconds: the time it took to load.
     """
+
+    facts: ModelFacts
+    model: CausalLM
+    attention: PagedAttention
+    lora: LoraCache | None = None
+    program: Forward | None = None
+    load_seconds: float = 0.0
+
+
+class ModelWorker:
+    """Implements :class:`tgi_cli.engine.step.Worker`; call :meth:`warmup` before any step.
+
+    Args:
+        config: as resolved.
+        loaded: the model.
+        shard: this process's share of the model. All shards call the same methods with the same
+            steps, in the same order.
+        grammars: compiles grammars, once it is loaded; None if grammars are off.
+
+    Attributes:
+        capacity: the result of the warm-up.
+    """
+
+    capacity: Capacity | None = None
 
     def __init__(
         self,
-        serve: ServeConfig,
         config: EngineConfig,
-        facts: ModelFacts,
-        model: CausalLM,
-        attention: PagedAttention,
-        load_seconds: float = 0.0,
-        adapters: AdapterShelf | None = None,
+        loaded: LoadedModel,
         shard: Shard = ALONE,
         grammars: Future[LLGuidance | None] | None = None,
     ) -> None:
-        self._serve = serve
+        self.model = loaded.model
+        self.attention = loaded.attention
         self._config = config
-        self._facts = facts
-        self._model = model
-        self._attention = attention
-        self._load_seconds = load_seconds
+        self._facts = loaded.facts
+        self._load_seconds = loaded.load_seconds
         self._shard = shard
-        self._device = attention.device
-        self._capacity: Capacity | None = None
-        upload = Uploader(self._device)
-        rows = Rows(
-            config.max_batch_size, config.max_total_tokens, config.block_size, self._device, upload
-        )
-        self._adapters = adapters
+        self._device = self.attention.device
+        self._lora = loaded.lora
         self._grammars = grammars
-        self._runner = ModelRunner(
-            model, attention, rows, facts.vocab_size, self._device, upload, adapters, shard
+        rows = InputBatch(
+            config.max_batch_size,
+            config.max_total_tokens,
+            config.block_size,
+            self._device,
+            Uploader(self._device),
+        )
+        model, vocab_size = loaded.model, loaded.facts.vocab_size
+        self.runner = ModelRunner(
+            model, self.attention, rows, vocab_size, loaded.lora, shard, loaded.program
         )
         self._graphs: DecodeGraphs | None = None
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
-        make = GRAPHS.get(self._device.type)
+        make = GRAPH_FACTORIES.get(self._device.type)
         if make is not None and sizes:
             self._graphs = DecodeGraphs(
-                model, attention, rows, facts.vocab_size, sizes, make, adapters
+                model, self.attention, rows, vocab_size, sizes, make, loaded.lora
             )
 
     def launch(self, step: Step) -> object:
         """See :meth:`tgi_cli.engine.step.Worker.launch`."""
-        return self._runner.launch(step)
+        return self.runner.launch(step)
 
     def sample(
         self, handle: object, masks: tuple[Sequence[int], Any] | None = None
     ) -> PendingResult:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
-        return self._runner.sample(handle, masks)
+        return self.runner.sample(handle, masks)
 
     @property
     def grammars(self) -> LLGuidance | None:
-        """What compiles grammars for the model, if anything does."""
+        """The compiler of grammars for the model, or None if there is none."""
         return None if self._grammars is None else self._grammars.result()
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """See :meth:`tgi_cli.engine.step.AdapterStore.prepare_adapter`."""
-        assert self._adapters is not None, "the engine has no slots"
-        return self._adapters.prepare_adapter(adapter_id, name, path)
+        assert self._lora is not None, "the engine has no slots"
+        return self._lora.prepare_adapter(adapter_id, name, path)
 
     def forget_adapter(self, adapter_id: int) -> None:
         """See :meth:`tgi_cli.engine.step.AdapterStore.forget_adapter`."""
-        assert self._adapters is not None, "the engine has no slots"
-        self._adapters.forget_adapter(adapter_id)
+        assert self._lora is not None, "the engine has no slots"
+        self._lora.forget_adapter(adapter_id)
 
     def warmup(self) -> Capacity:
         """Run the worst steps that the limits allow, then make the KV cache as large as fits.
 
-        Where `tgi warmup` has measured what they take, they need not be run again.
+        With a profile that `tgi warmup` has saved, the worst steps are not run.
 
         Raises:
-            OutOfMemoryError: such a step, or what the user promised to clients, does not fit.
+            OutOfMemoryError: such a step, or an explicit limit, does not fit.
         """
         began = time.monotonic()
         config, shard = self._config, self._shard
-        sizing = Sizing(
-            self._serve,
+        profile, num_blocks, effective = KVCacheSizing(
             config,
-            self._attention,
+            self.attention,
             shard,
-            self._model.weight_bytes,
+            self.model.weight_bytes,
             lambda step: self.sample(self.launch(step)).wait(),
             self._measure_graphs,
-        )
-        found, num_blocks, effective = sizing()
-        if not found.graphs:
-            self._keep_graphs("there were none when the limits were measured")
-        self._attention.allocate(num_blocks)
-        give_back(self._device)  # the small cache
+        ).size()
+        if not profile.graphs:
+            self._drop_graphs_if("there were none when the limits were measured")
+        self.attention.allocate(num_blocks)
+        release_unused_memory(self._device)  # the small cache
         self._capture_graphs(effective, num_blocks)
-        self._capacity = Capacity(
+        self.capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
-            kv_window=self._model.kv_window,
-            cache_bytes=num_blocks * self._attention.block_bytes * shard.size,
-            weight_bytes=shard.total(self._model.weight_bytes),
-            activation_bytes=found.activation_bytes,
+            kv_window=self.model.kv_window,
+            cache_bytes=num_blocks * self.attention.block_bytes * shard.size,
+            weight_bytes=shard.total(self.model.weight_bytes),
+            activation_bytes=profile.activation_bytes,
             load_seconds=self._load_seconds,
             warmup_seconds=time.monotonic() - began,
-            step_seconds=found.step_seconds,
+            step_seconds=profile.step_seconds,
             graphs=self._graphs is not None,
         )
         if effective.max_total_tokens < config.max_total_tokens and shard.rank == 0:
@@ -166,10 +175,10 @@ class ModelWorker:
                 config.max_total_tokens,
                 effective.max_total_tokens,
             )
-        return self._capacity
+        return self.capacity
 
     def _measure_graphs(self) -> int | None:
-        """Bytes that graphs will take; None: there are none from here on."""
+        """Bytes that graphs will take, or None if none can be captured."""
         if self._graphs is None:
             return None
         size, problem = 0, ""
@@ -177,11 +186,11 @@ class ModelWorker:
             size = self._graphs.measure()
         except Exception as error:  # a model's code, a kernel, the device: then it runs launched
             problem = _problem(error)
-        self._keep_graphs(problem)
+        self._drop_graphs_if(problem)
         return size if self._graphs is not None else None
 
     def _capture_graphs(self, config: EngineConfig, num_blocks: int) -> None:
-        """Record the graphs over the cache, and have them used if they are right."""
+        """Record the graphs over the cache, and use them if they are right."""
         graphs, began = self._graphs, time.monotonic()
         if graphs is None:
             return
@@ -190,12 +199,12 @@ class ModelWorker:
             graphs.capture()
         except Exception as error:  # as above
             problem = _problem(error)
-        self._keep_graphs(problem)
+        self._drop_graphs_if(problem)
         if self._graphs is None:
             return
-        agree = replays_agree(self._runner, graphs, config, num_blocks)
-        self._keep_graphs("" if agree else "they compute something else than the model")
-        self._runner.graphs = self._graphs
+        agree = replays_agree(self.runner, graphs, config, num_blocks)
+        self._drop_graphs_if("" if agree else "they compute something else than the model")
+        self.runner.graphs = self._graphs
         if self._graphs is not None and self._shard.rank == 0:
             log.info(
                 "CUDA graphs of %d sizes up to %d rows: %.1f MiB, captured in %.1f s",
@@ -205,8 +214,8 @@ class ModelWorker:
                 time.monotonic() - began,
             )
 
-    def _keep_graphs(self, problem: str) -> None:
-        """Do without graphs if any shard has a problem with them: all run the same operations."""
+    def _drop_graphs_if(self, problem: str) -> None:
+        """Drop the graphs if any shard has a problem with them: all run the same operations."""
         graphs, fine = self._graphs, self._shard.smallest(int(not problem))
         if graphs is None or fine:
             return
@@ -216,26 +225,26 @@ class ModelWorker:
         graphs.drop()
 
     def read_bytes(self, rows: int) -> int:
-        """Of weights, by a decode of so many sequences; see :func:`tgi_cli.worker.timings`."""
-        return read_bytes(self._model, rows) * self._shard.size
+        """Bytes of weights that a decode of ``rows`` sequences reads, over all shards."""
+        return self.model.bytes_read(rows) * self._shard.size
 
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:
-        """Have ``on_lost`` called when no step can be run any more: never, in one process."""
+        """Call ``on_lost`` when a shard is lost: never, in one process."""
 
     def close(self) -> None:
-        """End what was started for the worker: threads. May be called twice."""
+        """End the worker's threads. May be called twice."""
         if self.grammars is not None:
             self.grammars.close()
 
     def info(self) -> EngineInfo:
-        """What clients must know.
+        """The model and the limits, for clients.
 
         Raises:
             RuntimeError: before :meth:`warmup`.
         """
-        capacity = self._capacity
+        capacity = self.capacity
         if capacity is None:
-            raise RuntimeError("the limits are not known before warm-up")
+            raise RuntimeError("the limits are unknown before warm-up")
         config = capacity.config
         weights = config.quantize or self._facts.quantization
         head = "quantized head" if config.quantize_head else None
@@ -264,132 +273,3 @@ class ModelWorker:
 
 def _problem(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def load_worker(
-    serve: ServeConfig, model_path: Path, progress: Callable[[int, int], None] | None = None
-) -> tuple[ModelWorker | ShardedWorker, EngineConfig]:
-    """Load a model and put a worker around it, in several processes if that was asked for.
-
-    Args:
-        serve: the user's words; resolved here, since that takes the model's and the device's
-            facts.
-        model_path: folder of the checkpoint.
-        progress: told of the loading; see :func:`tgi_cli.models.load_model`.
-
-    Returns:
-        The worker, not warmed up, and the resolved configuration (whose limits warm-up may
-        still lower).
-
-    Raises:
-        ConfigError: flags that contradict each other or the model.
-        ModelError: files that cannot be used.
-        OutOfMemoryError: the weights do not fit.
-        ShardError: another process of the model failed.
-    """
-    model_config = read_config(model_path, serve.trust_remote_code, serve.rope)
-    ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
-    facts = model_facts(model_config)
-    config = resolve(serve, facts, describe(None), model_path, max(ranks, default=0))
-    if config.num_shard > 1:
-        from tgi_cli.worker.sharded import load_sharded  # it is made of what stands here
-
-        return load_sharded(serve, config, progress), config
-    return make_worker(serve, config, progress=progress), config
-
-
-def make_worker(
-    serve: ServeConfig,
-    config: EngineConfig,
-    shard: Shard = ALONE,
-    progress: Callable[[int, int], None] | None = None,
-) -> ModelWorker:
-    """The same for one process, with a share of the model. Raises the same."""
-    began = time.monotonic()
-    model_config = read_config(config.model_path, serve.trust_remote_code, serve.rope)
-    facts = model_facts(model_config)
-    if serve.cross_check and serve.load_format == "dummy":
-        raise ConfigError(
-            "--load-format dummy has no weights that --cross-check could compare",
-            "give one of the two",
-        )
-    quantized = config.quantize or facts.quantization not in (None, "mxfp4")
-    if serve.cross_check and (quantized or config.quantize_head):
-        raise ConfigError(
-            "--cross-check compares with transformers' own weights, and these are quantized",
-            "leave it off, or serve plain weights",
-        )
-    grammars = (
-        None if serve.disable_grammar_support or shard.rank else _grammars(config, facts, serve)
-    )
-    table = make_table(config)
-    device = device_of(config.device, shard.rank)
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    if device.type == "cpu":
-        set_threads(default_threads(processes=shard.size))
-    with out_of_memory_as_error(LOAD_REMEDY):
-        model = load_model(
-            model_config,
-            dtype,
-            device,
-            progress,
-            shard=shard,
-            load_format=serve.load_format,
-            lora=table,
-            max_positions=config.max_total_tokens,
-            quantize=config.quantize,
-            quantize_head=config.quantize_head,
-        )
-        adapters = None if table is None else AdapterShelf(model, table, dtype, device)
-        if serve.cross_check:
-            from tgi_cli.worker.cross_check import cross_check  # which few ask for
-
-            served = config.max_total_tokens
-            cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
-    give_back(device)
-    cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
-    if device.type == "cpu":
-        set_threads(default_threads(model.weight_bytes, shard.size))
-    try:
-        attention = create_attention(
-            config.attention, model.kv_specs, config.block_size, dtype, device, cache_dtype
-        )
-    except ValueError as error:
-        raise ConfigError(f"--attention {config.attention}: {error}", "leave it off") from error
-    kernels.set_threads(None)
-    if attention_name(attention) == "native" and table is None and model.is_program:
-        # What is left to torch takes microseconds, and its threads would look for more work for
-        # milliseconds, on cores that the kernels' need: 8 streams lost a quarter of their rate.
-        kernels.set_threads(torch.get_num_threads())
-        set_threads(1)
-    seconds = time.monotonic() - began
-    with out_of_memory_as_error():  # the tables of rows, as long as the context
-        return ModelWorker(
-            serve, config, facts, model, attention, seconds, adapters, shard, grammars
-        )
-
-
-def _grammars(
-    config: EngineConfig, facts: ModelFacts, serve: ServeConfig
-) -> Future[LLGuidance | None]:
-    """Read the vocabulary for grammars while the weights are read."""
-    from tgi_cli.worker.grammar import load_grammars  # brings llguidance
-
-    pool = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
-    future = pool.submit(
-        load_grammars,
-        config.model_path,
-        facts.vocab_size,
-        facts.eos_token_ids,
-        serve.trust_remote_code,
-    )
-    pool.shutdown(wait=False)
-    return future
-
-
-def make_table(config: EngineConfig) -> LoraTable | None:
-    """The slots for adapters that a configuration asks for, without memory yet."""
-    if not config.max_loras:
-        return None
-    tokens = config.max_batch_prefill_tokens + config.max_batch_size
-    return LoraTable(config.max_loras, config.max_lora_rank, tokens)

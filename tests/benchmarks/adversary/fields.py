@@ -1,6 +1,6 @@
 """Every field of every schema of every route, and a body around each of them.
 
-Routes and their bodies are those of the API's own document (``tgi_cli.router.operations``), and
+Routes and their bodies are those of the API's own document (``tgi_cli.router.api.openapi``), and
 fields those of the types that it names: a new one is covered without a word here.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 from msgspec import inspect
 
 from tests.benchmarks.adversary.values import accepted
-from tgi_cli.router.operations import ALSO, OPERATIONS
+from tgi_cli.router.api.openapi import endpoints_of
+from tgi_cli.router.app import ROUTES
 
 Around = Callable[[bytes], bytes]
 
@@ -114,8 +115,12 @@ class Target:
 def targets() -> list[Target]:
     """All routes; those that a schema is made for come before those that take it too."""
     found = [
-        Target(method, path.replace("{model}", "a").replace("{version}", "1"), operation.body)
-        for (method, path), operation in OPERATIONS.items()
+        Target(
+            method,
+            path.replace("{model}", "a").replace("{version}", "1"),
+            endpoint.operation.body,
+        )
+        for (method, path), endpoint in endpoints_of(ROUTES).items()
     ]
     return sorted(found, key=lambda target: target.path in _LATE)
 
@@ -235,9 +240,9 @@ def _of_schema(schema: Mapping[str, Any]) -> inspect.Type:
 
 
 def _known() -> Iterator[Any]:
-    yield from ALSO
-    for operation in OPERATIONS.values():
-        yield from operation.body
+    for endpoint in ROUTES:
+        yield from endpoint.operation.referenced
+        yield from endpoint.operation.body
 
 
 def _minimal(type_: inspect.StructType) -> dict[str, bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,16 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.tools.processes import descendants_of
+from tests.tools.process_tree import descendants_of
+from tests.tools.server_process import free_ports
 
 KEY = "benchmark"
 _START_SECONDS = 180.0
-
-
-def free_port() -> int:
-    """A port of this host that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Server:
@@ -50,7 +44,7 @@ class Server:
             parts = urlsplit(url)
             self.address = (parts.hostname or "127.0.0.1", parts.port or 80)
         else:
-            self.address = ("127.0.0.1", free_port())
+            self.address = ("127.0.0.1", free_ports(1)[0])
             self._start()
 
     @property

@@ -23,9 +23,9 @@ from pathlib import Path
 from tests.benchmarks.adversary import checkpoints, report
 from tests.benchmarks.adversary.measure import Result
 from tests.benchmarks.adversary.watch import memory_of
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
-from tests.tools.processes import descendants_of
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.process_tree import descendants_of
 from tgi_cli import demo
 from tgi_cli.config.settings import SERVE, settings_of
 from tgi_cli.errors import ExitCode, TgiError
@@ -37,7 +37,12 @@ MEGABYTES = 256
 _ROOM = 3 << 30
 """Bytes of address space beyond what is there after the imports: a child is ended by it."""
 _DEFECT = 99
-_MODULES = ("tgi_cli.offline.llm", "tgi_cli.router.defaults", "tgi_cli.text.bundle", "torch")
+_MODULES = (
+    "tgi_cli.llm.llm",
+    "tgi_cli.router.generation.sampling_defaults",
+    "tgi_cli.text.bundle",
+    "torch",
+)
 SERVED = ("eos_token_id", "bos_token_id", "max_position_embeddings", "model_max_length")
 """Fields that go from one process of the server to another: where a number of one of them is
 taken, the server itself is started too."""
@@ -105,10 +110,10 @@ def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
 
 def _load(folder: Path, adapter: Path) -> str:
     """What a start reads, and a chat. Raises TgiError."""
-    from tgi_cli.offline.errors import GenerationError
-    from tgi_cli.offline.llm import LLM
-    from tgi_cli.router.defaults import SamplingDefaults
-    from tgi_cli.text.chat import ChatTemplateError
+    from tgi_cli.llm.errors import GenerationError
+    from tgi_cli.llm.llm import LLM
+    from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
+    from tgi_cli.text.chat_template import ChatTemplateError
 
     SamplingDefaults.read(folder)
     with LLM(folder, max_batch_total_tokens=1024, lora_adapters={"a": adapter}) as model:

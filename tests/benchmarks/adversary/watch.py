@@ -16,7 +16,7 @@ from multiprocessing.sharedctypes import Array
 from pathlib import Path
 from typing import Any
 
-from tests.tools.processes import command_of, descendants_of
+from tests.tools.process_tree import command_of, descendants_of
 
 PROBE_SECONDS = 0.002
 """Between two questions of the probe."""

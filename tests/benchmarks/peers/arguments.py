@@ -17,7 +17,7 @@ from tests.benchmarks.peers.tgi import Tgi
 from tests.benchmarks.peers.vllm import Vllm
 
 MODELS = {"small": "135m", "qwen06": "qwen3-0.6b"}
-PEERS = ("openvino", "vllm", "llama.cpp", "transformers")
+PEERS = ("tgi", "openvino", "vllm", "llama.cpp", "transformers")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PEER=PATH",
-        help="a virtual environment; of llama.cpp the folder it was built in",
+        help="a virtual environment (tgi: of another revision); llama.cpp: its build folder",
     )
     add(
         "--exporter",
@@ -150,6 +150,7 @@ def _peer(
     name: str, path: Path, quantized: bool, exporter: Path, python: Path
 ) -> Sequence[Contestant]:
     makers: dict[str, Callable[[str], Contestant]] = {
+        "tgi": lambda weights: Tgi(path.parent.name, path / "bin" / "python", root=None),
         "openvino": lambda weights: OpenVino(path, weights, exporter),
         "vllm": lambda weights: Vllm(path),
         "llama.cpp": lambda weights: LlamaCpp(path, weights, python),

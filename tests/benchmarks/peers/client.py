@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +23,6 @@ from tests.benchmarks.peers.contestant import (
 )
 
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server(Running):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tests.benchmarks.peers.client import HOST, Server, free_port
+from tests.benchmarks.peers.client import HOST, Server
 from tests.benchmarks.peers.columns import Column
 from tests.benchmarks.peers.contestant import (
     Contestant,
@@ -20,6 +20,7 @@ from tests.benchmarks.peers.contestant import (
     spawn,
 )
 from tests.benchmarks.peers.inprocess import DRIVERS
+from tests.tools.server_process import free_ports
 
 MARGIN = 32  # tokens of context beyond those of the requests
 
@@ -90,7 +91,7 @@ class LlamaCpp(Contestant):
         return [list(group) for _, group in groupby(ordered, lambda column: column.concurrency)]
 
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
-        port = free_port()
+        [port] = free_ports(1)
         threads = str(len(os.sched_getaffinity(0)))
         context = setup.sequences * (setup.context + MARGIN)
         command: list[str | Path] = [self._build / "bin" / "llama-server", "--model", model]

@@ -7,10 +7,11 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from tests.benchmarks.peers.client import HOST, Server, free_port
+from tests.benchmarks.peers.client import HOST, Server
 from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setup, installed, spawn
 from tests.benchmarks.peers.weights import decoded_bytes
 from tests.tools.quantized import gptq, write_quantized
+from tests.tools.server_process import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 LOADED_BITS = {
@@ -30,7 +31,8 @@ class Tgi(Contestant):
         checkpoint: a path; ``{checkpoint}`` in it is that of the run, ``{gptq4}`` and ``{gptq8}``
             what it is in GPTQ of so many bits.
         flags: of ``tgi serve``, as a shell would split them.
-        weight_bytes: read for a token, where neither the checkpoint nor ``--quantize`` says it.
+        weight_bytes: bytes read per token, if neither the checkpoint nor ``--quantize`` gives it.
+        root: the source tree to run. Default: the one installed in the interpreter's environment.
     """
 
     def __init__(
@@ -40,15 +42,19 @@ class Tgi(Contestant):
         checkpoint: str = "{checkpoint}",
         flags: str = "",
         weight_bytes: int | None = None,
+        root: Path | None = ROOT,
     ) -> None:
         super().__init__(name)
         self._python = python
         self._checkpoint = checkpoint
         self._flags = shlex.split(flags)
         self._weight_bytes = weight_bytes
+        self._root = root
 
     def versions(self) -> dict[str, str]:
         versions = installed(self._python, "torch", "transformers")
+        if self._root is None:
+            return installed(self._python, "tgi-cli") | versions
         commit = subprocess.run(
             ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
             capture_output=True,
@@ -67,13 +73,14 @@ class Tgi(Contestant):
         return path
 
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
-        port = free_port()
-        command: list[str | Path] = [self._python, "-m", "tgi_cli", "serve", model]
+        [port] = free_ports(1)
+        command: list[str | Path] = [self._python, "-P", "-m", "tgi_cli", "serve", model]
         command += ["--hostname", HOST, "--port", str(port)]
         command += ["--no-prefix-caching", "--max-total-tokens", str(setup.context)]
         command += ["--max-batch-total-tokens", str(setup.cached_tokens + 64 * setup.sequences)]
         command += self._flags
-        process = spawn(command, log, {"PYTHONPATH": str(ROOT)})
+        tree = {} if self._root is None else {"PYTHONPATH": str(self._root)}
+        process = spawn(command, log, tree)
         return Server(process, log, port, {"model": "tgi"})
 
     def weight_bytes(self, model: Path) -> int:

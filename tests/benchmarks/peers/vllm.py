@@ -7,7 +7,7 @@ import math
 import os
 from pathlib import Path
 
-from tests.benchmarks.peers.client import HOST, Server, free_port
+from tests.benchmarks.peers.client import HOST, Server
 from tests.benchmarks.peers.contestant import (
     Contestant,
     Failure,
@@ -18,6 +18,7 @@ from tests.benchmarks.peers.contestant import (
     spawn,
 )
 from tests.benchmarks.peers.weights import cache_bytes, decoded_bytes
+from tests.tools.server_process import free_ports
 
 
 class Vllm(Contestant):
@@ -39,7 +40,7 @@ class Vllm(Contestant):
         return checkpoint
 
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
-        port = free_port()
+        [port] = free_ports(1)
         command: list[str | Path] = [
             self._python.with_name("vllm"),
             "serve",

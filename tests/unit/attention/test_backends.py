@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tools.paged import CPU, make_metadata
+from tests.tools.paged_run import CPU, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, DIM, FP8, Batch, make
 from tgi_cli.attention import KVSpec, create_attention
 from tgi_cli.attention.fp8 import FromFP8, to_fp8
@@ -170,6 +170,7 @@ def test_the_cache_takes_no_memory_before_it_is_written() -> None:
     assert peak_memory(CPU) - before < 64 << 20
 
 
+@pytest.mark.tgi_pain(9)
 def test_the_default_backend_is_the_device_s() -> None:
     specs = [KVSpec(1, 8)]
     assert type(create_attention(None, specs, BLOCK, torch.float32, CPU)) is type(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tools.paged import CPU, make_metadata
+from tests.tools.paged_run import CPU, make_metadata
 from tests.unit.attention.workload import BLOCK, Batch, plain
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 from tgi_cli.errors import ConfigError
@@ -118,7 +118,7 @@ def make(specs: list[KVSpec], cache_dtype: torch.dtype | None = None) -> PagedAt
 @pytest.mark.parametrize("window", [None, 1, 50])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.usefixtures("flashinfer")
-def test_plans_say_what_is_to_be_attended_to(window: int | None, softcap: float | None) -> None:
+def test_plans_cover_windows_and_softcaps(window: int | None, softcap: float | None) -> None:
     attention = make([KVSpec(2, DIM, window)])
     Batch(MIXED, 6, 2, torch.bfloat16, dim=DIM, softcap=softcap).check(attention, 0, 0.02)
     for lens in (MIXED[:3], MIXED[3:]):
@@ -126,7 +126,7 @@ def test_plans_say_what_is_to_be_attended_to(window: int | None, softcap: float 
 
 
 @pytest.mark.usefixtures("flashinfer")
-def test_an_8_bit_cache_is_read_as_such() -> None:
+def test_an_8_bit_cache_is_attended_to() -> None:
     attention = make([KVSpec(2, DIM)], torch.float8_e4m3fn)
 
     def kept(numbers: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def test_without_the_package_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("flashinfer")
-def test_what_it_has_no_kernels_for_is_refused() -> None:
+def test_unsupported_models_are_refused() -> None:
     with pytest.raises(ConfigError, match="heads of 80 dimensions"):
         make([KVSpec(2, 80)])
     with pytest.raises(ConfigError, match="attention for float32"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.tools.paged import CPU, kernels_add_up_rows_alike, make_metadata
+from tests.tools.paged_run import CPU, kernels_add_up_rows_alike, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, DIM, FP8, Batch, make
 from tgi_cli.attention import KVSpec, PagedAttention, cpu_scores, create_attention
 
@@ -150,13 +150,13 @@ def test_a_broken_number_breaks_its_own_sequence_alone(
 def test_sinks_without_torch_s_private_kernel(
     scoring: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_scores, "_fused_with_sums", None)
+    monkeypatch.setattr(cpu_scores, "fused_with_sums", None)
     attention = broken(make("cpu", [KVSpec(2, DIM, 50)]))
     Batch(BATCHES["everything"], 6, 2, torch.float32, **scoring).check(attention, 0, 1e-5)
 
 
-def test_this_torch_has_the_kernel_that_tells_its_sums() -> None:
-    assert cpu_scores._fused_with_sums is not None
+def test_torch_has_the_kernel_that_returns_log_sums() -> None:
+    assert cpu_scores.fused_with_sums is not None
 
 
 @backends
@@ -265,7 +265,7 @@ def rows_add_up_alike(fused: bool, dtype: torch.dtype) -> bool:
 @pytest.mark.parametrize("scoring", [{}, *SCORINGS.values()], ids=["neither", *SCORINGS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 40, 128])
-def test_a_token_comes_out_alike_whatever_shares_its_step(
+def test_a_token_does_not_depend_on_the_other_sequences_of_its_step(
     scoring: dict[str, Any], dtype: torch.dtype, window: int | None
 ) -> None:
     lonely = Lonely(KVSpec(2, 80, window), dtype, scoring)

@@ -28,7 +28,8 @@ needs_triton = pytest.mark.skipif(
 @needs_triton
 @pytest.mark.timeout(600)  # a minute where nothing else runs
 @pytest.mark.parametrize(
-    ("file", "interpret"), [("triton_matrix.py", "1"), ("triton_compiles.py", "0")]
+    ("file", "interpret"),
+    [("triton_attention_results.py", "1"), ("triton_attention_compile.py", "0")],
 )
 def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
     folder = Path(__file__).parent
@@ -67,7 +68,7 @@ def test_cuda_takes_triton_where_it_compiles(
 ) -> None:
     chosen = {"triton": f"{__name__}:triton_backend", "torch": f"{__name__}:torch_backend"}
     monkeypatch.setattr(tgi_cli.attention, "BACKENDS", chosen)
-    monkeypatch.setattr(tgi_cli.attention, "_has_triton", lambda: compiles)
+    monkeypatch.setattr(tgi_cli.attention, "has_triton", lambda: compiles)
     with pytest.raises(Chosen, match="triton" if compiles else "torch"):
         create_attention(None, [KVSpec(1, 16)], 16, torch.float16, torch.device("cuda"))
 
@@ -82,7 +83,7 @@ def test_where_triton_cannot_compile_the_cause_is_logged(
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(triton, "probe", probe)
-    assert not tgi_cli.attention._has_triton.__wrapped__()
+    assert not tgi_cli.attention.has_triton.__wrapped__()
     assert "Failed to find C compiler" in caplog.text
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.tools.paged import CPU, NOWHERE, make_metadata
+from tests.tools.paged_run import CPU, NOWHERE, make_metadata
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 
 BLOCK = 16
@@ -89,7 +89,7 @@ class Batch:
         if window is not None:
             tables = [list(table) for table in tables]
             for table, count in zip(tables, earlier, strict=True):
-                self.leave_behind(attention, table, max(0, count - window + 1) // BLOCK)
+                self.free_out_of_window(attention, table, max(0, count - window + 1) // BLOCK)
         attention.plan(make_metadata(tables, self.query_lens, self.kv_lens, BLOCK))
 
         def step(tensors: list[Tensor]) -> Tensor:
@@ -108,7 +108,7 @@ class Batch:
         assert output.dtype == self.dtype
         return list(torch.split(output, self.query_lens))
 
-    def leave_behind(self, attention: PagedAttention, table: list[int], count: int) -> None:
+    def free_out_of_window(self, attention: PagedAttention, table: list[int], count: int) -> None:
         """The first blocks get new owners with broken numbers, or are not even there."""
         for index in range(count):
             for cache in (*attention.key_cache, *attention.value_cache):

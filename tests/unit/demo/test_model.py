@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from tests.tools.demo import tokenizer as tokens
+from tests.tools.demo.train import perplexity
 from tgi_cli.demo import heldout_text, model_path
-from tgi_cli.demo import tokenizer as tokens
-from tgi_cli.demo.train import perplexity
 
 # The card states the whole text's perplexity; its first and last pages are easier and give 10.4.
 HELDOUT_PERPLEXITY_AT_MOST = 11.0

@@ -29,7 +29,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(content)
 
 
-def test_the_cpu_describes_itself() -> None:
+def test_a_cpu_is_described() -> None:
     found = describe("cpu")
     assert found.kind == "cpu"
     assert found.name
@@ -38,11 +38,11 @@ def test_the_cpu_describes_itself() -> None:
         assert describe(None) == found
 
 
-def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="no CUDA device"):
         describe("cuda")
-    with pytest.raises(ConfigError, match="'tpu' is not known"):
+    with pytest.raises(ConfigError, match="unknown device 'tpu'"):
         describe("tpu")
 
 
@@ -184,7 +184,7 @@ def test_a_version_1_quota_and_an_unknown_topology(
     assert default_threads() == 3
 
 
-def test_a_small_model_computes_with_one_thread_unless_told_otherwise(
+def test_a_small_model_computes_with_one_thread_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threads, "_affinity", lambda: {0, 1})
@@ -227,11 +227,11 @@ def test_torch_computes_with_the_threads_that_are_set() -> None:
         ({"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "all"}, 1),
     ],
 )
-def test_devices_that_the_environment_names(
+def test_devices_in_the_environment_are_counted(
     variables: dict[str, str], chosen: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert facts._chosen(4) == chosen
+    assert facts.devices_in_environment(4) == chosen

@@ -1,4 +1,4 @@
-"""Grammars whose sentences are rows of slots: each slot says which tokens may stand there."""
+"""Grammars whose sentences are rows of slots, each with the tokens that it allows."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FakeCompiler:
         return future
 
     def finish(self) -> None:
-        """All that were asked for."""
+        """All grammars that were compiled."""
         while self.waiting:
             grammar, future = self.waiting.pop(0)
             self.compiled.append(grammar)
@@ -95,7 +95,7 @@ class FakeCompiler:
         allowed = np.zeros((len(matchers), -(-VOCAB // 32) * 32), np.uint8)
         for row, matcher in zip(allowed, matchers, strict=True):
             assert isinstance(matcher, FakeMatcher)
-            assert not matcher.stopped, "what is over is not asked"
+            assert not matcher.stopped, "a stopped matcher is not queried"
             row[matcher.allowed()] = 1
         bits: NDArray[np.int32] = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
         return bits

@@ -135,7 +135,7 @@ class FakeWorker:
         for slot, adapter_id in step.adapters:
             assert adapter_id in self.held, "an adapter is used that the host has given up"
             self.slots[slot] = adapter_id
-        for given in step.given:
+        for given in step.forced_tokens:
             known = self.rows[given.row].tokens
             assert given.start > 0
             assert given.start - 1 in known, "a hole in a row's tokens"
@@ -150,7 +150,7 @@ class FakeWorker:
             for offset in range(self.block_size):
                 if (source, offset) in self.kv:
                     self.kv[destination, offset] = self.kv[source, offset]
-        assert len(set(step.rows)) == len(step.rows), "a row stands in a step twice"
+        assert len(set(step.rows)) == len(step.rows), "a row is in a step twice"
         decodes = list(zip(step.counts, step.samples, strict=True))[: step.num_decodes]
         assert all(decode == (1, True) for decode in decodes)
         return self._forward(step)

@@ -53,7 +53,7 @@ def test_the_tail_of_a_sequence_is_evicted_before_its_head() -> None:
     assert pool.take(3) == list(reversed(blocks))
 
 
-def test_a_cached_block_can_be_held_again_and_keeps_its_content() -> None:
+def test_a_cached_block_can_be_shared_again_with_its_content() -> None:
     pool = BlockPool(1)
     (block,) = pool.take(1)
     pool.index(block, b"content")
@@ -74,7 +74,7 @@ def test_the_first_of_two_equal_blocks_stays_indexed() -> None:
     assert pool.find(b"same") == one
 
 
-def test_random_use_never_loses_or_doubles_a_block() -> None:
+def test_random_use_never_loses_or_duplicates_a_block() -> None:
     random_ = random.Random(7)
     pool = BlockPool(20)
     held: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Whatever is asked of the engine, in whatever order: the invariants hold.
+"""The engine's invariants hold for any order of operations.
 
 Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
 step, take in a result, up to two in flight, a step that breaks, an adapter that is read or a
@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
-from tgi_cli.engine.limits import Batching, CapacityPolicy
+from tgi_cli.engine.config import Batching, CapacityPolicy
 from tgi_cli.engine.messages import Finished, FinishReason, LoadAdapter, StepOutputs
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Sequence, Status
@@ -64,12 +64,13 @@ class Engine(RuleBasedStateMachine):
         self.worker = FakeWorker(block_size, window=more["window"], slow=True)
         self.compiler = FakeCompiler(slow=True)
         self.scheduler = Scheduler(bounds, self.worker, self.compiler)
+        self.batch = self.scheduler.batch
         self.adapters: list[int] = []
         self.used_adapters: dict[int, int] = {}
         self.pending: deque[PendingResult] = deque()
         self.expected: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
-        self.told: dict[int, list[int]] = {}
+        self.seen: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
         self.idle_steps = 0
 
@@ -103,8 +104,8 @@ class Engine(RuleBasedStateMachine):
         request_id = len(self.expected)
         grammar, adapter_id = more["grammar"], more["adapter_id"]
         stops = frozenset({EOS} if grammar else ())
-        asked = request(request_id, prompt, new, stop_token_ids=stops, **more)
-        assert self.scheduler.add(asked) is None
+        sent = request(request_id, prompt, new, stop_token_ids=stops, **more)
+        assert self.scheduler.add(sent) is None
         self.used_adapters[request_id] = adapter_id
         self.expected[request_id] = (
             constrained(prompt, new, grammar, adapter_id)
@@ -112,21 +113,21 @@ class Engine(RuleBasedStateMachine):
             else continuation(prompt, new, 1000, adapter_id)
         )
         self.prompts[request_id] = prompt
-        self.told[request_id] = []
+        self.seen[request_id] = []
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         victim = data.draw(st.sampled_from(sorted(self.live)))
-        ended = self.scheduler.cancel(victim)
+        ended = self.batch.cancel(victim)
         assert ended is not None
         self._end(ended)
 
-    @precondition(lambda self: self.scheduler.limits.max_loras and len(self.adapters) < 4)
+    @precondition(lambda self: self.scheduler.config.max_loras and len(self.adapters) < 4)
     @rule()
     def load(self) -> None:
         self.loads = getattr(self, "loads", 0) + 1
-        self.scheduler.adapters.load(LoadAdapter(self.loads, str(self.loads), ""))
+        self.batch.adapters.load(LoadAdapter(self.loads, str(self.loads), ""))
         self.adapters.append(self.loads)
 
     @precondition(lambda self: self.adapters)
@@ -134,7 +135,7 @@ class Engine(RuleBasedStateMachine):
     def unload(self, data: st.DataObject) -> None:
         adapter_id = data.draw(st.sampled_from(self.adapters))
         self.adapters.remove(adapter_id)
-        self.scheduler.adapters.unload(adapter_id)
+        self.batch.adapters.unload(adapter_id)
 
     # ------------------------------------------------------------------ the loop
 
@@ -142,21 +143,21 @@ class Engine(RuleBasedStateMachine):
     @rule()
     def read(self) -> None:
         self.worker.finish_reading(next(iter(self.worker.readings)))
-        assert not self.scheduler.collect_adapters()
-        self.scheduler.adapters.read_wanted()
+        assert not self.batch.fail_adapters(self.batch.adapters.collect())
+        self.batch.adapters.read_wanted()
 
     @precondition(lambda self: self.compiler.waiting)
     @rule()
     def compile(self) -> None:
         self.compiler.finish()
-        assert not self.scheduler.collect_grammars()
+        assert not self.batch.collect_grammars()
 
     @precondition(lambda self: len(self.pending) < 2)
     @rule(breaks=st.integers(0, 30))
     def launch(self, breaks: int) -> None:
         step = self.scheduler.schedule()
         if step is None:
-            self.scheduler.adapters.read_wanted()
+            self.batch.adapters.read_wanted()
             awaited = self.pending or self.worker.readings or self.compiler.waiting
             self.idle_steps += bool(self.live) and not awaited
             assert not self.idle_steps, "requests wait and nothing is scheduled"
@@ -167,15 +168,15 @@ class Engine(RuleBasedStateMachine):
         try:
             handle = self.worker.launch(step)
             masks = None
-            if self.scheduler.grammars.have_a_say:
+            if self.batch.grammars.needs_mask:
                 while self.pending:
                     self.collect()
-                masks = self.scheduler.grammars.masks()
+                masks = self.batch.grammars.masks()
             self.pending.append(self.worker.sample(handle, masks))
         except RuntimeError:
             self._take(self.scheduler.fail("broke"))
         self.worker.fail_when = lambda step: None
-        self.scheduler.adapters.read_wanted()
+        self.batch.adapters.read_wanted()
 
     @precondition(lambda self: self.pending)
     @rule()
@@ -185,7 +186,7 @@ class Engine(RuleBasedStateMachine):
     def _take(self, outputs: StepOutputs) -> None:
         for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
             assert request_id not in self.finished, "a token after the end"
-            self.told[request_id].append(token)
+            self.seen[request_id].append(token)
         for finished in outputs.finished:
             self._end(finished)
 
@@ -201,31 +202,31 @@ class Engine(RuleBasedStateMachine):
 
     @invariant()
     def answers_are_right_so_far(self) -> None:
-        for request_id, told in getattr(self, "told", {}).items():
-            assert told == self.expected[request_id][: len(told)]
+        for request_id, seen in getattr(self, "seen", {}).items():
+            assert seen == self.expected[request_id][: len(seen)]
             finished = self.finished.get(request_id)
             whole = (FinishReason.LENGTH, FinishReason.EOS_TOKEN)
             if finished is not None and finished.reason in whole:
-                assert told == self.expected[request_id]
+                assert seen == self.expected[request_id]
 
     @invariant()
     def blocks_add_up(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        held = [block for s in self.scheduler.running for block in s.block_ids[s.num_left :]]
-        assert self.scheduler.pool.num_used == len(set(held))
-        for sequence in self.scheduler.running:
+        held = [block for s in self.batch.running for block in s.block_ids[s.num_window_freed :]]
+        assert self.batch.pool.num_used == len(set(held))
+        for sequence in self.batch.running:
             self._check(sequence)
-        rows = [s.row for s in self.scheduler.running]
+        rows = [s.row for s in self.batch.running]
         assert len(set(rows)) == len(rows)
-        assert self.scheduler.num_live == len(self.live)
+        assert len(self.batch.live) == len(self.live)
 
     @invariant()
     def adapters_add_up(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        bounds = self.scheduler.limits
-        running = {s.request.adapter_id for s in self.scheduler.running} - {0}
+        bounds = self.scheduler.config
+        running = {s.request.adapter_id for s in self.batch.running} - {0}
         assert len(running) <= bounds.max_loras
         assert len(self.worker.held) + len(self.worker.readings) <= bounds.max_cpu_loras
 
@@ -234,7 +235,7 @@ class Engine(RuleBasedStateMachine):
         assert sequence.num_computed <= sequence.num_tokens
         assert sequence.num_tokens <= sequence.max_tokens
         assert sequence.placeholders <= len(self.pending)
-        capacity = len(sequence.block_ids) * self.scheduler.limits.block_size
+        capacity = len(sequence.block_ids) * self.scheduler.config.block_size
         assert sequence.num_computed <= capacity
 
     def teardown(self) -> None:
@@ -254,7 +255,7 @@ class Engine(RuleBasedStateMachine):
                 self.compile()
         assert not self.live, "no progress"
         self.answers_are_right_so_far()
-        assert self.scheduler.pool.num_used == 0
+        assert self.batch.pool.num_used == 0
 
 
 TestEngine = Engine.TestCase

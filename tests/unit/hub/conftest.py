@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save
 
 from tests.tools.hub_server import HubServer
-from tgi_cli.hub import retry
+from tgi_cli.hub import client
 
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}).encode()
 
@@ -33,7 +33,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(retry, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(client, "INITIAL_DELAY", 0.01)
     with HubServer() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
@@ -48,7 +48,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
         asked_for.append(asked)
         return 0.0
 
-    monkeypatch.setattr(retry, "wait_before", wait_before)
+    monkeypatch.setattr(client, "retry_delay", wait_before)
     return asked_for
 
 

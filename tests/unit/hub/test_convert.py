@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.tools.hub_server import HubServer
 from tests.unit.hub.conftest import CONFIG
 from tgi_cli.errors import CorruptFileError, DiskFullError, ModelError
-from tgi_cli.hub import children, resolve_model
+from tgi_cli.hub import child_process, resolve_model
 from tgi_cli.hub.convert import convert, load_pickle, names_tied_by_class, untie
 
 Write = Callable[[dict[str, bytes]], Path]
@@ -82,7 +82,7 @@ def test_a_repository_with_bin_only_is_converted(hub: HubServer, tmp_path: Path)
     assert hub.seen == []
 
 
-def test_no_conversion_if_it_is_forbidden(hub: HubServer, folder: Write, tmp_path: Path) -> None:
+def test_no_auto_convert_refuses_pickles(hub: HubServer, folder: Write, tmp_path: Path) -> None:
     files = {"config.json": CONFIG, "pytorch_model.bin": pickled(tmp_path / "1", tensors())}
     hub.add("org/m", files)
     with pytest.raises(ModelError, match=r"org/m has \.bin weights only") as caught:
@@ -93,7 +93,7 @@ def test_no_conversion_if_it_is_forbidden(hub: HubServer, folder: Write, tmp_pat
         resolve_model(str(folder(files)), auto_convert=False)
 
 
-def test_bin_files_may_be_asked_for_by_name(hub: HubServer) -> None:
+def test_bin_files_can_be_requested_by_extension(hub: HubServer) -> None:
     hub.add("org/m", {"config.json": CONFIG, "pytorch_model.bin": b"anything"})
     path = resolve_model("org/m", extension="bin").path
     assert (path / "pytorch_model.bin").read_bytes() == b"anything"
@@ -131,7 +131,7 @@ def test_a_pickle_that_runs_something_is_refused(
     bad = pickled(tmp_path / "1", {"w": torch.zeros(1), "x": _Evil()})
     path = folder({"config.json": CONFIG, "pytorch_model.bin": bad})
     # The child starts in another folder than the tests do.
-    monkeypatch.setenv("PYTHONPATH", str(Path(children.__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(child_process.__file__).parents[2]))
     with pytest.raises(ModelError, match=r"pytorch_model\.bin is refused.*system") as caught:
         resolve_model(str(path))
     assert "safetensors" in caught.value.remedy
@@ -139,7 +139,7 @@ def test_a_pickle_that_runs_something_is_refused(
     assert sorted(p.name for p in path.iterdir()) == ["config.json", "pytorch_model.bin"]
 
 
-def test_truncated_pickles(tmp_path: Path) -> None:
+def test_truncated_pickles_are_refused(tmp_path: Path) -> None:
     data = pickled(tmp_path / "1", tensors())
     path = tmp_path / "pytorch_model.bin"
     for size in (len(data) // 2, 10, 0):
@@ -148,7 +148,7 @@ def test_truncated_pickles(tmp_path: Path) -> None:
             load_pickle(path)
 
 
-def test_the_format_before_zip_files(tmp_path: Path) -> None:
+def test_pickles_of_old_torch_versions_are_converted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(CONFIG)
     old = pickled(tmp_path / "1", tensors(), _use_new_zipfile_serialization=False)
     (tmp_path / "pytorch_model.bin").write_bytes(old)
@@ -158,7 +158,7 @@ def test_the_format_before_zip_files(tmp_path: Path) -> None:
     )
 
 
-def test_the_class_says_which_of_tied_names_stays(folder: Write) -> None:
+def test_tied_names_are_dropped_as_the_class_declares(folder: Write) -> None:
     path = folder({"config.json": CONFIG})
     assert names_tied_by_class(path) == ["lm_head.weight"]
     for config in (b"{}", b'{"architectures": ["os"]}', b'{"architectures": []}'):
@@ -183,18 +183,18 @@ def test_views_of_one_storage_become_tensors_of_their_own() -> None:
     assert found["q"].untyped_storage().nbytes() == 16
 
 
-def test_what_a_child_reports_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_childs_error_is_raised_in_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise OSError(28, "No space left on device", "model.safetensors")
 
     said: list[str] = []
     monkeypatch.setattr("builtins.print", lambda text, **_: said.append(text))
-    assert children.main(full) == 3
-    error = children._hear(said[0])
+    assert child_process.main(full) == 3
+    error = child_process.handle_line(said[0])
     assert isinstance(error, DiskFullError)
     assert "model.safetensors" in error.cause
 
 
-def test_a_child_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_a_failed_child_is_reported_with_its_last_line_of_stderr(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"No module named tgi_cli\.hub\.nothing"):
-        children.run("tgi_cli.hub.nothing")
+        child_process.run("tgi_cli.hub.nothing")

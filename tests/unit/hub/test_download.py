@@ -22,23 +22,27 @@ from tgi_cli.errors import (
     ModelNotFoundError,
     OfflineError,
 )
-from tgi_cli.hub import LineProgress, LocalModel, Progress, resolve_model
+from tgi_cli.hub import LocalModel, download_progress, resolve_model
+from tgi_cli.hub.download import tqdm_class
+from tgi_cli.process.progress import ProgressReporter
 
 WEIGHTS = "model.safetensors"
 
 
-class Counter(Progress):
+class Counter(ProgressReporter):
+    """Records what is reported."""
+
     def __init__(self) -> None:
-        self.total = self.have = self.files = 0
+        super().__init__(show_bar=False, log_interval=None)
+        self.total = self.have = 0.0
+        self.note = ""
 
-    def start(self, title: str, total: int, already: int, files: int) -> None:
-        self.total, self.have = total, already
+    def start(self, title: str, total: float, completed: float = 0) -> None:
+        self.total, self.have = total, completed
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: float, note: str | None = None) -> None:
         self.have += count
-
-    def file_done(self, name: str) -> None:
-        self.files += 1
+        self.note = note or self.note
 
 
 def blobs(tmp_path: Path) -> dict[str, int]:
@@ -77,13 +81,13 @@ def test_only_what_serving_needs_is_fetched(hub: HubServer) -> None:
     assert (found.path / WEIGHTS).read_bytes() == weights()
 
 
-def test_code_is_fetched_only_where_it_is_trusted(hub: HubServer) -> None:
+def test_code_is_fetched_only_with_trust_remote_code(hub: HubServer) -> None:
     hub.add("org/m", model(modeling__py=b"import os"))
     assert not (resolve_model("org/m").path / "modeling.py").exists()
     assert (resolve_model("org/m", trust_remote_code=True).path / "modeling.py").exists()
 
 
-def test_the_cache_is_huggingface_hubs(hub: HubServer, tmp_path: Path) -> None:
+def test_the_cache_is_shared_with_huggingface_hub(hub: HubServer, tmp_path: Path) -> None:
     from huggingface_hub import hf_hub_download, scan_cache_dir
 
     hub.add("org/m", model(), revisions={"main", "v1"})
@@ -102,7 +106,7 @@ def test_a_second_run_fetches_nothing(hub: HubServer) -> None:
     hub.add("org/m", model())
     first = resolve_model("org/m")
     hub.seen.clear()
-    assert resolve_model("org/m", progress=LineProgress()) == first
+    assert resolve_model("org/m", progress=download_progress(json_output=True)) == first
     assert hub.seen == []
 
 
@@ -111,7 +115,7 @@ def test_a_listing_without_sizes_is_completed_file_by_file(hub: HubServer) -> No
     assert (resolve_model("org/m").path / WEIGHTS).read_bytes() == weights()
 
 
-def test_a_cut_transfer_goes_on_where_it_was_cut(hub: HubServer, waits: list[float | None]) -> None:
+def test_a_cut_transfer_resumes(hub: HubServer, waits: list[float | None]) -> None:
     hub.add("org/m", model())
     for after in (1000, 50_000, 9):
         hub.fault(WEIGHTS, Cut(after))
@@ -120,10 +124,10 @@ def test_a_cut_transfer_goes_on_where_it_was_cut(hub: HubServer, waits: list[flo
     assert hub.ranges(WEIGHTS) == [None, "bytes=1000-", "bytes=51000-", "bytes=51009-"]
     assert (path / WEIGHTS).read_bytes() == weights()
     assert counter.have == counter.total
-    assert counter.files == 3
+    assert counter.note == "3 of 3 files"
 
 
-def test_the_next_run_resumes_what_this_one_left(
+def test_the_next_run_resumes_a_partial_file(
     hub: HubServer, tmp_path: Path, waits: list[float | None]
 ) -> None:
     hub.add("org/m", model())
@@ -136,7 +140,7 @@ def test_the_next_run_resumes_what_this_one_left(
     assert blobs(tmp_path)[partial] == 70_000
 
     hub.seen.clear()
-    hub._faults.clear()
+    hub.clear_faults()
     counter = Counter()
     path = resolve_model("org/m", progress=counter).path
     assert hub.ranges(WEIGHTS) == ["bytes=70000-"]
@@ -157,7 +161,7 @@ def test_a_server_without_ranges_starts_over(hub: HubServer, waits: list[float |
 
 @pytest.mark.parametrize("what", [LISTING, WEIGHTS])
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_refusal_is_waited_for_as_long_as_it_asks(
+def test_retry_after_is_respected(
     hub: HubServer, waits: list[float | None], what: str, status: int
 ) -> None:
     hub.add("org/m", model())
@@ -168,7 +172,7 @@ def test_a_refusal_is_waited_for_as_long_as_it_asks(
 
 
 @pytest.mark.parametrize("what", [LISTING, WEIGHTS])
-def test_a_refusal_that_stays_is_reported(
+def test_retries_are_exhausted_after_five_attempts(
     hub: HubServer, waits: list[float | None], what: str
 ) -> None:
     hub.add("org/m", model())
@@ -179,9 +183,7 @@ def test_a_refusal_that_stays_is_reported(
     assert len(waits) == 4
 
 
-def test_a_limit_that_asks_for_an_hour_is_not_waited_for(
-    hub: HubServer, waits: list[float | None]
-) -> None:
+def test_a_delay_of_an_hour_is_reported_at_once(hub: HubServer, waits: list[float | None]) -> None:
     hub.add("org/m", model())
     hub.fault(LISTING, Refuse(429, retry_after=3600))
     with pytest.raises(OfflineError, match=r"429.*3600 s"):
@@ -201,7 +203,9 @@ def test_altered_bytes_are_fetched_again(hub: HubServer) -> None:
     assert counter.have == counter.total
 
 
-def test_bytes_altered_twice_are_an_error_and_leave_nothing(hub: HubServer, tmp_path: Path) -> None:
+def test_a_second_checksum_error_is_reported_and_leaves_nothing(
+    hub: HubServer, tmp_path: Path
+) -> None:
     hub.add("org/m", model())
     hub.fault(WEIGHTS, Alter(), times=2)
     with pytest.raises(CorruptFileError, match=rf"{WEIGHTS}.*checksum"):
@@ -209,7 +213,7 @@ def test_bytes_altered_twice_are_an_error_and_leave_nothing(hub: HubServer, tmp_
     assert not any(name.startswith(checksum(WEIGHTS, weights())) for name in blobs(tmp_path))
 
 
-def test_a_damaged_partial_file_is_noticed(hub: HubServer, tmp_path: Path) -> None:
+def test_a_damaged_partial_file_is_fetched_again(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model())
     folder = tmp_path / "hub" / "models--org--m" / "blobs"
     folder.mkdir(parents=True)
@@ -227,13 +231,13 @@ def test_a_cached_file_of_the_wrong_size_is_fetched_again(hub: HubServer) -> Non
     assert (path / WEIGHTS).read_bytes() == weights()
 
 
-def test_weights_that_are_truncated_in_the_repository(hub: HubServer) -> None:
+def test_weights_truncated_in_the_repository_are_refused(hub: HubServer) -> None:
     hub.add("org/m", model(model__safetensors=weights()[:-100]))
     with pytest.raises(CorruptFileError, match="truncated"):
         resolve_model("org/m")
 
 
-def test_shards_that_the_index_names_and_the_repository_lacks(hub: HubServer) -> None:
+def test_missing_shards_of_the_index_are_named(hub: HubServer) -> None:
     shards = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     index = {"weight_map": {f"w{number}": name for number, name in enumerate(shards)}}
     files = {"config.json": CONFIG, "model.safetensors.index.json": json.dumps(index).encode()}
@@ -249,7 +253,9 @@ def test_shards_that_the_index_names_and_the_repository_lacks(hub: HubServer) ->
         ({"config.json": CONFIG, "tf_model.h5": b"x"}, "safetensors"),
     ],
 )
-def test_a_repository_without_weights(hub: HubServer, files: dict[str, bytes], remedy: str) -> None:
+def test_a_repository_without_weights_is_refused_with_advice(
+    hub: HubServer, files: dict[str, bytes], remedy: str
+) -> None:
     hub.add("org/m", files)
     with pytest.raises(ModelError, match=r"org/m has no .safetensors weights") as caught:
         resolve_model("org/m")
@@ -257,7 +263,9 @@ def test_a_repository_without_weights(hub: HubServer, files: dict[str, bytes], r
     assert hub.seen == []
 
 
-def test_unknown_names(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_models_and_revisions_are_not_found(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("org/m", model())
     with pytest.raises(ModelNotFoundError, match="'org/typo'") as caught:
         resolve_model("org/typo")
@@ -287,7 +295,9 @@ def test_a_private_model_needs_a_token(
     assert sent == {("127.0.0.1", f"Bearer {hub.reader}"), ("localhost", None)}
 
 
-def test_a_gated_model(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_model_needs_a_token_with_access(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("org/m", model(), gated=True)
     with pytest.raises(GatedModelError, match="no token is set") as caught:
         resolve_model("org/m")
@@ -303,7 +313,10 @@ def test_a_gated_model(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve_model("org/m")
 
 
-def test_offline_uses_what_is_complete(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.tgi_pain(13)
+def test_offline_mode_uses_complete_snapshots(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("org/m", model())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OfflineError, match="HF_HUB_OFFLINE"):
@@ -321,7 +334,7 @@ def test_offline_uses_what_is_complete(hub: HubServer, monkeypatch: pytest.Monke
         resolve_model("org/m")
 
 
-def test_a_hub_that_does_not_answer(
+def test_an_unreachable_hub_falls_back_to_the_cache(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.add("org/m", model())
@@ -349,7 +362,7 @@ def test_free_space_is_checked_before_the_first_byte(
     assert hub.seen == []
 
 
-def test_what_is_there_already_needs_no_space(
+def test_downloaded_bytes_need_no_space(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hub.add("org/m", model())
@@ -362,17 +375,17 @@ def test_what_is_there_already_needs_no_space(
     assert resolve_model("org/m").path.is_dir()
 
 
-def test_a_disk_that_fills_up_meanwhile(hub: HubServer, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_with_a_remedy(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model())
     folder = tmp_path / "hub" / "models--org--m" / "blobs"
     folder.mkdir(parents=True)
     (folder / f"{checksum(WEIGHTS, weights())}.incomplete").symlink_to("/dev/full")
     with pytest.raises(DiskFullError, match="is full") as caught:
         resolve_model("org/m")
-    assert "goes on" in caught.value.remedy
+    assert "resumes" in caught.value.remedy
 
 
-def test_answers_that_make_no_sense(hub: HubServer) -> None:
+def test_an_invalid_listing_is_an_error_of_the_endpoint(hub: HubServer) -> None:
     hub.add("org/m", model())
     hub.repos["org/m"].commit = "../../elsewhere"
     with pytest.raises(HubError, match="does not answer as a hub") as caught:
@@ -386,14 +399,14 @@ def test_a_revision_is_not_a_path(hub: HubServer, monkeypatch: pytest.MonkeyPatc
         resolve_model("org/m", revision="../../../secret")
 
 
-def test_names_that_lead_out_of_the_snapshot_are_refused(hub: HubServer, tmp_path: Path) -> None:
+def test_names_that_escape_the_snapshot_are_refused(hub: HubServer, tmp_path: Path) -> None:
     hub.add("org/m", model() | {"additional_chat_templates/../../../../x.jinja": b"x"})
     with pytest.raises(CorruptFileError, match="path"):
         resolve_model("org/m")
     assert not list(tmp_path.rglob("x.jinja"))
 
 
-def test_the_way_through_huggingface_hub_shows_its_progress(
+def test_downloads_by_huggingface_hub_report_progress(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("org/m", model())
@@ -405,3 +418,19 @@ def test_the_way_through_huggingface_hub_shows_its_progress(
     hub.add("org/n", model(), gated=True)
     with pytest.raises(GatedModelError):
         resolve_model("org/n")
+
+
+def test_progress_is_silent_a_bar_or_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert download_progress().show_bar
+    assert not download_progress(quiet=True).show_bar
+    assert not download_progress(json_output=True).show_bar
+
+
+def test_libraries_that_require_tqdm_feed_the_reporter() -> None:
+    counter = Counter()
+    with tqdm_class(counter)(total=100, desc="x", unit="B", initial=0) as bar:
+        bar.update(30)
+        bar.update_transfer(25)
+        bar.update(70)
+    assert counter.have == 100

@@ -12,7 +12,7 @@ Level = Callable[[], None]
 
 def runnable_levels() -> list[str]:
     """The levels that this processor can run."""
-    has = library._features()
+    has = library.cpu_features()
     return [name for name, (needs, _) in build.LEVELS.items() if needs <= has]
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.tools.paged import CPU, make_metadata
+from tests.tools.paged_run import CPU, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, FP8, Batch, make
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 
@@ -41,7 +41,7 @@ def broken(attention: PagedAttention) -> PagedAttention:
     return attention
 
 
-def native_attention(spec: KVSpec, cache_dtype: torch.dtype | None = None) -> PagedAttention:
+def cpp_attention(spec: KVSpec, cache_dtype: torch.dtype | None = None) -> PagedAttention:
     return broken(make("native", [spec], BF16, cache_dtype))
 
 
@@ -49,7 +49,7 @@ def native_attention(spec: KVSpec, cache_dtype: torch.dtype | None = None) -> Pa
 @pytest.mark.parametrize("name", BATCHES)
 def test_equals_attention_written_out(scoring: dict[str, Any], name: str) -> None:
     batch = Batch(BATCHES[name], 6, 2, BF16, dim=DIM, scale=0.125, **scoring)
-    batch.check(native_attention(KVSpec(2, DIM)), 0, 0.02)
+    batch.check(cpp_attention(KVSpec(2, DIM)), 0, 0.02)
 
 
 @pytest.mark.parametrize("window", [None, 1, 50, 512, 700])
@@ -57,7 +57,7 @@ def test_equals_attention_written_out(scoring: dict[str, Any], name: str) -> Non
 def test_lengths_at_borders_and_windows(queries: int, window: int | None) -> None:
     for some in (BORDERS[:8], BORDERS[8:13], BORDERS[13:15], BORDERS[15:]):
         batch = Batch([(min(queries, n), n) for n in some], 3, 1, BF16, dim=DIM, scale=0.125)
-        batch.check(native_attention(KVSpec(1, DIM, window)), 0, 0.02)
+        batch.check(cpp_attention(KVSpec(1, DIM, window)), 0, 0.02)
 
 
 @scorings
@@ -65,13 +65,13 @@ def test_lengths_at_borders_and_windows(queries: int, window: int | None) -> Non
 def test_windows_with_caps_and_sinks(scoring: dict[str, Any], window: int) -> None:
     lens = [(1, 300), (1, 20), (1, 900), (33, 60), (100, 400)]
     batch = Batch(lens, 6, 2, BF16, dim=DIM, scale=0.125, **scoring)
-    batch.check(native_attention(KVSpec(2, DIM, window)), 0, 0.02)
+    batch.check(cpp_attention(KVSpec(2, DIM, window)), 0, 0.02)
 
 
 @pytest.mark.parametrize("dim", [16, 32, 48, 80, 96, 112, 128, 192, 240, 256])
 def test_head_dims_are_multiples_of_16(dim: int) -> None:
     batch = Batch([(1, 70), (1, 5), (20, 90), (30, 30)], 6, 2, BF16, dim=dim, scale=dim**-0.5)
-    batch.check(native_attention(KVSpec(2, dim)), 0, 0.02)
+    batch.check(cpp_attention(KVSpec(2, dim)), 0, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -80,25 +80,25 @@ def test_head_dims_are_multiples_of_16(dim: int) -> None:
 def test_heads_share_keys_in_groups_of_any_size(heads: int, kv_heads: int) -> None:
     sinks = torch.linspace(-3, 3, heads)
     batch = Batch([(1, 70), (1, 5), (9, 90)], heads, kv_heads, BF16, dim=32, sinks=sinks)
-    batch.check(native_attention(KVSpec(kv_heads, 32)), 0, 0.02)
+    batch.check(cpp_attention(KVSpec(kv_heads, 32)), 0, 0.02)
 
 
 def test_caps_hold_for_small_and_large_scores() -> None:
     for softcap in (0.5, 50.0, 400.0):
         for scale in (1e-3, 1.0):
             batch = Batch([(1, 100), (20, 120)], 6, 2, BF16, scale=scale, softcap=softcap, dim=16)
-            batch.check(native_attention(KVSpec(2, 16)), 0, 0.02)
+            batch.check(cpp_attention(KVSpec(2, 16)), 0, 0.02)
 
 
 def test_sinks_take_everything_or_nothing() -> None:
     lens = [(1, 100), (40, 620)]
     all_of_it = Batch(lens, 6, 2, BF16, dim=32, sinks=torch.full((6,), 1e4))
     spec = KVSpec(2, 32)
-    assert all(out.abs().max() == 0 for out in all_of_it.attend(native_attention(spec), 0))
-    without = Batch(lens, 6, 2, BF16, dim=32).attend(native_attention(spec), 0)
+    assert all(out.abs().max() == 0 for out in all_of_it.attend(cpp_attention(spec), 0))
+    without = Batch(lens, 6, 2, BF16, dim=32).attend(cpp_attention(spec), 0)
     for sink in (-1e4, -torch.inf):
         nothing = Batch(lens, 6, 2, BF16, dim=32, sinks=torch.full((6,), sink))
-        assert all(map(torch.equal, nothing.attend(native_attention(spec), 0), without))
+        assert all(map(torch.equal, nothing.attend(cpp_attention(spec), 0), without))
 
 
 def test_weights_of_very_different_size() -> None:
@@ -108,12 +108,12 @@ def test_weights_of_very_different_size() -> None:
         for keys, queries in zip(batch.keys, batch.queries, strict=True):
             queries.fill_(10)
             keys[place] = 10
-        batch.check(native_attention(KVSpec(1, 16)), 0, 0.02)
+        batch.check(cpp_attention(KVSpec(1, 16)), 0, 0.02)
 
 
 @pytest.mark.parametrize("what", ["key", "value"])
 def test_a_broken_number_breaks_its_own_sequence_alone(what: str) -> None:
-    attention = native_attention(KVSpec(2, DIM))
+    attention = cpp_attention(KVSpec(2, DIM))
     numbers, spoilt = torch.ones(2, 2, DIM, dtype=BF16), torch.ones(2, 2, DIM, dtype=BF16)
     spoilt[0] = torch.nan
     key, value = (spoilt, numbers) if what == "key" else (numbers, spoilt)
@@ -130,7 +130,7 @@ def test_a_broken_number_breaks_its_own_sequence_alone(what: str) -> None:
 
 
 def test_padding_reads_nothing_and_gives_zeros() -> None:
-    attention = native_attention(KVSpec(1, DIM))
+    attention = cpp_attention(KVSpec(1, DIM))
     metadata = make_metadata([[5], [6]], [1, 1], [3, 3], BLOCK)
     metadata.kv_lens[1] = 0
     metadata.block_table[1] = 2**31 - 1
@@ -152,13 +152,13 @@ def test_an_8_bit_cache_loses_no_more_than_its_rounding(
 
     lens = [(1, 5), (1, 300), (1, 1025), (64, 64), (65, 90), (30, 540)]
     batch = Batch(lens, 6, 2, BF16, dim=dim, scale=dim**-0.5)
-    batch.check(native_attention(KVSpec(2, dim, window), cache_dtype), 0, 0.02, kept)
+    batch.check(cpp_attention(KVSpec(2, dim, window), cache_dtype), 0, 0.02, kept)
 
 
 @pytest.mark.parametrize("cache_dtype", FP8)
-def test_numbers_are_kept_in_8_bits_as_torch_keeps_them(cache_dtype: torch.dtype) -> None:
+def test_8_bit_numbers_are_stored_as_torch_stores_them(cache_dtype: torch.dtype) -> None:
     """With one key its value is the output: every bfloat16 number goes there and comes back."""
-    attention = native_attention(KVSpec(256, 256), cache_dtype)
+    attention = cpp_attention(KVSpec(256, 256), cache_dtype)
     numbers = torch.arange(65536).to(torch.int16).view(BF16).view(1, 256, 256)
     attention.plan(make_metadata([[5]], [1], [1], BLOCK))
     output = attention(0, torch.zeros_like(numbers), torch.zeros_like(numbers), numbers, 1.0)
@@ -171,7 +171,7 @@ def test_numbers_are_kept_in_8_bits_as_torch_keeps_them(cache_dtype: torch.dtype
 def test_a_broken_number_in_an_8_bit_cache_breaks_its_own_sequence_alone(
     cache_dtype: torch.dtype,
 ) -> None:
-    attention = native_attention(KVSpec(1, DIM), cache_dtype)
+    attention = cpp_attention(KVSpec(1, DIM), cache_dtype)
     numbers = torch.ones(2, 1, DIM, dtype=BF16)
     spoilt = numbers.clone()
     spoilt[0] = torch.nan
@@ -212,7 +212,7 @@ def workloads(draw: st.DrawFn) -> tuple[int | None, Batch]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(workloads())
-def test_follows_the_oracle(workload: tuple[int | None, Batch]) -> None:
+def test_random_workloads_equal_the_reference(workload: tuple[int | None, Batch]) -> None:
     window, batch = workload
     spec = KVSpec(batch.keys[0].shape[1], batch.dim, window)
     oracle, ours = (broken(make(backend, [spec], BF16)) for backend in ("torch", "native"))
@@ -259,7 +259,7 @@ class Lonely:
 
 @without_and_with
 @pytest.mark.parametrize("window", [None, 40, 600])
-def test_a_token_comes_out_alike_whatever_shares_its_step(
+def test_a_token_does_not_depend_on_the_other_sequences_of_its_step(
     scoring: dict[str, Any], window: int | None
 ) -> None:
     lonely = Lonely(KVSpec(2, 80, window), 1100, 6, scoring)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tgi_cli.kernels import build, library, native, without_native
+from tgi_cli.kernels import build, cpp_library, library, without_cpp_kernels
 
 
 def test_libraries_are_compiled_once(tmp_path: Path, compiled: dict[str, ctypes.CDLL]) -> None:
@@ -42,7 +42,7 @@ def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         build.build(tmp_path)
 
 
-def test_the_compilers_message_is_told(
+def test_the_compilers_message_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: dict[str, ctypes.CDLL]
 ) -> None:
     sources = tmp_path / "cpp"
@@ -78,7 +78,7 @@ def test_torch_does_where_nothing_was_compiled(
     assert library._load.__wrapped__() is None
 
 
-def test_a_library_that_cannot_be_loaded_is_passed_over(
+def test_an_unloadable_library_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build, "supported", lambda: True)
@@ -90,16 +90,16 @@ def test_a_library_that_cannot_be_loaded_is_passed_over(
     assert "torch's operations are" in caplog.text
 
 
-def test_without_native(compiled: dict[str, ctypes.CDLL]) -> None:
-    assert native() is not None
-    with without_native():
-        assert native() is None
-    assert native() is not None
+def test_without_cpp_kernels_there_is_no_library(compiled: dict[str, ctypes.CDLL]) -> None:
+    assert cpp_library() is not None
+    with without_cpp_kernels():
+        assert cpp_library() is None
+    assert cpp_library() is not None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_ticket_is_run_once(level: str, threads: int) -> None:
-    lib = native()
+    lib = cpp_library()
     assert lib is not None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

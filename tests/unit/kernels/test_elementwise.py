@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels import elementwise, without_native
+from tgi_cli.kernels import elementwise, without_cpp_kernels
 from tgi_cli.layers import ops
 
 WIDTHS = (1, 7, 16, 40, 576, 2050)
@@ -35,7 +35,7 @@ def test_rms_norm(width: int, dtype: torch.dtype) -> None:
         normed = ops.rms_norm(x, weight, 1e-5)
         both, total = ops.add_rms_norm(x, residual.clone(), weight, 1e-5)
         assert torch.equal(x, before)
-        with without_native():
+        with without_cpp_kernels():
             close(normed, ops.rms_norm(x, weight, 1e-5))
             wanted, wanted_total = ops.add_rms_norm(x, residual.clone(), weight, 1e-5)
         close(both, wanted)
@@ -75,7 +75,7 @@ def test_rotation(dims: int, rotated: int, norm: torch.dtype | None) -> None:
                 ops.norm_rotate_(heads[:, :4], weight, 1e-6, cos, sin)  # noqa: B023
 
         run(ours)
-        with without_native():
+        with without_cpp_kernels():
             run(wanted)
         torch.testing.assert_close(ours, wanted, atol=2**-6, rtol=2**-7)
         assert torch.equal(ours[:, 4], qkv[:, 4])
@@ -83,7 +83,7 @@ def test_rotation(dims: int, rotated: int, norm: torch.dtype | None) -> None:
             assert torch.equal(ours[..., rotated:], qkv[..., rotated:])
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_nan_stays_in_its_row() -> None:
     x = bf16(3, 64)
     x[1, 5] = float("nan")
     normed = ops.rms_norm(x, torch.ones(64).bfloat16(), 1e-5)

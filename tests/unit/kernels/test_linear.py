@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tgi_cli.kernels import library, without_native
+from tgi_cli.kernels import library, without_cpp_kernels
 from tgi_cli.kernels.linear import (
     ACTIVATIONS,
     Epilogue,
@@ -103,7 +103,7 @@ def test_rows_are_those_that_were_packed(level: str, out: int, inputs: int) -> N
 
 
 @pytest.mark.parametrize("wrong", [70, -1, 2**40, -(2**63)])
-def test_rows_that_there_are_not_are_refused(level: str, wrong: int) -> None:
+def test_rows_out_of_range_are_refused(level: str, wrong: int) -> None:
     matrix = pack_bf16(noise(70, 36))
     for ids in ([wrong], [0, 69, wrong, 3]):
         with pytest.raises(IndexError, match=f"row {wrong} of a weight that has 70"):
@@ -154,7 +154,7 @@ def test_epilogues(level: str, how: str, biased: bool, out: int) -> None:
             assert linear(x, matrix, bias, Epilogue.ADD, out=added, scale=scale) is added
             assert torch.equal(added, residual + product * scale)
         for name, number in ACTIVATIONS.items():
-            with without_native():
+            with without_cpp_kernels():
                 activated, gated = ops.activate(product, name), ops.gated(product, name)
             close(linear(x, matrix, bias, Epilogue.ACTIVATE, number), activated)
             close(linear(x, paired, bias, Epilogue.GATED, number), gated)
@@ -194,7 +194,7 @@ def test_rows_may_have_any_stride(level: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["bf16", "8", "4/32"])
-def test_what_is_no_number_stays_in_its_row(level: str, how: str) -> None:
+def test_nan_affects_only_its_own_row(level: str, how: str) -> None:
     matrix, weight = make(40, 67, how)
     for rows in (3, 30):
         x = numbers(rows, 67)
@@ -226,9 +226,9 @@ def test_groups_that_cannot_be_taken(level: str) -> None:
 
 def test_without_kernels_the_cause_is_named(level: str) -> None:
     matrix, _ = make(8, 8, "bf16")
-    with without_native(), pytest.raises(RuntimeError, match="not compiled"):
+    with without_cpp_kernels(), pytest.raises(RuntimeError, match="not compiled"):
         linear(torch.zeros(1, 8).bfloat16(), matrix)
-    assert library.native() is not None
+    assert library.cpp_library() is not None
 
 
 def test_size_is_what_the_format_takes(level: str) -> None:
@@ -241,7 +241,7 @@ def test_size_is_what_the_format_takes(level: str) -> None:
 def test_functions_are_those_of_the_layers() -> None:
     assert set(ACTIVATIONS) == set(ops.ACTIVATIONS)
     x = noise(1000)
-    with without_native():
+    with without_cpp_kernels():
         for name, number in ACTIVATIONS.items():
             same = next(other for other, code in ACTIVATIONS.items() if code == number)
             assert torch.equal(ops.activate(x, name), ops.activate(x, same))

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.unit.sampling.helpers import batch_of, upload
-from tgi_cli.kernels import without_native
+from tgi_cli.kernels import without_cpp_kernels
 from tgi_cli.kernels.sample import Draw, sample
-from tgi_cli.sampling.batch import SamplingBatch
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.sampling.sampler import Sampled, Sampler
+from tgi_cli.sampling.table import SamplingBatch
 
 pytestmark = pytest.mark.usefixtures("level")
 
@@ -30,7 +30,7 @@ def logits_of(rows: int, vocab: int, scale: float = 4.0) -> torch.Tensor:
 def both(logits: torch.Tensor, batch: SamplingBatch) -> tuple[Sampled, Sampled]:
     """By the kernel, and by torch's operations."""
     ours = Sampler(upload)(logits, batch, POOL)
-    with without_native():
+    with without_cpp_kernels():
         return ours, Sampler(upload)(logits, batch, POOL)
 
 
@@ -49,7 +49,7 @@ def test_the_likeliest_token_is_the_first_of_equals(vocab):
 
 @pytest.mark.parametrize("vocab", [1, 40, 8193, 20000])
 @pytest.mark.parametrize("poison", [math.nan, -math.nan, math.inf])
-def test_a_number_that_is_none_marks_its_row_wherever_it_stands(vocab, poison):
+def test_a_nan_marks_its_row_at_any_position(vocab, poison):
     places = sorted({0, vocab // 2, vocab - 1})
     logits = logits_of(len(places) + 1, vocab)
     clean = sample(logits, logits)
@@ -63,7 +63,7 @@ def test_a_number_that_is_none_marks_its_row_wherever_it_stands(vocab, poison):
             assert chosen.logprobs[-1] == clean.logprobs[-1]
 
 
-def test_what_the_model_excludes_has_no_share():
+def test_excluded_tokens_have_no_probability():
     logits = torch.full((3, 20000), -math.inf)
     logits[0, 17000:17002] = 1.0
     logits[1, 5] = -3.0
@@ -142,7 +142,7 @@ def test_the_likeliest_tokens_come_with_their_log_probabilities():
     torch.testing.assert_close(ours.top.logprobs, theirs.top.logprobs, rtol=2e-6, atol=2e-6)
 
 
-def test_what_is_chosen_by_need_not_be_the_logits():
+def test_tokens_may_be_chosen_by_scores_other_than_the_logits():
     logits = logits_of(4, 700)
     scores = logits.clone()
     scores[:, ::2] = -math.inf
@@ -155,7 +155,7 @@ def test_what_is_chosen_by_need_not_be_the_logits():
     assert torch.equal(logits, before)
 
 
-def test_rows_may_stand_apart():
+def test_rows_may_be_strided():
     wide = logits_of(6, 1024)
     assert torch.equal(
         sample(wide[::2, :1000], wide[::2, :1000]).token_ids,
@@ -163,7 +163,7 @@ def test_rows_may_stand_apart():
     )
 
 
-def test_min_p_keeps_what_is_exactly_at_its_threshold():
+def test_min_p_keeps_tokens_exactly_at_its_threshold():
     """Two tokens that are as likely as the likeliest, at a threshold that is just that."""
     logits = torch.zeros(400, 100)
     logits[:, [20, 77]] = 3.0

@@ -1,4 +1,4 @@
-"""The kernel's count of kills for want of memory, wherever it stands."""
+"""The kernel's count of out-of-memory kills, in a cgroup or of the whole machine."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_the_count_is_read(tmp_path: Path, files: dict[str, str], found: Kills |
     assert kills(tmp_path) == found
 
 
-def test_only_a_count_that_grew_is_evidence() -> None:
+def test_only_a_growing_count_explains_a_kill() -> None:
     two, four = Kills(2, "this machine"), Kills(4, "this machine")
-    assert "has killed 2 processes of this machine for want of memory" in explain(two, four)
-    assert "did not do that for want of memory" in explain(two, two)
+    assert "killed 2 processes of this machine because memory ran out" in explain(two, four)
+    assert "memory did not run out" in explain(two, two)
     for before, now in ((None, two), (two, None), (two, Kills(5, "this cgroup"))):
-        assert "may have done that" in explain(before, now)
+        assert "out-of-memory killer did that" in explain(before, now)

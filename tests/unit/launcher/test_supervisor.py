@@ -1,4 +1,4 @@
-"""Small processes stand for the model server and the router."""
+"""The supervisor, with small processes in the roles of model server and router."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import CertificateFiles
 from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
-from tgi_cli.launcher import listener, oom, restarts, supervisor
-from tgi_cli.launcher.child import Child
+from tgi_cli.launcher import backoff, oom, supervisor
+from tgi_cli.launcher.backoff import Restarts
+from tgi_cli.launcher.child_process import ChildProcess
+from tgi_cli.launcher.health_probe import Probe
 from tgi_cli.launcher.oom import Kills
-from tgi_cli.launcher.probe import Probe
-from tgi_cli.launcher.restarts import Restarts
-from tgi_cli.launcher.supervisor import Parts, Supervisor
-from tgi_cli.rpc.pulse import Pulse
+from tgi_cli.launcher.supervisor import ServerParts, Supervisor
+from tgi_cli.process import bind
+from tgi_cli.process.heartbeat import SharedHeartbeat
 
 WAITS = """
     import signal, sys, time
@@ -58,13 +59,13 @@ ANSWERS = """
 LIVES = """
     import os, signal, sys, time
     from pathlib import Path
-    from tgi_cli.rpc.pulse import Heart, Pulse
+    from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat
     class Engine:
         progress = live_requests = 0
     open(UP, "a").write(NAME + "\\n")
     life = len(open(UP).read().split())
-    with Heart(Pulse.of(FD)).beating() as heart:
-        heart.watch(Engine, 0.0)
+    with HeartbeatWriter(SharedHeartbeat.attach(FD)).beating() as writer:
+        writer.watch(Engine, 0.0)
         if life == 2 and (code := False):
             sys.exit(code)
         while life == 1 and not Path(READY).exists():
@@ -85,17 +86,17 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.up, self.ended, self.ready = folder / "up", folder / "ended", folder / "ready"
-        self.children: list[Child] = []
-        with listener.bind("127.0.0.1", 0) as sock:
-            self.port = listener.local_address(sock)[1]
+        self.children: list[ChildProcess] = []
+        with bind.bind("127.0.0.1", 0) as sock:
+            self.port = bind.local_address(sock)[1]
 
-    def child(self, name: str, failure: type[TgiError], script: str, fd: int = -1) -> Child:
+    def child(self, name: str, failure: type[TgiError], script: str, fd: int = -1) -> ChildProcess:
         head = (
             f"UP = {str(self.up)!r}; FILE = {str(self.ended)!r}; READY = {str(self.ready)!r}\n"
             f"NAME = {name!r}; PORT = {self.port}; FD = {fd}\n"
         )
         command = [sys.executable, "-c", head + textwrap.dedent(script)]
-        child = Child(name, failure, command, [] if fd < 0 else [fd])
+        child = ChildProcess(name, failure, command, [] if fd < 0 else [fd])
         self.children.append(child)
         return child
 
@@ -116,16 +117,16 @@ class Stage:
         most: int = 0,
         timeout: float = 0.0,
     ) -> int:
-        def start_server() -> tuple[Child, Pulse]:
-            pulse = Pulse.make()
-            child = self.child("server", ShardError, server, pulse.fd)
-            pulse.hand_over()
-            return child, pulse
+        def start_server() -> tuple[ChildProcess, SharedHeartbeat]:
+            heartbeat = SharedHeartbeat.create()
+            child = self.child("server", ShardError, server, heartbeat.fd)
+            heartbeat.close_fd()
+            return child, heartbeat
 
         both = Supervisor(grace, Restarts(most, draw=lambda: 0.0), timeout)
         with both.handling_signals():
             return both.run(
-                Parts(
+                ServerParts(
                     start_server=start_server,
                     start_router=lambda: self.child("router", RouterError, router),
                     probe=Probe("127.0.0.1", self.port, tls, timeout=0.5),
@@ -136,7 +137,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(restarts, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.1)
     stage = Stage(tmp_path)
     yield stage
     assert not any(child.running for child in stage.children), "a child was left"
@@ -161,15 +162,15 @@ def exits(status: int) -> str:
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5, 6, 7])
-def test_the_code_of_a_server_that_says_why_is_passed_on(stage: Stage, status: int) -> None:
+def test_the_exit_code_of_a_reported_error_is_passed_on(stage: Stage, status: int) -> None:
     assert stage.run(exits(status), WAITS) == status
 
 
-def test_a_server_that_fails_otherwise_gives_its_own_code(stage: Stage) -> None:
+def test_an_unexplained_end_of_the_server_has_its_own_code(stage: Stage) -> None:
     assert stage.run(exits(1), WAITS) == ExitCode.SHARD_FAILED
 
 
-def test_a_router_that_fails_otherwise_gives_its_own_code(stage: Stage) -> None:
+def test_an_unexplained_end_of_the_router_has_its_own_code(stage: Stage) -> None:
     assert stage.run(WAITS, exits(1)) == ExitCode.ROUTER_FAILED
 
 
@@ -177,48 +178,48 @@ KILLED = "import os; os.kill(os.getpid(), 9)"
 
 
 @pytest.mark.parametrize(
-    ("counts", "said"),
+    ("counts", "expected"),
     [
-        ((4, 4), "the kernel did not do that for want of memory"),
-        ((4, 5), "the kernel has killed a process of this cgroup for want of memory"),
-        ((None, None), "the kernel may have done that, the last for want of memory"),
+        ((4, 4), "memory did not run out"),
+        ((4, 5), "the kernel killed a process of this cgroup because memory ran out"),
+        ((None, None), "the kernel's out-of-memory killer did that"),
     ],
 )
 @pytest.mark.parametrize("role", ["server", "router"])
-def test_of_one_that_was_killed_what_is_known_is_said(
+def test_a_killed_child_is_explained(
     stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
     role: str,
     counts: tuple[int | None, int | None],
-    said: str,
+    expected: str,
 ) -> None:
     # Each of the two has a count at its start.
-    told = iter([counts[0], counts[0], counts[1]])
+    given = iter([counts[0], counts[0], counts[1]])
 
     def kills() -> Kills | None:
-        count = next(told)
+        count = next(given)
         return None if count is None else Kills(count, "this cgroup")
 
     monkeypatch.setattr(oom, "kills", kills)
     error = ShardError if role == "server" else RouterError
     with pytest.raises(error, match=f"{role} was killed by SIGKILL") as caught:
         stage.run(KILLED if role == "server" else WAITS, WAITS if role == "server" else KILLED)
-    assert said in caught.value.remedy
+    assert expected in caught.value.remedy
 
 
-def test_a_child_that_ends_in_silence_is_named(stage: Stage) -> None:
+def test_an_unexpected_end_names_the_child(stage: Stage) -> None:
     with pytest.raises(RouterError, match="router ended unexpectedly"):
         stage.run(WAITS, exits(0))
 
 
-def test_it_is_ready_when_health_says_so(stage: Stage) -> None:
+def test_it_is_ready_once_health_succeeds(stage: Stage) -> None:
     signal_when(stage.ready.exists, signal.SIGTERM)
     assert stage.run(WAITS, ANSWERS) == ExitCode.OK
     assert stage.ready.exists()
 
 
-def test_health_is_asked_over_tls_where_that_is_spoken(stage: Stage, tmp_path: Path) -> None:
-    both = Files.make(tmp_path).both
+def test_health_is_requested_over_tls(stage: Stage, tmp_path: Path) -> None:
+    both = CertificateFiles.make(tmp_path).both
     signal_when(stage.ready.exists, signal.SIGTERM)
     assert stage.run(WAITS, ANSWERS.replace("False", f"{str(both)!r}"), tls=True) == ExitCode.OK
     assert stage.ready.exists()
@@ -235,13 +236,13 @@ def test_ctrl_c_before_it_was_ready_is_an_interruption(stage: Stage) -> None:
     assert not stage.ready.exists()
 
 
-def test_the_router_drains_before_the_server_is_told(stage: Stage) -> None:
+def test_the_router_drains_before_the_server_stops(stage: Stage) -> None:
     signal_when(stage.both_up, signal.SIGTERM)
     assert stage.run(WAITS, WAITS) == ExitCode.OK
     assert stage.ended.read_text().split() == ["router", "server"]
 
 
-def test_a_second_signal_ends_it_now(stage: Stage) -> None:
+def test_a_second_signal_stops_at_once(stage: Stage) -> None:
     signal_when(stage.both_up, signal.SIGTERM, signal.SIGTERM)
     assert stage.run(STUBBORN, STUBBORN, grace=250.0) == ExitCode.INTERRUPTED
 
@@ -255,7 +256,7 @@ def test_a_router_that_does_not_end_in_time_is_killed(
     assert stage.ended.read_text().split() == ["server"]
 
 
-def test_the_probe_wants_health_not_just_a_port(stage: Stage) -> None:
+def test_the_probe_needs_a_health_response(stage: Stage) -> None:
     """Something that accepts and never answers well is not ready."""
     unwell = ANSWERS.replace("200 if", "503 if")
 
@@ -273,7 +274,7 @@ def test_the_probe_wants_health_not_just_a_port(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("fault", [DEAD, STOPPED, STUCK], ids=["dead", "stopped", "stuck"])
-def test_a_server_that_is_lost_while_it_serves_is_started_again(
+def test_a_server_that_dies_while_serving_is_restarted(
     stage: Stage, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     signal_when(lambda: "serving again" in caplog.text, signal.SIGTERM)
@@ -290,41 +291,39 @@ def test_a_server_that_is_lost_while_it_serves_is_started_again(
     assert "(try 1 of 1)" in caplog.text
 
 
-def test_one_that_cannot_come_back_at_once_is_tried_again(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever it says itself: it has served before."""
+def test_a_failed_restart_is_retried(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """Even if it reports an error: it has served before."""
     script = LIVES.replace("FAULT", DEAD).replace("False", str(int(ExitCode.OUT_OF_MEMORY)))
     signal_when(lambda: "serving again" in caplog.text and stage.lives() == 3, signal.SIGTERM)
     with caplog.at_level("INFO", "tgi_cli.launcher"):
         assert stage.run(script, ANSWERS, most=5) == ExitCode.OK
-    assert "ended with code 6; starting it again" in caplog.text
+    assert "ended with code 6; restarting it" in caplog.text
 
 
-def test_one_that_dies_too_often_ends_all(stage: Stage) -> None:
+def test_too_many_deaths_end_everything(stage: Stage) -> None:
     script = LIVES.replace("life == 1", "True").replace("FAULT", DEAD)
     with pytest.raises(ShardError, match=r"killed by SIGKILL, after 2 restarts within 10 min"):
         stage.run(script, ANSWERS, most=2)
     assert stage.lives() == 3
 
 
-def test_without_restarts_the_first_death_is_the_last(stage: Stage) -> None:
+def test_without_restarts_a_death_ends_everything(stage: Stage) -> None:
     with pytest.raises(ShardError, match=r"the server was killed by SIGKILL$"):
         stage.run(LIVES.replace("FAULT", DEAD), ANSWERS)
     assert stage.lives() == 1
 
 
-def test_a_signal_between_two_lives_ends_it_in_order(
+def test_a_signal_between_restarts_stops_in_order(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "FIRST_SECONDS", 250.0)
-    monkeypatch.setattr(restarts, "LONGEST_SECONDS", 250.0)
+    monkeypatch.setattr(backoff, "FIRST_SECONDS", 250.0)
+    monkeypatch.setattr(backoff, "LONGEST_SECONDS", 250.0)
     signal_when(lambda: stage.ready.exists() and not stage.children[0].running, signal.SIGTERM)
     assert stage.run(LIVES.replace("FAULT", DEAD), ANSWERS, most=1) == ExitCode.OK
     assert stage.lives() == 1
 
 
-def test_a_router_that_does_not_answer_any_more_is_killed(stage: Stage) -> None:
+def test_an_unresponsive_router_is_killed(stage: Stage) -> None:
     stop = "if pathlib.Path(READY).exists(): os.kill(os.getpid(), signal.SIGSTOP)"
     stops = "import pathlib, signal, os\n" + textwrap.dedent(ANSWERS).replace(
         "def do_GET(self):", f"def do_GET(self):\n        {stop}"
@@ -333,7 +332,7 @@ def test_a_router_that_does_not_answer_any_more_is_killed(stage: Stage) -> None:
         stage.run(LIVES.replace("FAULT", "pass"), stops, most=1, timeout=0.8)
 
 
-def test_what_a_child_has_started_ends_with_it(stage: Stage) -> None:
+def test_grandchildren_end_with_their_parent(stage: Stage) -> None:
     """Even what is stopped, or deaf."""
     script = """
         import os, signal, subprocess, sys, time

@@ -70,7 +70,7 @@ def test_each_token_gets_its_own(token_slots: list[int], static: bool) -> None:
             torch.testing.assert_close(y[index], before[index] + delta(adapters[slot], x[index]))
 
 
-def test_nothing_is_computed_where_nobody_has_an_adapter() -> None:
+def test_steps_without_adapters_skip_lora() -> None:
     table, layer = make()
     with torch.inference_mode():
         layer.a.fill_(torch.nan)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from tests.tools.paged import kernels_add_up_rows_alike
-from tests.tools.sharded import on_shards
+from tests.tools.paged_run import kernels_add_up_rows_alike
+from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers import Build, Loadable
 from tgi_cli.layers.grouped import Groups, grouped_linear, looped_linear
@@ -167,7 +167,7 @@ def test_stacked_experts_are_in_memory_once() -> None:
         assert own.data_ptr() == gate_up.weight[index].data_ptr()
 
 
-def test_the_host_learns_nothing_from_the_device() -> None:
+def test_the_host_does_not_wait_for_the_device() -> None:
     """Tensors without values show it: to read one is an error."""
     moe = MoE(
         Build(torch.bfloat16, Unquantized()),

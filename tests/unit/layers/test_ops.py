@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from tgi_cli import layers
 from tgi_cli.layers import ops
-from tgi_cli.models.fields import ACTIVATIONS
+from tgi_cli.models.config_fields import ACTIVATIONS
 
 HEADS, DIMS = 6, 32
 WIDTHS = (1, 7, 64, 576, 2050)
@@ -107,7 +107,7 @@ def test_activations_are_those_of_transformers(name: str) -> None:
     assert torch.equal(gate_up, before)
 
 
-def test_every_activation_that_a_config_may_name_is_here() -> None:
+def test_every_activation_of_a_config_is_implemented() -> None:
     assert set(ACTIVATIONS) <= set(ops.ACTIVATIONS)
 
 
@@ -204,7 +204,7 @@ def call_all() -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("_asked_anew")
-def test_cuda_gets_tritons_kernels_and_they_are_asked_for_once(
+def test_cuda_uses_triton_kernels_which_are_looked_up_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called: list[str] = []

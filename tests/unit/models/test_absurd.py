@@ -19,9 +19,9 @@ from tests.tools.checkpoints import make_llama
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import CheckpointError, ModelError, OutOfMemoryError, TgiError
 from tgi_cli.models import load_model, model_facts, read_config
-from tgi_cli.models.declared import Outline, check_declared, read_outline
-from tgi_cli.quantization.recognise import recognise
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.models.size_check import Outline, check_sizes, read_outline
+from tgi_cli.quantization.detect import detect_format
+from tgi_cli.worker.factory import load_worker
 
 FAMILIES = {
     "llama": CASES["Llama 3"],
@@ -33,8 +33,8 @@ FAMILIES = {
 """The last through transformers."""
 
 EVERY = 29
-"""Of the absurd values of all fields, those that are tried here. ``tests.tools.absurd 1`` tries
-each: 0.1 s of a core for one, five minutes in all."""
+"""Every how many of the invalid values is tried here. ``tests.tools.invalid_configs 1`` tries each:
+0.1 s of a core for one, five minutes in all."""
 
 
 def write(folder: Path, name: str = "config.json", **values: Any) -> Path:
@@ -50,7 +50,7 @@ def test_each_field_may_have_any_value(tmp_path: Path) -> None:
         (tmp_path / name / "generation_config.json").unlink(missing_ok=True)
     folders = [str(tmp_path / name) for name in FAMILIES]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.tools.absurd", str(EVERY), *folders],
+        [sys.executable, "-m", "tests.tools.invalid_configs", str(EVERY), *folders],
         capture_output=True,
         text=True,
         timeout=300,
@@ -93,7 +93,7 @@ def test_experts_that_the_headers_contradict(tmp_path: Path) -> None:
             model_facts(read_config(tmp_path))
 
 
-def test_layers_and_words_of_a_model_of_transformers(tmp_path: Path) -> None:
+def test_layers_and_vocabulary_of_a_transformers_model_are_bounded(tmp_path: Path) -> None:
     make_checkpoint(FAMILIES["stablelm"], tmp_path)
     for key in ("num_hidden_layers", "vocab_size"):
         raw = (tmp_path / "config.json").read_text()
@@ -118,7 +118,7 @@ def test_random_weights_must_fit_the_memory(tmp_path: Path) -> None:
         load(num_hidden_layers=10**9)
 
 
-def test_no_model_that_transformers_knows_is_taken_for_absurd() -> None:
+def test_no_model_of_transformers_exceeds_the_size_limits() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     checked = 0
@@ -128,12 +128,12 @@ def test_no_model_that_transformers_knows_is_taken_for_absurd() -> None:
         except Exception:  # some have no defaults
             continue
         raw = json.loads(json.dumps(raw, default=str, skipkeys=True))
-        check_declared(Path("/none"), raw, quantized=False)
+        check_sizes(Path("/none"), raw, quantized=False)
         checked += 1
     assert checked > 100
 
 
-def test_what_headers_come_to(tmp_path: Path) -> None:
+def test_headers_are_summarized(tmp_path: Path) -> None:
     assert read_outline(tmp_path) is None
     make_llama(tmp_path)
     assert read_outline(tmp_path) == Outline(tensors=2 + 9 * 3, largest=256, stacked=0)
@@ -211,7 +211,7 @@ def test_an_index_names_files_beside_it_alone(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("pipe", ["model.safetensors", "x.safetensors"])
-def test_pipes_in_place_of_weights_are_not_waited_for(pipe: str, tmp_path: Path) -> None:
+def test_pipes_instead_of_weights_are_not_read(pipe: str, tmp_path: Path) -> None:
     make_llama(tmp_path, dtype=torch.float16)
     write(tmp_path, dtype=None)  # so that all files are asked
     (tmp_path / pipe).unlink(missing_ok=True)
@@ -239,11 +239,11 @@ def test_pipes_in_place_of_weights_are_not_waited_for(pipe: str, tmp_path: Path)
 )
 def test_absurd_quantization(stated: dict[str, Any]) -> None:
     with pytest.raises(TgiError):
-        recognise(stated)
+        detect_format(stated)
 
 
 def test_a_target_that_backtracks_without_end() -> None:
-    layout: Any = recognise(
+    layout: Any = detect_format(
         {
             "quant_method": "compressed-tensors",
             "config_groups": {"a": {"targets": ["re:(a|aa)+$"], "weights": {}}},

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli import demo
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError, TgiError
-from tgi_cli.hub.adapters import resolve_adapter
-from tgi_cli.hub.lora import Adapter
+from tgi_cli.hub.lora_files import resolve_adapter
+from tgi_cli.hub.merge_lora import LoraAdapter
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, read_config
 from tgi_cli.models.lora import adapter_rank, lora_targets, read_adapter
@@ -67,7 +67,7 @@ def test_a_rank_that_the_weights_do_not_have(
     ],
     ids=lambda values: next(iter(values)),
 )
-def test_a_scale_that_cannot_be(values: dict[str, Any], base: Path, tmp_path: Path) -> None:
+def test_an_invalid_scale_is_refused(values: dict[str, Any], base: Path, tmp_path: Path) -> None:
     folder = say(make_adapter(base, tmp_path / "a", modules=("q_proj",)), **values)
     table = LoraTable(1, 8, 16)
     model = load_model(read_config(base), torch.float32, torch.device("cpu"), lora=table)
@@ -77,7 +77,7 @@ def test_a_scale_that_cannot_be(values: dict[str, Any], base: Path, tmp_path: Pa
 
 def test_a_pattern_that_backtracks_without_end(base: Path, tmp_path: Path) -> None:
     folder = make_adapter(base, tmp_path / "a", modules=("q_proj",))
-    adapter = Adapter.load(say(folder, alpha_pattern={"(a|aa)+$": 1}))
+    adapter = LoraAdapter.load(say(folder, alpha_pattern={"(a|aa)+$": 1}))
     adapter._patterns._left = 0.2
     with pytest.raises(ValueError, match="takes too long"):
         adapter.scale("a" * 80 + "b")
@@ -89,7 +89,7 @@ def test_weights_of_too_high_a_rank_are_not_read(
     folder = make_adapter(base, tmp_path / "a", modules=("q_proj",), rank=16)
     table = LoraTable(1, 8, 16)
     model = load_model(read_config(base), torch.float32, torch.device("cpu"), lora=table)
-    monkeypatch.setattr(Adapter, "load", lambda _: pytest.fail("it is read"))
+    monkeypatch.setattr(LoraAdapter, "load", lambda _: pytest.fail("it is read"))
     with pytest.raises(ModelError, match="has rank 16, and there is room for 8"):
         read_adapter(folder, lora_targets(model), table, pin=False)
 
@@ -101,7 +101,9 @@ def test_folders_of_the_system_are_no_adapters(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_pipes_in_place_of_an_adapters_files(name: str, base: Path, tmp_path: Path) -> None:
+def test_pipes_instead_of_an_adapters_files_are_refused(
+    name: str, base: Path, tmp_path: Path
+) -> None:
     folder = make_adapter(base, tmp_path / "a", modules=("q_proj",))
     (folder / name).unlink()
     os.mkfifo(folder / name)

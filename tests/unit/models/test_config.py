@@ -103,6 +103,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         read_config(tmp_path / "nowhere")
 
 
+@pytest.mark.tgi_pain(12)
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
@@ -138,7 +139,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         ({"head_dim": 15}, ModelError, "even head_dim"),
     ],
 )
-def test_what_cannot_be_run_is_refused_by_name(
+def test_unsupported_architectures_are_refused_by_name(
     overrides: dict[str, Any], error: type[ModelError], message: str, tmp_path: Path
 ) -> None:
     make_llama(tmp_path)

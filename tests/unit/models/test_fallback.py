@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from tests.parity.cases import LLAMA3_ROPE, LONGROPE, SMALL, YARN_ROPE, Case
 from tests.parity.families import make_checkpoint, random_ids
-from tests.tools.adapters import make_adapter
-from tests.tools.paged import PagedRun, expected, load
+from tests.tools.lora_adapters import make_adapter
+from tests.tools.paged_run import PagedRun, expected, load
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.hub.lora import merge
+from tgi_cli.hub.merge_lora import merge
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config
+from tgi_cli.models.hf.model import TransformersForCausalLM
 from tgi_cli.models.lora import lora_targets, read_adapter
-from tgi_cli.models.transformers import TransformersForCausalLM
 
 CPU = torch.device("cpu")
 GLM_MOE = SMALL | {
@@ -35,7 +35,7 @@ GLM_MOE = SMALL | {
 WINDOWS = SMALL | {"num_hidden_layers": 4, "sliding_window": 40}
 
 
-def test_facts_come_from_a_rehearsal_without_weights(tmp_path: Path) -> None:
+def test_facts_come_from_a_dry_run_without_weights(tmp_path: Path) -> None:
     path = make_checkpoint(Case("Cohere2Config", WINDOWS), tmp_path)
     (path / "model.safetensors").unlink()
     assert model_facts(read_config(path)) == ModelFacts(
@@ -114,7 +114,7 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_tensor_that_nobody_wants_is_named(tmp_path: Path) -> None:
+def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
     path = make_checkpoint(Case("CohereConfig", SMALL), tmp_path)
     file = path / "model.safetensors"
     odd = {"model.layers.0.self_attn.q_proj.odd": torch.zeros(3)}
@@ -142,7 +142,7 @@ def test_dummy_weights(config: str, tmp_path: Path) -> None:
     assert logits.std() > 0
 
 
-def test_code_that_asks_a_linear_layer_for_its_weights_dtype(tmp_path: Path) -> None:
+def test_a_linear_layer_has_a_weight_with_a_dtype(tmp_path: Path) -> None:
     values = SMALL | {"num_experts": 4, "moe_topk": 2, "head_dim": 16}
     path = make_checkpoint(Case("HunYuanMoEV1Config", values), tmp_path)
     ids = random_ids(40, seed=0)

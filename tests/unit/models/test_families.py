@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint
-from tests.tools.paged import PagedRun, load, random_ids
+from tests.tools.paged_run import PagedRun, load, random_ids
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
 from tgi_cli.models import read_config
 from tgi_cli.models.registry import decoder_spec
@@ -113,9 +113,7 @@ def test_absent_keys_mean_what_they_mean_to_transformers(architecture: str, tmp_
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_what_transformers_writes_is_read_as_what_it_means(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_checkpoints_written_by_transformers_are_read(architecture: str, tmp_path: Path) -> None:
     theirs = getattr(transformers, CONFIGS[architecture])(
         num_attention_heads=4,
         num_key_value_heads=1,
@@ -173,7 +171,7 @@ def test_what_transformers_writes_is_read_as_what_it_means(
         ),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(
+def test_unimplemented_options_are_refused_by_name(
     architecture: str,
     values: dict[str, Any],
     error: type[ModelError],
@@ -184,7 +182,7 @@ def test_what_is_not_implemented_is_refused_by_name(
         read(tmp_path, architecture, **values)
 
 
-def test_a_model_that_sees_images_is_loaded_without_them_under_either_name(
+def test_the_text_part_of_a_multimodal_model_loads_under_old_and_new_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     older = make_checkpoint(CASES["Gemma 3 with images"], tmp_path / "older")
@@ -211,7 +209,7 @@ def test_a_model_that_sees_images_is_loaded_without_them_under_either_name(
 
 
 @pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
-def test_older_names_of_longrope(name: str, tmp_path: Path) -> None:
+def test_older_names_of_longrope_are_read(name: str, tmp_path: Path) -> None:
     scaling = {"type": name, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
     spec = read(
         tmp_path,

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.tools.checkpoints import make_llama, save_weights
-from tests.tools.sharded import on_shards
+from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import CheckpointError
-from tgi_cli.kernels import native, without_native
+from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import packing
+from tgi_cli.quantization import unquantized
 
 CPU = torch.device("cpu")
 
@@ -29,10 +29,10 @@ def weights(path: Path) -> dict[str, Tensor]:
     return load_file(path / "model.safetensors")
 
 
-def test_shards_stand_side_by_side_in_merged_weights(
+def test_shards_are_adjacent_in_merged_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_PACKABLE", frozenset())
+    monkeypatch.setattr(unquantized, "ONEDNN_DTYPES", frozenset())
     make_llama(tmp_path, attention_bias=True, tie_word_embeddings=False)
     given = weights(tmp_path)
     model = load(tmp_path)
@@ -79,7 +79,7 @@ def test_a_table_that_a_head_has_packed_stays_in_its_file(tmp_path: Path) -> Non
     torch.testing.assert_close(head(given[:2]), given[:2] @ given.T)
 
 
-@pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+@pytest.mark.skipif(cpp_library() is None, reason="the kernels are not compiled here")
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_vectors_are_the_rows_of_a_head_that_the_kernels_packed(
     load_format: str, tmp_path: Path
@@ -91,7 +91,7 @@ def test_vectors_are_the_rows_of_a_head_that_the_kernels_packed(
     assert table.weight is None
     assert table.mapped is None  # neither of the two holds memory
     assert table.head is model.get_submodule("lm_head").packed
-    with without_native():
+    with without_cpp_kernels():
         plain = load_model(config, torch.bfloat16, CPU, load_format=load_format)
     ids = torch.tensor([3, 0, 249, 32, 3])
     wanted = plain.get_submodule("model.embed_tokens")(ids)
@@ -102,7 +102,7 @@ def test_vectors_are_the_rows_of_a_head_that_the_kernels_packed(
         table(torch.tensor([3, 250]))
 
 
-@pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+@pytest.mark.skipif(cpp_library() is None, reason="the kernels are not compiled here")
 def test_shards_add_up_the_vectors_of_their_rows(tmp_path: Path) -> None:
     make_llama(tmp_path, tie_word_embeddings=True, vocab_size=251, dtype=torch.bfloat16)
     ids = torch.tensor([3, 125, 126, 250, 0])
@@ -121,10 +121,10 @@ def test_shards_add_up_the_vectors_of_their_rows(tmp_path: Path) -> None:
 def test_a_tied_head_that_is_not_packed_shares_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "_PACKABLE", frozenset())
+    monkeypatch.setattr(unquantized, "ONEDNN_DTYPES", frozenset())
     make_llama(tmp_path, tie_word_embeddings=True, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float32):
-        with without_native():
+        with without_cpp_kernels():
             model = load(tmp_path, dtype)
         table = model.get_parameter("model.embed_tokens.weight")
         assert table is model.get_submodule("lm_head").weight
@@ -143,7 +143,7 @@ def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
     assert len(calls) > 10
 
 
-def test_known_harmless_tensors_are_passed_over(tmp_path: Path) -> None:
+def test_known_unneeded_tensors_are_ignored(tmp_path: Path) -> None:
     make_llama(tmp_path, tie_word_embeddings=True)
     given = weights(tmp_path)
     given["lm_head.weight"] = given["model.embed_tokens.weight"].clone()
@@ -152,7 +152,7 @@ def test_known_harmless_tensors_are_passed_over(tmp_path: Path) -> None:
     load(tmp_path)
 
 
-def test_wrong_tensors_are_named_all_at_once(tmp_path: Path) -> None:
+def test_all_wrong_tensors_are_named_in_one_error(tmp_path: Path) -> None:
     make_llama(tmp_path)
     given = weights(tmp_path)
     for layer in range(3):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tools.adapters import make_adapter
 from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
 from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError, UnsupportedModelError
 from tgi_cli.layers.lora import LoraPair, LoraTable
 from tgi_cli.models import CausalLM, load_model, read_config
@@ -170,7 +170,7 @@ def test_names_without_the_base_models_prefix(base: Path, model: CausalLM, tmp_p
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
-def test_what_cannot_be_served_is_refused_by_name(
+def test_unsupported_models_are_refused_by_name(
     base: Path,
     model: CausalLM,
     tmp_path: Path,
@@ -186,7 +186,9 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert advice in caught.value.remedy
 
 
-def test_numbers_that_only_the_models_dtype_cannot_hold(base: Path, tmp_path: Path) -> None:
+def test_adapter_weights_that_overflow_the_models_dtype_are_refused(
+    base: Path, tmp_path: Path
+) -> None:
     table = LoraTable(1, 8, 16)
     model = load_model(read_config(base), torch.float16, CPU, lora=table)
     table.allocate(torch.float16, CPU)
@@ -204,7 +206,9 @@ def test_an_adapter_that_changes_nothing(base: Path, model: CausalLM, tmp_path: 
         read(folder, model)
 
 
-def test_a_configuration_that_says_too_little(base: Path, model: CausalLM, tmp_path: Path) -> None:
+def test_an_adapter_without_a_usable_configuration_is_refused(
+    base: Path, model: CausalLM, tmp_path: Path
+) -> None:
     folder = make_adapter(base, tmp_path, modules=("q_proj",))
     with pytest.raises(CheckpointError, match=r"no adapter_config\.json"):
         read(tmp_path / "nowhere", model)

@@ -14,18 +14,21 @@ from torch import Tensor
 
 from tests.tools import quantized
 from tests.tools.checkpoints import make_llama, save_weights
-from tests.tools.paged import PagedRun, random_ids
-from tests.tools.sharded import on_shards
+from tests.tools.paged_run import PagedRun, random_ids
+from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.kernels import native, without_native
+from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import integer
+from tgi_cli.quantization import quantized_weight
+from tgi_cli.quantization.quantized_weight import quantize_int8
 
 CPU = torch.device("cpu")
 PROMPT = random_ids(20, seed=1)
 
-needs_kernels = pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+needs_kernels = pytest.mark.skipif(
+    cpp_library() is None, reason="the kernels are not compiled here"
+)
 
 
 def make(path: Path, tied: bool, vocab_size: int = 251) -> Path:
@@ -47,7 +50,7 @@ def twin_of(path: Path, twin: Path) -> Path:
     shutil.copytree(path, twin)
     weights = load_file(path / "model.safetensors")
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    weights["lm_head.weight"] = integer.quantize(head).dequantize(torch.bfloat16)
+    weights["lm_head.weight"] = quantize_int8(head).dequantize(torch.bfloat16)
     assert not torch.equal(weights["lm_head.weight"], head)
     config = json.loads((twin / "config.json").read_text())
     (twin / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
@@ -82,7 +85,7 @@ def said(model: CausalLM, dtype: torch.dtype) -> tuple[list[int], Tensor]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_quantized_head_says_what_its_codes_stand_for(
+def test_a_quantized_head_computes_with_the_values_of_its_codes(
     shards: int, tied: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     path = make(tmp_path / "plain", tied)
@@ -139,7 +142,7 @@ def test_the_plain_head_of_a_quantized_checkpoint(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_head_that_the_checkpoint_has_in_codes_stays_in_them(
+def test_a_quantized_head_of_a_checkpoint_stays_quantized(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, path = make(tmp_path / "plain", tied=False, vocab_size=256), tmp_path / "quantized"
@@ -151,28 +154,26 @@ def test_a_head_that_the_checkpoint_has_in_codes_stays_in_them(
     hidden = torch.randn(3, 64).bfloat16()
     logits = model.logits(hidden)
     assert torch.equal(logits, as_stored.logits(hidden))
-    assert "--quantize-head changes nothing: the checkpoint has a quantized output head" in (
+    assert "--quantize-head changes nothing: the checkpoint's output head is quantized" in (
         caplog.text
     )
 
 
-def test_where_no_kernel_takes_the_codes_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dequantized_weights_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make(tmp_path, tied=True)
-    with caplog.at_level(logging.INFO), without_native():
+    with caplog.at_level(logging.INFO), without_cpp_kernels():
         model = load(path, torch.float32)
     stored = load_file(path / "model.safetensors")["model.embed_tokens.weight"].float()
     assert torch.equal(model.get_submodule("model.embed_tokens")(torch.arange(251)), stored)
-    assert "kept in float32, which saves nothing: there are kernels for bfloat16" in caplog.text
+    assert "to float32, which saves nothing: there are kernels for bfloat16" in caplog.text
 
 
 def test_a_head_is_quantized_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(100, 24)
     kept = weight.clone()
-    whole = integer.quantize(weight)
-    monkeypatch.setattr(integer, "_NUMBERS", 24 * 7)
-    pieces = integer.quantize(weight)
+    whole = quantize_int8(weight)
+    monkeypatch.setattr(quantized_weight, "QUANTIZED_ELEMENTS", 24 * 7)
+    pieces = quantize_int8(weight)
     assert torch.equal(weight, kept)
     assert torch.equal(pieces.codes, whole.codes)
     assert torch.equal(pieces.scales, whole.scales)

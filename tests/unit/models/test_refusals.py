@@ -22,13 +22,13 @@ from tests.parity.cases import SMALL
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.models.transformers_attention import (
-    Refused,
-    Seat,
-    Visible,
+from tgi_cli.models.hf.attention import (
+    AttentionContext,
+    Unsupported,
+    WindowMask,
     _describe,
     _record,
-    _Witness,
+    _TokenMixingDetector,
 )
 
 STATE = "keeps a state beside keys and values"
@@ -80,6 +80,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.tgi_pain(1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     values, reason = REFUSED[name]
@@ -94,7 +95,7 @@ def test_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     assert "\n" not in caught.value.cause
 
 
-def test_a_name_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OddForCausalLM"]}))
     with pytest.raises(UnsupportedModelError, match="OddForCausalLM is not known") as caught:
         model_facts(read_config(tmp_path))
@@ -115,7 +116,7 @@ def no_chunks(size: int) -> Any:
     ],
 )
 def test_windows_are_read_off_masks(mask: Callable[..., Any], window: int | None) -> None:
-    assert _describe(mask_function=mask) == Visible(window)
+    assert _describe(mask_function=mask) == WindowMask(window)
 
 
 @pytest.mark.parametrize(
@@ -133,26 +134,26 @@ def test_windows_are_read_off_masks(mask: Callable[..., Any], window: int | None
     ids=["chunks", "all", "one ahead", "every other", "sinks", "half", "a hole", "by content"],
 )
 def test_other_masks_are_refused(mask: Callable[..., Any]) -> None:
-    with pytest.raises(Refused, match="mask"):
+    with pytest.raises(Unsupported, match="mask"):
         _describe(mask_function=mask)
 
 
-def _call(module: nn.Module | None = None, **changed: Any) -> Seat:
-    seat, module = Seat(), module or nn.Module()
-    module.tgi_seat = seat  # type: ignore[assignment]
+def _call(module: nn.Module | None = None, **changed: Any) -> AttentionContext:
+    context, module = AttentionContext(), module or nn.Module()
+    module.tgi_attention = context  # type: ignore[assignment]
     arguments: dict[str, Any] = {
         "query": torch.zeros(1, 4, 7, 16, device="meta"),
         "key": torch.zeros(1, 2, 7, 16, device="meta"),
         "value": torch.zeros(1, 2, 7, 16, device="meta"),
-        "attention_mask": Visible(BLOCK_SIZE),
+        "attention_mask": WindowMask(BLOCK_SIZE),
         "sliding_window": BLOCK_SIZE,
         "dropout": 0.0,
     }
     _record(module, **(arguments | changed))
-    return seat
+    return context
 
 
-def test_what_a_layer_asks_for_is_recorded() -> None:
+def test_the_arguments_of_attention_are_recorded() -> None:
     (spec,) = _call().specs
     assert (spec.num_kv_heads, spec.head_dim, spec.window) == (2, 16, BLOCK_SIZE)
 
@@ -173,7 +174,7 @@ def _meta(*shape: int) -> Tensor:
         ({"module": _not_causal()}, "not causal"),
         ({"is_causal": False}, "not causal"),
         ({"attention_mask": _meta(1, 1, 7, 7)}, "mask or bias of its own"),
-        ({"attention_mask": Visible(None)}, "sliding window of 16 that its mask"),
+        ({"attention_mask": WindowMask(None)}, "sliding window of 16 that its mask"),
         ({"value": _meta(1, 2, 7, 8)}, "multi-head latent"),
         ({"key": _meta(1, 2, 9, 16), "value": _meta(1, 2, 9, 16)}, "something else"),
         ({"key": _meta(1, 3, 7, 16), "value": _meta(1, 3, 7, 16)}, "4 heads for 3"),
@@ -181,8 +182,10 @@ def _meta(*shape: int) -> Tensor:
         ({"scaling": _meta(1)}, "learned scale"),
     ],
 )
-def test_layers_that_ask_for_more_are_refused(changed: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+def test_layers_with_unsupported_attention_are_refused(
+    changed: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(Unsupported, match=reason):
         _call(**changed)
 
 
@@ -205,10 +208,10 @@ T = 73
         (lambda x: torch.einsum("btd,bte->bde", x, x), "sums up tokens"),
     ],
 )
-def test_tokens_may_not_meet_outside_of_attention(
+def test_models_that_mix_tokens_outside_of_attention_are_refused(
     compute: Callable[[Tensor], Any], reason: str
 ) -> None:
-    with pytest.raises(Refused, match=reason), _Witness(T):
+    with pytest.raises(Unsupported, match=reason), _TokenMixingDetector(T):
         compute(_meta(1, T, 16))
 
 
@@ -226,6 +229,6 @@ def test_tokens_may_not_meet_outside_of_attention(
         lambda x: x.repeat_interleave(2, dim=1),
     ],
 )
-def test_each_token_may_do_what_it_likes(compute: Callable[[Tensor], Any]) -> None:
-    with _Witness(T):
+def test_operations_within_tokens_are_allowed(compute: Callable[[Tensor], Any]) -> None:
+    with _TokenMixingDetector(T):
         compute(_meta(1, T, 16))

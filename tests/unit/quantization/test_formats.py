@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.tools import quantized
 from tests.tools.quantized import Layout
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
-from tgi_cli.models.checkpoint import Stored
+from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.quantization.bitsandbytes import TABLES
-from tgi_cli.quantization.codes import Codes
-from tgi_cli.quantization.recognise import recognise
+from tgi_cli.quantization.detect import detect_format
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 SAFETENSORS = {
     torch.int32: "I32",
@@ -72,16 +72,18 @@ def random_weight(outputs: int, inputs: int) -> Tensor:
     return weight
 
 
-def read(config: Mapping[str, Any], tensors: Mapping[str, Tensor], module: str = "a.b") -> Codes:
+def read(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], module: str = "a.b"
+) -> QuantizedWeight:
     """The weight of a module as our readers see it."""
-    layout = recognise(config)
+    layout = detect_format(config)
     stored = {
-        f"{module}.{suffix}": Stored(suffix, None, tuple(each.shape), SAFETENSORS[each.dtype])  # type: ignore[arg-type]
+        f"{module}.{suffix}": StoredTensor(suffix, None, tuple(each.shape), SAFETENSORS[each.dtype])  # type: ignore[arg-type]
         for suffix, each in tensors.items()
     }
     assert list(layout.plain_names(stored)) == [f"{module}.weight"]
     (found,) = layout.modules(stored).items()
-    folded = layout.fold(*found, lambda suffix: tensors[suffix])
+    folded = layout.merge(*found, lambda suffix: tensors[suffix])
     weight = folded.read(*(tensors[suffix] for suffix in folded.names))
     assert weight.shape == folded.shape
     return weight
@@ -89,21 +91,24 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Tensor], module: str =
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("shape", [(64, 192), (32, 160)])
-def test_what_is_read_is_what_was_written(name: str, shape: tuple[int, int]) -> None:
+def test_weights_equal_those_that_were_written(name: str, shape: tuple[int, int]) -> None:
     layout = LAYOUTS[name]
     tensors, stands_for = layout.write("a.b", random_weight(*shape))
     weight = read(layout.config, tensors)
     assert torch.equal(weight.dequantize(torch.float32), stands_for)
 
 
-def test_the_tables_of_bitsandbytes() -> None:
+def test_bitsandbytes_tables_equal_the_librarys() -> None:
     for kind, table in TABLES.items():
         tensors, _ = quantized.bitsandbytes_4bit(kind).write("a.b", torch.ones(2, 64))
         torch.testing.assert_close(torch.tensor(table), tensors["weight.quant_map"])
 
 
-def test_schemes_of_compressed_tensors_are_for_the_modules_that_they_name() -> None:
-    four, eight = quantized.pack_quantized(4, 32), quantized.pack_quantized(8, 32)
+def test_compressed_tensors_schemes_apply_to_their_targets() -> None:
+    four, eight = (
+        quantized.pack_quantized(4, 32),
+        quantized.pack_quantized(8, 32),
+    )
     config = four.config | {
         "config_groups": {
             "group_0": four.config["config_groups"]["group_0"],
@@ -135,23 +140,23 @@ def test_modules_of_several_widths_in_one_checkpoint() -> None:
         ({}, "an unnamed method"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_reason(config: dict[str, Any], words: str) -> None:
+def test_unsupported_formats_are_refused_with_a_reason(config: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModelError, match=words):
-        recognise(config)
+        detect_format(config)
 
 
-def test_a_config_that_makes_no_sense_is_an_error_of_the_model() -> None:
-    with pytest.raises(ModelError, match="makes no sense"):
-        recognise({"quant_method": "gptq", "group_size": "many"})
-    with pytest.raises(ModelError, match="makes no sense"):
-        recognise({"quant_method": "compressed-tensors"})
+def test_an_invalid_config_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match="is invalid"):
+        detect_format({"quant_method": "gptq", "group_size": "many"})
+    with pytest.raises(ModelError, match="is invalid"):
+        detect_format({"quant_method": "compressed-tensors"})
 
 
 @pytest.mark.parametrize("name", ["gptq 4 bits, groups of 32", "awq", "pack-quantized 4 bits"])
-def test_tensors_that_do_not_go_together_are_named(name: str) -> None:
+def test_contradictory_tensors_are_reported(name: str) -> None:
     layout = LAYOUTS[name]
     tensors, _ = layout.write("a.b", random_weight(64, 192))
     scales = "scales" if "scales" in tensors else "weight_scale"
     tensors[scales] = tensors[scales][:-1]
-    with pytest.raises(CheckpointError, match=r"a\.b is no weight quantized with"):
+    with pytest.raises(CheckpointError, match=r"a\.b is not a valid"):
         read(layout.config, tensors)

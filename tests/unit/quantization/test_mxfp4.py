@@ -8,6 +8,7 @@ import torch
 from tgi_cli.quantization.mxfp4 import dequantize
 
 
+@pytest.mark.tgi_pain(12)
 def test_every_byte_and_exponent() -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -21,7 +22,7 @@ def test_every_byte_and_exponent() -> None:
     assert torch.equal(dequantize(blocks, scales), wanted)
 
 
-def test_values_by_hand() -> None:
+def test_values_equal_hand_computed_ones() -> None:
     block = torch.zeros(1, 16, dtype=torch.uint8)
     block[0, :3] = torch.tensor([0x21, 0xF7, 0x9A])
     values = dequantize(block, torch.tensor([128], dtype=torch.uint8))

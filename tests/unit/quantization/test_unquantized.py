@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from tgi_cli.kernels import native, without_native
+from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import PackedMatrix
-from tgi_cli.layers import Build, ColumnParallelLinear, LMHead, Part
+from tgi_cli.layers import Build, ColumnParallelLinear, LMHead, Projection
 from tgi_cli.layers.embedding import Embedding
-from tgi_cli.quantization import Unquantized, packing
+from tgi_cli.quantization import Unquantized, unquantized
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def make(
 ) -> tuple[ColumnParallelLinear, torch.Tensor, torch.Tensor]:
     """A filled layer of two parts, and the weight and bias it was filled with."""
     layer = ColumnParallelLinear(
-        Build(dtype, Unquantized()), 48, {"gate": Part(40), "up": Part(24)}, bias
+        Build(dtype, Unquantized()), 48, {"gate": Projection(40), "up": Projection(24)}, bias
     )
     weight, bias_values = torch.randn(64, 48).to(dtype), torch.randn(64).to(dtype)
     tensors = {
@@ -48,12 +48,12 @@ def test_computes_what_a_plain_linear_computes(dtype: torch.dtype, tokens: int, 
 
 
 def test_a_packed_weight_replaces_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with without_native():
+    with without_cpp_kernels():
         layer, weight, bias = make(torch.bfloat16)
-    assert (layer.packed is not None) == (torch.bfloat16 in packing._PACKABLE)
+    assert (layer.packed is not None) == (torch.bfloat16 in unquantized.ONEDNN_DTYPES)
     assert (layer.weight is None) == (layer.packed is not None)
-    monkeypatch.setattr(packing, "_PACKABLE", frozenset())
-    with without_native():
+    monkeypatch.setattr(unquantized, "ONEDNN_DTYPES", frozenset())
+    with without_cpp_kernels():
         plain, weight, bias = make(torch.bfloat16)
     assert plain.packed is None
     assert plain.weight is not None
@@ -61,7 +61,7 @@ def test_a_packed_weight_replaces_the_plain_one(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(plain(x), linear(x, weight, bias))
 
 
-@pytest.mark.skipif(native() is None, reason="the kernels are not compiled here")
+@pytest.mark.skipif(cpp_library() is None, reason="the kernels are not compiled here")
 def test_the_kernels_weight_replaces_the_plain_one() -> None:
     layer, weight, bias = make(torch.bfloat16)
     assert isinstance(layer.packed, PackedMatrix)
@@ -93,10 +93,10 @@ def test_a_tied_head_multiplies_by_the_embedding(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_row_is_computed_as_if_among_others(dtype: torch.dtype) -> None:
-    packed = packing.pack(torch.randn(64, 2048).to(dtype))
+def test_a_row_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
+    packed = unquantized.pack_onednn(torch.randn(64, 2048).to(dtype))
     if packed is not None:
         x = torch.randn(5, 2048).to(dtype)
-        one = packing.packed_linear(x[:1], packed, None)
+        one = unquantized.onednn_linear(x[:1], packed, None)
         assert one.shape == (1, 64)
-        assert torch.equal(one, packing.packed_linear(x[:2], packed, None)[:1])
+        assert torch.equal(one, unquantized.onednn_linear(x[:2], packed, None)[:1])

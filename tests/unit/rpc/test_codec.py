@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.rpc.fakes import INFO, request
+from tests.unit.model_server.fakes import INFO, request
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
@@ -19,8 +19,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
-from tgi_cli.rpc.interface import Adapter, Adapters, EngineLoad
-from tgi_cli.rpc.totals import Totals
+from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -66,7 +65,6 @@ REQUEST = {
     "prompt_logprobs": st.none() | uint32,
     "client_id": st.none() | st.integers(-(2**63), 2**63 - 1),
 }
-GAUGES = ("queued", "running", "used_blocks", "preemptions")
 ELSEWHERE = {"adapter_id"}
 """Sent as the adapter's name."""
 IN_PROCESS = {"logits_processors", "return_context_logits", "return_generation_logits"}
@@ -82,10 +80,6 @@ def steps(draw: st.DrawFn) -> StepOutputs:
                 st.builds(Finished, uint64, st.sampled_from(FinishReason), st.text()), max_size=3
             )
         ),
-        queued=draw(uint32),
-        running=draw(uint32),
-        used_blocks=draw(uint64),
-        preemptions=draw(uint64),
     )
     for _ in range(draw(st.integers(0, 2))):
         tops = draw(st.lists(st.lists(st.tuples(uint32, float32), max_size=2), max_size=3))
@@ -108,7 +102,7 @@ def steps(draw: st.DrawFn) -> StepOutputs:
     return outputs
 
 
-def test_every_field_of_the_contracts_is_carried() -> None:
+def test_the_wire_has_every_field_of_a_request() -> None:
     sampling = {name for name, f in SamplingParams.__dataclass_fields__.items() if f.init}
     assert sampling == set(SAMPLING)
     assert set(GenerationRequest.__dataclass_fields__) == set(REQUEST) | IN_PROCESS | ELSEWHERE
@@ -125,7 +119,7 @@ def test_every_field_of_the_contracts_is_carried() -> None:
         {"return_generation_logits": True},
     ],
 )
-def test_what_stays_in_the_engines_process_is_refused(wish: dict[str, Any]) -> None:
+def test_requests_that_need_the_engines_process_are_refused(wish: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="engine's process"):
         codec.encode_submit(request(1, **wish))
 
@@ -163,31 +157,13 @@ def test_a_step_survives_the_wire(outputs: StepOutputs) -> None:
     assert codec.decode_step(pb.StepMessage.FromString(data)) == outputs
 
 
-totals = st.builds(Totals, *[uint64] * len(Totals._fields))
-
-
-@given(steps(), totals)
-def test_the_engines_load_survives_the_wire(outputs: StepOutputs, totals: Totals) -> None:
-    data = codec.encode_step(outputs, totals).SerializeToString()
-    gauges = {name: getattr(outputs, name) for name in GAUGES}
-    sent = EngineLoad(**gauges, **totals._asdict())
-    assert codec.decode_load(pb.StepMessage.FromString(data)) == sent
-
-
-def test_every_field_of_the_load_is_carried() -> None:
-    assert set(EngineLoad.__dataclass_fields__) == {*GAUGES, *Totals._fields}
-
-
 @given(steps(), steps())
-def test_merged_steps_hold_both_in_order_and_the_later_gauges(
-    first: StepOutputs, second: StepOutputs
-) -> None:
+def test_merged_steps_hold_both_in_order(first: StepOutputs, second: StepOutputs) -> None:
     tokens = first.token_ids + second.token_ids
     finished = first.finished + second.finished
     codec.merge_steps(first, second)
     assert first.token_ids == tokens
     assert first.finished == finished
-    assert first.used_blocks == second.used_blocks
     assert codec.decode_step(codec.encode_step(first)) == first
 
 

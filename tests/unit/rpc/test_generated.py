@@ -11,7 +11,7 @@ import pytest
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[3]
-PROTOS = ("engine", "generate_v2", "generate_v3")
+PROTOS = ("rpc/engine", "tgi_grpc/generate_v2", "tgi_grpc/generate_v3")
 
 
 def _code(path: Path) -> str:
@@ -25,8 +25,8 @@ def _code(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", PROTOS)
-def test_generating_anew_changes_nothing(name: str, tmp_path: Path) -> None:
-    proto = f"tgi_cli/rpc/{name}.proto"
+def test_generated_code_is_up_to_date(name: str, tmp_path: Path) -> None:
+    proto = f"tgi_cli/{name}.proto"
     status = protoc.main(
         [
             "protoc",
@@ -39,15 +39,15 @@ def test_generating_anew_changes_nothing(name: str, tmp_path: Path) -> None:
     )
     assert status == 0
     for written in (f"{name}_pb2.py", f"{name}_pb2.pyi", f"{name}_pb2_grpc.py"):
-        here = ROOT / "tgi_cli" / "rpc" / written
-        assert _code(here) == _code(tmp_path / "tgi_cli" / "rpc" / written), (
+        here = ROOT / "tgi_cli" / written
+        assert _code(here) == _code(tmp_path / "tgi_cli" / written), (
             f"{written} is not what {proto} gives: see tgi_cli/rpc/__init__.py"
         )
 
 
 def test_the_wire_needs_no_torch() -> None:
     code = (
-        "import sys, tgi_cli.rpc.client, tgi_cli.rpc.server;"
+        "import sys, tgi_cli.rpc.client, tgi_cli.model_server.grpc_server;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""Which files TLS between router and model server takes, and what is said of those it does not."""
+"""Checks of the TLS files between router and model server."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.authority import Authority
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import Authority, CertificateFiles
 from tgi_cli.errors import ConfigError
 from tgi_cli.rpc.tls import TlsFiles, tls_files
 
@@ -26,7 +25,7 @@ BOTH_ENDS = pytest.mark.parametrize("server", [True, False], ids=["server", "cli
 
 
 @BOTH_ENDS
-def test_what_was_issued_is_taken(authority: Authority, folder: Path, server: bool) -> None:
+def test_valid_tls_files_are_accepted(authority: Authority, folder: Path, server: bool) -> None:
     issued = authority.issue("good", "localhost")
     TlsFiles(issued.certificate, issued.key, authority.certificate).check(server)
     together = folder / "together.pem"
@@ -35,16 +34,14 @@ def test_what_was_issued_is_taken(authority: Authority, folder: Path, server: bo
     TlsFiles(together, None, authority.certificate).check(server)
 
 
-def test_who_names_nothing_wants_none() -> None:
+def test_there_is_no_tls_without_files() -> None:
     assert tls_files() is None
     assert tls_files(server_name="x") == TlsFiles(server_name="x")
     TlsFiles().check(server=False)
 
 
 @BOTH_ENDS
-def test_an_expired_certificate_is_told_before_anybody_connects(
-    authority: Authority, server: bool
-) -> None:
+def test_an_expired_certificate_is_refused_at_the_start(authority: Authority, server: bool) -> None:
     old = authority.issue("old", "localhost", expired=True)
     with pytest.raises(ConfigError, match=r"old\.pem: certificate has expired"):
         TlsFiles(old.certificate, old.key).check(server)
@@ -55,7 +52,7 @@ def test_an_expired_certificate_is_told_before_anybody_connects(
 def test_a_key_that_others_may_read_is_refused(
     authority: Authority, folder: Path, mode: int, fine: bool, apart: bool
 ) -> None:
-    issued = authority.issue("kept", "localhost")
+    issued = authority.issue("private", "localhost")
     files = TlsFiles(issued.certificate, issued.key)
     key = issued.key
     if not apart:
@@ -77,23 +74,23 @@ def test_a_key_that_the_group_may_write_is_refused(authority: Authority) -> None
         TlsFiles(issued.certificate, issued.key).check(server=True)
 
 
-def test_files_that_are_not_what_they_should_be(folder: Path) -> None:
-    made = Files.make(folder)
+def test_invalid_tls_files_are_refused(folder: Path) -> None:
+    made = CertificateFiles.make(folder)
     for path in (made.key, made.other_key, made.locked, made.both):
         path.chmod(0o600)
     text = folder / "text.pem"
     text.write_text("nothing")
-    for files, said in (
+    for files, expected in (
         (TlsFiles(folder / "none.pem"), r"--engine-tls-cert .*none\.pem: No such file"),
         (TlsFiles(made.cert, folder / "none.pem"), r"--engine-tls-key .*none\.pem: No such file"),
         (TlsFiles(None, made.key), "--engine-tls-key has no certificate"),
         (TlsFiles(made.cert, made.other_key), "the key is of another certificate"),
         (TlsFiles(made.cert, made.locked), r"--engine-tls-key .*(encrypted|decrypt)"),
-        (TlsFiles(text, made.key), "it is no PEM file"),
+        (TlsFiles(text, made.key), "it is not a PEM file"),
         (TlsFiles(made.cert, made.key, text), r"--engine-tls-client-ca .*text\.pem: there is no"),
         (TlsFiles(made.cert, made.key, folder / "x"), "--engine-tls-client-ca .*x: No such file"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=expected):
             files.check(server=True)
     with pytest.raises(ConfigError, match=r"--engine-tls-ca .*there is no certificate"):
         TlsFiles(authority=text).check(server=False)

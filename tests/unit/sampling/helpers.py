@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.sampling.batch import SamplingBatch, SamplingTable
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.sampling.table import SamplingBatch, SamplingTable
 
 
 def upload(*arrays: NDArray[Any]) -> list[Tensor]:

@@ -48,7 +48,7 @@ def test_biases_are_added_to_their_row_alone():
     assert torch.equal(scores, expected)
 
 
-def test_bad_words_are_those_of_transformers():
+def test_bad_words_match_transformers():
     """Sequences of three tokens, so that the beginnings of words stand at their ends often."""
     generator = np.random.default_rng(3)
     sequences = generator.integers(0, 3, (200, 12)).tolist()
@@ -74,7 +74,7 @@ def test_each_row_has_bad_words_of_its_own():
     assert scores.isinf().nonzero().tolist() == [[0, 3], [0, 7], [2, 7], [3, 6]]
 
 
-def test_a_word_as_long_as_all_that_is_known_is_found_and_a_longer_one_is_not():
+def test_a_bad_word_matches_up_to_the_length_of_the_sequence():
     scores = torch.zeros(1, VOCAB)
     wanted = SamplingParams(bad_words=((4, 5, 8), (0, 4, 5, 9)))
     pool = pool_of([[4, 5]], stale=0).roll(1, 0)
@@ -83,7 +83,7 @@ def test_a_word_as_long_as_all_that_is_known_is_found_and_a_longer_one_is_not():
 
 
 @pytest.mark.parametrize("generated", [0, 2, 3, 4])
-def test_stop_ids_wait_for_the_least_number_of_tokens(generated):
+def test_stop_ids_are_masked_before_min_new_tokens(generated):
     tokens = [[1] * (5 + generated)] * 2
     scores = random_scores(2)
     expected = scores.clone()
@@ -102,7 +102,7 @@ def test_stop_ids_wait_for_the_least_number_of_tokens(generated):
 
 @pytest.mark.parametrize("row_by_row", [True, False])
 @pytest.mark.parametrize("vocab", [32, 50, 77])
-def test_masks_bar_what_they_do_not_allow(monkeypatch, vocab, row_by_row):
+def test_masks_forbid_tokens_that_they_do_not_allow(monkeypatch, vocab, row_by_row):
     if not row_by_row:
         monkeypatch.setattr(constraints, "ROW_BY_ROW", ())
     generator = torch.Generator().manual_seed(1)
@@ -134,7 +134,7 @@ def test_only_allowed_tokens_keep_their_scores():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_allowed_tokens_are_chosen_in_the_proportions_that_they_have(temperature):
+def test_allowed_tokens_are_chosen_by_their_relative_probabilities(temperature):
     """As if the vocabulary had no others; a bias and a penalty still weigh them."""
     allowed = (4, 7, 30, 31)
     logits = random_scores(1)
@@ -165,13 +165,13 @@ def test_allowed_tokens_are_chosen_in_the_proportions_that_they_have(temperature
     torch.testing.assert_close(result.logprobs, chosen)
 
 
-def test_a_row_whose_allowed_tokens_are_all_barred_is_marked():
+def test_a_row_whose_allowed_tokens_are_all_masked_is_marked():
     wanted = SamplingParams(allowed_token_ids=(3, 4), bad_words=((3,), (4,)))
     result = Sampler(upload)(random_scores(1), batch_of([wanted]), pool_of([[1] * 7]))
     assert result.logprobs.isneginf().all()
 
 
-def test_masks_go_with_their_part_of_the_batch():
+def test_masks_follow_their_entries_into_parts_of_the_batch():
     masks = TokenMasks(np.array([1, 4, 5]), np.arange(6, dtype=np.int32).reshape(3, 2))
     part = masks.between(3, 6)
     assert part is not None
@@ -180,7 +180,7 @@ def test_masks_go_with_their_part_of_the_batch():
     assert masks.between(2, 4) is None
 
 
-def test_the_order_is_bias_penalties_bans_masks():
+def test_bias_precedes_penalties_bad_words_and_masks():
     wanted = SamplingParams(
         temperature=0.0,
         logit_bias=((5, 8.0), (6, 90.0), (7, 80.0)),
@@ -200,7 +200,7 @@ def test_the_order_is_bias_penalties_bans_masks():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_row_that_may_say_nothing_is_marked_alone(temperature):
+def test_a_row_without_an_allowed_token_is_marked_alone(temperature):
     everything = tuple((token,) for token in range(VOCAB))
     plain = SamplingParams(temperature=temperature)
     banned = SamplingParams(temperature=temperature, bad_words=everything)
@@ -211,7 +211,7 @@ def test_a_row_that_may_say_nothing_is_marked_alone(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
-def test_what_is_barred_is_never_sampled(temperature):
+def test_a_masked_token_is_never_sampled(temperature):
     wanted = [
         SamplingParams(temperature=temperature, seed=seed, bad_words=((3,), (1, 4)), top_p=0.99)
         for seed in range(300)

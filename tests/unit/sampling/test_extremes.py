@@ -12,8 +12,8 @@ import torch
 
 from tests.unit.sampling.helpers import batch_of, upload
 from tests.unit.sampling.test_constraints import bits_of
-from tgi_cli.kernels import without_native
-from tgi_cli.kernels.library import native
+from tgi_cli.kernels import without_cpp_kernels
+from tgi_cli.kernels.library import cpp_library
 from tgi_cli.sampling import constraints, filters
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.params import MAX_BAD_WORD_IDS, MAX_TOKEN_IDS, SamplingParams
@@ -58,7 +58,7 @@ def anything(dice: Random) -> SamplingParams:
 @pytest.fixture(params=["kernel", "rows", "device"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """By C++; by torch as on a CPU without it; by torch as on another device."""
-    if request.param == "kernel" and native() is None:
+    if request.param == "kernel" and cpp_library() is None:
         pytest.skip("no compiler has made the kernels")
     if request.param == "device":
         monkeypatch.setattr(constraints, "ROW_BY_ROW", ())
@@ -72,13 +72,13 @@ def choose(
     if way == "kernel":
         result = Sampler(upload)(logits, *args, **more)
     else:
-        with without_native():
+        with without_cpp_kernels():
             result = Sampler(upload)(logits, *args, **more)
     return result.token_ids.tolist(), result.logprobs.tolist()
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_barred_token_is_never_chosen(way: str, seed: int) -> None:
+def test_a_masked_token_is_never_chosen(way: str, seed: int) -> None:
     dice = Random(seed)
     values = dice.sample(LOGITS, dice.randint(1, len(LOGITS)))
     logits = dice.choices(values, k=VOCAB)
@@ -103,7 +103,7 @@ def test_a_barred_token_is_never_chosen(way: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("temperature", [3.5e38, 1e308])
-def test_an_infinite_temperature_takes_all_that_is_allowed_alike(
+def test_an_extreme_temperature_chooses_uniformly_among_allowed_tokens(
     way: str, temperature: float
 ) -> None:
     wanted = [SamplingParams(temperature=temperature, seed=seed) for seed in range(3000)]
@@ -120,7 +120,7 @@ def test_an_infinite_temperature_takes_all_that_is_allowed_alike(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_infinities_and_nan_of_a_logits_processor(way: str, temperature: float) -> None:
+def test_a_logits_processor_may_return_infinities_and_nan(way: str, temperature: float) -> None:
     """The one is the largest number, the other no answer."""
     logits = torch.zeros(2, VOCAB)
     scores = torch.full((2, VOCAB), -1.0)
@@ -161,7 +161,7 @@ MANY = tuple(range(MAX_TOKEN_IDS + 1))
         ({"allowed_token_ids": MANY}, "`allowed_token_ids` takes up to 4096"),
     ],
 )
-def test_what_the_wire_or_a_step_cannot_carry_is_refused_by_name(
+def test_parameters_beyond_the_limits_are_refused_by_name(
     fields: dict[str, Any], cause: str
 ) -> None:
     with pytest.raises(ValueError, match=cause):

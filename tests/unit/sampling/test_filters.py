@@ -13,8 +13,8 @@ from transformers import (
 
 from tests.unit.sampling.helpers import batch_of, upload
 from tgi_cli.sampling import filters
-from tgi_cli.sampling.choice import weights_of
 from tgi_cli.sampling.filters import filter_weights
+from tgi_cli.sampling.multinomial import weights_of
 from tgi_cli.sampling.params import SamplingParams
 
 
@@ -57,13 +57,13 @@ WANTED = [
 
 @pytest.mark.parametrize("scale", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
-def test_each_filter_keeps_what_transformers_keeps(wanted, scale):
+def test_each_filter_matches_transformers(wanted, scale):
     logits = random_logits(4, 1000, scale)
     assert torch.equal(kept(logits, [wanted] * 4), kept_by_transformers(logits, wanted))
 
 
 @pytest.mark.parametrize("scale", [0.5, 4.0])
-def test_rows_with_different_filters_do_not_disturb_each_other(scale):
+def test_rows_with_different_filters_are_independent(scale):
     logits = random_logits(len(WANTED) + 1, 1000, scale, seed=1)
     together = kept(logits, [*WANTED, SamplingParams()])
     for row, wanted in enumerate(WANTED):
@@ -72,7 +72,7 @@ def test_rows_with_different_filters_do_not_disturb_each_other(scale):
     assert torch.equal(together[-1], weights_of(logits)[-1] > 0)
 
 
-def test_top_k_keeps_all_equals_of_the_kth():
+def test_top_k_keeps_all_ties_of_the_kth():
     logits = torch.tensor([[1.0, 5.0, 3.0, 3.0, 3.0, 0.0]])
     assert kept(logits, [SamplingParams(top_k=2)])[0].tolist() == [0, 1, 1, 1, 1, 0]
     assert kept(logits, [SamplingParams(top_k=1)])[0].tolist() == [0, 1, 0, 0, 0, 0]
@@ -83,7 +83,7 @@ def test_top_k_keeps_all_equals_of_the_kth():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_top_p_keeps_what_transformers_keeps_and_its_equals(p):
+def test_top_p_matches_transformers_and_keeps_ties(p):
     """transformers drops some of several equals at the border, by where its sort put them."""
     logits = random_logits(8, 400, 2.0, seed=2).mul(4).round().div(4)
     ours = kept(logits, [SamplingParams(top_p=p)] * 8)
@@ -100,7 +100,7 @@ def test_top_p_keeps_the_token_that_crosses_p():
     assert kept(logits, [SamplingParams(top_p=1e-9)])[0].tolist() == [1, 0, 0, 0]
 
 
-def test_the_nucleus_is_taken_of_what_top_k_left():
+def test_top_p_applies_to_the_tokens_that_top_k_kept():
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     # Of two tokens the first has 4/7 = 0.571: enough for 0.55, not enough without top_k.
     assert kept(logits, [SamplingParams(top_k=2, top_p=0.55)])[0].tolist() == [1, 0, 0, 0]
@@ -112,7 +112,7 @@ SHARES = [0.001, 0.2, 0.5, 0.9, 0.999, 0.9999999]
 
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 5.0, 40.0])
-def test_row_by_row_and_by_sorting_top_p_keeps_the_same(scale, rounded):
+def test_top_p_is_the_same_row_by_row_and_by_sorting(scale, rounded):
     logits = random_logits(6, 20_000, scale, seed=3)
     if rounded:
         logits = logits.bfloat16().float()
@@ -121,12 +121,12 @@ def test_row_by_row_and_by_sorting_top_p_keeps_the_same(scale, rounded):
         floors = torch.full((6,), floor)
         expected = filters.nucleus(weights, floors, torch.tensor(SHARES, dtype=torch.float64))
         for row, share in enumerate(SHARES):
-            assert filters._nucleus_of_row(weights[row].numpy(), floor, share) == expected[row]
+            assert filters.nucleus_of_row(weights[row].numpy(), floor, share) == expected[row]
 
 
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
-def test_row_by_row_and_by_sorting_typical_p_keeps_the_same(scale, rounded):
+def test_typical_p_is_the_same_row_by_row_and_by_sorting(scale, rounded):
     logits = random_logits(6, 20_000, scale, seed=4)
     if rounded:
         logits = logits.bfloat16().float()
@@ -134,11 +134,11 @@ def test_row_by_row_and_by_sorting_typical_p_keeps_the_same(scale, rounded):
     weights[:, ::3] = 0
     expected = filters.typical(weights, torch.tensor(SHARES, dtype=torch.float64))
     for row, share in enumerate(SHARES):
-        filters._typical_of_row(weights[row].numpy(), share)
+        filters.typical_of_row(weights[row].numpy(), share)
     torch.testing.assert_close((weights > 0).sum(-1), (expected > 0).sum(-1), rtol=1e-3, atol=0)
 
 
-def test_other_devices_take_the_path_of_sorting(monkeypatch):
+def test_other_devices_filter_by_sorting(monkeypatch):
     """The rows go there in parts, and come out as they do row by row."""
     logits = random_logits(9, 1000, 2.0, seed=4)
     wanted = [
@@ -160,7 +160,7 @@ def test_other_devices_take_the_path_of_sorting(monkeypatch):
         (1.0, [8.0, 8.0, 7.0, 0.0], 2),
     ],
 )
-def test_min_p_keeps_what_is_exactly_at_its_threshold(min_p, weights, left):
+def test_min_p_keeps_tokens_exactly_at_its_threshold(min_p, weights, left):
     """At least min_p times the top probability, not more than it."""
     rows = torch.tensor([weights])
     filter_weights(rows, batch_of([SamplingParams(min_p=min_p)]), upload)
@@ -173,7 +173,7 @@ def test_at_least_one_token_remains():
     assert kept(logits, [tiny] * 3).any(dim=-1).all()
 
 
-def test_rows_that_are_not_numbers_do_not_disturb_others():
+def test_rows_of_nan_do_not_affect_others():
     logits = random_logits(4, 5000, 2.0, seed=5)
     wanted = [SamplingParams(top_k=300, top_p=0.8, min_p=0.01, typical_p=0.9)] * 4
     clean = kept(logits, wanted)

@@ -35,7 +35,7 @@ def expected_row(scores: list[float], tokens: list[int], prompt: int, wanted: Sa
     return result
 
 
-def test_repetition_penalty_is_transformers():
+def test_repetition_penalty_matches_transformers():
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, VOCAB, (3, 20), generator=generator)
     scores = torch.randn(3, VOCAB, generator=generator) * 4
@@ -60,7 +60,7 @@ WANTED = [
 
 
 @pytest.mark.parametrize("at_once", [1, 45, 1 << 19])
-def test_all_penalties_together_row_by_row(monkeypatch, at_once):
+def test_all_penalties_together_match_a_row_by_row_reference(monkeypatch, at_once):
     monkeypatch.setattr(penalties, "MAX_TOKENS_AT_ONCE", at_once)
     generator = np.random.default_rng(1)
     lengths, prompts = [30, 9, 25, 60, 1], [10, 9, 0, 25, 1]

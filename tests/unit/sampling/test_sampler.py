@@ -41,7 +41,7 @@ MANY = [
 ] * 3
 
 
-def test_every_row_gets_alone_what_it_gets_among_32_others():
+def test_a_row_samples_the_same_alone_and_among_32_others():
     logits = random_logits(len(MANY))
     pool = torch.randint(0, VOCAB, (64, 32), dtype=torch.int32)
     positions = [7 + row % 20 for row in range(len(MANY))]
@@ -117,6 +117,7 @@ def test_tokens_follow_the_distribution(wanted, expected):
     assert chi_square(counts[kept], probabilities[kept]) < limit
 
 
+@pytest.mark.tgi_pain(14)
 def test_logprobs_are_the_models_own():
     logits = random_logits(len(MANY))
     before = logits.clone()
@@ -128,7 +129,7 @@ def test_logprobs_are_the_models_own():
     assert torch.equal(logits, before), "the sampler changed the model's logits"
 
 
-def test_top_logprobs_come_in_order_for_the_rows_that_ask():
+def test_top_logprobs_are_ordered_for_the_rows_that_request_them():
     logits = random_logits(len(MANY))
     top = sample(logits, MANY).top
     assert top is not None
@@ -139,7 +140,7 @@ def test_top_logprobs_come_in_order_for_the_rows_that_ask():
     torch.testing.assert_close(top.logprobs, expected.values[:, :7])
 
 
-def test_no_more_top_logprobs_than_tokens():
+def test_top_logprobs_are_limited_to_the_vocabulary():
     top = sample(random_logits(1)[:, :4], [SamplingParams(top_logprobs=10)]).top
     assert top is not None
     assert top.counts.tolist() == [4]
@@ -161,7 +162,7 @@ def test_a_poisoned_row_is_marked_alone(poison):
         assert 0 <= result.token_ids[row] < VOCAB
 
 
-def test_tokens_that_the_model_excludes_are_no_poison():
+def test_tokens_that_the_model_excludes_do_not_poison_a_row():
     logits = random_logits(2)
     logits[:, 100:] = -torch.inf
     result = sample(logits, [SamplingParams(seed=1, temperature=0.9), GREEDY])

@@ -24,7 +24,7 @@ def mix(x: int) -> int:
 
 
 def is_green(before: int, token: int, gamma: float = 0.5) -> bool:
-    """A detector's, in plain numbers: what is published must not change."""
+    """A detector in plain numbers, which must not change once published."""
     return mix(token ^ mix(15485863 * before & 0xFFFFFFFF)) < gamma * 2**32
 
 
@@ -37,7 +37,7 @@ def green_lists(before: list[int], wanted: list[SamplingParams]) -> torch.Tensor
     return scores
 
 
-def test_the_green_list_is_the_detectors():
+def test_the_green_list_matches_the_detectors():
     before = [0, 1, 7, 1999, 151_935]
     for gamma in (0.25, 0.5, 0.1):
         params = SamplingParams(watermark=True, watermark_gamma=gamma, watermark_delta=1.5)
@@ -59,14 +59,14 @@ def test_the_green_share_is_gamma(gamma):
     assert per_token.abs().max() < 5, "some token is nearly always or never green"
 
 
-def test_the_lists_of_different_tokens_before_are_unrelated():
+def test_green_lists_of_different_previous_tokens_are_unrelated():
     green = green_lists(list(range(200)), [MARKED] * 200) > 0
     correlation = torch.corrcoef(green.float()).fill_diagonal_(0)
     assert correlation.abs().max() < 6 / math.sqrt(VOCAB)
 
 
 @pytest.mark.parametrize("at_once", [1, 3 * VOCAB, 1 << 20])
-def test_it_depends_on_the_token_before_alone(monkeypatch, at_once):
+def test_the_green_list_depends_on_the_previous_token_alone(monkeypatch, at_once):
     monkeypatch.setattr(watermark, "MAX_HASHED", at_once)
     wanted = [MARKED, SamplingParams(), MARKED, SamplingParams(watermark=True, seed=5), MARKED]
     marks = green_lists([9, 9, 10, 9, 9], wanted)
@@ -77,7 +77,7 @@ def test_it_depends_on_the_token_before_alone(monkeypatch, at_once):
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_detector_tells_a_marked_text_from_another(marked):
+def test_a_detector_distinguishes_marked_text(marked):
     generator = torch.Generator().manual_seed(4)
     sampler, params = Sampler(upload), SamplingParams(seed=11, watermark=marked)
     pool = torch.zeros(1, 260, dtype=torch.int32)

@@ -22,14 +22,14 @@ def pieces(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None
 
 @given(ids=st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1), max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_random_ids_give_the_text_of_the_whole(ids: list[int]) -> None:
+def test_pieces_of_random_ids_join_to_the_decoded_text(ids: list[int]) -> None:
     assert "".join(pieces(BYTE_LEVEL, ids)) == BYTE_LEVEL.decode(ids)
 
 
 @BOTH
 @given(text=st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_is_restored(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
@@ -73,7 +73,7 @@ def test_special_tokens_add_nothing() -> None:
     assert "".join(pieces(BYTE_LEVEL, ids)) == "hello"
 
 
-def test_the_space_of_the_first_word_behind_a_prompt_is_kept() -> None:
+def test_leading_space_behind_a_prompt_is_preserved() -> None:
     prompt = BYTE_FALLBACK.encode("hello", add_special_tokens=False)
     ids = BYTE_FALLBACK.encode("hello the", add_special_tokens=False)[len(prompt) :]
     assert "".join(pieces(BYTE_FALLBACK, ids, prompt)) == " the"
@@ -94,7 +94,7 @@ CONTINUATIONS = [i for i in range(BYTE_LEVEL.vocab_size) if BYTE_LEVEL.token_byt
     text=st.text(max_size=10),
 )
 @settings(max_examples=200, deadline=None)
-def test_bytes_that_are_no_text_do_not_wait_for_ever(
+def test_invalid_bytes_are_not_held_back_endlessly(
     before: list[int], count: int, text: str
 ) -> None:
     after = BYTE_LEVEL.encode(text, add_special_tokens=False)

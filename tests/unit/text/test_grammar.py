@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.text import grammar
-from tgi_cli.text.grammar import GrammarError
+from tgi_cli.text.grammar import grammar
+from tgi_cli.text.grammar.grammar import GrammarError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 
@@ -29,9 +29,9 @@ def form(found: grammar.Grammar | None) -> Any:
     ],
 )
 def test_native(asked: Any, expected: Any) -> None:
-    assert form(grammar.native(asked)) == expected
+    assert form(grammar.parse_tgi(asked)) == expected
     # TGI's chats take the same.
-    assert form(grammar.response_format(asked)) == expected
+    assert form(grammar.parse_response_format(asked)) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_native(asked: Any, expected: Any) -> None:
     ],
 )
 def test_response_format(asked: Any, expected: Any) -> None:
-    assert form(grammar.response_format(asked)) == expected
+    assert form(grammar.parse_response_format(asked)) == expected
 
 
-def test_what_vllm_takes() -> None:
+def test_parameters_of_vllm_are_parsed() -> None:
     for name, value, expected in (
         ("json", SCHEMA, {"json": SCHEMA}),
         ("regex", "a", {"regex": "a"}),
@@ -88,18 +88,21 @@ def test_what_vllm_takes() -> None:
         ("grammar", 'root ::= "a"', {"lark": 'root ::= "a"'}),
         ("json_object", True, {"json": {"type": "object"}}),
     ):
-        assert form(grammar.guided(f"guided_{name}", value)) == expected
-        found = grammar.structured_outputs({name: value, "backend": None, "disable": False})
+        assert form(grammar.parse_guided(f"guided_{name}", value)) == expected
+        found = grammar.parse_structured_outputs({name: value, "backend": None, "disable": False})
         assert form(found) == expected
         assert found is not None
         assert found.param == "structured_outputs"
     spaced = {"json": SCHEMA, "whitespace": " *"}
-    assert form(grammar.guided("guided_json", SCHEMA, " *")) == spaced
-    assert form(grammar.structured_outputs({"json": SCHEMA, "whitespace_pattern": " *"})) == spaced
-    assert grammar.structured_outputs({}) is None
+    assert form(grammar.parse_guided("guided_json", SCHEMA, " *")) == spaced
+    assert (
+        form(grammar.parse_structured_outputs({"json": SCHEMA, "whitespace_pattern": " *"}))
+        == spaced
+    )
+    assert grammar.parse_structured_outputs({}) is None
     tag = {"structures": [{"begin": "<f>"}], "triggers": ["<f>"]}
     for given in (tag, json.dumps(tag)):
-        assert "tags" in form(grammar.structured_outputs({"structural_tag": given}))
+        assert "tags" in form(grammar.parse_structured_outputs({"structural_tag": given}))
 
 
 @pytest.mark.parametrize(
@@ -114,9 +117,9 @@ def test_what_vllm_takes() -> None:
         ({"type": "yaml", "value": "x"}, "`type` must be json, regex or json_schema. Given: yaml"),
     ],
 )
-def test_native_forms_that_cannot_be(asked: Any, message: str) -> None:
+def test_invalid_tgi_grammars_are_refused(asked: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
-        grammar.native(asked)
+        grammar.parse_tgi(asked)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +140,9 @@ def test_native_forms_that_cannot_be(asked: Any, message: str) -> None:
         ),
     ],
 )
-def test_response_formats_that_cannot_be(asked: Any, message: str) -> None:
+def test_invalid_response_formats_are_refused(asked: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
-        grammar.response_format(asked)
+        grammar.parse_response_format(asked)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +152,14 @@ def test_response_formats_that_cannot_be(asked: Any, message: str) -> None:
         ({"choice": []}, "`choice`: it must be a list of texts"),
         ({"choice": [1]}, "`choice`: it must be a list of texts"),
         ({"xml": "a"}, "`xml`: this kind of structured output is not supported"),
-        ({"structural_tag": "{"}, "it is no JSON"),
+        ({"structural_tag": "{"}, "it is not valid JSON"),
     ],
 )
-def test_structured_outputs_that_cannot_be(asked: Any, message: str) -> None:
+def test_invalid_structured_outputs_are_refused(asked: Any, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
-        grammar.structured_outputs(asked)
+        grammar.parse_structured_outputs(asked)
 
 
 def test_size_is_bounded() -> None:
     with pytest.raises(GrammarError, match="it has more than 262144 bytes"):
-        grammar.native({"type": "regex", "value": "a" * (1 << 18)})
+        grammar.parse_tgi({"type": "regex", "value": "a" * (1 << 18)})

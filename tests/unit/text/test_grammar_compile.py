@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from tgi_cli.text.grammar import Grammar, GrammarError, structural_tag
-from tgi_cli.text.grammar_compile import Compiler
-from tgi_cli.text.grammar_tokens import SpecialTokens
+from tgi_cli.text.grammar.compile import Compiler
+from tgi_cli.text.grammar.grammar import Grammar, GrammarError, parse_structural_tag
+from tgi_cli.text.grammar.tokens import SpecialTokens
 
 TOKENS = SpecialTokens(
     {"<eos>": 0, "<|call|>": 1, "<tool_call>": 2, "<think>": 3}, ["<eos>", "<|call|>"], [0]
@@ -67,7 +67,7 @@ def test_white_space() -> None:
         compiled({"json": {**own, "not": {}}})
 
 
-def test_what_is_no_object_and_what_refers_to_itself() -> None:
+def test_non_objects_and_recursive_references() -> None:
     assert follows(compiled({"json": {"items": {"type": "boolean"}}}), "[true, false]")
     assert follows(compiled({"json": True}), '[{"a": null}]')
     node = {"properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}}, "required": ["v"]}
@@ -167,13 +167,13 @@ REFUSED: list[tuple[Any, str]] = [
     ({"properties": []}, "properties must be an object (at #)"),
     (False, "a JSON schema must be an object"),
     ("[1]", "a JSON schema must be an object"),
-    ("{", "it is no JSON: Expecting property name enclosed in double quotes: "
+    ("{", "it is not valid JSON: Expecting property name enclosed in double quotes: "
      "line 1 column 2 (char 1)"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("schema", "message"), REFUSED, ids=lambda v: str(v)[:60])
-def test_refused_by_name_and_place(schema: Any, message: str) -> None:
+def test_errors_name_the_keyword_and_its_path(schema: Any, message: str) -> None:
     with pytest.raises(GrammarError) as error:
         compiled({"json": schema})
     assert str(error.value) == message
@@ -250,7 +250,7 @@ def hermes(**fields: Any) -> str:
         for name, schema in (("weather", WEATHER), ("time", None))
     ]
     tag = {"triggers": ["<tool_call>"], "structures": structures, "between": "\n", **fields}
-    return COMPILER.compile(structural_tag(tag).form)
+    return COMPILER.compile(parse_structural_tag(tag).form)
 
 
 CALL = '\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
@@ -295,7 +295,7 @@ def test_calls_in_a_list_behind_a_special_token() -> None:
     }
     one = '{"arguments": {"city": "x"}}'
     for least in (0, 1):
-        grammar = COMPILER.compile(structural_tag({**tag, "at_least": least}).form)
+        grammar = COMPILER.compile(parse_structural_tag({**tag, "at_least": least}).form)
         assert follows(grammar, "<|call|>", f" [{one}]")
         assert follows(grammar, "<|call|>", f" [{one}, {one}]")
         assert not follows(grammar, "<|call|>", f" [{one}, ]")
@@ -308,7 +308,7 @@ def test_a_tools_schema_is_refused_by_its_name() -> None:
     structures = [{"name": "f", "begin": "<tool_call>", "schema": {"items": {"not": {}}}}]
     with pytest.raises(GrammarError) as error:
         COMPILER.compile(
-            structural_tag({"triggers": ["<tool_call>"], "structures": structures}).form
+            parse_structural_tag({"triggers": ["<tool_call>"], "structures": structures}).form
         )
     assert str(error.value) == (
         "schema of `f`: JSON schema keyword `not` is not supported (at #/items)"
@@ -322,10 +322,10 @@ def test_only_strict_schemas_are_refused_in_structures() -> None:
     for strict in (True, None):
         with pytest.raises(GrammarError, match="`uniqueItems` is not supported"):
             COMPILER.compile(
-                structural_tag({**tag, "structures": [{**structure, "strict": strict}]}).form
+                parse_structural_tag({**tag, "structures": [{**structure, "strict": strict}]}).form
             )
     lenient = {**tag, "structures": [{**structure, "strict": False}]}
-    grammar = COMPILER.compile(structural_tag(lenient).form)
+    grammar = COMPILER.compile(parse_structural_tag(lenient).form)
     assert follows(grammar, "<tool_call>", '{"a": [1, 1]}.')
     assert not follows(grammar, "<tool_call>", "[].")
 
@@ -363,10 +363,10 @@ def hermes_behind(before: dict[str, str]) -> str:
     begin = '<tool_call>\n{"name": "weather", "arguments": '
     structure = {"begin": begin, "schema": WEATHER, "end": "}\n</tool_call>"}
     tag = {"triggers": ["<tool_call>"], "structures": [structure], "at_least": 1}
-    return COMPILER.compile(structural_tag(tag).behind({**before, "inside": False}).form)
+    return COMPILER.compile(parse_structural_tag(tag).behind({**before, "inside": False}).form)
 
 
-def test_content_that_is_marked_itself() -> None:
+def test_marked_content_is_constrained_behind_its_marker() -> None:
     before = {"open": "<|call|>thought", "close": "<|call|>end", "then": "<|call|>final"}
     grammar = behind(False, **before)
     assert follows(grammar, "<|call|>", 'final{"city": "x"}')

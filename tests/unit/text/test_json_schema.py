@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.text import json_schema
+from tgi_cli.text.grammar import json_schema
 
 TEXT = {"type": "string"}
 
@@ -77,7 +77,7 @@ def test_refine(schema: dict[str, Any], refined: dict[str, Any]) -> None:
     assert repr(schema) == before
 
 
-def test_places() -> None:
+def test_paths_of_subschemas() -> None:
     schema = {"properties": {"a/b": {"items": [TEXT]}, "~": True}, "$defs": {"x": {"not": {}}}}
     places = dict(json_schema.children(schema))
     assert places == {

@@ -62,7 +62,7 @@ def test_nothing_shown_has_to_be_taken_back(stops: list[str], text: str) -> None
         assert final.startswith(shown)
 
 
-def test_only_what_may_become_a_stop_is_held_back() -> None:
+def test_only_a_possible_stop_string_is_held_back() -> None:
     buffer = StopBuffer(StopStrings(["<end>"]))
     assert buffer.push("hello <e") == "hello "
     assert buffer.push("x") == "<ex"
@@ -71,7 +71,7 @@ def test_only_what_may_become_a_stop_is_held_back() -> None:
     assert buffer.hit == "<end>"
 
 
-def test_empty_stops_say_nothing() -> None:
+def test_empty_stop_strings_are_ignored() -> None:
     assert not StopStrings(["", ""])
     assert run([""], ["abc"]) == ("abc", None)
 
@@ -82,7 +82,7 @@ def test_unicode_stops() -> None:
     assert run([last + "\0", "\1"], [f"a{last}", "\0b"]) == ("a", last + "\0")
 
 
-def test_nothing_comes_after_a_hit() -> None:
+def test_nothing_follows_a_stop_string() -> None:
     buffer = StopBuffer(StopStrings(["ab"]))
     assert buffer.push("xab") == "x"
     assert (buffer.push("y"), buffer.flush(), buffer.hit) == ("", "", "ab")

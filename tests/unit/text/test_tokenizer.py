@@ -12,8 +12,8 @@ import pytest
 from tests.unit.text import tiny
 from tgi_cli.errors import ModelError
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.offload import INLINE_CHARACTERS, TextWorkers
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.workers import INLINE_CHARACTERS, TextWorkers
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_a_folder_without_any_tokenizer_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ModelError, match="no tokenizer in"):
         Tokenizer.load(tmp_path)

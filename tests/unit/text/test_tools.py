@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.text.test_response import TOOLS
-from tgi_cli.text.response_formats import TOOL_FORMATS
+from tests.unit.text.test_response_parser import TOOLS
+from tgi_cli.text.known_formats import TOOL_FORMATS
 from tgi_cli.text.tools import TOOL_PROMPT, as_text, tool_grammar
 
 CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": {"city": "Köln"}}}
@@ -19,7 +19,7 @@ TALK: list[dict[str, Any]] = [
 ]
 
 
-def test_tools_stand_behind_the_last_message_of_the_users() -> None:
+def test_tools_follow_the_last_user_message() -> None:
     told = as_text(TALK, TOOLS)
     assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
     assert told[:2] == TALK[:2]
@@ -42,7 +42,7 @@ def test_a_prompt_of_the_requests_own() -> None:
     assert message["content"].endswith("\nCall!")
 
 
-def test_without_tools_only_what_was_called_is_told() -> None:
+def test_without_tools_only_past_calls_become_text() -> None:
     assert "---" not in str(as_text(TALK, []))
     assert as_text(TALK[:2], []) == TALK[:2]
 
@@ -67,8 +67,8 @@ def test_grammar() -> None:
     assert tool_grammar(TOOLS, "auto", True, None) is None
 
 
-def test_what_the_grammar_describes_is_read_as_calls() -> None:
-    from tests.unit.text.test_response import _TOKENIZER, calls, form, read
+def test_output_of_the_grammar_is_parsed_as_calls() -> None:
+    from tests.unit.text.test_response_parser import _TOKENIZER, calls, form, read
 
     for name, tools in TOOL_FORMATS.items():
         told = tool_grammar(TOOLS, "required", True, tools)

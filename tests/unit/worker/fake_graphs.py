@@ -20,7 +20,7 @@ from tgi_cli.attention.reference import ReferenceAttention
 
 
 class RecordedGraph:
-    """Implements :class:`tgi_cli.worker.graphs.Graph`."""
+    """Implements :class:`tgi_cli.worker.cuda_graphs.Graph`."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, Any, Any, Any]] = []
@@ -73,16 +73,16 @@ def storage(tensor: Tensor) -> int:
 class PaddedAttention(ReferenceAttention):
     """The oracle, and steps of a fixed size out of operators whose shapes never vary."""
 
-    _rows: int | None = None
-    _buffers: AttentionMetadata | None = None
+    rows: int | None = None
+    buffers: AttentionMetadata | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        self._rows = None
+        self.rows = None
         super().plan(metadata)
 
     def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata:
         with self.device:
-            self._buffers = AttentionMetadata(
+            self.buffers = AttentionMetadata(
                 query_start_loc=torch.arange(max_rows + 1, dtype=torch.int32),
                 kv_lens=torch.zeros(max_rows, dtype=torch.int32),
                 block_table=torch.zeros(max_rows, max_blocks, dtype=torch.int32),
@@ -91,14 +91,14 @@ class PaddedAttention(ReferenceAttention):
                 kv_lens_host=[],
                 num_decodes=0,
             )
-        return self._buffers
+        return self.buffers
 
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
         assert metadata is None
-        assert self._buffers is not None
-        self._rows = rows
-        self._buffers.kv_lens[:rows].zero_()
-        self._buffers.slot_mapping[:rows].fill_(-1)
+        assert self.buffers is not None
+        self.rows = rows
+        self.buffers.kv_lens[:rows].zero_()
+        self.buffers.slot_mapping[:rows].fill_(-1)
 
     def __call__(
         self,
@@ -110,7 +110,7 @@ class PaddedAttention(ReferenceAttention):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        rows, buffers = self._rows, self._buffers
+        rows, buffers = self.rows, self.buffers
         if rows is None or buffers is None:
             return super().__call__(layer, query, key, value, scale, softcap, sinks)
         assert len(query) == rows

@@ -9,46 +9,50 @@ import sys
 import threading
 import time
 
-from tgi_cli.worker import orders
-from tgi_cli.worker.channel import Channel
+from tgi_cli.process.framing import Channel
+from tgi_cli.worker.tensor_parallel import messages
 
 
-def main(behaviour: str, orders_fd: str, news_fd: str) -> None:
-    incoming, news = (Channel(socket.socket(fileno=int(fd))) for fd in (orders_fd, news_fd))
-    first = incoming.receive()
+def main(behaviour: str, commands_fd: str, events_fd: str) -> None:
+    commands, events = (Channel(socket.socket(fileno=int(fd))) for fd in (commands_fd, events_fd))
+    first = commands.receive()
     assert first is not None
-    assert orders.decode_assignment(first).rank == 1
+    assert messages.decode_assignment(first).rank == 1
     if behaviour == "deaf":
-        news.send(orders.encode(orders.Loaded()))
+        events.send(messages.encode(messages.Loaded()))
         time.sleep(600)
     if behaviour == "refuses":
-        news.send(orders.encode(orders.Failed("CheckpointError", "3 missing: a, b, c", "mend it")))
+        events.send(
+            messages.encode(messages.Failed("CheckpointError", "3 missing: a, b, c", "mend it"))
+        )
     if behaviour == "babbles":
-        news.send(b"\xc1\xc1\xc1")
+        events.send(b"\xc1\xc1\xc1")
     if behaviour in ("refuses", "babbles", "dies at the start"):
         time.sleep(0.5)
         os._exit(3)
-    news.send(orders.encode(orders.Loaded()))
+    events.send(messages.encode(messages.Loaded()))
 
     def answer() -> None:
-        while (ping := news.receive()) is not None:
-            news.send(ping)
+        while (ping := events.receive()) is not None:
+            events.send(ping)
         os._exit(0)
 
     if behaviour == "hangs":
         time.sleep(600)
     threading.Thread(target=answer, daemon=True).start()
-    while (data := incoming.receive()) is not None:
-        order = orders.decode_order(data)
-        if isinstance(order, orders.RunStep):
+    while (data := commands.receive()) is not None:
+        command = messages.decode_command(data)
+        if isinstance(command, messages.RunStep):
             if behaviour == "is killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if behaviour == "fails":
-                news.send(orders.encode(orders.Failed("OutOfMemoryError", "no memory left", "buy")))
+                events.send(
+                    messages.encode(messages.Failed("OutOfMemoryError", "no memory left", "buy"))
+                )
                 os._exit(7)
-        elif isinstance(order, orders.PrepareAdapter):
-            cause = "rank 64 is too much" if order.name == "large" else ""
-            news.send(orders.encode(orders.AdapterPrepared(order.adapter_id, cause)))
+        elif isinstance(command, messages.PrepareAdapter):
+            cause = "rank 64 is too much" if command.name == "large" else ""
+            events.send(messages.encode(messages.AdapterPrepared(command.adapter_id, cause)))
     time.sleep(600)  # its other thread ends it
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from tgi_cli.attention import AttentionMetadata
 from tgi_cli.engine.step import NewRow, Step
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.upload import Uploader
 
 VOCAB = 211
 GREEDY = SamplingParams(temperature=0.0)
@@ -67,7 +67,7 @@ class FakeModel:
         for index, kv_len in enumerate(meta.kv_lens.tolist()):
             blocks = meta.block_table[index, : -(-kv_len // attention.block_size)]
             held = attention.cache[blocks].view(-1, 2)[:kv_len]
-            assert held[:, 1].tolist() == list(range(kv_len)), "KV stands at wrong positions"
+            assert held[:, 1].tolist() == list(range(kv_len)), "KV is at wrong positions"
             first, end = meta.query_start_loc[index : index + 2].tolist()
             for token in range(first, end):
                 known = kv_len - (end - 1 - token)
@@ -109,9 +109,9 @@ def make_runner(
 ) -> tuple[ModelRunner, FakeModel, FakeAttention]:
     """``like_a_device``: arrays are packed and copied, the block table is a second memory."""
     upload = Uploader(CPU, packed=like_a_device)
-    rows = Rows(max_rows, max_tokens, block_size, CPU, upload, shared=not like_a_device)
+    rows = InputBatch(max_rows, max_tokens, block_size, CPU, upload, shared=not like_a_device)
     model, attention = FakeModel(), FakeAttention(num_blocks, block_size)
-    runner = ModelRunner(model, attention, rows, VOCAB, CPU, upload)  # type: ignore[arg-type]
+    runner = ModelRunner(model, attention, rows, VOCAB)  # type: ignore[arg-type]
     return runner, model, attention
 
 

@@ -17,10 +17,10 @@ from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.attention.triton import TritonAttention
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.graphs import DecodeGraphs
-from tgi_cli.worker.rows import Rows
+from tgi_cli.worker.cuda_graphs import DecodeGraphs
+from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
-from tgi_cli.worker.staging import Uploader
+from tgi_cli.worker.upload import Uploader
 
 VOCAB, BLOCK = 97, 16
 WANTED = SamplingParams(temperature=0.0)
@@ -31,7 +31,7 @@ class Model(TinyModel):
 
 
 class Again:
-    """Implements :class:`tgi_cli.worker.graphs.Graph` for one attention."""
+    """Implements :class:`tgi_cli.worker.cuda_graphs.Graph` for one attention."""
 
     def __init__(self, attention: PagedAttention) -> None:
         self._attention = attention
@@ -47,12 +47,12 @@ class Again:
 
 def tokens_of(kind: type[PagedAttention], graphs: bool) -> list[list[int]]:
     upload = Uploader(CPU, packed=True)
-    rows = Rows(4, 64, BLOCK, CPU, upload, shared=False)
+    rows = InputBatch(4, 64, BLOCK, CPU, upload, shared=False)
     specs = [KVSpec(Model.KV_HEADS, Model.DIM), KVSpec(Model.KV_HEADS, Model.DIM, window=9)]
     attention = kind(specs, BLOCK, torch.float32, CPU)
     attention.allocate(12)
     model = Model(VOCAB)
-    runner = ModelRunner(model, attention, rows, VOCAB, CPU, upload)
+    runner = ModelRunner(model, attention, rows, VOCAB)
     lengths = (3, 15, 20)
     new = [
         new_row(row, [7 * row + i for i in range(length)], [3 * row + 2, 3 * row, 3 * row + 1])

@@ -14,13 +14,13 @@ from tests.parity.cases import LONGROPE, SMALL, Case
 from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
 from tests.tools.quantized import gptq, write_quantized
-from tests.tools.sharded import on_shards
+from tests.tools.thread_shards import on_shards
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.worker.cross_check import cross_check
-from tgi_cli.worker.worker import load_worker
+from tgi_cli.worker.factory import load_worker
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def check(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_right_model_passes(
+def test_a_correct_model_passes_the_cross_check(
     dtype: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -48,7 +48,7 @@ def test_a_right_model_passes(
         assert "48 of 48 greedy tokens" in caplog.text
 
 
-def test_one_that_runs_through_transformers_passes(tmp_path: Path) -> None:
+def test_a_model_run_by_transformers_code_passes_the_cross_check(tmp_path: Path) -> None:
     check(make_checkpoint(Case("CohereConfig", SMALL), tmp_path))
 
 
@@ -70,7 +70,7 @@ def test_factors_of_long_contexts_are_no_difference(tmp_path: Path) -> None:
     ],
     ids=["other angles", "other norms", "other heads"],
 )
-def test_a_wrong_model_is_caught(
+def test_a_wrong_model_fails_the_cross_check(
     overrides: dict[str, Any], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     path = make_llama(tmp_path / "right", num_key_value_heads=8)
@@ -80,7 +80,7 @@ def test_a_wrong_model_is_caught(
         check(path, wrong, dtype)
 
 
-def test_one_weight_that_is_off_is_caught(tmp_path: Path) -> None:
+def test_one_wrong_weight_fails_the_cross_check(tmp_path: Path) -> None:
     path = make_llama(tmp_path, tie_word_embeddings=False)
     model = load_model(read_config(path), torch.float32, CPU)
     with torch.inference_mode():
@@ -89,7 +89,7 @@ def test_one_weight_that_is_off_is_caught(tmp_path: Path) -> None:
         check(path, model)
 
 
-def test_numbers_that_are_none_are_caught(tmp_path: Path) -> None:
+def test_nan_logits_fail_the_cross_check(tmp_path: Path) -> None:
     path = make_llama(tmp_path)
     model = load_model(read_config(path), torch.float32, CPU)
     with torch.inference_mode():
@@ -98,7 +98,7 @@ def test_numbers_that_are_none_are_caught(tmp_path: Path) -> None:
         check(path, model)
 
 
-def test_all_shards_learn_the_verdict(tmp_path: Path) -> None:
+def test_the_cross_check_fails_on_all_shards(tmp_path: Path) -> None:
     right = make_llama(tmp_path / "right")
     wrong = make_llama(tmp_path / "wrong", seed=1)
 
@@ -116,7 +116,7 @@ def test_all_shards_learn_the_verdict(tmp_path: Path) -> None:
     assert "the first shard found a difference" in second
 
 
-def test_a_context_without_room_is_refused(tmp_path: Path) -> None:
+def test_a_context_too_short_for_a_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="17 are served"):
         check(make_llama(tmp_path), served=17)
 

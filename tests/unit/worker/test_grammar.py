@@ -138,7 +138,7 @@ def test_whatever_is_sampled_under_an_expression_matches_it(
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(schema.get("type", "const")))
-def test_jumps_say_what_a_model_without_a_choice_would_say(
+def test_forced_tokens_are_those_that_a_constrained_model_would_choose(
     compiler: LLGuidance, schema: dict[str, Any]
 ) -> None:
     text = grammar("json_schema", schema | COMPACT)
@@ -183,7 +183,7 @@ def test_a_token_that_is_not_allowed_is_an_error_in_one_line(compiler: LLGuidanc
 
 
 @pytest.mark.parametrize("others", [0, 20])
-def test_a_dead_end_allows_nothing_and_says_so(compiler: LLGuidance, others: int) -> None:
+def test_a_dead_end_allows_no_token_and_reports_an_error(compiler: LLGuidance, others: int) -> None:
     """Also where masks are filled by several threads."""
     dead = matcher_of(compiler, grammar("lark", 'start: "x" | "a" Y\nY: /q/ & ~/q/'))
     (a,) = [i for i in allowed(compiler, dead)[0] if decoded([i]) == "a"]
@@ -217,10 +217,10 @@ def test_requests_with_one_grammar_share_its_compilation_and_nothing_else(
     assert compiler.compile(text).done(), "what is compiled is there at once"
 
 
-def test_so_many_grammars_are_kept_and_no_more(compiler: LLGuidance) -> None:
+def test_the_number_of_cached_grammars_is_limited(compiler: LLGuidance) -> None:
     for i in range(MAX_COMPILED + 5):
         compiler.compile(grammar("regex", f"number {i}")).result(20)
-    assert len(compiler._compiled) == MAX_COMPILED
+    assert len(compiler.compiled) == MAX_COMPILED
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_so_many_grammars_are_kept_and_no_more(compiler: LLGuidance) -> None:
         ("{}", ""),
     ],
 )
-def test_what_is_wrong_with_a_grammar_is_told(compiler: LLGuidance, text: str, cause: str) -> None:
+def test_errors_of_a_grammar_are_reported(compiler: LLGuidance, text: str, cause: str) -> None:
     for _ in range(2):
         error = compiler.compile(text).exception(20)
         assert isinstance(error, ValueError)
@@ -311,10 +311,10 @@ def test_a_model_without_a_usable_tokenizer_runs_without_grammars(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert load_grammars(tmp_path, 100, (1,)) is None
-    assert "no grammars" in caplog.text
+    assert "grammars are unavailable" in caplog.text
 
 
-def test_a_vocabulary_that_the_library_fails_on_is_no_end_of_the_server(
+def test_a_vocabulary_that_llguidance_cannot_read_turns_grammars_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A token of so many bytes is beyond its tables."""
@@ -323,4 +323,4 @@ def test_a_vocabulary_that_the_library_fails_on_is_no_end_of_the_server(
     backend.add_tokens(["a", "a" * 5000])
     backend.save(str(tmp_path / "tokenizer.json"))
     assert load_grammars(tmp_path, 100, (0,)) is None
-    assert "no grammars" in caplog.text
+    assert "grammars are unavailable" in caplog.text

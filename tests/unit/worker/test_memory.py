@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from tests.unit.worker.fakes import CPU
-from tgi_cli.worker import memory
+from tgi_cli.worker.sizing import memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc_trim and /proc")
-def test_memory_that_was_freed_is_given_back():
+def test_freed_memory_is_returned_to_the_system():
     """Small pieces with one kept at the end: free() alone cannot shrink the heap."""
     malloc = ctypes.CDLL(None).malloc
     malloc.restype, free = ctypes.c_void_p, ctypes.CDLL(None).free
@@ -19,12 +19,12 @@ def test_memory_that_was_freed_is_given_back():
         ctypes.memset(piece, 1, 64 << 10)
     for piece in pieces[:-1]:
         free(ctypes.c_void_p(piece))
-    held = memory._held(CPU)
-    memory.give_back(CPU)
-    assert memory._held(CPU) < held - (48 << 20)
+    held = memory.held_memory(CPU)
+    memory.release_unused_memory(CPU)
+    assert memory.held_memory(CPU) < held - (48 << 20)
     free(ctypes.c_void_p(pieces[-1]))
 
 
 def test_another_c_library_is_no_error(monkeypatch):
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
-    memory.give_back(CPU)
+    memory.release_unused_memory(CPU)

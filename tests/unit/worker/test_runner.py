@@ -104,7 +104,7 @@ def test_lack_of_memory_has_its_own_error_and_the_row_changes_hold(failure):
     assert run(runner, step_of((0, 0, 2, True))).token_ids == [next_token([1, 2])]
 
 
-def test_other_failures_pass_as_they_are():
+def test_other_errors_are_raised_unchanged():
     runner, model, _ = make_runner()
     model.failure = RuntimeError("the device is lost")
     with pytest.raises(RuntimeError, match="the device is lost"):

@@ -16,8 +16,9 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import BlockAppend
 from tgi_cli.errors import OutOfMemoryError
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker import sizing
-from tgi_cli.worker.worker import ModelWorker, load_worker
+from tgi_cli.worker.factory import load_worker
+from tgi_cli.worker.sizing import kv_cache
+from tgi_cli.worker.worker import ModelWorker
 
 SAID: dict[str, Any] = {"dtype": "float32", "max_batch_prefill_tokens": 64, "max_batch_size": 4}
 
@@ -39,7 +40,7 @@ def worker(checkpoint: Path) -> ModelWorker:
 
 
 @pytest.mark.parametrize("off", [False, True])
-def test_clients_are_told_whether_requests_may_have_grammars(tmp_path, worker, off):
+def test_info_reports_whether_requests_may_have_grammars(tmp_path, worker, off):
     """They may where the tokenizer is there and nobody has said no."""
     assert not worker.info().grammar
     path = make_llama(tmp_path / "llama", vocab_size=4096, tokenizer=demo.model_path())
@@ -50,7 +51,7 @@ def test_clients_are_told_whether_requests_may_have_grammars(tmp_path, worker, o
     said.close()
 
 
-def test_what_clients_are_told(checkpoint):
+def test_info_reports_the_model_and_its_limits(checkpoint):
     seen: list[tuple[int, int]] = []
     serve = ServeConfig(model_id="tiny", revision="r1", **SAID)
     worker, config = load_worker(serve, checkpoint, lambda done, total: seen.append((done, total)))
@@ -132,10 +133,11 @@ def transformers_greedy(checkpoint: Path, prompt: list[int], count: int) -> list
     return out[0, len(prompt) :].tolist()
 
 
+@pytest.mark.tgi_pain(8)
 def test_a_context_that_memory_cannot_hold_is_lowered(checkpoint, monkeypatch):
     worker = load(checkpoint)
-    block_bytes = worker._attention.block_bytes
-    monkeypatch.setattr(sizing, "cache_budget", lambda *_: 10 * block_bytes)
+    block_bytes = worker.attention.block_bytes
+    monkeypatch.setattr(kv_cache, "cache_budget", lambda *_: 10 * block_bytes)
     capacity = worker.warmup()
     assert capacity.num_blocks == 10
     info = worker.info()
@@ -147,15 +149,16 @@ def test_a_context_that_memory_cannot_hold_is_lowered(checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("promise", ["max_total_tokens", "max_batch_total_tokens"])
-def test_a_promise_that_memory_cannot_hold_is_an_error(checkpoint, monkeypatch, promise):
+def test_an_explicit_limit_that_does_not_fit_is_an_error(checkpoint, monkeypatch, promise):
     worker = load(checkpoint, **{promise: 512})
-    block_bytes = worker._attention.block_bytes
-    monkeypatch.setattr(sizing, "cache_budget", lambda *_: 10 * block_bytes)
+    block_bytes = worker.attention.block_bytes
+    monkeypatch.setattr(kv_cache, "cache_budget", lambda *_: 10 * block_bytes)
     with pytest.raises(OutOfMemoryError, match="KV cache") as caught:
         worker.warmup()
     assert "160 tokens" in caught.value.remedy
 
 
+@pytest.mark.tgi_pain(2, 9)
 def test_the_cache_is_sized_after_the_steps_activations(checkpoint, monkeypatch):
     """What a step takes is not given to the cache, and what the small cache held is."""
     worker = load(checkpoint)
@@ -165,11 +168,11 @@ def test_the_cache_is_sized_after_the_steps_activations(checkpoint, monkeypatch)
         asked.append((available, activations, total))
         return 1 << 30
 
-    monkeypatch.setattr(sizing, "available_memory", lambda device: 1000)
-    monkeypatch.setattr(sizing, "cache_budget", budget)
-    monkeypatch.setattr(sizing.PeakMeter, "read", lambda self: 77)
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
+    monkeypatch.setattr(kv_cache, "cache_budget", budget)
+    monkeypatch.setattr(kv_cache.PeakMeter, "read", lambda self: 77)
     assert worker.warmup().activation_bytes == 4 * 77, "a CPU runs a quarter"
     [(available, activations, total)] = asked
-    assert available == 1000 + 64 * worker._attention.block_bytes
+    assert available == 1000 + 64 * worker.attention.block_bytes
     assert activations == 4 * 77
     assert total > 1 << 28

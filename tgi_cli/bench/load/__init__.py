@@ -1,6 +1,6 @@
-"""The load generator: a process that sends requests when it should, and notes when answers came.
+"""The load generator: a process that sends requests at their times and timestamps the responses.
 
-``python -m tgi_cli.bench.load`` reads a job and its requests from stdin and writes what happens
-to stdout (``frames``); ``bench/drive.py`` starts it. It shares its interpreter with nothing that
-could hold it up: no tokenizer, no screen, no statistics.
+``python -m tgi_cli.bench.load`` reads a job and its requests from stdin and writes events to stdout
+(``frames``); ``bench/step_driver.py`` starts it. Its interpreter runs nothing that could delay it:
+no tokenizer, no dashboard, no statistics.
 """

@@ -13,17 +13,16 @@ import threading
 from typing import BinaryIO, cast
 
 from tgi_cli.bench.load import frames
-from tgi_cli.bench.load.frames import Begin, Ended, FromGenerator, Job, NoMore, Ready, Requests
-from tgi_cli.bench.load.generator import Generator
-from tgi_cli.bench.load.honesty import Watch
+from tgi_cli.bench.load.client_lag import LagMonitor
+from tgi_cli.bench.load.generator import LoadGenerator
 from tgi_cli.errors import ExitCode, TgiError
 
 _COLLECT_AFTER = 50_000
 _FLUSH_SECONDS = 30.0
 
 
-class _Out(asyncio.BaseProtocol):
-    """Frames to whoever started this process, written without waiting for it."""
+class _FrameWriter(asyncio.BaseProtocol):
+    """Writes frames to the parent process, without waiting for it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.WriteTransport | None = None
@@ -36,110 +35,94 @@ class _Out(asyncio.BaseProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def report(self, message: FromGenerator) -> None:
+    def report(self, message: frames.FromGenerator) -> None:
         """Write a frame."""
         if self._transport is not None:
             self._transport.write(frames.pack(message))
 
     async def flush(self) -> None:
-        """Close it when all is written, or nobody has read for a while."""
+        """Close the pipe when all is written, or after a while."""
         if self._transport is not None:
             self._transport.close()
             await asyncio.wait({self.closed}, timeout=_FLUSH_SECONDS)
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the job and return the exit status."""
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints is no frame
     with contextlib.suppress(ValueError, OSError):  # as many connections as the system allows
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     job = frames.read(sys.stdin.buffer)
-    if not isinstance(job, Job):
+    if not isinstance(job, frames.GeneratorJob):
         return ExitCode.FAILURE
     try:
         if job.target.kind == "shard-v3":
             from tgi_cli.bench.load import shard
 
             shard.run(job, sys.stdin.buffer, out)
+            return ExitCode.OK
+        try:
+            import uvloop
+        except ImportError:  # Windows
+            asyncio.run(_run(job, out))
         else:
-            _run(job, out)
+            uvloop.run(_run(job, out))
     except TgiError as error:
         print(f"error: {error.cause}\n{error.remedy}", file=sys.stderr)
         return error.exit_code
     return ExitCode.OK
 
 
-def _run(job: Job, out: BinaryIO) -> None:
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        asyncio.run(_hold(job, out))
-    else:
-        uvloop.run(_hold(job, out))
-
-
-async def _hold(job: Job, out: BinaryIO) -> None:
-    """Run a job over HTTP, with whoever started this at the other ends of stdin and ``out``."""
+async def _run(job: frames.GeneratorJob, out: BinaryIO) -> None:
+    """Run a job over HTTP; the parent process has the other ends of stdin and ``out``."""
     loop = asyncio.get_running_loop()
-    _, writer = await loop.connect_write_pipe(_Out, out)
-    generator = Generator(job, writer.report)
+    _, writer = await loop.connect_write_pipe(_FrameWriter, out)
+    generator = LoadGenerator(job, writer.report)
     begin: asyncio.Future[float] = loop.create_future()
+
+    def begin_at(origin: float) -> None:
+        if not begin.done():
+            begin.set_result(origin)
+
+    def stop() -> None:
+        generator.stop()
+        begin_at(0.0)
+
+    async def put(items: list[frames.IndexedRequest]) -> None:
+        for item in items:
+            await generator.source.put(item)
+
+    def feed() -> None:
+        """Read frames, no faster than they are used."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the job is done
+            while True:
+                match frames.read(sys.stdin.buffer):
+                    case frames.RequestChunk(items):
+                        asyncio.run_coroutine_threadsafe(put(items), loop).result()
+                    case frames.EndOfRequests():
+                        asyncio.run_coroutine_threadsafe(generator.source.put(None), loop).result()
+                    case frames.BeginStep(origin):
+                        loop.call_soon_threadsafe(begin_at, origin)
+                    case _:  # the parent process is gone
+                        loop.call_soon_threadsafe(stop)
+                        return
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, generator, begin)
-    writer.closed.add_done_callback(lambda _: _stop(generator, begin))
-    threading.Thread(
-        target=_feed, args=(sys.stdin.buffer, loop, generator, begin), daemon=True
-    ).start()
-    writer.report(Ready())
+        loop.add_signal_handler(number, stop)
+    writer.closed.add_done_callback(lambda _: stop())
+    threading.Thread(target=feed, daemon=True).start()
+    writer.report(frames.GeneratorReady())
     origin = await begin
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
-    watch = Watch()
-    watch.start()
+    monitor = LagMonitor()
+    monitor.start()
     await generator.run(origin)
-    writer.report(Ended(watch.stop(generator.late), generator.stopped))
+    writer.report(frames.GeneratorEnded(monitor.stop(generator.late), generator.stopped))
     await writer.flush()
-
-
-def _stop(generator: Generator, begin: asyncio.Future[float]) -> None:
-    generator.stop()
-    if not begin.done():
-        begin.set_result(0.0)
-
-
-def _feed(
-    stream: BinaryIO,
-    loop: asyncio.AbstractEventLoop,
-    generator: Generator,
-    begin: asyncio.Future[float],
-) -> None:
-    """Take frames in, in a thread; no faster than they are used up."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the job is done
-        while True:
-            message = frames.read(stream)
-            match message:
-                case Requests(items):
-                    asyncio.run_coroutine_threadsafe(_put(generator, items), loop).result()
-                case NoMore():
-                    asyncio.run_coroutine_threadsafe(generator.source.put(None), loop).result()
-                case Begin(origin):
-                    loop.call_soon_threadsafe(_begin, begin, origin)
-                case _:  # nobody is there any more
-                    loop.call_soon_threadsafe(_stop, generator, begin)
-                    return
-
-
-async def _put(generator: Generator, items: list[frames.Item]) -> None:
-    for item in items:
-        await generator.source.put(item)
-
-
-def _begin(begin: asyncio.Future[float], origin: float) -> None:
-    if not begin.done():
-        begin.set_result(origin)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What passes between a run and its load generators: msgpack behind four bytes of length.
+"""The messages between a run and its load generators: msgpack in frames.
 
-To the generator go a Job, Requests as they are made, NoMore after the last, and Begin once all
-generators are Ready. SIGTERM asks it to stop; it still answers with Ended. A closed pipe ends it.
+A generator receives a GeneratorJob, RequestChunks as they are built, EndOfRequests, and BeginStep
+once all generators are GeneratorReady. SIGTERM ends the step; the generator still sends
+GeneratorEnded. It exits when the pipe closes.
 """
 
 from __future__ import annotations
@@ -10,125 +11,118 @@ from typing import BinaryIO
 
 import msgspec
 
-from tgi_cli.bench.records import (
+from tgi_cli.bench.events import (
     BatchDone,
-    Client,
-    Progress,
-    Request,
-    RequestRecord,
-    Step,
+    BenchRequest,
+    BenchRequestRecord,
+    BenchStep,
+    BenchTarget,
+    ClientHealth,
     StepFailed,
-    Target,
+    StepProgress,
 )
-from tgi_cli.bench.settings import Route, Settings
+from tgi_cli.bench.settings import RequestSettings, Route
+from tgi_cli.process.framing import FrameDecoder, encode_frame, read_frame
 
-_HEAD = 4
 
-
-class Job(msgspec.Struct, frozen=True, tag=True):
-    """The step, or one generator's share of it.
+class GeneratorJob(msgspec.Struct, frozen=True, tag=True):
+    """A step, or the share of one generator.
 
     Attributes:
-        index: of the step in its run.
-        clients: of a ``concurrency`` step, how many are this generator's.
-        expected: requests or runs that it will get; 0: not known.
+        index: Number of the step in its run.
+        clients: Number of concurrent clients of this generator.
+        expected: Number of requests or runs of the step, or 0 if unknown.
     """
 
-    target: Target
-    step: Step
-    settings: Settings
+    target: BenchTarget
+    step: BenchStep
+    settings: RequestSettings
     route: Route
     index: int
     clients: int
     expected: int
 
 
-class Item(msgspec.Struct, frozen=True, array_like=True):
-    """A request and its number within the step."""
+class IndexedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request with its number within the step."""
 
     index: int
-    request: Request
+    request: BenchRequest
 
 
-class Requests(msgspec.Struct, frozen=True, tag=True):
-    """Some more."""
+class RequestChunk(msgspec.Struct, frozen=True, tag=True):
+    """Some requests."""
 
-    items: list[Item]
-
-
-class NoMore(msgspec.Struct, frozen=True, tag=True):
-    """That were all."""
+    items: list[IndexedRequest]
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
-    """``origin``: the second 0 of the step, on time.perf_counter(), which all processes share."""
+class EndOfRequests(msgspec.Struct, frozen=True, tag=True):
+    """There are no more requests."""
+
+
+class BeginStep(msgspec.Struct, frozen=True, tag=True):
+    """Start the step; its second 0 is ``origin`` on time.perf_counter(), which processes share."""
 
     origin: float
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The generator can begin."""
+class GeneratorReady(msgspec.Struct, frozen=True, tag=True):
+    """The generator is ready to begin."""
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
-    """One request is over; ``text`` is what was generated."""
+class RequestFinished(msgspec.Struct, frozen=True, tag=True):
+    """A request has ended; ``text`` is the generated text."""
 
-    record: RequestRecord
+    record: BenchRequestRecord
     text: str
 
 
-class Note(msgspec.Struct, frozen=True, tag=True):
-    """Something that a reader of the figures must know."""
+class RunNote(msgspec.Struct, frozen=True, tag=True):
+    """A note for the reader of the results."""
 
     text: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The last frame; ``stopped`` says why if that was before the step's own end."""
+class GeneratorEnded(msgspec.Struct, frozen=True, tag=True):
+    """The last frame; ``stopped`` is the reason if the step ended early."""
 
-    client: Client
+    client: ClientHealth
     stopped: str
 
 
-ToGenerator = Job | Requests | NoMore | Begin
-FromGenerator = Ready | Finished | BatchDone | Progress | StepFailed | Note | Ended
+ToGenerator = GeneratorJob | RequestChunk | EndOfRequests | BeginStep
+FromGenerator = (
+    GeneratorReady
+    | RequestFinished
+    | BatchDone
+    | StepProgress
+    | StepFailed
+    | RunNote
+    | GeneratorEnded
+)
 
-_encoder = msgspec.msgpack.Encoder()
+_encode = msgspec.msgpack.Encoder().encode
 _to_generator = msgspec.msgpack.Decoder(ToGenerator)
 _from_generator = msgspec.msgpack.Decoder(FromGenerator)
 
 
 def pack(message: ToGenerator | FromGenerator) -> bytes:
-    """One frame."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(_HEAD, "big") + body
+    """Encode a frame."""
+    return encode_frame(_encode(message))
 
 
-class Unpacker:
-    """Cuts what a generator wrote into its frames."""
+class FrameReader:
+    """Decodes what a generator writes."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._decoder = FrameDecoder()
 
     def feed(self, data: bytes) -> list[FromGenerator]:
-        """The frames that are whole by now. Raises msgspec.DecodeError."""
-        self._rest += data
-        found = []
-        begin = 0
-        while (end := begin + _HEAD) <= len(self._rest):
-            end += int.from_bytes(self._rest[begin:end], "big")
-            if end > len(self._rest):
-                break
-            found.append(_from_generator.decode(self._rest[begin + _HEAD : end]))
-            begin = end
-        del self._rest[:begin]
-        return found
+        """Return the messages that are complete by now. Raises msgspec.DecodeError."""
+        return [_from_generator.decode(frame) for frame in self._decoder.feed(data)]
 
 
 def read(stream: BinaryIO) -> ToGenerator | None:
-    """The next frame to the generator, waiting for it; None: the pipe is closed."""
-    head = stream.read(_HEAD)
-    if len(head) < _HEAD:
-        return None
-    body = stream.read(size := int.from_bytes(head, "big"))
-    return _to_generator.decode(body) if len(body) == size else None
+    """Wait for the next message to the generator, or None if the pipe is closed."""
+    frame = read_frame(stream)
+    return None if frame is None else _to_generator.decode(frame)

@@ -1,31 +1,88 @@
-"""Sends one request and makes its record; keeps what was said in conversations."""
+"""Sends one request and records its response; follows conversations."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
-from tgi_cli.bench.load.bodies import PATHS, body
-from tgi_cli.bench.load.frames import Finished, Item, Job
-from tgi_cli.bench.load.http import BrokenError, ConnectError, Pool, request_head
-from tgi_cli.bench.load.streams import Answer
-from tgi_cli.bench.records import Request, RequestRecord
+import msgspec
 
+from tgi_cli.bench.events import BenchRequest, BenchRequestRecord
+from tgi_cli.bench.load.frames import GeneratorJob, IndexedRequest, RequestFinished
+from tgi_cli.bench.load.http import (
+    BrokenResponseError,
+    ConnectError,
+    ConnectionPool,
+    request_head,
+)
+from tgi_cli.bench.load.streams import StreamedResponse
+from tgi_cli.bench.settings import BenchSampling, RequestSettings, Route
+
+PATHS: dict[Route, str] = {
+    "generate_stream": "/generate_stream",
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+}
+_SAMPLED = ("temperature", "top_k", "top_p", "typical_p")
 _USAGE_REFUSED = (400, 422)
-_NO_USAGE = "The server refuses stream_options, so that its answers were counted here."
+_NO_USAGE = "The server rejects stream_options, so tokens were counted here."
+
+Prompt = list[dict[str, str]] | str
+"""All messages, or the whole text."""
+
+
+def request_body(
+    route: Route,
+    settings: RequestSettings,
+    model: str,
+    max_tokens: int,
+    prompt: Prompt,
+    usage: bool,
+) -> bytes:
+    """The JSON of one request; ``usage`` asks for usage at the end of OpenAI's streams."""
+    sampling = sampling_fields(settings.sampling)
+    if route == "generate_stream":
+        parameters = {"max_new_tokens": max_tokens, "details": True} | sampling
+        content: dict[str, Any] = {"inputs": prompt, "parameters": parameters}
+        return msgspec.json.encode(content | settings.extra_body)
+    # OpenAI samples by default, TGI does not.
+    if not (sampling.pop("do_sample", False) or any(name in sampling for name in _SAMPLED)):
+        sampling["temperature"] = 0
+    content = {
+        "model": model,
+        "messages" if route == "chat" else "prompt": prompt,
+        "max_tokens": max_tokens,
+        "stream": True,
+        **sampling,
+    }
+    if usage:
+        content["stream_options"] = {"include_usage": True}
+    if settings.ignore_eos:
+        content["ignore_eos"] = True
+    return msgspec.json.encode(content | settings.extra_body)
+
+
+def sampling_fields(sampling: BenchSampling) -> dict[str, Any]:
+    """The sampling parameters that are set, by TGI's names."""
+    fields = msgspec.structs.asdict(sampling)
+    return {n: value for n, value in fields.items() if value is not None and value is not False}
 
 
 @dataclass
-class Talk:
-    """What was said so far in one conversation.
+class ConversationState:
+    """A conversation so far.
 
     Attributes:
-        messages, text: all turns and answers, for the chat route and for the others.
-        tokens: of all that, as far as was counted.
-        ended: when the last answer was whole.
-        failed: a turn had no answer; there can be no more.
+        messages, text: All turns and responses, for the chat route and for the others.
+        tokens: Tokens of all of them, as far as they were counted.
+        ended: When the last response was complete.
+        failed: Whether a turn has no response; then no more are sent.
+        running: Whether a task runs the conversation.
+        waiting: Turns that wait for the response before them.
     """
 
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -33,206 +90,199 @@ class Talk:
     tokens: int = 0
     ended: float = 0.0
     failed: bool = False
+    running: bool = False
+    waiting: deque[IndexedRequest] = field(default_factory=deque)
+
+    def prompt(self, route: Route, request: BenchRequest) -> Prompt:
+        """The next request behind all turns so far."""
+        if route == "chat":
+            return [*self.messages, *_messages(request)]
+        return f"{self.text}\n{request.prompt}" if self.text else request.prompt
+
+    def add(self, request: BenchRequest, record: BenchRequestRecord, text: str) -> None:
+        """Append a turn and its response."""
+        self.messages += [*_messages(request), {"role": "assistant", "content": text}]
+        self.text = f"{self.prompt('completions', request)}{text}"
+        self.tokens = record.input_tokens + record.output_tokens
+        self.ended, self.failed = record.finished, record.error is not None
+
+
+def _messages(request: BenchRequest) -> list[dict[str, str]]:
+    return request.messages or [{"role": "user", "content": request.prompt}]
 
 
 @dataclass
-class Tally:
-    """How the requests of a generator went so far.
+class RequestCounters:
+    """Counts of the requests of a generator.
 
     Attributes:
-        refused_connections: in a row, since ``refused_since``; 0 once one was made.
-        kinds: errors by kind.
-        tokens: of answers that are over.
-        late: seconds behind their time at which requests were begun.
+        refused_connections: Refused connections in a row, since ``refused_since``.
+        kinds: Errors by kind.
+        tokens: Tokens of completed responses.
+        late: By how many seconds each request was started late.
     """
 
     done: int = 0
-    good: int = 0
-    errors: int = 0
     in_flight: int = 0
     tokens: int = 0
     refused_connections: int = 0
     refused_since: float = 0.0
-    kinds: dict[str, int] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
     late: list[float] = field(default_factory=list)
 
+    @property
+    def errors(self) -> int:
+        """Number of failed requests."""
+        return self.kinds.total()
 
-class Sender:
-    """Sends requests over connections that it keeps.
+    def add(self, record: BenchRequestRecord) -> None:
+        """Count a completed request."""
+        self.done += 1
+        self.tokens += record.output_tokens
+        if record.error is not None:
+            self.kinds[record.error] += 1
+        if record.error == "connect":
+            if not self.refused_connections:
+                self.refused_since = record.finished
+            self.refused_connections += 1
+        elif record.error != "unfinished":
+            self.refused_connections = 0
+
+
+class RequestSender:
+    """Sends requests over a pool of connections.
 
     Args:
-        job: says where and how.
-        note: takes what a reader of the figures must know.
+        job: The target and the settings.
+        note: Called with notes for the reader of the results.
 
     Attributes:
-        origin: the second 0 of the step.
-        expired: the step's time is over; what is cancelled now counts as unfinished.
+        origin: Second 0 of the step.
+        expired: Whether the step's time is over; what is cancelled then counts as unfinished.
     """
 
-    def __init__(self, job: Job, note: Callable[[str], None]) -> None:
+    def __init__(self, job: GeneratorJob, note: Callable[[str], None]) -> None:
         settings = job.settings
-        self._job = job
+        self._route, self._settings = job.route, settings
         self._note = note
-        self._route = job.route
         self._model = settings.model or job.target.model
         self._usage = settings.include_usage and job.route != "generate_stream"
-        self._usage_taken = False
-        headers = dict(settings.headers)
-        if settings.api_key:
-            headers = {"authorization": f"Bearer {settings.api_key}"} | headers
+        self._usage_accepted = False
         address = job.target.address.removesuffix("/").removesuffix("/v1")
-        self._head = request_head(address, PATHS[job.route], headers)
-        self._pool = Pool(
+        self._head = request_head(address, PATHS[job.route], settings.all_headers)
+        self._pool = ConnectionPool(
             address,
             insecure=settings.insecure,
             ca_file=settings.ca_file,
             connect_timeout=settings.connect_timeout,
         )
-        self.tally = Tally()
+        self.counters = RequestCounters()
         self.origin = 0.0
         self.expired = False
-        self._active: set[Answer] = set()
+        self._active: set[StreamedResponse] = set()
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._pool.close()
 
     def now(self) -> float:
-        """Seconds of the step."""
+        """Seconds since the start of the step."""
         return perf_counter() - self.origin
 
     @property
     def tokens(self) -> int:
-        """That came so far; of answers under way, as many as their events."""
-        return self.tally.tokens + sum(len(answer.arrivals) for answer in self._active)
+        """Tokens so far; the events of responses that are not complete."""
+        return self.counters.tokens + sum(len(active.arrivals) for active in self._active)
 
     async def send(
-        self, item: Item, due: float | None = None, talk: Talk | None = None, warmup: bool = False
-    ) -> Finished:
-        """Send a request and wait for the end of its answer; errors are in the record.
+        self,
+        item: IndexedRequest,
+        due: float | None = None,
+        conversation: ConversationState | None = None,
+        warmup: bool = False,
+    ) -> RequestFinished:
+        """Send a request and wait for the end of its response; the record has its error.
 
         Args:
-            due: when it should begin; None: now.
-            talk: that it goes on with.
+            due: When to start, or None for now.
+            conversation: The conversation that the request continues.
 
         Raises:
-            CancelledError: the step was stopped; no record is made then.
+            CancelledError: The step was stopped; there is no record then.
         """
-        tally = self.tally
-        begun = self.now()
+        request, counters = item.request, self.counters
+        started = self.now()
         if due is not None:
-            tally.late.append(begun - due)
-        tally.in_flight += 1
-        answer, written = Answer(self._route), begun
-        said = self._said(item.request, talk)
+            counters.late.append(started - due)
+        counters.in_flight += 1
+        response, written = StreamedResponse(), started
+        prompt = (conversation or ConversationState()).prompt(self._route, request)
 
         def on_write() -> None:
             nonlocal written
             written = self.now()
 
-        async def ask(usage: bool) -> Answer:
-            nonlocal answer
-            self._active.discard(answer)
-            answer = Answer(self._route)
-            self._active.add(answer)
-            content = body(self._route, self._job.settings, self._model, item.request, said, usage)
+        async def exchange(usage: bool) -> int:
+            nonlocal response
+            self._active.discard(response)
+            response = StreamedResponse()
+            self._active.add(response)
+            content = request_body(
+                self._route, self._settings, self._model, request.max_tokens, prompt, usage
+            )
             framed = b"%b%d\r\n\r\n%b" % (self._head, len(content), content)
-            await self._pool.send(framed, answer, on_write)
-            answer.complete()
-            return answer
+            await self._pool.send(framed, response, on_write)
+            response.complete()
+            return response.status
 
         try:
-            async with asyncio.timeout(self._job.settings.timeout):
+            async with asyncio.timeout(self._settings.timeout):
                 usage = self._usage
-                status = (await ask(usage)).status
+                status = await exchange(usage)
                 if usage and status == 200:
-                    self._usage_taken = True
+                    self._usage_accepted = True
                 elif (
                     usage
-                    and not self._usage_taken
-                    and status in _USAGE_REFUSED  # perhaps it was that question
-                    and (await ask(usage=False)).status == 200
+                    and not self._usage_accepted
+                    and status in _USAGE_REFUSED  # perhaps because of stream_options
+                    and await exchange(usage=False) == 200
                     and self._usage
                 ):
                     self._usage = False
                     self._note(_NO_USAGE)
         except TimeoutError:
-            answer.fail("timeout", f"no whole answer within {self._job.settings.timeout:g} s")
+            response.fail("timeout", f"no complete response within {self._settings.timeout:g} s")
         except ConnectError as error:
-            answer.fail("connect", str(error))
-        except BrokenError as error:
-            answer.fail("cut off", str(error))
+            response.fail("connect", str(error))
+        except BrokenResponseError as error:
+            response.fail("cut off", str(error))
         except asyncio.CancelledError:
             if not self.expired:
                 raise
-            answer.fail("unfinished", "the step's time was over")
+            response.fail("unfinished", "the step's time was over")
         finally:
-            tally.in_flight -= 1
-            self._active.discard(answer)
-        return self._finished(item, answer, due, written, talk, warmup)
-
-    def _said(self, request: Request, talk: Talk | None) -> list[dict[str, str]] | str:
-        """All messages, or the whole prompt."""
-        if self._route == "chat":
-            own = request.messages or [{"role": "user", "content": request.prompt}]
-            return [*talk.messages, *own] if talk else own
-        return f"{talk.text}\n{request.prompt}" if talk and talk.text else request.prompt
-
-    def _finished(
-        self,
-        item: Item,
-        answer: Answer,
-        due: float | None,
-        written: float,
-        talk: Talk | None,
-        warmup: bool,
-    ) -> Finished:
-        request = item.request
-        ended = answer.touched - self.origin if answer.error is None else self.now()
-        text = "".join(answer.pieces)
-        said = answer.output_tokens
-        output = sum(answer.counts) if said is None else said
-        self._count(answer, output, ended)
-        read = answer.input_tokens
+            counters.in_flight -= 1
+            self._active.discard(response)
+        output, read = response.output_tokens, response.input_tokens
         if read is None:
-            read = request.prompt_tokens + (talk.tokens if talk else 0)
-        if talk is not None:
-            own = request.messages or [{"role": "user", "content": request.prompt}]
-            talk.messages += [*own, {"role": "assistant", "content": text}]
-            talk.text = (
-                f"{talk.text}\n{request.prompt}{text}" if talk.text else request.prompt + text
-            )
-            talk.tokens = read + output
-            talk.ended, talk.failed = ended, answer.error is not None
-        record = RequestRecord(
+            read = request.prompt_tokens + (conversation.tokens if conversation else 0)
+        record = BenchRequestRecord(
             index=item.index,
             scheduled=written if due is None else due,
             dispatched=written,
-            arrivals=[arrival - self.origin for arrival in answer.arrivals],
-            counts=answer.counts,
-            finished=ended,
+            arrivals=[arrival - self.origin for arrival in response.arrivals],
+            counts=response.counts,
+            finished=self.now() if response.error else response.touched - self.origin,
             input_tokens=read,
-            output_tokens=output,
-            counted_by="events" if said is None else "usage",
-            error=answer.error,
-            detail=answer.detail,
-            finish_reason=answer.finish_reason,
+            output_tokens=sum(response.counts) if output is None else output,
+            counted_by="events" if output is None else "usage",
+            error=response.error,
+            detail=response.detail,
+            finish_reason=response.finish_reason,
             warmup=warmup,
         )
-        return Finished(record, text)
-
-    def _count(self, answer: Answer, output: int, now: float) -> None:
-        tally = self.tally
-        tally.done += 1
-        tally.tokens += output
-        if answer.error is None:
-            tally.good += 1
-        else:
-            tally.errors += 1
-            tally.kinds[answer.error] = tally.kinds.get(answer.error, 0) + 1
-        if answer.error == "connect":
-            if not tally.refused_connections:
-                tally.refused_since = now
-            tally.refused_connections += 1
-        elif answer.error != "unfinished":
-            tally.refused_connections = 0
+        text = "".join(response.pieces)
+        counters.add(record)
+        if conversation is not None:
+            conversation.add(request, record, text)
+        return RequestFinished(record, text)

@@ -1,9 +1,9 @@
-"""Drives a shard by its socket, as TGI's benchmark does: no router, no batching but its own.
+"""Drives a shard by its socket, as TGI's benchmark does: without router and batching.
 
-A run is a Prefill of b requests, none of which ends before its last token, then a Decode after
-the other until nothing of the batch is left. Requests carry neither blocks nor slots: a shard of
-generate.v3 numbers blocks itself then, and nobody else may use it meanwhile. What uses only the
-wire (``rpc/generate_v3.proto``) works with TGI's own shards as well as with ours.
+A run is a Prefill of a batch of requests, none of which ends before its last token, then one
+Decode after another until the batch is empty. Requests carry neither blocks nor slots: a shard of
+generate.v3 then numbers blocks itself, and may have no other user meanwhile. Only the wire
+(``tgi_grpc/generate_v3.proto``) is used, so TGI's own shards work as well as ours.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from typing import Any, BinaryIO
 
 import grpc
 
-from tgi_cli.bench.load import frames
-from tgi_cli.bench.load.frames import (
-    Begin,
-    Ended,
-    FromGenerator,
-    Item,
-    Job,
-    NoMore,
-    Ready,
-    Requests,
+from tgi_cli.bench.events import (
+    BatchDone,
+    BatchRecord,
+    BenchRequest,
+    ClientHealth,
+    StepFailed,
+    StepProgress,
 )
-from tgi_cli.bench.records import BatchDone, BatchRecord, Client, Progress, Request, StepFailed
+from tgi_cli.bench.load import frames
+from tgi_cli.bench.load.generator import PROGRESS_SECONDS
+from tgi_cli.bench.load.sender import sampling_fields
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import generate_v3_pb2 as messages
-from tgi_cli.rpc.generate_v3_pb2_grpc import TextGenerationServiceStub
+from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
+from tgi_cli.tgi_grpc.generate_v3_pb2_grpc import TextGenerationServiceStub
 
 _AHEAD = 512
 _FAILURES = 2
-"""Runs that fail one after the other, before the step is given up."""
-_PROGRESS = 0.25
+"""Failed runs in a row after which the step is given up."""
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_TGI_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+"""TGI's sampling parameters, besides those whose default is 0."""
 
 
-class Shards:
-    """All shards behind one socket: each call goes to every one, and is as slow as the slowest.
+class ShardGroup:
+    """All shards behind one socket: each call goes to every one, and takes as long as the slowest.
 
     Args:
-        address: path of the first one's socket, ``unix:`` in front or not.
-        timeout, connect_timeout: seconds for a call, and for the first answer.
+        address: Path of the first shard's socket, with or without ``unix:``.
+        timeout, connect_timeout: Seconds for a call, and for the first response.
 
     Raises:
-        ShardError: nothing answers there, or it does not speak generate.v3.
+        ShardError: No response, or the server does not speak generate.v3.
     """
 
     def __init__(self, address: str, timeout: float, connect_timeout: float) -> None:
@@ -64,23 +64,25 @@ class Shards:
             self.info = first.Info(messages.InfoRequest(), timeout=connect_timeout)
         except grpc.RpcError as error:
             raise ShardError(
-                f"no shard answers on {address}: {told(error)}",
+                f"no shard answers on {address}: {error_text(error)}",
                 "name the socket of a running model server (--shard-uds-path), with its rank",
             ) from error
-        # One shard may know its own socket by another path than ours.
-        self._stubs = [first]
-        if len(urls) > 1:
-            self._stubs = [_stub(url) for url in urls]
+        # A single shard may know its own socket by another path than ours.
+        self._stubs = [_stub(url) for url in urls] if len(urls) > 1 else [first]
 
     def call(self, name: str, request: Any) -> Any:
-        """The first shard's answer, once all have one. Raises grpc.RpcError."""
+        """Call every shard and return the first one's response. Raises grpc.RpcError."""
         calls = [
             getattr(stub, name).future(request, timeout=self._timeout) for stub in self._stubs[1:]
         ]
-        answer = getattr(self._stubs[0], name)(request, timeout=self._timeout)
+        response = getattr(self._stubs[0], name)(request, timeout=self._timeout)
         for call in calls:
             call.result()
-        return answer
+        return response
+
+    def clear_cache(self) -> None:
+        """Drop all batches. Raises grpc.RpcError."""
+        self.call("ClearCache", messages.ClearCacheRequest())
 
 
 def _stub(address: str) -> Any:
@@ -90,77 +92,79 @@ def _stub(address: str) -> Any:
     return TextGenerationServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
-class _Step:
+class _ShardStep:
     """One step on the shards."""
 
-    def __init__(self, job: Job, shards: Shards, out: BinaryIO) -> None:
+    def __init__(self, job: frames.GeneratorJob, shards: ShardGroup, out: BinaryIO) -> None:
         self._job = job
         self._shards = shards
         self._out = out
-        self._parameters = messages.NextTokenChooserParameters(**_chooser(job))
+        sampling = sampling_fields(job.settings.sampling)
+        self._top_tokens = sampling.pop("top_n_tokens", 0)
+        self._parameters = messages.NextTokenChooserParameters(**_TGI_DEFAULTS | sampling)
         self._done = 0
         self._failed = 0
-        self._shown = -1.0
+        self._reported = -1.0
         self._rate = 0.0
         self._origin = 0.0
-        self._items: queue.Queue[Item | None] = queue.Queue(_AHEAD)
+        self._items: queue.Queue[frames.IndexedRequest | None] = queue.Queue(_AHEAD)
         self._begin: queue.Queue[float] = queue.Queue()
-        self.halted = threading.Event()
+        self._halted = threading.Event()
         self.stopped = ""
 
     def feed(self, stream: BinaryIO) -> None:
-        """Take frames in, in a thread."""
+        """Read frames until the parent process is gone."""
         while True:
             match frames.read(stream):
-                case Requests(items):
+                case frames.RequestChunk(items):
                     for item in items:
                         self._items.put(item)
-                case NoMore():
+                case frames.EndOfRequests():
                     self._items.put(None)
-                case Begin(origin):
+                case frames.BeginStep(origin):
                     self._begin.put(origin)
                 case _:
                     self.halt()
                     return
 
     def halt(self) -> None:
-        """Stop behind the call that runs."""
-        self.halted.set()
+        """Stop after the running call."""
+        self._halted.set()
         self._begin.put(0.0)
-        with contextlib.suppress(queue.Full):  # then nobody waits for one
+        with contextlib.suppress(queue.Full):  # then nothing waits for an item
             self._items.put_nowait(None)
 
-    def report(self, message: FromGenerator) -> None:
+    def report(self, message: frames.FromGenerator) -> None:
         """Write a frame."""
         self._out.write(frames.pack(message))
 
     def run(self) -> None:
-        """All runs."""
+        """Do all runs."""
         step, failures = self._job.step, 0
         self._origin = self._begin.get()
-        self.halted.wait(max(0.0, -self._now()))
-        end = float("inf") if step.seconds is None else step.seconds
+        self._halted.wait(max(0.0, -self._now()))
         counted_from: float | None = None
-        while (requests := self._batch(int(step.value))) and not self.halted.is_set():
+        while (requests := self._batch(int(step.value))) and not self._halted.is_set():
             warmup = self._done < step.warmup
             if not warmup and counted_from is None:
                 counted_from = self._now()
-            if counted_from is not None and self._now() - counted_from >= end:
+            elapsed = 0.0 if counted_from is None else self._now() - counted_from
+            if step.seconds is not None and elapsed >= step.seconds:
                 return
             try:
-                record = self._ran(requests, warmup)
+                record = self._run_batch(requests, warmup)
             except grpc.RpcError as error:
                 failures += 1
                 self._failed += 1
                 lost = error.code() == grpc.StatusCode.UNAVAILABLE
-                cause = f"batch of {len(requests)}: {told(error)}"
+                cause = f"batch of {len(requests)}: {error_text(error)}"
                 if lost or failures >= _FAILURES:
                     self.stopped = cause
                 remedy = "see the model server's log" if lost else ""
                 self.report(StepFailed(self._job.index, cause, remedy, lost))
                 if self.stopped:
                     return
-                self._shards.call("ClearCache", messages.ClearCacheRequest())
+                self._shards.clear_cache()
                 continue
             failures = 0
             self._done += 1
@@ -168,9 +172,9 @@ class _Step:
                 self.report(BatchDone(self._job.index, record))
             self._progress(0, last=True)
 
-    def _batch(self, size: int) -> list[Request] | None:
-        """The next requests; None: there are no more."""
-        requests: list[Request] = []
+    def _batch(self, size: int) -> list[BenchRequest] | None:
+        """The next requests, or None after the last."""
+        requests: list[BenchRequest] = []
         while len(requests) < size:
             item = self._items.get()
             if item is None:
@@ -178,20 +182,21 @@ class _Step:
             requests.append(item.request)
         return requests
 
-    def _ran(self, requests: Sequence[Request], warmup: bool) -> BatchRecord | None:
-        """One run; None: it was stopped. Raises grpc.RpcError."""
-        batch = self._made(requests)
+    def _run_batch(self, requests: Sequence[BenchRequest], warmup: bool) -> BatchRecord | None:
+        """Do one run; return None if it was stopped. Raises grpc.RpcError."""
+        batch = self._message(requests)
         began = time.perf_counter()
-        answer = self._shards.call("Prefill", messages.PrefillRequest(batch=batch))
+        response = self._shards.call("Prefill", messages.PrefillRequest(batch=batch))
         now = time.perf_counter()
         prefill, decodes = now - began, []
-        while answer.HasField("batch"):
+        while response.HasField("batch"):
             self._progress(len(requests) / (now - began))
-            if self.halted.is_set():
-                self._shards.call("ClearCache", messages.ClearCacheRequest())
+            if self._halted.is_set():
+                self._shards.clear_cache()
                 return None
             began = time.perf_counter()
-            answer = self._shards.call("Decode", messages.DecodeRequest(batches=[answer.batch]))
+            request = messages.DecodeRequest(batches=[response.batch])
+            response = self._shards.call("Decode", request)
             now = time.perf_counter()
             decodes.append(now - began)
         return BatchRecord(
@@ -203,10 +208,9 @@ class _Step:
             warmup=warmup,
         )
 
-    def _made(self, requests: Sequence[Request]) -> Any:
-        """The batch, as TGI's benchmark makes it."""
-        top = self._job.settings.sampling.top_n_tokens or 0
-        made = [
+    def _message(self, requests: Sequence[BenchRequest]) -> Any:
+        """The batch, as TGI's benchmark builds it."""
+        batch = [
             messages.Request(
                 id=number,
                 inputs=request.prompt,
@@ -217,14 +221,13 @@ class _Step:
                 stopping_parameters=messages.StoppingCriteriaParameters(
                     max_new_tokens=request.max_tokens, ignore_eos_token=True
                 ),
-                top_n_tokens=top,
+                top_n_tokens=self._top_tokens,
             )
             for number, request in enumerate(requests)
         ]
-        most = max(request.prompt_tokens + request.max_tokens for request in requests)
-        return messages.Batch(
-            id=0, requests=made, size=len(requests), max_tokens=len(requests) * most
-        )
+        longest = max(request.prompt_tokens + request.max_tokens for request in requests)
+        size = len(requests)
+        return messages.Batch(id=0, requests=batch, size=size, max_tokens=size * longest)
 
     def _now(self) -> float:
         return time.perf_counter() - self._origin
@@ -232,11 +235,11 @@ class _Step:
     def _progress(self, rate: float, last: bool = False) -> None:
         now = self._now()
         self._rate = rate or self._rate
-        if now - self._shown < _PROGRESS and not last:
+        if now - self._reported < PROGRESS_SECONDS and not last:
             return
-        self._shown = now
+        self._reported = now
         self.report(
-            Progress(
+            StepProgress(
                 index=self._job.index,
                 done=self._done,
                 expected=self._job.expected,
@@ -248,46 +251,30 @@ class _Step:
         )
 
 
-def run(job: Job, stream: BinaryIO, out: BinaryIO) -> None:
-    """Run a job on the shard that it names. Raises ShardError."""
-    shards = Shards(job.target.address, job.settings.timeout, job.settings.connect_timeout)
-    step = _Step(job, shards, out)
+def run(job: frames.GeneratorJob, stream: BinaryIO, out: BinaryIO) -> None:
+    """Run a job on its shard. Raises ShardError."""
+    shards = ShardGroup(job.target.address, job.settings.timeout, job.settings.connect_timeout)
+    step = _ShardStep(job, shards, out)
     signal.signal(signal.SIGTERM, lambda *_: step.halt())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=step.feed, args=(stream,), daemon=True).start()
-    step.report(Ready())
+    step.report(frames.GeneratorReady())
     try:
-        shards.call("ClearCache", messages.ClearCacheRequest())
+        shards.clear_cache()
         step.run()
-        shards.call("ClearCache", messages.ClearCacheRequest())
+        shards.clear_cache()
     except grpc.RpcError as error:
         if not step.stopped:
-            step.stopped = told(error)
+            step.stopped = error_text(error)
             cause = f"the shard on {job.target.address} failed: {step.stopped}"
             step.report(StepFailed(job.index, cause, "see the model server's log", True))
-    except BrokenPipeError:  # nobody is there any more
-        print("whoever started this is gone", file=sys.stderr)
+    except BrokenPipeError:
+        print("the parent process is gone", file=sys.stderr)
         return
-    step.report(Ended(Client(), step.stopped))
+    step.report(frames.GeneratorEnded(ClientHealth(), step.stopped))
 
 
-def told(error: grpc.RpcError) -> str:
-    """What a status says, in one line."""
+def error_text(error: grpc.RpcError) -> str:
+    """A status and the first line of its message."""
     lines = str(error.details() or "").splitlines() or [""]
     return f"{error.code().name}: {lines[0]}".removesuffix(": ")
-
-
-def _chooser(job: Job) -> dict[str, Any]:
-    """TGI's defaults where nothing was said."""
-    said = job.settings.sampling
-    return {
-        "temperature": 1.0 if said.temperature is None else said.temperature,
-        "top_k": said.top_k or 0,
-        "top_p": 1.0 if said.top_p is None else said.top_p,
-        "typical_p": 1.0 if said.typical_p is None else said.typical_p,
-        "do_sample": said.do_sample,
-        "seed": said.seed or 0,
-        "repetition_penalty": 1.0 if said.repetition_penalty is None else said.repetition_penalty,
-        "frequency_penalty": said.frequency_penalty or 0.0,
-        "watermark": said.watermark,
-    }

@@ -1,8 +1,8 @@
-"""Streams of events, read as each route writes them: when tokens came, how many, what they say.
+"""Parses the event streams of each route: when tokens arrived, how many, and their text.
 
 TGI's: https://huggingface.co/docs/text-generation-inference/main/en/conceptual/streaming.
-OpenAI's: https://platform.openai.com/docs/api-reference/chat-streaming, with what servers of open
-models add (``reasoning_content``, an ``error`` event, a usage that runs along).
+OpenAI's: https://platform.openai.com/docs/api-reference/chat-streaming, with the additions of
+other servers (``reasoning_content``, an ``error`` event, a usage in every event).
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tgi_cli.bench.settings import Route
-
-_SHOWN = 300
-"""Characters of an error that are kept."""
+_DETAIL_LENGTH = 300
+"""Characters of an error message that are recorded."""
 
 
 class _Token(msgspec.Struct):
@@ -25,14 +23,6 @@ class _Details(msgspec.Struct):
     finish_reason: str = ""
     generated_tokens: int = 0
     input_length: int | None = None
-
-
-class _NativeEvent(msgspec.Struct):
-    token: _Token | None = None
-    generated_text: str | None = None
-    details: _Details | None = None
-    error: Any = None
-    error_type: Any = None
 
 
 class _Delta(msgspec.Struct):
@@ -47,61 +37,52 @@ class _Logprobs(msgspec.Struct):
     tokens: list[msgspec.Raw] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChunkChoice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
+class _ChunkUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+class _StreamEvent(msgspec.Struct):
+    """An event of TGI's (``token`` to ``details``) or of OpenAI's (``choices``, ``usage``)."""
+
+    token: _Token | None = None
+    generated_text: str | None = None
+    details: _Details | None = None
+    choices: list[_ChunkChoice] | None = None
+    usage: _ChunkUsage | None = None
     error: Any = None
     error_type: Any = None
 
 
-_native = msgspec.json.Decoder(_NativeEvent)
-_chunk = msgspec.json.Decoder(_Chunk)
+_decode = msgspec.json.Decoder(_StreamEvent).decode
 
 
-class Answer:
-    """One answer as it comes; a :class:`tgi_cli.bench.load.http.Sink`.
+class StreamedResponse:
+    """A response as it arrives; a :class:`tgi_cli.bench.load.http.ResponseSink`.
 
     Attributes:
-        arrivals: when each event with something generated came, on the process's clock.
-        counts: tokens in each; 1 where the stream does not say.
-        pieces: of the text.
-        input_tokens, output_tokens: by the server's usage; None: it did not say.
-        finish_reason: the server's word; empty: none came.
-        touched: when its last byte came.
-        error, detail: what went wrong; None: nothing did.
+        arrivals: When each event with generated text arrived, on the clock of the process.
+        counts: Tokens of each of them; 1 if the stream does not count.
+        pieces: Pieces of the text.
+        input_tokens, output_tokens: The server's usage, or None if it sends none.
+        finish_reason: The server's finish reason; empty if it sent none.
+        touched: When the last byte arrived.
+        error, detail: The error's kind and message, or None and empty.
     """
 
     __slots__ = (
-        "_ended",
-        "_expects_chunk",
-        "_plain",
-        "_rest",
-        "_running",
-        "arrivals",
-        "counts",
-        "detail",
-        "error",
-        "finish_reason",
-        "input_tokens",
-        "output_tokens",
-        "pieces",
-        "status",
-        "touched",
+        *("_ended", "_plain", "_rest", "_running", "arrivals", "counts", "detail", "error"),
+        *("finish_reason", "input_tokens", "output_tokens", "pieces", "status", "touched"),
     )
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self) -> None:
         self.arrivals: list[float] = []
         self.counts: list[int] = []
         self.pieces: list[str] = []
@@ -112,26 +93,23 @@ class Answer:
         self.detail = ""
         self.status = 0
         self.touched = 0.0
-        self._expects_chunk = route != "generate_stream"
         self._rest = b""
         self._plain: list[bytes] | None = None
         self._running: list[int] = []
         self._ended = False
 
-    # -------------------------------------------------------------- from the connection
-
     def head(self, status: int, content_type: str) -> None:
-        """The answer begins."""
+        """Take the status and the content type."""
         self.status = status
         if status != 200:
             self.error = f"http {status}"
             self._plain = []
         elif not content_type.lower().startswith("text/event-stream"):
-            self.fail("protocol", f"the answer is {content_type or 'untyped'}, not a stream")
+            self.fail("protocol", f"the response is {content_type or 'untyped'}, not a stream")
             self._plain = []
 
     def body(self, data: bytes, now: float) -> None:
-        """A piece of its body came at ``now``."""
+        """Take a piece of the body that arrived at ``now``."""
         self.touched = now
         if self._plain is not None:
             self._plain.append(data)
@@ -143,47 +121,37 @@ class Answer:
                 self._event(payload, now)
 
     def complete(self) -> None:
-        """The answer is whole: is there all that must be?"""
+        """Check that the whole response has everything that it needs."""
         if self._rest.startswith(b"data:"):
             self._event(self._rest[5:].strip(), self.touched)
         if self._plain is not None and self.status != 200:
-            self.detail = shown(b"".join(self._plain))
+            self.detail = error_message(b"".join(self._plain))
         elif self.error is None and not self._ended:
-            self.fail("cut off", "the stream ended before its answer did")
+            self.fail("cut off", "the stream ended before the response did")
         if len(self._running) == len(self.counts):
-            self.counts = [
-                now - before
-                for now, before in zip(self._running, [0, *self._running], strict=False)
-            ]
+            before = [0, *self._running]
+            self.counts = [b - a for a, b in zip(before, self._running, strict=False)]
 
     def fail(self, kind: str, detail: str) -> None:
-        """Note an error; the first one stands."""
+        """Record an error, unless there is one already."""
         if self.error is None:
-            self.error, self.detail = kind, detail[:_SHOWN]
-
-    # -------------------------------------------------------------- events
+            self.error, self.detail = kind, detail[:_DETAIL_LENGTH]
 
     def _event(self, payload: bytes, now: float) -> None:
         if payload == b"[DONE]":
             self._ended = True
             return
         try:
-            if self._expects_chunk:
-                self._take_chunk(_chunk.decode(payload), now)
-            else:
-                self._take_native(_native.decode(payload), now)
+            event = _decode(payload)
         except msgspec.DecodeError as error:
-            said = payload[:80].decode(errors="replace")
-            self.fail("protocol", f"an event cannot be read ({error}): {said}")
-
-    def _take_native(self, event: _NativeEvent, now: float) -> None:
+            start = payload[:80].decode(errors="replace")
+            self.fail("protocol", f"an event is invalid ({error}): {start}")
+            return
         if event.error is not None:
             self._fault(event.error, event.error_type)
             return
         if event.token is not None:
-            self.arrivals.append(now)
-            self.counts.append(1)
-            self.pieces.append(event.token.text)
+            self._arrived(event.token.text, 1, now)
         if event.generated_text is not None:
             self._ended = True
             self.pieces = [event.generated_text]
@@ -192,39 +160,36 @@ class Answer:
             self.finish_reason = event.details.finish_reason
             self.output_tokens = event.details.generated_tokens
             self.input_tokens = event.details.input_length
+        generated = event.usage.completion_tokens if event.usage is not None else None
+        if event.usage is not None and generated is not None:
+            self.output_tokens = generated
+            self.input_tokens = event.usage.prompt_tokens
+        if event.choices and self._take_choice(event.choices[0], now) and generated is not None:
+            self._running.append(generated)
 
-    def _take_chunk(self, chunk: _Chunk, now: float) -> None:
-        if chunk.error is not None:
-            self._fault(chunk.error, chunk.error_type)
-            return
-        usage = chunk.usage
-        if usage is not None and usage.completion_tokens is not None:
-            self.output_tokens = usage.completion_tokens
-            self.input_tokens = usage.prompt_tokens
-        if not chunk.choices:
-            return
-        choice = chunk.choices[0]
+    def _take_choice(self, choice: _ChunkChoice, now: float) -> bool:
+        """Take a choice of OpenAI's; return whether it has generated text."""
         if choice.finish_reason:
             self.finish_reason = choice.finish_reason
             self._ended = True
         text, tools = choice.text or "", None
-        if choice.delta is not None:
-            delta = choice.delta
+        if (delta := choice.delta) is not None:
             text = delta.content or delta.reasoning_content or delta.reasoning or ""
             tools = delta.tool_calls
         if not text and not tools:
-            return
+            return False
+        logprobs = choice.logprobs
+        count = len(logprobs.content or logprobs.tokens or "1") if logprobs is not None else 1
+        self._arrived(text, count, now)
+        return True
+
+    def _arrived(self, text: str, count: int, now: float) -> None:
         self.arrivals.append(now)
-        self.pieces.append(text)
-        count = 1
-        if choice.logprobs is not None:
-            count = len(choice.logprobs.content or choice.logprobs.tokens or "1")
         self.counts.append(count)
-        if usage is not None and usage.completion_tokens is not None:
-            self._running.append(usage.completion_tokens)
+        self.pieces.append(text)
 
     def _fault(self, error: Any, kind: Any) -> None:
-        """An event that says that generation failed."""
+        """Record the error of an event."""
         if isinstance(error, dict):
             kind = kind or error.get("type")
             error = error.get("message", error)
@@ -232,7 +197,7 @@ class Answer:
         self.fail(f"stream {kind}".strip(), str(error))
 
 
-def shown(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The message in the body of an error, shortened."""
     try:
         value = msgspec.json.decode(body)
@@ -241,4 +206,6 @@ def shown(body: bytes) -> str:
     for key in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(key):
             value = value[key]
-    return (value if isinstance(value, str) else msgspec.json.encode(value).decode())[:_SHOWN]
+    return (value if isinstance(value, str) else msgspec.json.encode(value).decode())[
+        :_DETAIL_LENGTH
+    ]

@@ -1,4 +1,4 @@
-"""Runs for people to read: markdown (TGI's tables and ours), and a page of HTML with plots."""
+"""Reports of runs: markdown (TGI's tables and ours), and an HTML page with charts."""
 
 from tgi_cli.bench.reports.html import html
 from tgi_cli.bench.reports.markdown import comparison, markdown, tgi_tables

@@ -1,4 +1,4 @@
-"""A run as markdown: TGI's three tables for batches, a table of figures for requests."""
+"""Tables of markdown, aligned so that they read well as they are."""
 
 from __future__ import annotations
 
@@ -7,51 +7,65 @@ from typing import Any
 
 import numpy as np
 
-from tgi_cli.bench.compare import ANSWERED, Comparison, Row
-from tgi_cli.bench.plain import title
-from tgi_cli.bench.records import Run
-from tgi_cli.bench.reports.tables import table
-from tgi_cli.bench.statistics import (
-    METRICS,
-    StepFigures,
-    Summary,
-    batch_values,
-    step_figures,
-    summarize,
-)
-from tgi_cli.bench.sweeps import explain_knee
+from tgi_cli.bench.compare import ANSWERED, ComparedMetric, Comparison
+from tgi_cli.bench.events import BenchRun
+from tgi_cli.bench.plan import explain_knee
+from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
+from tgi_cli.bench.statistics.observations import METRICS, batch_values
+from tgi_cli.bench.statistics.summary import Summary, summarize
 
-# TGI's parameters by our names of them, in its order.
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, merge: bool = False) -> str:
+    """Format a markdown table.
+
+    Args:
+        merge: Leave a cell empty if it equals the one above, as TGI's benchmark does.
+    """
+    shown = _merged(rows) if merge else [list(row) for row in rows]
+    shown = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in shown]
+    widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
+    lines = [_line(header, widths)]
+    lines.append("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    lines += [_line(row, widths) for row in shown]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "| " + " | ".join(padded) + " |"
+
+
+def _merged(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    merged = []
+    for number, row in enumerate(rows):
+        above = rows[number - 1] if number else [None] * len(row)
+        pairs = zip(row, above, strict=True)
+        merged.append(["" if cell == upper else cell for cell, upper in pairs])
+    return merged
+
+
 _PARAMETERS = (
-    ("Sequence Length", "sequence_length"),
-    ("Decode Length", "decode_length"),
-    ("Top N Tokens", "top_n_tokens"),
-    ("N Runs", "runs"),
-    ("Warmups", "warmups"),
-    ("Temperature", "temperature"),
-    ("Top K", "top_k"),
-    ("Top P", "top_p"),
-    ("Typical P", "typical_p"),
-    ("Repetition Penalty", "repetition_penalty"),
-    ("Frequency Penalty", "frequency_penalty"),
-    ("Watermark", "watermark"),
-    ("Do Sample", "do_sample"),
+    *("sequence_length", "decode_length", "top_n_tokens", "runs", "warmups", "temperature"),
+    *("top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "watermark"),
+    "do_sample",
 )
+"""TGI's parameters in its order."""
+_LABELS = {name: name.replace("_", " ").title() for name in _PARAMETERS} | {"runs": "N Runs"}
 _OPTIONAL = {
     *("top_n_tokens", "temperature", "top_k", "top_p", "typical_p"),
     *("repetition_penalty", "frequency_penalty"),
 }
 
 
-def tgi_tables(run: Run) -> str:
-    """What text-generation-benchmark prints on exit: parameters, latency, throughput.
+def tgi_tables(run: BenchRun) -> str:
+    """The tables of text-generation-benchmark: parameters, latency, throughput.
 
-    Its form to the letter (github.com/huggingface/text-generation-inference,
-    benchmark/src/table.rs); percentiles are of sorted values, which its are not always.
+    The format is exactly TGI's (github.com/huggingface/text-generation-inference,
+    benchmark/src/table.rs); percentiles are of sorted values, unlike some of TGI's.
     """
     workload = run.workload
     parameters = [["Model", str(workload.get("tokenizer_name") or run.target.model)]]
-    parameters += [[label, _as_rust(name, workload.get(name))] for label, name in _PARAMETERS]
+    parameters += [[label, _as_rust(name, workload.get(name))] for name, label in _LABELS.items()]
     steps = [record for record in run.steps if record.step.kind == "batch"]
     found = [(f"{record.step.value:g}", batch_values(record.batches)) for record in steps]
     latency, throughput = [], []
@@ -77,7 +91,7 @@ def tgi_tables(run: Run) -> str:
 
 
 def _as_rust(name: str, value: Any) -> str:
-    """How TGI's table writes a value: ``None``, ``Some(0.5)``, ``true``."""
+    """Format a value as TGI's table does: ``None``, ``Some(0.5)``, ``true``."""
     if name in _OPTIONAL:
         return "None" if value is None else f"Some({value})"
     return str(bool(value)).lower() if name in ("watermark", "do_sample") else str(value or 0)
@@ -93,61 +107,58 @@ def _six(summary: Summary | None) -> list[str]:
     return [*_three(summary, "ms"), *(f"{cut:.2f} ms" if summary else "NaN ms" for cut in cuts)]
 
 
-def markdown(run: Run) -> str:
-    """The whole run: TGI's tables if there were batches, a table of requests if there were any."""
+def markdown(run: BenchRun) -> str:
+    """The whole run: TGI's tables of batches, tables of requests, and notes."""
+    steps = [step_metrics(record, run.slo) for record in run.steps]
     parts = []
-    if any(record.batches for record in run.steps):
+    if any(step.batches for step in steps):
         parts.append(tgi_tables(run))
-    figures = [step_figures(record, run.slo) for record in run.steps if record.requests]
-    if figures:
-        parts.append(load_table(figures))
-        parts.append(percentile_table(figures))
-        knee = "" if run.slo else explain_knee(_by_clients(figures))
-        notes = [note for note in (*run.notes, knee) if note]
-    else:
-        notes = list(run.notes)
-    for step in figures:
-        notes += [f"{title(step.step)}: {warning}" for warning in step.warnings]
-    if notes:
-        parts.append("\n".join(f"- {note}" for note in dict.fromkeys(notes)))
-    return "\n\n".join(parts) + "\n" if parts else "no step of the run left any figures\n"
+    if loads := [step for step in steps if step.requests]:
+        parts += [load_table(loads), percentile_table(loads)]
+    if notes := notes_of(run, steps):
+        parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(parts) + "\n" if parts else "no step of the run has any metrics\n"
 
 
-def _by_clients(figures: Sequence[StepFigures]) -> list[StepFigures]:
-    steps = [step for step in figures if step.step.kind == "concurrency"]
-    return sorted(steps, key=lambda step: step.step.value)
+def notes_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[str]:
+    """The run's notes, its knee, and the warnings of its steps, without repeats."""
+    clients = [step for step in steps if step.step.kind == "concurrency"]
+    knee = explain_knee(sorted(clients, key=lambda step: step.step.value))
+    notes = [*run.notes, knee if not run.slo else ""]
+    notes += [f"{step.step.title}: {warning}" for step in steps for warning in step.warnings]
+    return list(dict.fromkeys(note for note in notes if note))
 
 
-def load_table(figures: Sequence[StepFigures]) -> str:
-    """A row for each step: how much was done, and what one typically waited."""
-    columns: list[tuple[str, Callable[[StepFigures], str]]] = [
-        ("Load", lambda step: title(step.step)),
+def load_table(metrics: Sequence[StepMetrics]) -> str:
+    """A row per step: throughput and median latencies."""
+    columns: list[tuple[str, Callable[[StepMetrics], str]]] = [
+        ("Load", lambda step: step.step.title),
         ("Requests", lambda step: str(step.succeeded)),
         ("Errors", lambda step: _errors(step)),
         ("Requests/s", lambda step: _rate(step, "requests_per_second", 2)),
         ("Input tokens/s", lambda step: _rate(step, "input_tokens_per_second", 1)),
         ("Output tokens/s", lambda step: _rate(step, "output_tokens_per_second", 1)),
     ]
-    if any(step.attainment is not None for step in figures):
+    if any(step.attainment is not None for step in metrics):
         columns.append(("Goodput/s", lambda step: _rate(step, "goodput", 2)))
         columns.append(("Within limits", lambda step: _share(step.attainment)))
-    if any(step.step.kind == "rate" for step in figures):
+    if any(step.step.kind == "rate" for step in metrics):
         columns.append(("TTFT (scheduled)", lambda step: _middle(step, "ttft_scheduled")))
     for name in ("ttft", "itl", "tpot", "e2e"):
         label = METRICS[name].label
         columns.append((f"{label} p50", lambda step, name=name: _middle(step, name)))  # type: ignore[misc]
-    rows = [[cell(step) for _, cell in columns] for step in figures]
+    rows = [[cell(step) for _, cell in columns] for step in metrics]
     return table([label for label, _ in columns], rows)
 
 
-def percentile_table(figures: Sequence[StepFigures]) -> str:
-    """A row for each step and latency: the mean with its interval, and the percentiles, in ms."""
+def percentile_table(metrics: Sequence[StepMetrics]) -> str:
+    """A row per step and latency: mean and percentiles in ms, with intervals."""
     rows = []
-    for step in figures:
-        for name, summary in told(step).items():
+    for step in metrics:
+        for name, summary in distinct_latencies(step).items():
             rows.append(
                 [
-                    *(title(step.step), METRICS[name].label, str(summary.count)),
+                    *(step.step.title, METRICS[name].label, str(summary.count)),
                     _with_interval(summary, "mean"),
                     *(f"{getattr(summary, p):.1f}" for p in ("p50", "p90", "p95")),
                     _with_interval(summary, "p99"),
@@ -158,8 +169,8 @@ def percentile_table(figures: Sequence[StepFigures]) -> str:
     return table(header, rows, merge=False)
 
 
-def told(step: StepFigures) -> dict[str, Summary]:
-    """The step's latencies, less those that only repeat another: where nothing was due."""
+def distinct_latencies(step: StepMetrics) -> dict[str, Summary]:
+    """The step's latencies, without those from schedule if nothing was late."""
     late = step.latencies.get("late")
     if late is not None and late.maximum > 0:
         return step.latencies
@@ -178,11 +189,11 @@ def _with_interval(summary: Summary, name: str) -> str:
     return f"{value} ({low:.1f} to {high:.1f})"
 
 
-def _errors(step: StepFigures) -> str:
+def _errors(step: StepMetrics) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in step.errors.items()) or "0"
 
 
-def _rate(step: StepFigures, name: str, digits: int) -> str:
+def _rate(step: StepMetrics, name: str, digits: int) -> str:
     return f"{step.rates[name]:.{digits}f}" if name in step.rates else "-"
 
 
@@ -190,18 +201,18 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _middle(step: StepFigures, name: str) -> str:
+def _middle(step: StepMetrics, name: str) -> str:
     return f"{step.latencies[name].p50:.1f} ms" if name in step.latencies else "-"
 
 
 def comparison(result: Comparison) -> str:
-    """A comparison as markdown, what differs besides the figures first."""
+    """A comparison as markdown, after the differences between the runs."""
     parts = []
     if result.notes or result.unmatched:
         parts.append("\n".join(f"- WARNING: {note}" for note in result.notes + result.unmatched))
     if result.rows:
         rows = [_row(row) for row in result.rows]
-        header = ["Load", "Figure", "First", "Second", "Change", "Interval", "Verdict"]
+        header = ["Load", "Metric", "First", "Second", "Change", "Interval", "Verdict"]
         parts.append(table(header, rows, merge=False))
     else:
         parts.append("the runs have no step in common")
@@ -210,20 +221,20 @@ def comparison(result: Comparison) -> str:
 
 
 def verdict(result: Comparison) -> str:
-    """The comparison in a sentence."""
+    """Summarize the comparison in a sentence."""
     counts = {name: sum(row.verdict == name for row in result.rows) for name in ("better", "worse")}
-    said = f"{counts['better']} better, {counts['worse']} worse, of {len(result.rows)} figures"
+    text = f"{counts['better']} better, {counts['worse']} worse, of {len(result.rows)} metrics"
     failed = result.regressions
     if not failed:
-        return f"no regression: {said}"
+        return f"no regression: {text}"
     worst = max(failed, key=lambda row: max(row.ratio, 1 / row.ratio if row.ratio else np.inf))
     return (
-        f"REGRESSION: {said}; the largest: {figure_name(worst)} of {worst.step}, "
+        f"REGRESSION: {text}; the largest: {figure_name(worst)} of {worst.step}, "
         f"{worst.ratio - 1:+.1%}"
     )
 
 
-def figure_name(row: Row) -> str:
+def figure_name(row: ComparedMetric) -> str:
     """``TTFT p99``, ``Output tokens/s`` ..."""
     if row.metric == ANSWERED:
         return "Answered"
@@ -232,10 +243,10 @@ def figure_name(row: Row) -> str:
     return name if row.statistic == "mean" else f"{name} {row.statistic}"
 
 
-def _row(row: Row) -> list[str]:
+def _row(row: ComparedMetric) -> list[str]:
     unit = ".2%" if row.metric == ANSWERED else ".2f"
-    said = {"same": "no difference", "better": "better", "worse": "WORSE"}[row.verdict]
+    text = {"same": "not significant", "better": "better", "worse": "WORSE"}[row.verdict]
     return [
         *(row.step, figure_name(row), f"{row.a:{unit}}", f"{row.b:{unit}}"),
-        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", said),
+        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", text),
     ]

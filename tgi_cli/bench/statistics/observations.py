@@ -1,40 +1,112 @@
-"""From a request's record to the times that its client waited."""
+"""The definitions of all metrics, and their values from records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_cli.bench.records import RequestRecord
-from tgi_cli.bench.statistics.definitions import LATENCIES
-
-MS = 1000.0
-MILLISECOND_DIGITS = 6
-"""Of clocks: a nanosecond. Differences of times are rounded to it, so that equal gaps are equal."""
+from tgi_cli.bench.events import BatchRecord, BenchRequestRecord
 
 
-class Observed(NamedTuple):
-    """All values of one latency.
+class MetricDefinition(msgspec.Struct, frozen=True):
+    """A metric.
 
     Attributes:
-        values: float64, ms, in the order of the requests.
-        clusters: int64, for each value which of the requests (by position) it comes from.
+        name: Name in files and on the command line.
+        label: Label in tables.
+        unit: ``ms``, ``tokens/s`` or ``requests/s``.
+        meaning: Definition in one sentence.
+    """
+
+    name: str
+    label: str
+    unit: str
+    meaning: str
+
+    @property
+    def better(self) -> Literal["lower", "higher"]:
+        """Which values are better."""
+        return "lower" if self.unit == "ms" else "higher"
+
+
+_LATENCIES = (
+    ("ttft", "TTFT", "Time to first token: from dispatch to the first event with a token."),
+    ("ttft_scheduled", "TTFT (scheduled)", "TTFT from when the request was due."),
+    (
+        "itl",
+        "ITL",
+        "Inter-token latency: all gaps between consecutive events of all requests; an event with "
+        "several tokens ends one gap.",
+    ),
+    (
+        "tpot",
+        "TPOT",
+        "Time per output token, one value per request: from its first event to its last, over the "
+        "tokens after the first event.",
+    ),
+    ("e2e", "E2E", "End-to-end latency: from dispatch until the response is complete."),
+    ("e2e_scheduled", "E2E (scheduled)", "E2E from when the request was due."),
+    ("late", "Dispatch lag", "From when a request was due until it was dispatched."),
+)
+_RATES = (
+    ("requests_per_second", "Requests", "requests/s", "Complete responses."),
+    ("input_tokens_per_second", "Input", "tokens/s", "Prompt tokens, at the first output token."),
+    ("output_tokens_per_second", "Output", "tokens/s", "Tokens that arrived."),
+    ("total_tokens_per_second", "Total", "tokens/s", "Input and output tokens."),
+    ("goodput", "Goodput", "requests/s", "Complete responses within every limit of the SLO."),
+)
+_BATCH_LATENCIES = (
+    ("prefill", "Prefill", "One prefill call of a whole batch."),
+    ("decode_token", "Decode (token)", "Mean decode call of a run (decode length - 1 calls)."),
+    ("decode_total", "Decode (total)", "All decode calls of a run together."),
+)
+_BATCH_RATES = (
+    ("prefill_throughput", "Prefill", "tokens/s", "Batch size x sequence length over the prefill."),
+    ("decode_throughput", "Decode", "tokens/s", "Batch size x decode calls over their time."),
+)
+METRICS = {
+    name: MetricDefinition(name, label, unit, meaning)
+    for name, label, unit, meaning in (
+        *((name, label, "ms", meaning) for name, label, meaning in _LATENCIES),
+        *_RATES,
+        *((name, label, "ms", meaning) for name, label, meaning in _BATCH_LATENCIES),
+        *_BATCH_RATES,
+    )
+}
+LATENCIES = tuple(row[0] for row in _LATENCIES)
+"""Latencies of requests."""
+RATES = tuple(row[0] for row in _RATES)
+"""Rates of a step of requests."""
+BATCH_METRICS = tuple(row[0] for row in (*_BATCH_LATENCIES, *_BATCH_RATES))
+"""Metrics of the runs of a batch."""
+MS = 1000.0
+MILLISECOND_DIGITS = 6
+"""Digits of milliseconds: differences are rounded to nanoseconds, so that equal gaps are equal."""
+
+
+class LatencyValues(NamedTuple):
+    """The values of one latency.
+
+    Attributes:
+        values: Milliseconds in the order of the requests, float64.
+        clusters: The position of the request of each value, int64.
     """
 
     values: NDArray[np.float64]
     clusters: NDArray[np.int64]
 
 
-def counted(requests: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Those that are no warm-ups."""
+def without_warmup(requests: Iterable[BenchRequestRecord]) -> list[BenchRequestRecord]:
+    """The requests that are not warm-ups."""
     return [request for request in requests if not request.warmup]
 
 
-def tokens_after_first(request: RequestRecord) -> int:
-    """How many of a request's tokens came after its first event."""
+def tokens_after_first(request: BenchRequestRecord) -> int:
+    """Tokens of a request after its first event."""
     if not request.counts:
         return 0
     if request.counted_by == "events":
@@ -42,20 +114,20 @@ def tokens_after_first(request: RequestRecord) -> int:
     return max(request.output_tokens - request.counts[0], 0)
 
 
-def tpot(request: RequestRecord) -> float | None:
-    """Seconds per token after the first event; None if nothing came after it."""
+def tpot(request: BenchRequestRecord) -> float | None:
+    """Seconds per token after the first event, or None without such tokens."""
     after = tokens_after_first(request)
     if len(request.arrivals) < 2 or after == 0:
         return None
     return (request.arrivals[-1] - request.arrivals[0]) / after
 
 
-def observe(requests: Iterable[RequestRecord]) -> dict[str, Observed]:
-    """Every latency of every request that counts and was answered, by metric.
+def latencies_of(requests: Iterable[BenchRequestRecord]) -> dict[str, LatencyValues]:
+    """All latencies of the successful requests that count, by metric.
 
-    A failed request has no latency: it is an error, and counts as not good.
+    Failed requests have no latencies; they count as errors, and as outside the limits.
     """
-    answered = [request for request in counted(requests) if request.error is None]
+    answered = [request for request in without_warmup(requests) if request.error is None]
     values: dict[str, list[float]] = {name: [] for name in LATENCIES}
     clusters: dict[str, list[int]] = {name: [] for name in LATENCIES}
 
@@ -79,8 +151,35 @@ def observe(requests: Iterable[RequestRecord]) -> dict[str, Observed]:
     observed = {}
     for name in LATENCIES:
         found = np.concatenate(gaps) if name == "itl" and gaps else np.asarray(values[name])
-        observed[name] = Observed(
+        observed[name] = LatencyValues(
             np.round(found.astype(np.float64) * MS, MILLISECOND_DIGITS),
             np.asarray(clusters[name], np.int64),
         )
     return observed
+
+
+def batch_values(batches: Iterable[BatchRecord]) -> dict[str, NDArray[np.float64]]:
+    """The values of each run that counts, by metric (``BATCH_METRICS``), in ms and tokens/s.
+
+    With a decode length of 1 there are no decode calls. The definitions are those of
+    github.com/huggingface/text-generation-inference, benchmark/src/generation.rs.
+    """
+    runs = [batch for batch in batches if not batch.warmup]
+    prefill = np.array([run.prefill for run in runs])
+    tokens = np.array([run.batch_size * run.sequence_length for run in runs])
+    decoding = [run for run in runs if run.decodes]
+    total = np.array([sum(run.decodes) for run in decoding])
+    calls = np.array([len(run.decodes) for run in decoding])
+    sizes = np.array([run.batch_size for run in decoding])
+    return {
+        "prefill": prefill * MS,
+        "decode_token": total / calls * MS,
+        "decode_total": total * MS,
+        "prefill_throughput": _per_second(tokens, prefill),
+        "decode_throughput": _per_second(sizes * calls, total),
+    }
+
+
+def _per_second(amount: NDArray[np.int64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The ratio; a duration below the resolution of the clock counts as a nanosecond."""
+    return amount / np.maximum(seconds, 1e-9)

@@ -1,25 +1,127 @@
-"""A distribution in a few numbers, with intervals, and as a histogram."""
+"""Summaries of distributions, their confidence intervals, and histograms.
+
+Intervals are percentile bootstraps, by request if requests have several values: the gaps of one
+request are correlated, so requests are drawn, not gaps (the cluster bootstrap; Davison and Hinkley,
+Bootstrap Methods and their Application, 1997, section 3.8). Draws are weights, never copies of the
+values; the cumulative weights of a draw give its quantiles. The cost is bounded: at most ``BINS``
+bins for values of clusters, and about ``WEIGHTS`` weights.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tgi_cli.bench.statistics.bootstrap import interval, resampled
+REPLICATES = 1000
+WEIGHTS = 4_000_000
+"""Maximum of drawn numbers (32 MB), unless that leaves fewer than ``FEWEST`` replicates."""
+FEWEST = 200
+BINS = 1024
+CONFIDENCE = 0.95
+
+Floats = NDArray[np.float64]
+
+
+def draws(clusters: int, seed: int) -> Floats:
+    """How often each replicate draws each cluster, float64 ``[r, clusters]``."""
+    replicates = int(np.clip(WEIGHTS // max(clusters, 1), FEWEST, REPLICATES))
+    chosen = np.random.default_rng(seed).integers(0, clusters, (replicates, clusters))
+    chosen += np.arange(replicates)[:, None] * clusters
+    flat = np.bincount(chosen.ravel(), minlength=replicates * clusters)
+    return flat.reshape(replicates, clusters).astype(np.float64)
+
+
+def resampled(
+    values: Floats, clusters: NDArray[np.int64] | None, percentiles: Sequence[float], seed: int
+) -> Floats:
+    """The mean and the percentiles of every replicate.
+
+    Args:
+        values: ``[n]``, n > 0.
+        clusters: The request of each value, from 0, ``[n]``, or None if each has its own.
+
+    Returns: float64 ``[replicates, 1 + len(percentiles)]``.
+    """
+    if clusters is None:
+        order = np.argsort(values, kind="stable")
+        points = values[order]
+        weights = draws(len(values), seed)[:, order]
+        sums, sizes = weights @ points, weights.sum(axis=1)
+    else:
+        names, number = np.unique(clusters, return_inverse=True)
+        drawn = draws(len(names), seed)
+        sums = drawn @ np.bincount(number, values, len(names))
+        sizes = drawn @ np.bincount(number, minlength=len(names)).astype(np.float64)
+        points, table = _tabulate(values, number, len(names))
+        weights = drawn @ table
+    return np.column_stack([sums / sizes, _quantiles(points, weights, percentiles)])
+
+
+def interval(replicates: Floats) -> tuple[float, float]:
+    """The middle 95 % of the replicates."""
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(replicates, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def _tabulate(values: Floats, number: NDArray[np.intp], clusters: int) -> tuple[Floats, Floats]:
+    """Group values into bins by rank, finer towards the upper tail.
+
+    Returns: The ascending values of the bins ``[b]``, and the count of each cluster in each bin
+    ``[clusters, b]``.
+    """
+    order = np.argsort(values, kind="stable")
+    count = len(values)
+    if count <= BINS:
+        edges = np.arange(count + 1)
+    else:
+        body = np.linspace(0, 1, BINS // 2)
+        tail = 1 - np.geomspace(1e-1, 1 / count, BINS // 2)
+        edges = np.unique(np.round(np.concatenate([body, tail]) * count).astype(np.int64))
+    sizes = np.diff(edges)
+    bins = np.repeat(np.arange(len(sizes)), sizes)
+    points = np.add.reduceat(values[order], edges[:-1]) / sizes
+    flat = np.bincount(number[order] * len(sizes) + bins, minlength=clusters * len(sizes))
+    return points, flat.reshape(clusters, len(sizes)).astype(np.float64)
+
+
+def _quantiles(points: Floats, weights: Floats, percentiles: Sequence[float]) -> Floats:
+    """numpy's linear percentiles of values that occur ``weights`` times, ``[r, p]``."""
+    reached = np.cumsum(weights, axis=1)
+    total = reached[:, -1]
+    # One search for all replicates: the sums of each are above those of the one before.
+    base = np.concatenate([[0.0], np.cumsum(total)[:-1]])
+    flat = (reached + base[:, None]).ravel()
+    first = np.arange(len(weights)) * len(points)
+
+    def at(rank: Floats) -> Floats:
+        found = np.searchsorted(flat, rank + base, side="right") - first
+        values: Floats = points[np.minimum(found, len(points) - 1)]
+        return values
+
+    columns = [np.empty((len(weights), 0))]
+    for percentile in percentiles:
+        rank = (total - 1) * percentile / 100
+        low = np.floor(rank)
+        below, above = at(low), at(np.minimum(low + 1, total - 1))
+        columns.append(below + (above - below) * (rank - low))
+    return np.column_stack(columns)
+
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 PERCENTILE_NAMES = ("p50", "p90", "p95", "p99", "p999")
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one metric's values.
+    """Summary of the values of a metric.
 
     Attributes:
         intervals: 95 % bootstrap intervals of ``mean`` and the percentiles, by these names; empty
-            where none were asked for or there is one value only.
+            if not requested or for a single value.
     """
 
     count: int
@@ -35,7 +137,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def percentiles(self) -> dict[float, float]:
-        """Value by percentile (``PERCENTILES``)."""
+        """Values by percentile (``PERCENTILES``)."""
         return {p: getattr(self, n) for p, n in zip(PERCENTILES, PERCENTILE_NAMES, strict=True)}
 
 
@@ -46,14 +148,14 @@ def summarize(
     intervals: bool = True,
     seed: int = 0,
 ) -> Summary | None:
-    """The summary of values; None if there are none.
+    """Summarize values, or return None if there are none.
 
     Percentiles are numpy's (linear between order statistics).
 
     Args:
-        values: ``[n]``.
-        clusters: ``[n]``, which request each is of, where one request gives several.
-        seed: of the bootstrap; equal input and seed give equal intervals.
+        values: Values ``[n]``.
+        clusters: The request of each value, ``[n]``, if requests have several.
+        seed: Seed of the bootstrap; equal input and seed give equal intervals.
     """
     array = np.asarray(values, np.float64)
     if array.size == 0:
@@ -74,38 +176,38 @@ def summarize(
     )
 
 
-class Histogram(msgspec.Struct, frozen=True):
-    """How many values lie in ``[edges[i], edges[i + 1])``; the last has its upper edge too."""
+class ValueHistogram(msgspec.Struct, frozen=True):
+    """Counts of values in ``[edges[i], edges[i + 1])``; the last bin includes its upper edge."""
 
     edges: list[float]
     counts: list[int]
 
 
-def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> Histogram:
-    """Equal bins over the values' range, whose edges are round numbers where that is possible.
+def histogram(values: ArrayLike, bins: int = 10, upper: float | None = None) -> ValueHistogram:
+    """Count values in equal bins with round edges.
 
     Args:
-        upper: values above it go into the last bin (a long tail would hide the body).
+        upper: Values above it are counted in the last bin (a long tail would hide the body).
     """
     array = np.asarray(values, np.float64)
     if array.size == 0:
-        return Histogram([0.0, 1.0], [0])
+        return ValueHistogram([0.0, 1.0], [0])
     if upper is not None:
         array = np.minimum(array, upper)
     low, high = float(array.min()), float(array.max())
-    if high - low <= 1e-9 * max(1.0, abs(high)):  # all alike, but for rounding
+    if high - low <= 1e-9 * max(1.0, abs(high)):  # all equal but for rounding
         spread = abs(low) * 0.05 or 0.5
         low, high = low - spread, high + spread
-    width = _round_up((high - low) / bins)
+    width = round_up((high - low) / bins)
     start = math.floor(low / width) * width
     count = max(math.ceil((high - start) / width), 1)
     edges = start + width * np.arange(count + 1)
     edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
     counts, _ = np.histogram(array, edges)
-    return Histogram([float(edge) for edge in edges], [int(count) for count in counts])
+    return ValueHistogram([float(edge) for edge in edges], [int(count) for count in counts])
 
 
-def _round_up(width: float) -> float:
-    """The next of 1, 2, 2.5 and 5 times a power of ten."""
-    unit = 10.0 ** math.floor(math.log10(width))
-    return next((unit * step for step in (1, 2, 2.5, 5) if unit * step >= width), unit * 10)
+def round_up(value: float, factors: Sequence[float] = (1, 2, 2.5, 5)) -> float:
+    """The smallest of ``factors`` times a power of ten that is at least ``value``, above 0."""
+    unit = 10.0 ** math.floor(math.log10(value))
+    return next((unit * factor for factor in factors if unit * factor >= value), unit * 10)

@@ -1,30 +1,10 @@
-"""What is sent, and when. Everything here is drawn from a seed: the same one, the same requests.
+"""Workloads: what is sent, and when. Everything is drawn from a seed.
 
-    lengths = Lengths.parse("lognormal:512,128")
-    requests = synthetic(tokenizer, Synthetic(prompt=lengths, output=Lengths.parse("64")), seed=1)
-    requests = scheduled(requests, Arrivals.parse("poisson").times(rate=4.0, seed=1))
+    lengths = LengthDistribution.parse("lognormal:512,128")
+    spec = SyntheticWorkload(prompt=lengths, output=LengthDistribution.parse("64"))
+    arrivals = ArrivalProcess.parse("poisson")
+    requests = scheduled(synthetic(tokenizer, spec, seed=1), arrivals.times(rate=4.0, seed=1))
 
-All of these are endless or as long as their file, and lazy: take what a step needs. A sweep that
-wants the same prompts for every step builds them anew with the same seed; one that wants no prompt
-twice (prefix caches) gives each step a seed of its own.
+All iterators are lazy, and endless unless their file ends. Build one anew with the same seed to
+repeat its prompts, or with a seed of its own for each step to avoid hits in a prefix cache.
 """
-
-from tgi_cli.bench.workloads.arrivals import Arrivals, scheduled
-from tgi_cli.bench.workloads.conversations import Conversations, conversations
-from tgi_cli.bench.workloads.files import file_prompts, sharegpt
-from tgi_cli.bench.workloads.lengths import Lengths
-from tgi_cli.bench.workloads.synthetic import Synthetic, synthetic
-from tgi_cli.bench.workloads.traces import trace
-
-__all__ = [
-    "Arrivals",
-    "Conversations",
-    "Lengths",
-    "Synthetic",
-    "conversations",
-    "file_prompts",
-    "scheduled",
-    "sharegpt",
-    "synthetic",
-    "trace",
-]

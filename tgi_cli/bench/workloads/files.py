@@ -1,15 +1,17 @@
-"""Prompts of files: a line each, JSON lines, or conversations in ShareGPT's form."""
+"""Prompts from files: one per line, JSON lines, or conversations in ShareGPT's format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from tgi_cli.bench.records import Request
+from tgi_cli.bench.events import BenchRequest
 from tgi_cli.bench.settings import TokenCounter
-from tgi_cli.bench.workloads.lengths import Lengths
+from tgi_cli.bench.workloads.distributions import LengthDistribution
+from tgi_cli.bench.workloads.synthetic import user_message
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import WORKLOAD_BYTES, decode_json, read_bytes
 
@@ -19,158 +21,140 @@ _USERS = {"human", "user"}
 _ASSISTANTS = {"gpt", "assistant", "chatgpt", "bing", "bard"}
 
 
+class FilePrompt(NamedTuple):
+    """A prompt of a file, with its own messages and length if it has them."""
+
+    text: str
+    messages: list[dict[str, str]] | None = None
+    max_tokens: int | None = None
+
+
 def file_prompts(
     path: Path,
     tokenizer: TokenCounter,
-    output: Lengths,
+    output: LengthDistribution,
     seed: int = 0,
     *,
     chat: bool = False,
-    shuffle: bool = False,
-    repeat: bool = True,
-) -> Iterator[Request]:
-    """A prompt per line of a ``.txt`` file, or per object of a ``.jsonl`` file.
+) -> Iterator[BenchRequest]:
+    """Yield the prompts of a file without end, shuffled anew in each round.
 
-    Objects have ``prompt`` (``text``, ``inputs``) or ``messages``, and may have ``max_tokens``,
-    which goes before ``output``. Empty lines are left out. With ``repeat`` the file begins again
-    when it is through; ``chat`` makes messages of plain prompts.
+    A ``.txt`` file has a prompt per line, a ``.jsonl`` file an object per line with ``prompt``
+    (``text``, ``inputs``) or ``messages``, and optionally ``max_tokens``, which takes precedence
+    over ``output``. Empty lines are skipped.
+
+    Args:
+        chat: Send plain prompts as user messages.
 
     Raises:
-        ConfigError: a file that cannot be read or has nothing in it; the line is named.
+        ConfigError: The file cannot be read or is empty, or a line is invalid.
     """
     rows = [_row(path, *line) for line in lines_of(path)]
     if not rows:
-        raise ConfigError(f"{path} has no prompts", "put one on each line")
-    return _requests(rows, tokenizer, output, seed, chat, shuffle, repeat)
+        raise ConfigError(f"{path} has no prompts", "write one on each line")
+    rng = Random(f"file {seed}")
+
+    def requests() -> Iterator[BenchRequest]:
+        while True:
+            for row in rng.sample(rows, len(rows)):
+                messages = row.messages or (user_message(row.text) if chat else None)
+                yield BenchRequest(
+                    prompt=row.text,
+                    prompt_tokens=tokenizer.count(row.text, special=messages is None),
+                    max_tokens=row.max_tokens or output.draw(rng),
+                    messages=messages,
+                )
+
+    return requests()
 
 
-def _requests(
-    rows: list[tuple[str, list[dict[str, str]] | None, int | None]],
-    tokenizer: TokenCounter,
-    output: Lengths,
-    seed: int,
-    chat: bool,
-    shuffle: bool,
-    repeat: bool,
-) -> Iterator[Request]:
-    dice = Random(f"file {seed}")
-    while True:
-        for prompt, given, length in dice.sample(rows, len(rows)) if shuffle else rows:
-            messages = given or ([{"role": "user", "content": prompt}] if chat else None)
-            yield Request(
-                prompt=prompt,
-                prompt_tokens=tokenizer.count(prompt, special=messages is None),
-                max_tokens=length or output.draw(dice),
-                messages=messages,
-            )
-        if not repeat:
-            return
-
-
-def _row(path: Path, number: int, line: str) -> tuple[str, list[dict[str, str]] | None, int | None]:
+def _row(path: Path, number: int, line: str) -> FilePrompt:
     if path.suffix not in (".jsonl", ".ndjson"):
-        return line, None, None
+        return FilePrompt(line)
     value = parsed(path, number, line)
     length = next((value[key] for key in _LENGTH_KEYS if key in value), None)
     if length is not None and (not isinstance(length, int) or length < 1):
-        raise _wrong(path, number, "max_tokens is no whole number above 0")
+        raise line_error(path, number, "max_tokens is not a whole number above 0")
     messages = value.get("messages")
     if messages is not None:
         if not messages or not all(
             isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role")
             for m in messages
         ):
-            raise _wrong(path, number, "messages need a role and a text each")
+            raise line_error(path, number, "each message needs a role and a text")
         turns = [{"role": str(m["role"]), "content": m["content"]} for m in messages]
-        return "\n".join(turn["content"] for turn in turns), turns, length
+        return FilePrompt("\n".join(turn["content"] for turn in turns), turns, length)
     prompt = next((value[key] for key in _PROMPT_KEYS if key in value), None)
     if not isinstance(prompt, str) or not prompt:
-        raise _wrong(path, number, f"no text under {', '.join(_PROMPT_KEYS)} or messages")
-    return prompt, None, length
+        raise line_error(path, number, f"no text under {', '.join(_PROMPT_KEYS)} or messages")
+    return FilePrompt(prompt, None, length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareGptWorkload:
+    """How the conversations of a file are sent.
+
+    Attributes:
+        output: Tokens to generate, or None for as many as the response in the file has.
+        turns: Maximum turns of each conversation. Later turns follow the responses to the earlier
+            ones, after ``think`` seconds.
+        chat: Send turns as messages.
+    """
+
+    output: LengthDistribution | None = None
+    turns: int = 1
+    think: float = 0.0
+    chat: bool = True
 
 
 def sharegpt(
-    path: Path,
-    tokenizer: TokenCounter,
-    output: Lengths | None = None,
-    seed: int = 0,
-    *,
-    chat: bool = True,
-    turns: int = 1,
-    think: float = 0.0,
-    shuffle: bool = True,
-    longest: int = 1 << 20,
-    repeat: bool = True,
-) -> Iterator[Request]:
-    """Requests of a JSON file of conversations, as ShareGPT was published.
+    path: Path, tokenizer: TokenCounter, spec: ShareGptWorkload, seed: int = 0
+) -> Iterator[BenchRequest]:
+    """Yield the user turns of a JSON file of conversations without end, in random order.
 
-    ``[{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}]``;
-    ``messages`` with ``role`` and ``content`` are taken too. Users' turns are sent; as many tokens
-    are asked for as the answer in the file has, or as ``output`` says.
-
-    Args:
-        turns: of each conversation, at most; more than one makes conversations, whose later turns
-            follow the answers after ``think`` seconds.
-        longest: turns whose prompt has more tokens end their conversation.
+    The format is ShareGPT's: ``[{"conversations": [{"from": "human", "value": ...}, {"from":
+    "gpt", "value": ...}]}]``, or ``messages`` with ``role`` and ``content``.
 
     Raises:
-        ConfigError: a file that cannot be read, or that has no such conversation.
+        ConfigError: The file cannot be read, or has no such conversation.
     """
     try:
         content = decode_json(read_bytes(path, WORKLOAD_BYTES), None)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", "name a JSON file") from error
-    found = [pairs for item in content if (pairs := _pairs(item))] if _is_list(content) else []
+    items = content if isinstance(content, list) else []
+    found = [pairs for item in items if (pairs := _pairs(item))]
     if not found:
         raise ConfigError(
-            f"{path} has no conversation in which a user's turn is answered",
+            f"{path} has no conversation with a response to a user",
             'write [{"conversations": [{"from": "human", "value": "..."}, '
             '{"from": "gpt", "value": "..."}]}]',
         )
-    return _turns(found, tokenizer, output, seed, chat, turns, think, shuffle, longest, repeat)
+    rng = Random(f"sharegpt {seed}")
 
+    def requests() -> Iterator[BenchRequest]:
+        number = 0
+        while True:
+            for pairs in rng.sample(found, len(found)):
+                for turn, (prompt, response) in enumerate(pairs[: spec.turns]):
+                    tokens = tokenizer.count(prompt, special=not spec.chat)
+                    output = spec.output
+                    length = output.draw(rng) if output else tokenizer.count(response, False)
+                    yield BenchRequest(
+                        prompt=prompt,
+                        prompt_tokens=tokens,
+                        max_tokens=max(1, length),
+                        messages=user_message(prompt) if spec.chat else None,
+                        conversation=number if spec.turns > 1 else None,
+                        think=spec.think if turn else 0.0,
+                    )
+                number += 1
 
-def _turns(
-    found: list[list[tuple[str, str]]],
-    tokenizer: TokenCounter,
-    output: Lengths | None,
-    seed: int,
-    chat: bool,
-    turns: int,
-    think: float,
-    shuffle: bool,
-    longest: int,
-    repeat: bool,
-) -> Iterator[Request]:
-    dice = Random(f"sharegpt {seed}")
-    number, sent = 0, True
-    while sent:  # a round in which every turn is too long is the last
-        sent = False
-        for pairs in dice.sample(found, len(found)) if shuffle else found:
-            for turn, (prompt, answer) in enumerate(pairs[:turns]):
-                tokens = tokenizer.count(prompt, special=not chat)
-                if tokens > longest:
-                    break
-                asked = output.draw(dice) if output else tokenizer.count(answer, special=False)
-                sent = True
-                yield Request(
-                    prompt=prompt,
-                    prompt_tokens=tokens,
-                    max_tokens=max(1, asked),
-                    messages=[{"role": "user", "content": prompt}] if chat else None,
-                    conversation=number if turns > 1 else None,
-                    think=think if turn else 0.0,
-                )
-            number += 1
-        if not repeat:
-            return
-    raise ConfigError(
-        f"every prompt of the file has more than {longest} tokens", "allow longer prompts"
-    )
+    return requests()
 
 
 def _pairs(item: Any) -> list[tuple[str, str]]:
-    """(user's turn, answer) of one conversation, as far as they take turns."""
+    """The user turns and responses of one conversation, as long as they alternate."""
     if not isinstance(item, dict):
         return []
     rows = item.get("conversations") or item.get("conversation") or item.get("messages")
@@ -183,17 +167,17 @@ def _pairs(item: Any) -> list[tuple[str, str]]:
     ]
     turns = [turn for turn in turns if turn[0] != "system"]
     pairs = []
-    for (asks, prompt), (answers, answer) in zip(turns[::2], turns[1::2], strict=False):
-        if asks not in _USERS or answers not in _ASSISTANTS:
+    for (user, prompt), (assistant, response) in zip(turns[::2], turns[1::2], strict=False):
+        if user not in _USERS or assistant not in _ASSISTANTS:
             break
-        if not isinstance(prompt, str) or not isinstance(answer, str) or not prompt:
+        if not isinstance(prompt, str) or not isinstance(response, str) or not prompt:
             break
-        pairs.append((prompt, answer))
+        pairs.append((prompt, response))
     return pairs
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:
-    """The lines of a text file that are not empty, with their numbers. Raises ConfigError."""
+    """The numbers and texts of the lines that are not empty. Raises ConfigError."""
     try:
         text = read_bytes(path, WORKLOAD_BYTES, pipes=True).decode()
     except (OSError, ValueError) as error:
@@ -202,19 +186,16 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
 
 
 def parsed(path: Path, number: int, line: str) -> dict[str, Any]:
-    """The JSON object of a line. Raises ConfigError."""
+    """Parse the JSON object of a line. Raises ConfigError."""
     try:
         value = decode_json(line.encode())
     except ValueError as error:
-        raise _wrong(path, number, str(error)) from error
+        raise line_error(path, number, str(error)) from error
     if not isinstance(value, dict):
-        raise _wrong(path, number, "no JSON object")
+        raise line_error(path, number, "not a JSON object")
     return value
 
 
-def _wrong(path: Path, number: int, why: str) -> ConfigError:
-    return ConfigError(f"line {number} of {path}: {why}", "correct it, or take it out")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
+def line_error(path: Path, number: int, cause: str) -> ConfigError:
+    """The error of an invalid line."""
+    return ConfigError(f"line {number} of {path}: {cause}", "correct or remove the line")

@@ -1,55 +1,77 @@
-"""Everything that users may set, in one table.
+"""All settings that users can make, in one table.
 
-From it come the flags and variables of the commands, the keys of configuration files, the command
-lines of child processes and the reference in docs/configuration.md.
+Flags, environment variables, keys of configuration files, defaults, shell completions and the
+reference in docs/configuration.md are generated from it.
 """
 
-from tgi_cli.config.settings.devices import DEVICE_SETTINGS
+from __future__ import annotations
+
+from typing import Any
+
+from tgi_cli.config.settings.bench import BENCH_SETTINGS
+from tgi_cli.config.settings.connection import CONNECTION_SETTINGS
 from tgi_cli.config.settings.engine import ENGINE_SETTINGS
-from tgi_cli.config.settings.halves import HALVES_SETTINGS
 from tgi_cli.config.settings.inherited import INHERITED_SETTINGS, variable_notes
-from tgi_cli.config.settings.router import MODEL_SETTINGS, ROUTER_SETTINGS
+from tgi_cli.config.settings.model import LOADING_SETTINGS, MODEL_SETTINGS
+from tgi_cli.config.settings.quantize import COMPLETION_SETTINGS, QUANTIZE_SETTINGS
+from tgi_cli.config.settings.router import NETWORK_SETTINGS, ROUTER_SETTINGS
 from tgi_cli.config.settings.setting import (
+    BENCH,
     COMMANDS,
+    COMPARE,
+    COMPLETION,
     DOWNLOAD,
-    PANELS,
+    QUANTIZE,
     ROUTER,
     SERVE,
     SERVER,
+    SERVING,
+    VIEW,
     WARMUP,
     Setting,
 )
 
-SETTINGS = tuple(
-    sorted(
-        (
-            *MODEL_SETTINGS,
-            *ROUTER_SETTINGS,
-            *ENGINE_SETTINGS,
-            *DEVICE_SETTINGS,
-            *HALVES_SETTINGS,
-            *INHERITED_SETTINGS,
-        ),
-        key=lambda setting: PANELS.index(setting.panel),
-    )
+SETTINGS: tuple[Setting, ...] = (
+    *MODEL_SETTINGS,
+    *NETWORK_SETTINGS,
+    *ENGINE_SETTINGS,
+    *LOADING_SETTINGS,
+    *ROUTER_SETTINGS,
+    *CONNECTION_SETTINGS,
+    *INHERITED_SETTINGS,
+    *BENCH_SETTINGS,
+    *QUANTIZE_SETTINGS,
+    *COMPLETION_SETTINGS,
 )
+"""In the order in which help shows them."""
 
 
 def settings_of(command: str) -> tuple[Setting, ...]:
-    """The settings that a command takes, as its help shows them."""
-    return tuple(setting for setting in SETTINGS if command in setting.of)
+    """The settings of a command, in the order in which its help shows them."""
+    return tuple(setting for setting in SETTINGS if command in setting.commands)
+
+
+def default(name: str, command: str = SERVE) -> Any:
+    """The default of a setting, for the dataclasses that are made from settings."""
+    return next(s.default for s in SETTINGS if s.name == name and command in s.commands)
 
 
 __all__ = [
+    "BENCH",
     "COMMANDS",
+    "COMPARE",
+    "COMPLETION",
     "DOWNLOAD",
-    "PANELS",
+    "QUANTIZE",
     "ROUTER",
     "SERVE",
     "SERVER",
+    "SERVING",
     "SETTINGS",
+    "VIEW",
     "WARMUP",
     "Setting",
+    "default",
     "settings_of",
     "variable_notes",
 ]

@@ -1,321 +1,235 @@
-"""Settings of what runs the model: limits, scheduling, cache, loading."""
+"""Settings of the engine: limits, scheduling, cache, devices."""
 
 from __future__ import annotations
 
-from tgi_cli.config.settings.setting import (
-    CACHE,
-    COMMANDS,
-    DEVICES,
-    LIMITS,
-    LOADING,
-    ROUTER,
-    SCHEDULING,
-    SERVE,
-    SERVER,
-    WARMUP,
-    Setting,
-)
-from tgi_cli.config.settings.values import (
-    FACTOR,
-    PART,
-    RATIO,
-    SIZES,
-    SWITCH,
-    one_of,
-    path,
-    whole,
-)
+from tgi_cli.config.settings.setting import ROUTER, SERVE, SERVER, WARMUP, Setting, panel
+from tgi_cli.config.settings.values import FRACTION, RATIO, SIZES, SWITCH, one_of, path, whole
+
+DEFAULT_PREFILL_TOKENS = 4096
+"""Default prefill tokens per step on an accelerator, as in TGI."""
+
+DEFAULT_CPU_PREFILL_TOKENS = 512
+"""The same on a CPU: a chunk of a 0.1B model takes about a quarter of a second."""
+
+WAITING_SERVED_RATIO = 0.3
+MAX_WAITING_TOKENS = 20
+"""Defaults of TGI's launcher."""
+
+BATCHINGS = ("fused", "inflight", "static")
+CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
+KV_CACHE_DTYPES = {"auto": None, "fp8_e4m3fn": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""TGI's names for data types of the KV cache, and PyTorch's; auto: that of the weights."""
+
+ATTENTIONS = {
+    "auto": None,
+    "triton": "cuda",
+    "flashinfer": "cuda",
+    "native": "cpu",
+    "cpu": "cpu",
+    "torch": None,
+    "paged": None,
+    "flashdecoding": None,
+}
+"""Attention backends, and the device that each needs; TGI's last two mean auto."""
 
 _ENGINE = (SERVE, SERVER, WARMUP)
-_SHARDS = (SERVE, SERVER)
 _ALL = (SERVE, SERVER, ROUTER, WARMUP)
 _SCHEDULED = "the model server decides that: give it to `tgi model-server`"
 
 ENGINE_SETTINGS = (
-    Setting(
-        "max_concurrent_requests",
-        whole(1),
-        128,
-        "Requests in flight; more are answered with 429.",
-        LIMITS,
+    *panel(
+        "Limits",
         _ALL,
+        Setting(
+            "max_concurrent_requests",
+            whole(1),
+            128,
+            "Maximum requests in flight; further ones get status 429.",
+        ),
+        Setting(
+            "max_input_tokens",
+            whole(1),
+            None,
+            "Maximum prompt tokens per request. Default: max-total-tokens - 1.",
+        ),
+        Setting(
+            "max_input_length",
+            whole(1),
+            None,
+            "Deprecated name of --max-input-tokens.",
+            alias_of="max_input_tokens",
+        ),
+        Setting(
+            "max_total_tokens",
+            whole(2),
+            None,
+            "Maximum prompt and generated tokens per request. Default: the model's context, or "
+            "what fits into memory.",
+        ),
+        Setting(
+            "max_batch_prefill_tokens",
+            whole(1),
+            None,
+            "Prompt tokens per step; longer prompts take several steps. Default: "
+            f"{DEFAULT_PREFILL_TOKENS}, on a CPU {DEFAULT_CPU_PREFILL_TOKENS}.",
+            note=_SCHEDULED,
+            note_on=(ROUTER,),
+        ),
+        Setting(
+            "max_batch_total_tokens",
+            whole(1),
+            None,
+            "KV cache size in tokens. Default: what fits into memory, as measured at startup.",
+            note=_SCHEDULED,
+            note_on=(ROUTER,),
+        ),
+        Setting(
+            "max_batch_size",
+            whole(1),
+            None,
+            "Maximum sequences in the running batch. Default: max-concurrent-requests.",
+            note=_SCHEDULED,
+            note_on=(ROUTER,),
+        ),
+        Setting(
+            "max_queued_requests",
+            whole(1),
+            None,
+            "Maximum requests in the queue; further ones get status 429. Default: unlimited.",
+            _ENGINE,
+        ),
+        Setting(
+            "max_queued_tokens",
+            whole(1),
+            None,
+            "Maximum prompt tokens in the queue, likewise. Default: unlimited.",
+            _ENGINE,
+        ),
+        Setting(
+            "disable_grammar_support",
+            SWITCH,
+            False,
+            "Reject requests with constrained output (grammars, tools, response formats).",
+        ),
     ),
-    Setting(
-        "max_input_tokens",
-        whole(1),
-        None,
-        "Tokens of a prompt. Left open: max-total-tokens less one.",
-        LIMITS,
-        _ALL,
-    ),
-    Setting(
-        "max_input_length",
-        whole(1),
-        None,
-        "The old name of --max-input-tokens.",
-        LIMITS,
-        _ALL,
-    ),
-    Setting(
-        "max_total_tokens",
-        whole(2),
-        None,
-        "Tokens of a prompt and its answer. Left open: the model's context, or what fits.",
-        LIMITS,
-        _ALL,
-    ),
-    Setting(
-        "max_batch_prefill_tokens",
-        whole(1),
-        None,
-        "Prompt tokens computed in one step; longer prompts take several. Left open: 4096, on a "
-        "CPU 512.",
-        LIMITS,
-        _ALL,
-        note=_SCHEDULED,
-        note_on=(ROUTER,),
-    ),
-    Setting(
-        "max_batch_total_tokens",
-        whole(1),
-        None,
-        "Tokens that the KV cache holds. Left open: what fits, measured at the start.",
-        LIMITS,
-        _ALL,
-        note=_SCHEDULED,
-        note_on=(ROUTER,),
-    ),
-    Setting(
-        "max_batch_size",
-        whole(1),
-        None,
-        "Sequences that run at once. Left open: max-concurrent-requests.",
-        LIMITS,
-        _ALL,
-        note=_SCHEDULED,
-        note_on=(ROUTER,),
-    ),
-    Setting(
-        "max_queued_requests",
-        whole(1),
-        None,
-        "Requests that may wait; more are answered with 429. Left open: no bound.",
-        LIMITS,
+    *panel(
+        "Scheduling",
         _ENGINE,
+        Setting(
+            "batching",
+            one_of("POLICY", *BATCHINGS),
+            "fused",
+            "When requests join the running batch: fused (at any step), inflight (TGI's policy: "
+            "prefills run alone and unchunked), static (once the batch has finished).",
+        ),
+        Setting(
+            "capacity_policy",
+            one_of("POLICY", *CAPACITY_POLICIES),
+            "max_utilization",
+            "KV cache allocation: max_utilization (on demand; the newest request is preempted and "
+            "recomputed) or guaranteed_no_evict (all that a request may need, on admission).",
+        ),
+        Setting(
+            "waiting_served_ratio",
+            RATIO,
+            None,
+            "With inflight: prefills interrupt decoding once queued requests reach this share of "
+            f"the batch. Default: {WAITING_SERVED_RATIO}.",
+            _ALL,
+            note=_SCHEDULED,
+            note_on=(ROUTER,),
+        ),
+        Setting(
+            "max_waiting_tokens",
+            whole(0),
+            None,
+            "With inflight: decode steps after which prefills interrupt in any case. Default: "
+            f"{MAX_WAITING_TOKENS}.",
+            _ALL,
+            note=_SCHEDULED,
+            note_on=(ROUTER,),
+        ),
     ),
-    Setting(
-        "max_queued_tokens",
-        whole(1),
-        None,
-        "Prompt tokens that may wait, likewise.",
-        LIMITS,
+    *panel(
+        "Cache and kernels",
         _ENGINE,
-    ),
-    Setting(
-        "disable_grammar_support",
-        SWITCH,
-        False,
-        "Refuse requests that say what form their text must have (grammars, tools, response "
-        "formats).",
-        LIMITS,
-        _ALL,
-    ),
-    Setting(
-        "batching",
-        one_of("RULE", "fused", "inflight", "static"),
-        "fused",
-        "Who may join the running batch: fused (anyone at any step), inflight (TGI's rule: "
-        "prompts run alone and whole), static (nobody until it has ended).",
-        SCHEDULING,
-        _ENGINE,
-    ),
-    Setting(
-        "capacity_policy",
-        one_of("POLICY", "max_utilization", "guaranteed_no_evict"),
-        "max_utilization",
-        "KV cache of a request: max_utilization (as it grows; the newest is recomputed when "
-        "it runs out) or guaranteed_no_evict (all it may need, at once).",
-        SCHEDULING,
-        _ENGINE,
-    ),
-    Setting(
-        "waiting_served_ratio",
-        RATIO,
-        None,
-        "With inflight: prompts interrupt the batch once they are this share of it. "
-        "Left open: 0.3.",
-        SCHEDULING,
-        _ALL,
-        note=_SCHEDULED,
-        note_on=(ROUTER,),
-    ),
-    Setting(
-        "max_waiting_tokens",
-        whole(0),
-        None,
-        "With inflight: decode steps after which they do so anyway. Left open: 20.",
-        SCHEDULING,
-        _ALL,
-        note=_SCHEDULED,
-        note_on=(ROUTER,),
-    ),
-    Setting(
-        "prefix_caching",
-        SWITCH,
-        True,
-        "Compute a beginning that requests share once.",
-        CACHE,
-        _ENGINE,
-        negative=True,
-    ),
-    Setting(
-        "kv_cache_dtype",
-        one_of("TYPE", "auto", "fp8_e4m3fn", "fp8_e5m2"),
-        "auto",
-        "Of the KV cache: auto (that of the weights), fp8_e4m3fn, fp8_e5m2.",
-        CACHE,
-        _ENGINE,
-    ),
-    Setting(
-        "attention",
-        one_of(
-            "NAME",
+        Setting(
+            "prefix_caching",
+            SWITCH,
+            True,
+            "Reuse the KV cache of shared prompt prefixes.",
+            negative=True,
+        ),
+        Setting(
+            "kv_cache_dtype",
+            one_of("TYPE", *KV_CACHE_DTYPES),
             "auto",
-            "triton",
-            "flashinfer",
-            "native",
-            "cpu",
-            "torch",
-            "paged",
-            "flashdecoding",
+            "Data type of the KV cache: auto (that of the weights), fp8_e4m3fn, fp8_e5m2.",
         ),
-        "auto",
-        "What computes attention: auto, triton or flashinfer (CUDA), native or cpu (CPU), "
-        "torch (anywhere, slow). TGI's paged and flashdecoding mean auto.",
-        CACHE,
-        _ENGINE,
-    ),
-    Setting(
-        "cuda_graphs",
-        SIZES,
-        None,
-        "Batch sizes to record CUDA graphs for, as 1,2,4,8; 0: no graphs. Left open: sizes "
-        "up to the largest batch.",
-        CACHE,
-        _ENGINE,
-    ),
-    Setting(
-        "cuda_memory_fraction",
-        PART,
-        1.0,
-        "Share of a GPU's memory that is ours; the KV cache is made smaller by the rest.",
-        DEVICES,
-        _ENGINE,
-    ),
-    Setting(
-        "quantize",
-        one_of(
-            "METHOD",
-            "gptq",
-            "awq",
-            "compressed-tensors",
-            "marlin",
-            "fp8",
-            "int8",
-            "eetq",
-            "bitsandbytes",
-            "bitsandbytes-nf4",
-            "bitsandbytes-fp4",
-            "exl2",
+        Setting(
+            "attention",
+            one_of("NAME", *ATTENTIONS),
+            "auto",
+            "Attention backend: auto, triton or flashinfer (CUDA), native or cpu (CPU), torch (any "
+            "device, slow). TGI's paged and flashdecoding mean auto.",
         ),
-        None,
-        "Quantize plain weights as they are loaded: int8, eetq, bitsandbytes (8 bits), "
-        "bitsandbytes-nf4, bitsandbytes-fp4, fp8. A quantized checkpoint (gptq, awq, "
-        "compressed-tensors, ...) says itself how it is: there it only confirms.",
-        LOADING,
+        Setting(
+            "cuda_graphs",
+            SIZES,
+            None,
+            "Batch sizes to capture CUDA graphs for, as 1,2,4,8; 0: no graphs. Default: sizes up "
+            "to the maximum batch size.",
+        ),
+        Setting(
+            "measured_limits",
+            SWITCH,
+            True,
+            "Start with the limits that `tgi warmup` measured for this model, device and settings, "
+            "if they still apply.",
+            (SERVE, SERVER),
+            negative=True,
+        ),
+    ),
+    *panel(
+        "Devices",
         _ENGINE,
-        variables=("QUANTIZE", "HF_MODEL_QUANTIZE"),
-    ),
-    Setting(
-        "quantize_head",
-        SWITCH,
-        False,
-        "Bring the output head into integers of 8 bits with a scale per row, whatever the other "
-        "weights are in. Embeddings stay as they are.",
-        LOADING,
-        _ENGINE,
-    ),
-    Setting(
-        "load_format",
-        one_of("FORMAT", "auto", "dummy"),
-        "auto",
-        "auto: the weights of the checkpoint; dummy: random ones of the same shapes, from "
-        "config.json alone, for benchmarks.",
-        LOADING,
-        _ENGINE,
-    ),
-    Setting(
-        "cross_check",
-        SWITCH,
-        False,
-        "Compare greedy tokens with transformers' own before serving. Takes the memory of "
-        "a second copy of the model while it does.",
-        LOADING,
-        _ENGINE,
-    ),
-    Setting(
-        "measured_limits",
-        SWITCH,
-        True,
-        "Start with the limits that `tgi warmup` measured for this model, device and settings, if "
-        "they still hold.",
-        CACHE,
-        _SHARDS,
-        negative=True,
-    ),
-    Setting(
-        "rope_scaling",
-        one_of("KIND", "linear", "dynamic"),
-        None,
-        "Stretch the positions of a model with rotary embedding, and its context by "
-        "--rope-factor: linear or dynamic (NTK, for the context that is served).",
-        LOADING,
-        _ENGINE,
-    ),
-    Setting(
-        "rope_factor",
-        FACTOR,
-        None,
-        "How far. Alone it means linear; --rope-scaling alone means 1.",
-        LOADING,
-        _ENGINE,
-    ),
-    Setting(
-        "disable_custom_kernels",
-        SWITCH,
-        False,
-        "Compute with torch's operations alone: none of the kernels in C++ or Triton. Several "
-        "times slower.",
-        LOADING,
-        _ENGINE,
-    ),
-    Setting(
-        "huggingface_hub_cache",
-        path("FOLDER"),
-        None,
-        "Where downloads are kept, in place of HF_HUB_CACHE.",
-        LOADING,
-        COMMANDS,
-        inherited=True,
-    ),
-    Setting(
-        "weights_cache_override",
-        path("FOLDER"),
-        None,
-        "Take the safetensors of this folder as the model's weights; of the model itself "
-        "only configuration and tokenizer are fetched.",
-        LOADING,
-        _ENGINE,
-        inherited=True,
+        Setting(
+            "sharded",
+            SWITCH,
+            None,
+            "Shard the model over all available devices, or run it on one.",
+            negative=True,
+        ),
+        Setting(
+            "num_shard",
+            whole(1, 256),
+            None,
+            "Number of shards, each a process on its own device. Default: the number of GPUs in "
+            "CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES, else 1; with --sharded, all.",
+            variables=("NUM_SHARD", "SM_NUM_GPUS"),
+        ),
+        Setting(
+            "cuda_memory_fraction",
+            FRACTION,
+            1.0,
+            "Share of a GPU's memory to use; the KV cache shrinks accordingly.",
+        ),
+        Setting(
+            "uds_path",
+            path(),
+            None,
+            "Unix socket to listen on, in a folder that only its owner may enter. Default: "
+            "tgi/engine.sock in XDG_RUNTIME_DIR.",
+            (SERVER,),
+            variables=(),
+        ),
+        Setting(
+            "shard_uds_path",
+            path("PREFIX"),
+            None,
+            "Also listen on PREFIX-0, the shard socket of TGI's clients (generate.v2, "
+            "generate.v3).",
+            (SERVE, SERVER),
+        ),
     ),
 )

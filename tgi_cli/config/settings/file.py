@@ -1,4 +1,4 @@
-"""Settings from a YAML file: ``port: 8080`` for every command that takes it, or in a section.
+"""Settings from a YAML file: a key applies to every command that takes it, or to its section.
 
 port: 8080
 max-total-tokens: 4096
@@ -17,32 +17,34 @@ from tgi_cli.config.settings import COMMANDS, SETTINGS, Setting, settings_of
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import FileRefusedError, read_yaml
 
-Words = bool | str | list[str]
-"""A value as a flag would have it: a switch, a word, or the words of a flag that is repeated."""
+RawValue = bool | str | list[str]
+"""A value as on a command line: a switch, a word, or the words of a repeated flag."""
 
 
-def read_file(path: Path, command: str) -> dict[str, Words]:
-    """The settings of one command in a file, as words, by name.
+def read_file(path: Path, command: str) -> dict[str, RawValue]:
+    """The settings of one command in a file, unparsed, by name.
 
-    Keys may have dashes or underscores; a section beats what stands outside.
+    Keys may have dashes or underscores; sections override what is outside.
 
     Raises:
-        ConfigError: the file cannot be read; a key is no setting; a value cannot be.
+        ConfigError: an unreadable file, an unknown key or an invalid value.
     """
     content = _load(path)
     sections = {name: content.pop(name) for name in list(content) if _section(name) is not None}
-    found = dict(_entries(path, "", content, SETTINGS))
-    own: dict[str, Words] = {}
+    own = settings_of(command)
+    known = {s.name for s in own}
+    # Of several settings with one name, this command's comes first.
+    settings = (*own, *SETTINGS)
+    found = {n: value for n, value in _entries(path, "", content, settings) if n in known}
     for name, entries in sections.items():
         section = _section(name)
         assert section is not None
         if entries is not None and not isinstance(entries, dict):
             raise ConfigError(f"{path}: {name} is not a section of keys and values")
-        read = dict(_entries(path, f"{name}: ", entries or {}, settings_of(section)))
+        values = dict(_entries(path, f"{name}: ", entries or {}, settings_of(section)))
         if section == command:
-            own |= read
-    mine = {setting.name for setting in settings_of(command)}
-    return {name: words for name, words in found.items() if name in mine} | own
+            found |= values
+    return found
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -63,39 +65,41 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _section(name: str) -> str | None:
-    """The command whose section a key begins, if it is one."""
+    """The command that a key names, if it does."""
     command = name.replace("_", "-")
     return command if command in COMMANDS else None
 
 
 def _entries(
     path: Path, where: str, entries: Mapping[Any, Any], settings: tuple[Setting, ...]
-) -> Iterator[tuple[str, Words]]:
+) -> Iterator[tuple[str, RawValue]]:
     known = {
         setting.name: setting
-        for setting in settings
+        for setting in reversed(settings)
         if not setting.hidden and setting.name not in ("config", "env")
     }
     for key, value in entries.items():
         setting = known.get(str(key).replace("-", "_"))
         if setting is None:
-            raise ConfigError(f"{path}: {where}{key!r} is not a setting", _meant(str(key), known))
+            close = get_close_matches(str(key).replace("-", "_"), known, n=1)
+            remedy = f"did you mean {close[0]}?" if close else "docs/configuration.md lists them"
+            raise ConfigError(f"{path}: {where}{key!r} is not a setting", remedy)
         if value is None:
             continue
         try:
-            words = _words(setting, value)
-            for word in words if isinstance(words, list) else [str(words)]:
+            raw = _raw(setting, value)
+            for word in raw if isinstance(raw, list) else [str(raw)]:
                 setting.kind.read(word)
         except ValueError as error:
             raise ConfigError(f"{path}: {where}{key}: {error}") from error
-        yield setting.name, words
+        yield setting.name, raw
 
 
-def _words(setting: Setting, value: Any) -> Words:
-    """A value of YAML as a flag would have it. Raises ValueError."""
+def _raw(setting: Setting, value: Any) -> RawValue:
+    """A YAML value as on a command line. Raises ValueError."""
     kind = setting.kind
     if isinstance(value, bool) and {"on", "off"} <= set(kind.choices):
-        value = "on" if value else "off"  # which YAML took for a truth value
+        value = "on" if value else "off"  # YAML 1.1 reads these as booleans
     if isinstance(value, bool) != (kind.type is bool):
         wanted = "true or false" if kind.type is bool else f"a value ({kind.metavar})"
         raise ValueError(f"{value!r} is not {wanted}")
@@ -107,8 +111,3 @@ def _words(setting: Setting, value: Any) -> Words:
     if not isinstance(value, (str, int, float)):
         raise ValueError(f"{value!r} is not one value")
     return [str(value)] if kind.type is list else str(value)
-
-
-def _meant(key: str, known: Mapping[str, Setting]) -> str:
-    close = get_close_matches(key.replace("-", "_"), known, n=1)
-    return f"did you mean {close[0]}?" if close else "docs/configuration.md has all of them"

@@ -1,146 +1,125 @@
-"""What TGI's commands took and this package has no use for, and what happens instead.
+"""Flags and variables of TGI's commands that have no effect here, and what happens instead.
 
-Such a flag is accepted, so that old command lines work, and answered with one line in the log.
+They are accepted, so that existing command lines work, and each logs one line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tgi_cli.config.settings.setting import ELSEWHERE, ROUTER, SERVE, SERVER, Setting
-from tgi_cli.config.settings.values import SWITCH, one_of, text, truth, whole
+from tgi_cli.config.settings.setting import ROUTER, SERVE, SERVER, Setting, panel
+from tgi_cli.config.settings.values import SWITCH, one_of, parse_bool, text, whole
 
-_FRONT = (SERVE, ROUTER)
+_HTTP = (SERVE, ROUTER)
+_ENGINE = (SERVE, SERVER)
 
-INHERITED_SETTINGS = (
+INHERITED_SETTINGS = panel(
+    "Accepted for compatibility with TGI, without effect",
+    _HTTP,
     Setting(
         "speculate",
         whole(0),
         None,
-        "Tokens to guess ahead of the model. Nothing is guessed: the model computes each.",
-        ELSEWHERE,
-        (SERVE, SERVER),
+        "Tokens to speculate. Speculative decoding is not supported.",
+        _ENGINE,
         note="nothing is speculated, the model computes every token",
     ),
     Setting(
         "prometheus_port",
         whole(0, 65535),
         9000,
-        "A port of metrics. They are on the HTTP port, under /metrics.",
-        ELSEWHERE,
-        _FRONT,
+        "Port of metrics. They are on the HTTP port, under /metrics.",
         note="metrics are on the HTTP port, under /metrics; no other port is opened",
     ),
     Setting(
         "master_addr",
         text("ADDRESS"),
         "localhost",
-        "Where shards meet. They meet in a private folder of this machine.",
-        ELSEWHERE,
-        (SERVE, SERVER),
+        "Rendezvous address of shards. They meet in a private folder of this machine.",
+        _ENGINE,
         note="shards meet in a private folder of this machine, not at an address",
     ),
     Setting(
         "master_port",
         whole(0, 65535),
         29500,
-        "The port of that. None is opened.",
-        ELSEWHERE,
-        (SERVE, SERVER),
+        "Rendezvous port of shards. No port is opened.",
+        _ENGINE,
         note="shards meet in a private folder of this machine, no port is opened",
     ),
     Setting(
         "usage_stats",
-        one_of("WHETHER", "on", "off", "no-stack"),
+        one_of("MODE", "on", "off", "no-stack"),
         "on",
-        "What to report to TGI's authors. Nothing is ever sent to anybody.",
-        ELSEWHERE,
-        _FRONT,
+        "Usage statistics for TGI's authors. Nothing is ever sent to anybody.",
         note="nothing is ever sent to anybody",
     ),
     Setting(
         "enable_prefill_logprobs",
         SWITCH,
         False,
-        "Allow log probabilities of prompts. Every request may ask for them.",
-        ELSEWHERE,
-        _FRONT,
-        note="requests may ask for their prompts' log probabilities without it "
-        "(decoder_input_details)",
+        "Enable log probabilities of prompts. They are always available.",
+        note="prompt log probabilities are always available to requests (decoder_input_details)",
     ),
     Setting(
         "max_image_fetch_size",
         whole(0),
         1 << 30,
-        "Bytes of an image that may be fetched. No image is: models here read text.",
-        ELSEWHERE,
-        _FRONT,
-        note="no image is ever fetched, models here read text",
+        "Maximum size of a fetched image in bytes. Models here take text only.",
+        note="no image is ever fetched, models here take text only",
     ),
     Setting(
         "ngrok",
         SWITCH,
         False,
-        "Open a tunnel through ngrok. Refused: run ngrok beside the server.",
-        ELSEWHERE,
-        _FRONT,
+        "Open a tunnel through ngrok. Rejected: run ngrok beside the server.",
     ),
     Setting(
         "ngrok_authtoken",
         text("TOKEN"),
         None,
         "For --ngrok.",
-        ELSEWHERE,
-        _FRONT,
         secret=True,
         note="no tunnel is opened, the token is not used",
     ),
-    Setting(
-        "ngrok_edge",
-        text("NAME"),
-        None,
-        "For --ngrok.",
-        ELSEWHERE,
-        _FRONT,
-        note="no tunnel is opened",
-    ),
+    Setting("ngrok_edge", text("NAME"), None, "For --ngrok.", note="no tunnel is opened"),
 )
 
-_NO_EXLLAMA = "there are no exllama kernels here; --attention and --quantize say what computes"
-_ROCM = "there are no kernels for ROCm here that could be chosen between"
-_MARGIN = "what a step needs is measured, not guessed; --cuda-memory-fraction leaves room on a GPU"
+_NO_EXLLAMA = "there are no exllama kernels; --attention and --quantize select kernels"
+_ROCM = "there are no ROCm kernels"
+_MARGIN = "activation memory is measured at startup; --cuda-memory-fraction reserves GPU memory"
 
 _VARIABLES: Mapping[str, str] = {
-    "LOG_FORMAT": "--json-output (JSON_OUTPUT) makes the log JSON",
-    "USE_FLASH_ATTENTION": "--attention (ATTENTION) says what computes attention",
+    "LOG_FORMAT": "--json-output (JSON_OUTPUT) selects JSON logs",
+    "USE_FLASH_ATTENTION": "--attention (ATTENTION) selects the attention backend",
     "ROCM_USE_FLASH_ATTN_V2_TRITON": _ROCM,
     "ROCM_USE_SKINNY_GEMM": _ROCM,
     "ROCM_USE_CUSTOM_PAGED_ATTN": _ROCM,
     "TGI_WIGGLE_ROOM": _MARGIN,
-    "XPU_MEMORY_FRACTION": "there are no Intel GPUs here",
+    "XPU_MEMORY_FRACTION": "Intel GPUs are not supported",
     "EXLLAMA_VERSION": _NO_EXLLAMA,
     "DISABLE_EXLLAMA": _NO_EXLLAMA,
-    "HF_HUB_ENABLE_HF_TRANSFER": "files are fetched without hf_transfer, which cannot resume; "
-    "HF_XET_HIGH_PERFORMANCE=1 prefers parallel transfers",
-    "HF_HUB_USER_AGENT_ORIGIN": "the hub is not told where requests come from",
+    "HF_HUB_ENABLE_HF_TRANSFER": "hf_transfer, which cannot resume, is not used; "
+    "HF_XET_HIGH_PERFORMANCE=1 enables parallel transfers",
+    "HF_HUB_USER_AGENT_ORIGIN": "no origin is sent to the hub",
 }
-"""Variables without a flag that TGI reads, and what happens instead."""
+"""TGI's variables without a flag, and what happens instead."""
 
 
 def variable_notes(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Variables of TGI that are set and have no effect, each with what happens instead."""
+    """TGI's variables that are set and have no effect, each with what happens instead."""
     for name, note in _VARIABLES.items():
         if environment.get(name):
             yield name, note
     chunking = environment.get("PREFILL_CHUNKING")
-    if chunking and not _true(chunking):
-        yield "PREFILL_CHUNKING", "--batching inflight computes prompts whole"
+    if chunking and not _is_true(chunking):
+        yield "PREFILL_CHUNKING", "--batching inflight disables chunked prefill"
     if environment.get("DEBUG") == "1":
-        yield "DEBUG", "shards are never pretended; --logger-level debug logs more"
+        yield "DEBUG", "shards are never simulated; --logger-level debug logs more"
 
 
-def _true(word: str) -> bool:
+def _is_true(word: str) -> bool:
     try:
-        return truth(word)
+        return parse_bool(word)
     except ValueError:
         return True

@@ -1,50 +1,22 @@
-"""One thing that users may set: its names, its values, and which commands take it."""
+"""One setting: its names, its values, and which commands take it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tgi_cli.config.settings.values import Kind
+from tgi_cli.config.settings.values import ValueKind
 
 SERVE, SERVER, ROUTER = "serve", "model-server", "router"
 WARMUP, DOWNLOAD = "warmup", "download-weights"
-COMMANDS = (SERVE, SERVER, ROUTER, WARMUP, DOWNLOAD)
-"""The commands that take settings; `tgi env` takes those of the first."""
+SERVING = (SERVE, SERVER, ROUTER, WARMUP, DOWNLOAD)
+"""Commands whose settings all have environment variables."""
 
-MODEL = "Model"
-NETWORK = "Network"
-HALVES = "Between router and model server"
-LIMITS = "Limits"
-SCHEDULING = "Scheduling"
-SUPERVISION = "Supervision"
-CACHE = "Cache"
-LOADING = "Loading"
-FILES = "Files"
-DEVICES = "Several devices"
-ADAPTERS = "Adapters"
-API = "Limits of a request"
-CHAT = "Chats"
-LOGS = "Logs"
-ELSEWHERE = "Of Text Generation Inference, without effect"
-PANELS = (
-    MODEL,
-    NETWORK,
-    LIMITS,
-    SCHEDULING,
-    CACHE,
-    LOADING,
-    FILES,
-    DEVICES,
-    HALVES,
-    SUPERVISION,
-    ADAPTERS,
-    API,
-    CHAT,
-    LOGS,
-    ELSEWHERE,
-)
-"""In the order in which help shows them."""
+BENCH, QUANTIZE = "bench", "quantize"
+COMMANDS = (*SERVING, BENCH, QUANTIZE)
+"""Commands that take ``--config``; a configuration file may have a section for each."""
+
+VIEW, COMPARE, COMPLETION = "bench view", "bench compare", "completion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +24,36 @@ class Setting:
     """One setting. Its flag is its name with dashes, its variable its name in capitals.
 
     Attributes:
-        name: as in :class:`tgi_cli.config.ServeConfig` and its like, if it stands there.
-        kind: of its values.
-        default: where nothing is said; None: left open.
-        help: a sentence or two.
-        panel: under which heading help shows it.
-        of: the commands that take it.
-        short: a flag of one letter, without its dash.
-        negative: of a switch: whether ``--no-...`` switches it off.
-        argument: it is the command's argument rather than a flag.
-        hidden: not for people: what a parent process tells its child.
-        secret: not to be shown.
-        variables: environment variables, the first that is set counts; None: its own alone.
-        inherited: child processes keep the variable, for libraries that read it.
-        note: what happens instead, where it has no effect.
-        note_on: the commands where that is so; none: all.
+        name: its key, and the field of :class:`tgi_cli.config.ServeConfig` and its like.
+        kind: the kind of its values.
+        default: its value if it is not set, or None if that depends on model or device.
+        help: one or two sentences.
+        commands: the commands that take it.
+        panel: the heading under which help shows it.
+        short: a one-letter flag, without its dash.
+        negative: the flag that switches it off; True: ``--no-...``.
+        argument: whether it is a positional argument.
+        required: whether the command fails without it.
+        alias_of: the setting that it is another name of.
+        hidden: whether help and configuration files omit it.
+        secret: whether to mask its value.
+        variables: environment variables, by precedence. Default: its name in capitals.
+        inherited: whether child processes keep the variable, for libraries that read it.
+        note: what happens instead, if it has no effect.
+        note_on: the commands on which it has no effect; empty: all.
     """
 
     name: str
-    kind: Kind
+    kind: ValueKind
     default: Any
     help: str
-    panel: str
-    of: tuple[str, ...] = (SERVE,)
+    commands: tuple[str, ...] = ()
+    panel: str = ""
     short: str = ""
-    negative: bool = False
+    negative: str | bool = False
     argument: bool = False
+    required: bool = False
+    alias_of: str = ""
     hidden: bool = False
     secret: bool = False
     variables: tuple[str, ...] | None = None
@@ -87,14 +63,42 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Its long flag."""
+        """The long flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """All flags: long, negative and short."""
+        short = f"-{self.short}" if self.short else ""
+        return tuple(filter(None, (self.flag, self.negative_flag, short)))
+
+    @property
+    def negative_flag(self) -> str:
+        """The flag that switches it off, or an empty string."""
+        return f"--no-{self.flag[2:]}" if self.negative is True else self.negative or ""
+
+    @property
     def all_variables(self) -> tuple[str, ...]:
-        """Its environment variables, in the order in which they count."""
+        """The environment variables, by precedence."""
         return (self.name.upper(),) if self.variables is None else self.variables
 
-    def idle(self, command: str) -> bool:
-        """Whether it has no effect on a command."""
+    def has_no_effect(self, command: str) -> bool:
         return bool(self.note) and (not self.note_on or command in self.note_on)
+
+
+def panel(
+    title: str,
+    commands: tuple[str, ...],
+    *settings: Setting,
+    variables: tuple[str, ...] | None = None,
+) -> tuple[Setting, ...]:
+    """Settings under one heading, with ``commands`` and ``variables`` where they have none."""
+    return tuple(
+        replace(
+            setting,
+            panel=title,
+            commands=setting.commands or commands,
+            variables=variables if setting.variables is None else setting.variables,
+        )
+        for setting in settings
+    )

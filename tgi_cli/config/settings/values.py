@@ -1,27 +1,40 @@
-"""What values settings take, and how they are read from a word: of a flag, a variable or a file."""
+"""Kinds of values that settings take, and how each is parsed from a flag, a variable or a file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+LARGEST = (1 << 31) - 1
+"""Upper bound of integers that have no other."""
+
+LARGEST_RATIO = 1e9
+"""Upper bound of other numbers. Some are seconds, and threads wait at most 9.2e9."""
+
+LARGEST_FACTOR = 1e4
+"""Upper bound of the factor by which a model's context is stretched."""
+
+MAX_SIZES = 4096
+"""Maximum length of a list of batch sizes, and of each of them."""
+
 _SHOWN = 40
-"""Characters of a word in an error message."""
+"""Characters of an invalid value that an error message repeats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """A kind of value.
 
     Attributes:
-        type: of the value: str, int, float, bool (a switch), Path, list (of words: the flag may be
-            repeated) or tuple (with commas between its parts).
+        type: str, int, float, bool (a switch), Path, list (a flag that may be repeated) or tuple
+            (comma-separated).
         metavar: how help names a value.
-        parse: from a word to the value, where ``type`` does not say it all. Raises ValueError.
-        choices: the words that there are; none: all that can be read.
+        parse: converts a word, where ``type`` alone cannot. Raises ValueError.
+        choices: allowed words; empty: any.
     """
 
     type: type
@@ -30,18 +43,18 @@ class Kind:
     choices: tuple[str, ...] = ()
 
     def read(self, word: str) -> Any:
-        """The value that a word stands for. Raises ValueError, which says what is wrong."""
+        """Parse a word. Raises ValueError with the reason."""
         if self.choices and word not in self.choices:
             raise ValueError(f"{word!r} is not one of {', '.join(map(repr, self.choices))}")
-        if self.parse is not None:
-            return self.parse(word)
+        if self.type is list:
+            return [self.parse(word) if self.parse else word]
         if self.type is bool:
-            return truth(word)
-        return [word] if self.type is list else self.type(word)
+            return parse_bool(word)
+        return self.parse(word) if self.parse else self.type(word)
 
 
-def truth(word: str) -> bool:
-    """A yes or a no, in the spellings that environment variables have. Raises ValueError."""
+def parse_bool(word: str) -> bool:
+    """Parse a boolean in the spellings of environment variables. Raises ValueError."""
     if word.strip().lower() in ("true", "1", "yes", "on", "t", "y"):
         return True
     if word.strip().lower() in ("false", "0", "no", "off", "f", "n"):
@@ -49,113 +62,88 @@ def truth(word: str) -> bool:
     raise ValueError(f"{word!r} is neither true nor false")
 
 
-LARGEST = (1 << 31) - 1
-"""Of whole numbers that nothing else bounds: what every part of the program holds exactly."""
-
-LARGEST_RATIO = 1e9
-"""Of other numbers; seconds among them, of which threads wait for 9.2e9 at most."""
-
-LARGEST_FACTOR = 1e4
-"""By which the context of a model is stretched."""
-
-MOST_SIZES = 4096
-"""Numbers in a list, and the largest of them: sequences that run at once."""
-
-
-def _whole(low: int, high: int = LARGEST) -> Callable[[str], int]:
-    def parse(word: str) -> int:
-        try:
-            number = int(word)
-        except ValueError:
-            raise ValueError(f"{word[:_SHOWN]!r} is not a whole number") from None
-        if number < low:
-            raise ValueError(f"{word[:_SHOWN]} is not at least {low}")
-        if number > high:
-            raise ValueError(f"{word[:_SHOWN]} is not from {low} to {high}")
-        return number
-
-    return parse
+def _parse_int(low: int, high: int, word: str) -> int:
+    try:
+        number = int(word)
+    except ValueError:
+        raise ValueError(f"{word[:_SHOWN]!r} is not a whole number") from None
+    if number < low:
+        raise ValueError(f"{word[:_SHOWN]} is not at least {low}")
+    if number > high:
+        raise ValueError(f"{word[:_SHOWN]} is not from {low} to {high}")
+    return number
 
 
-def _ratio(word: str, high: float = LARGEST_RATIO) -> float:
+def _parse_float(low: float, high: float, word: str) -> float:
     try:
         number = float(word)
     except ValueError:
         raise ValueError(f"{word[:_SHOWN]!r} is not a number") from None
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{word[:_SHOWN]} is not at least 0")
+    if not (math.isfinite(number) and number >= low):
+        raise ValueError(f"{word[:_SHOWN]} is not at least {low:g}")
     if number > high:
         raise ValueError(f"{word[:_SHOWN]} is not at most {high:g}")
     return number
 
 
-def _share(word: str) -> float:
-    number = _ratio(word)
-    if not 0 < number < 1:
-        raise ValueError(f"{word} is not between 0 and 1")
+def _parse_fraction(with_one: bool, word: str) -> float:
+    number = _parse_float(0, LARGEST_RATIO, word)
+    if not (0 < number < 1 or (with_one and number == 1)):
+        bounds = "above 0 and at most 1" if with_one else "between 0 and 1"
+        raise ValueError(f"{word} is not {bounds}")
     return number
 
 
-def _part(word: str) -> float:
-    number = _ratio(word)
-    if not 0 < number <= 1:
-        raise ValueError(f"{word} is not above 0 and at most 1")
-    return number
+def _parse_sizes(word: str) -> tuple[int, ...]:
+    parts = word.split(",")
+    if len(parts) > MAX_SIZES:
+        raise ValueError(f"more than {MAX_SIZES} numbers")
+    return tuple(_parse_int(0, MAX_SIZES, part.strip()) for part in parts)
 
 
-def _factor(word: str) -> float:
-    number = _ratio(word, LARGEST_FACTOR)
-    if number < 1:
-        raise ValueError(f"{word} is not at least 1")
-    return number
-
-
-def _sizes(word: str) -> tuple[int, ...]:
-    number, parts = _whole(0, MOST_SIZES), word.split(",")
-    if len(parts) > MOST_SIZES:
-        raise ValueError(f"more than {MOST_SIZES} numbers")
-    return tuple(number(part.strip()) for part in parts)
-
-
-def _items(word: str) -> tuple[str, ...]:
+def _parse_items(word: str) -> tuple[str, ...]:
     return tuple(item for item in (part.strip() for part in word.split(",")) if item)
 
 
-def whole(low: int, high: int = LARGEST) -> Kind:
-    """Whole numbers from ``low`` to ``high``."""
-    return Kind(int, "N", _whole(low, high))
+def whole(low: int, high: int = LARGEST, *, repeated: bool = False) -> ValueKind:
+    """Integers from ``low`` to ``high``; ``repeated``: a flag that may be given several times."""
+    return ValueKind(list if repeated else int, "N", partial(_parse_int, low, high))
 
 
-def one_of(metavar: str, *words: str) -> Kind:
-    """One of some words."""
-    return Kind(str, metavar, choices=words)
+def number(low: float, high: float = LARGEST_RATIO, metavar: str = "X") -> ValueKind:
+    """Numbers from ``low`` to ``high``."""
+    return ValueKind(float, metavar, partial(_parse_float, low, high))
 
 
-def text(metavar: str = "TEXT") -> Kind:
+def one_of(metavar: str, *words: str) -> ValueKind:
+    """One of several words."""
+    return ValueKind(str, metavar, choices=words)
+
+
+def text(metavar: str = "TEXT") -> ValueKind:
     """Any word."""
-    return Kind(str, metavar)
+    return ValueKind(str, metavar)
 
 
-def path(metavar: str = "PATH") -> Kind:
-    """Of a file or a folder."""
-    return Kind(Path, metavar)
+def words(metavar: str) -> ValueKind:
+    """A flag that may be repeated."""
+    return ValueKind(list, metavar)
 
 
-SWITCH = Kind(bool)
-RATIO = Kind(float, "X", _ratio)
-"""A number of at least 0, up to :data:`LARGEST_RATIO`."""
-SHARE = Kind(float, "X", _share)
-"""A number between 0 and 1, neither of them."""
-PART = Kind(float, "X", _part)
-"""A number above 0, up to 1."""
-FACTOR = Kind(float, "X", _factor)
-"""A number of at least 1, up to :data:`LARGEST_FACTOR`."""
-SIZES = Kind(tuple, "SIZES", _sizes)
-"""Whole numbers between commas."""
-ITEMS = Kind(tuple, "LIST", _items)
-"""Words between commas."""
+def path(metavar: str = "PATH") -> ValueKind:
+    """A file or a folder."""
+    return ValueKind(Path, metavar)
 
 
-def words(metavar: str) -> Kind:
-    """Words, the flag said once for each."""
-    return Kind(list, metavar)
+SWITCH = ValueKind(bool)
+RATIO = number(0)
+FACTOR = number(1, LARGEST_FACTOR)
+SECONDS = number(0, metavar="SECONDS")
+SHARE = ValueKind(float, "X", partial(_parse_fraction, False))
+"""Numbers between 0 and 1, both excluded."""
+FRACTION = ValueKind(float, "X", partial(_parse_fraction, True))
+"""Numbers above 0, up to 1."""
+SIZES = ValueKind(tuple, "SIZES", _parse_sizes)
+"""Comma-separated integers."""
+ITEMS = ValueKind(tuple, "LIST", _parse_items)
+"""Comma-separated words."""

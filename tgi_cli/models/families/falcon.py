@@ -1,28 +1,28 @@
 """Falcon (https://arxiv.org/abs/2311.16867): 7B's multi-query form, 40B's and 180B's grouped one.
 
-Queries, keys and values stand in one tensor, the query heads of a group before its key and value.
+Queries, keys and values are in one tensor, the query heads of a group before its key and value.
 """
 
 from __future__ import annotations
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names, interleaved
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names, interleaved
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/falcon"""
-    fields.refuse(config, "alibi")
+    config_fields.refuse(config, "alibi")
     hidden = config.positive("hidden_size")
-    heads = config.positive(fields.stated(config, "num_attention_heads", "n_head"))
+    heads = config.positive(config_fields.stated(config, "num_attention_heads", "n_head"))
     head_dim = hidden // heads
     grouped = config.get("new_decoder_architecture", bool, False)
     multi_query = config.get("multi_query", bool, True)
     kv_heads = heads
     if grouped:
-        kv_heads = config.positive(fields.stated(config, "num_kv_heads", "n_head_kv"), heads)
+        kv_heads = config.positive(config_fields.stated(config, "num_kv_heads", "n_head_kv"), heads)
     elif multi_query:
         kv_heads = 1
     parallel = config.get("parallel_attn", bool, True)
@@ -45,7 +45,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         ),
         mlp=MLPSpec(
             intermediate_size=config.positive("ffn_hidden_size", 4 * hidden),
-            activation=fields.activation(config, "activation", "gelu"),
+            activation=config_fields.activation(config, "activation", "gelu"),
             gated=False,
             bias=bias,
         ),
@@ -62,9 +62,10 @@ def read(config: ModelConfig) -> DecoderSpec:
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden,
         max_position_embeddings=context,
-        layers=(layer,) * config.positive(fields.stated(config, "num_hidden_layers", "n_layer")),
+        layers=(layer,)
+        * config.positive(config_fields.stated(config, "num_hidden_layers", "n_layer")),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, True),
         source=Names(
             layers="transformer.h",

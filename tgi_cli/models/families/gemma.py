@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names
 
 NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
 
@@ -52,10 +52,10 @@ _SECOND_DEFAULTS: dict[str, Any] = _DEFAULTS | {
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gemma and .../gemma2"""
-    fields.refuse(config, "use_bidirectional_attention")
+    config_fields.refuse(config, "use_bidirectional_attention")
     second = config.architecture == "Gemma2ForCausalLM"
-    config = fields.filled(config, _SECOND_DEFAULTS if second else _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    config = config_fields.filled(config, _SECOND_DEFAULTS if second else _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     num_layers = config.positive("num_hidden_layers")
     norm = NormSpec(config.get("rms_norm_eps", float), one_plus=True)
@@ -66,20 +66,20 @@ def read(config: ModelConfig) -> DecoderSpec:
         head_dim=head_dim,
         bias=bias,
         output_bias=bias,
-        scale=fields.inverse_root(config, "query_pre_attn_scalar") if second else None,
-        softcap=fields.factor(config, "attn_logit_softcapping") if second else None,
+        scale=config_fields.inverse_root(config, "query_pre_attn_scalar") if second else None,
+        softcap=config_fields.factor(config, "attn_logit_softcapping") if second else None,
     )
     key = "hidden_activation" if second else "hidden_act"
-    kind = fields.activation(config, key, "gelu_pytorch_tanh")
+    kind = config_fields.activation(config, key, "gelu_pytorch_tanh")
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        # Gemma's first config.json said gelu and meant its approximation.
+        # Gemma's first config.json names gelu and means its approximation.
         activation="gelu_pytorch_tanh" if kind == "gelu" and not second else kind,
     )
     windows: tuple[int | None, ...] = (None,) * num_layers
     if second:
         turns = ["sliding_attention", "full_attention"] * num_layers
-        windows = fields.windows(config, num_layers, context, kinds=turns[:num_layers])
+        windows = config_fields.windows(config, num_layers, context, kinds=turns[:num_layers])
     output_norm = norm if second else None
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
@@ -97,9 +97,9 @@ def read(config: ModelConfig) -> DecoderSpec:
             for window in windows
         ),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.positive("hidden_size") ** 0.5,
-        logit_softcap=fields.factor(config, "final_logit_softcapping") if second else None,
+        logit_softcap=config_fields.factor(config, "final_logit_softcapping") if second else None,
         source=Names(modules=SANDWICH) if second else NAMES,
     )

@@ -1,4 +1,4 @@
-"""Gemma 3 (https://arxiv.org/abs/2503.19786): of models that see images, what they say of text.
+"""Gemma 3 (https://arxiv.org/abs/2503.19786): of multimodal models, the text part.
 
 Gemma 2 with norms on queries and keys instead of bounds on scores, five layers with a window to
 one without, and rotary angles of their own in either kind.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.families.gemma import SANDWICH
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208,
@@ -54,9 +54,9 @@ def read(config: ModelConfig) -> DecoderSpec:
     if seeing:
         tied = {"tie_word_embeddings": config.get("tie_word_embeddings", bool, True)}
         config = replace(config, raw=config.get("text_config", dict, {}) | tied)
-    fields.refuse(config, "use_bidirectional_attention", "attn_logit_softcapping")
-    config = fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    config_fields.refuse(config, "use_bidirectional_attention", "attn_logit_softcapping")
+    config = config_fields.filled(config, _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float), one_plus=True)
     bias = config.get("attention_bias", bool, False)
@@ -66,13 +66,13 @@ def read(config: ModelConfig) -> DecoderSpec:
         head_dim=head_dim,
         bias=bias,
         output_bias=bias,
-        scale=fields.inverse_root(config, "query_pre_attn_scalar"),
+        scale=config_fields.inverse_root(config, "query_pre_attn_scalar"),
         qk_norm_eps=norm.eps,
         qk_norm="one_plus",
     )
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        activation=fields.activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        activation=config_fields.activation(config, "hidden_activation", "gelu_pytorch_tanh"),
     )
     thetas = {
         "full_attention": config.get("rope_theta", float),
@@ -94,10 +94,10 @@ def read(config: ModelConfig) -> DecoderSpec:
             for kind, window in _kinds(config, context)
         ),
         final_norm=norm,
-        ropes=fields.ropes_by_kind(config, head_dim, context, thetas),
+        ropes=config_fields.ropes_by_kind(config, head_dim, context, thetas),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.positive("hidden_size") ** 0.5,
-        logit_softcap=fields.factor(config, "final_logit_softcapping"),
+        logit_softcap=config_fields.factor(config, "final_logit_softcapping"),
         source=_SEEING_NAMES if seeing else Names(modules=SANDWICH),
         ignored=_OF_IMAGES if seeing else (),
         notice="images are not taken: only the text part of the model is loaded" if seeing else "",
@@ -108,12 +108,12 @@ def _kinds(config: ModelConfig, context: int) -> list[tuple[str, int | None]]:
     """Kind and window of each layer; where none is named, every sixth sees everything."""
     num_layers = config.positive("num_hidden_layers")
     pattern = config.positive("sliding_window_pattern")
-    kinds = fields.layer_kinds(
+    kinds = config_fields.layer_kinds(
         config,
         [
             "sliding_attention" if (layer + 1) % pattern else "full_attention"
             for layer in range(num_layers)
         ],
     )
-    windows = fields.windows(config, num_layers, context, kinds=kinds)
+    windows = config_fields.windows(config, num_layers, context, kinds=kinds)
     return list(zip(kinds, windows, strict=True))

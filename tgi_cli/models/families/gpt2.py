@@ -8,30 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tgi_cli.errors import ModelError
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names, Stored, interleaved, stacked
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import ModuleSource, Names, interleaved, stacked
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gpt2 and .../gpt_bigcode"""
     big_code = config.architecture == "GPTBigCodeForCausalLM"
-    fields.refuse(config, "add_cross_attention")
-    hidden = config.positive(fields.stated(config, "n_embd", "hidden_size"))
-    heads = config.positive(fields.stated(config, "n_head", "num_attention_heads"))
+    config_fields.refuse(config, "add_cross_attention")
+    hidden = config.positive(config_fields.stated(config, "n_embd", "hidden_size"))
+    heads = config.positive(config_fields.stated(config, "n_head", "num_attention_heads"))
     if hidden % heads:
-        raise ModelError(
-            f"{config.path / 'config.json'}: {heads} heads cannot share a width of {hidden}"
-        )
+        raise config.invalid(f"{heads} heads cannot share a width of {hidden}")
     head_dim = hidden // heads
     multi_query = big_code and config.get("multi_query", bool, True)
-    positions = config.positive(fields.stated(config, "n_positions", "max_position_embeddings"))
+    positions = config.positive(
+        config_fields.stated(config, "n_positions", "max_position_embeddings")
+    )
     norm = NormSpec(config.get("layer_norm_epsilon", float, 1e-5), "layer")
     mlp = MLPSpec(
         intermediate_size=config.positive("n_inner", 4 * hidden),
-        activation=fields.activation(
+        activation=config_fields.activation(
             config, "activation_function", "gelu_pytorch_tanh" if big_code else "gelu_new"
         ),
         gated=False,
@@ -59,7 +58,7 @@ def read(config: ModelConfig) -> DecoderSpec:
                 mlp_norm=norm,
             )
             for index in range(
-                config.positive(fields.stated(config, "n_layer", "num_hidden_layers"))
+                config.positive(config_fields.stated(config, "n_layer", "num_hidden_layers"))
             )
         ),
         final_norm=norm,
@@ -71,7 +70,7 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 
 def _names(hidden: int, heads: int, head_dim: int, multi_query: bool, transposed: bool) -> Names:
-    packed: Mapping[str, Stored]
+    packed: Mapping[str, ModuleSource]
     if multi_query or transposed:
         kv = head_dim if multi_query else hidden
         sizes = {"self_attn.q_proj": hidden, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
@@ -83,9 +82,9 @@ def _names(hidden: int, heads: int, head_dim: int, multi_query: bool, transposed
         layers="transformer.h",
         modules={
             **packed,
-            "self_attn.o_proj": Stored("attn.c_proj", transposed=transposed),
-            "mlp.up_proj": Stored("mlp.c_fc", transposed=transposed),
-            "mlp.down_proj": Stored("mlp.c_proj", transposed=transposed),
+            "self_attn.o_proj": ModuleSource("attn.c_proj", transposed=transposed),
+            "mlp.up_proj": ModuleSource("mlp.c_fc", transposed=transposed),
+            "mlp.down_proj": ModuleSource("mlp.c_proj", transposed=transposed),
             "input_norm": "ln_1",
             "mlp_norm": "ln_2",
         },

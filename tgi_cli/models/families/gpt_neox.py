@@ -6,17 +6,17 @@ and values of a head side by side in one tensor.
 
 from __future__ import annotations
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names, interleaved
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names, interleaved
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gpt_neox"""
-    heads, _, head_dim = fields.heads(config)
+    heads, _, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings", 2048)
-    rope = fields.rope_parameters(config, config.get("rotary_emb_base", float, 10000.0))
+    rope = config_fields.rope_parameters(config, config.get("rotary_emb_base", float, 10000.0))
     partial = rope.get("partial_rotary_factor", config.get("rotary_pct", float, 0.25))
     norm = NormSpec(config.get("layer_norm_eps", float, 1e-5), "layer")
     bias = config.get("attention_bias", bool, True)
@@ -26,7 +26,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         ),
         mlp=MLPSpec(
             intermediate_size=config.positive("intermediate_size"),
-            activation=fields.activation(config, default="gelu"),
+            activation=config_fields.activation(config, default="gelu"),
             gated=False,
             bias=True,
         ),
@@ -41,7 +41,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=(layer,) * config.positive("num_hidden_layers"),
         final_norm=norm,
-        ropes=(fields.rope_spec(config, int(head_dim * float(partial)), context, rope),),
+        ropes=(config_fields.rope_spec(config, int(head_dim * float(partial)), context, rope),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=Names(
             layers="gpt_neox.layers",

@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names, Source
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
-from tgi_cli.models.stacked import pick
+from tgi_cli.models.weight_map import Names, Source, pick
 
 NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
 
@@ -35,7 +34,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     for key, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if (given := config.get(key, float, value)) != value:
             raise UnsupportedModelError(f"{key} {given} is not supported, only {value}")
-    num_heads, num_kv_heads, head_dim = fields.heads(config, 8)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config, 8)
     context = config.positive("max_position_embeddings", 131072)
     num_layers = config.positive("num_hidden_layers")
     kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
@@ -50,7 +49,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         router_bias=True,
         expert_bias=True,
     )
-    rope = fields.rope_parameters(config, 150000.0)
+    rope = config_fields.rope_parameters(config, 150000.0)
     if not config.get("rope_parameters", dict, {}) and not config.get("rope_scaling", dict, {}):
         rope = _ROPE | rope
     quantized = config.get("quantization_config", dict, {}).get("quant_method") == "mxfp4"
@@ -73,10 +72,10 @@ def read(config: ModelConfig) -> DecoderSpec:
                 input_norm=norm,
                 mlp_norm=norm,
             )
-            for window in fields.windows(config, num_layers, context, 128, kinds)
+            for window in config_fields.windows(config, num_layers, context, 128, kinds)
         ),
         final_norm=norm,
-        ropes=(fields.rope_spec(config, head_dim, context, rope),),
+        ropes=(config_fields.rope_spec(config, head_dim, context, rope),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=partial(_source, quantized),
     )

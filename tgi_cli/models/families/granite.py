@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tgi_cli.errors import ModelError
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names
 
 NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
 
@@ -32,14 +31,14 @@ _DEFAULTS: dict[str, Any] = {
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/granite"""
-    config = fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    config = config_fields.filled(config, _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float))
     bias = config.get("attention_bias", bool, False)
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
-        raise ModelError(f"{config.path / 'config.json'}: 'logits_scaling' is 0")
+        raise config.invalid("'logits_scaling' is 0")
     layer = LayerSpec(
         attention=AttentionSpec(
             num_heads=num_heads,
@@ -51,7 +50,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         ),
         mlp=MLPSpec(
             intermediate_size=config.positive("intermediate_size"),
-            activation=fields.activation(config),
+            activation=config_fields.activation(config),
             bias=config.get("mlp_bias", bool, False),
         ),
         input_norm=norm,
@@ -64,7 +63,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=(layer,) * config.positive("num_hidden_layers"),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.get("embedding_multiplier", float),
         logit_scale=1 / logits_scaling,

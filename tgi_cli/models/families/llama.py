@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names
 
 NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
 
@@ -26,19 +26,21 @@ def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/llama and .../mistral"""
     windowed = config.get("model_type", str, "") in _WINDOWED
     defaults = _WINDOWED_DEFAULTS if windowed else {}
-    num_heads, num_kv_heads, head_dim = fields.heads(config, defaults.get("num_key_value_heads"))
+    num_heads, num_kv_heads, head_dim = config_fields.heads(
+        config, defaults.get("num_key_value_heads")
+    )
     context = config.positive(
         "max_position_embeddings", defaults.get("max_position_embeddings", 2048)
     )
     num_layers = config.positive("num_hidden_layers")
     windows: tuple[int | None, ...] = (None,) * num_layers
     if windowed:
-        windows = fields.windows(config, num_layers, context, defaults["sliding_window"])
+        windows = config_fields.windows(config, num_layers, context, defaults["sliding_window"])
     bias = not windowed and config.get("attention_bias", bool, False)
     norm = NormSpec(config.get("rms_norm_eps", float, 1e-6))
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        activation=fields.activation(config),
+        activation=config_fields.activation(config),
         bias=not windowed and config.get("mlp_bias", bool, False),
     )
     return DecoderSpec(
@@ -62,7 +64,7 @@ def read(config: ModelConfig) -> DecoderSpec:
             for window in windows
         ),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=NAMES,
     )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names, Source
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
-from tgi_cli.models.stacked import StackedExperts, expert_names, has_stacked_experts
+from tgi_cli.models.weight_map import (
+    Names,
+    Source,
+    StackedExperts,
+    expert_names,
+    has_stacked_experts,
+)
 
 NAMES = Names(
     modules={
@@ -35,7 +40,7 @@ STACKED = StackedExperts(RENAMED)
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/mixtral"""
-    num_heads, num_kv_heads, head_dim = fields.heads(config, 8)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config, 8)
     context = config.positive("max_position_embeddings", 4096 * 32)
     num_layers = config.positive("num_hidden_layers")
     norm = NormSpec(config.get("rms_norm_eps", float, 1e-5))
@@ -43,7 +48,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         num_experts=config.positive("num_local_experts", 8),
         top_k=config.positive("num_experts_per_tok", 2),
         intermediate_size=config.positive("intermediate_size"),
-        activation=fields.activation(config),
+        activation=config_fields.activation(config),
     )
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
@@ -61,16 +66,16 @@ def read(config: ModelConfig) -> DecoderSpec:
                 input_norm=norm,
                 mlp_norm=norm,
             )
-            for window in fields.windows(config, num_layers, context)
+            for window in config_fields.windows(config, num_layers, context)
         ),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context, 1e6),),
+        ropes=(config_fields.rope(config, head_dim, context, 1e6),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=_source(config),
     )
 
 
 def _source(config: ModelConfig) -> Callable[[str], Source]:
-    if has_stacked_experts(config):
+    if has_stacked_experts(config.path):
         return STACKED
-    return RENAMED if any(".mlp.experts." in name for name in expert_names(config)) else NAMES
+    return RENAMED if any(".mlp.experts." in name for name in expert_names(config.path)) else NAMES

@@ -1,6 +1,6 @@
 """OLMo 2 (https://arxiv.org/abs/2501.00656) and OLMo 3 (https://arxiv.org/abs/2512.13961).
 
-Norms stand behind the blocks and not before them; queries and keys have norms over all heads at
+Norms come after the blocks and not before them; queries and keys have norms over all heads at
 once. OLMo 3 has three layers with a window to one without, and scales the angles of the latter.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -20,6 +19,7 @@ from tgi_cli.models.spec import (
     NormSpec,
     RopeSpec,
 )
+from tgi_cli.models.weight_map import Names
 
 NAMES = Names(
     modules={
@@ -45,8 +45,8 @@ _THIRD_THETA = 500000.0
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/olmo2 and .../olmo3"""
     third = config.architecture == "Olmo3ForCausalLM"
-    config = fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    config = config_fields.filled(config, _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     num_layers = config.positive("num_hidden_layers")
     norm = NormSpec(config.get("rms_norm_eps", float))
@@ -62,20 +62,20 @@ def read(config: ModelConfig) -> DecoderSpec:
     )
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        activation=fields.activation(config),
+        activation=config_fields.activation(config),
     )
     attentions = (attention,) * num_layers
     if not third:
-        ropes: tuple[RopeSpec, ...] = (fields.rope(config, head_dim, context),)
+        ropes: tuple[RopeSpec, ...] = (config_fields.rope(config, head_dim, context),)
     else:
         thetas = {
             "full_attention": config.get("rope_theta", float, _THIRD_THETA),
             "sliding_attention": _THIRD_THETA,
         }
-        ropes = fields.ropes_by_kind(config, head_dim, context, thetas)
+        ropes = config_fields.ropes_by_kind(config, head_dim, context, thetas)
         turns = (["sliding_attention"] * 3 + ["full_attention"]) * num_layers
-        kinds = fields.layer_kinds(config, turns[:num_layers])
-        windows = fields.windows(config, num_layers, context, kinds=kinds)
+        kinds = config_fields.layer_kinds(config, turns[:num_layers])
+        windows = config_fields.windows(config, num_layers, context, kinds=kinds)
         attentions = tuple(
             replace(attention, rope=list(thetas).index(kind), window=window)
             for kind, window in zip(kinds, windows, strict=True)

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names, stacked
 from tgi_cli.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -20,6 +19,7 @@ from tgi_cli.models.spec import (
     NormSpec,
     RopeSpec,
 )
+from tgi_cli.models.weight_map import Names, stacked
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 32064,
@@ -35,13 +35,13 @@ _DEFAULTS: dict[str, Any] = {
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/phi3"""
-    config = fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    config = config_fields.filled(config, _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     intermediate_size = config.positive("intermediate_size")
     norm = NormSpec(config.get("rms_norm_eps", float))
     attention = AttentionSpec(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
-    mlp = MLPSpec(intermediate_size=intermediate_size, activation=fields.activation(config))
+    mlp = MLPSpec(intermediate_size=intermediate_size, activation=config_fields.activation(config))
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive("hidden_size"),
@@ -53,7 +53,9 @@ def read(config: ModelConfig) -> DecoderSpec:
                 input_norm=norm,
                 mlp_norm=norm,
             )
-            for window in fields.windows(config, config.positive("num_hidden_layers"), context)
+            for window in config_fields.windows(
+                config, config.positive("num_hidden_layers"), context
+            )
         ),
         final_norm=norm,
         ropes=(_rope(config, head_dim, context),),
@@ -64,7 +66,7 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 def _rope(config: ModelConfig, head_dim: int, context: int) -> RopeSpec:
     """Checkpoints have called longrope "su", and "yarn" as well."""
-    rope = fields.rope(config, head_dim, context)
+    rope = config_fields.rope(config, head_dim, context)
     kind = rope.parameters.get("rope_type") or rope.parameters.get("type") or "default"
     if kind == "default":
         return rope

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names
 
 NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
 
@@ -34,8 +34,8 @@ _THIRD_DEFAULTS: dict[str, Any] = _DEFAULTS | {"head_dim": 128}
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/qwen2 and .../qwen3"""
     third = config.architecture == "Qwen3ForCausalLM"
-    config = fields.filled(config, _THIRD_DEFAULTS if third else _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    config = config_fields.filled(config, _THIRD_DEFAULTS if third else _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float, 1e-6))
     bias = config.get("attention_bias", bool, False) if third else True
@@ -49,7 +49,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     )
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        activation=fields.activation(config),
+        activation=config_fields.activation(config),
     )
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
@@ -65,14 +65,14 @@ def read(config: ModelConfig) -> DecoderSpec:
             for window in _windows(config, context)
         ),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=NAMES,
     )
 
 
 def _windows(config: ModelConfig, context: int) -> tuple[int | None, ...]:
-    """Only if switched on: from layer ``max_window_layers`` upwards, or where it is said."""
+    """Only if switched on: from layer ``max_window_layers`` upwards, or by ``layer_types``."""
     num_layers = config.positive("num_hidden_layers")
     if not config.get("use_sliding_window", bool, False):
         config = replace(config, raw=config.raw | {"sliding_window": None})
@@ -80,4 +80,4 @@ def _windows(config: ModelConfig, context: int) -> tuple[int | None, ...]:
     kinds = [
         "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
     ]
-    return fields.windows(config, num_layers, context, kinds=kinds)
+    return config_fields.windows(config, num_layers, context, kinds=kinds)

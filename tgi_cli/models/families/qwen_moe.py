@@ -6,10 +6,8 @@ layers with a single feed-forward block in between.
 
 from __future__ import annotations
 
-from tgi_cli.errors import ModelError
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -18,7 +16,7 @@ from tgi_cli.models.spec import (
     MoESpec,
     NormSpec,
 )
-from tgi_cli.models.stacked import StackedExperts, has_stacked_experts
+from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts
 
 NAMES = Names(
     modules={
@@ -32,14 +30,14 @@ NAMES = Names(
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/qwen3_moe and .../qwen2_moe"""
     third = config.architecture.startswith("Qwen3")
-    num_heads, num_kv_heads, head_dim = fields.heads(config, 4 if third else 16)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config, 4 if third else 16)
     context = config.positive("max_position_embeddings", 32768)
     norm = NormSpec(config.get("rms_norm_eps", float, 1e-6))
     windows = _windows(config, context, third)
     bias = config.get("attention_bias" if third else "qkv_bias", bool, not third)
     dense = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        activation=fields.activation(config),
+        activation=config_fields.activation(config),
     )
     sparse = _experts(config, third)
     has_experts = _sparse_layers(config, len(windows))
@@ -65,9 +63,9 @@ def read(config: ModelConfig) -> DecoderSpec:
             for layer, window in enumerate(windows)
         ),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=StackedExperts(NAMES) if has_stacked_experts(config) else NAMES,
+        source=StackedExperts(NAMES) if has_stacked_experts(config.path) else NAMES,
     )
 
 
@@ -78,7 +76,7 @@ def _experts(config: ModelConfig, third: bool) -> MoESpec:
         num_experts=config.positive(key),
         top_k=config.positive("num_experts_per_tok", 8 if third else 4),
         intermediate_size=config.positive("moe_intermediate_size"),
-        activation=fields.activation(config),
+        activation=config_fields.activation(config),
         normalize=config.get("norm_topk_prob", bool, False),
         shared_intermediate_size=(
             None if third else config.positive("shared_expert_intermediate_size", 5632)
@@ -91,7 +89,7 @@ def _sparse_layers(config: ModelConfig, num_layers: int) -> set[int]:
     step = config.positive("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers", list, [])
     if not all(isinstance(layer, int) for layer in dense):
-        raise ModelError(f"{config.path / 'config.json'}: 'mlp_only_layers' is {dense}")
+        raise config.invalid(f"'mlp_only_layers' is {dense}")
     return set(range(step - 1, num_layers, step)) - set(dense)
 
 
@@ -107,4 +105,4 @@ def _windows(config: ModelConfig, context: int, third: bool) -> tuple[int | None
             "sliding_attention" if layer in windowed else "full_attention"
             for layer in range(num_layers)
         ]
-    return fields.windows(config, num_layers, context, 4096, kinds)
+    return config_fields.windows(config, num_layers, context, 4096, kinds)

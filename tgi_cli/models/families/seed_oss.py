@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names
 
 NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
 
@@ -27,8 +27,8 @@ _DEFAULTS: dict[str, Any] = {
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/seed_oss"""
-    config = fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    config = config_fields.filled(config, _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float))
     layer = LayerSpec(
@@ -41,7 +41,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         ),
         mlp=MLPSpec(
             intermediate_size=config.positive("intermediate_size"),
-            activation=fields.activation(config),
+            activation=config_fields.activation(config),
             bias=config.get("mlp_bias", bool, False),
         ),
         input_norm=norm,
@@ -53,7 +53,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=(layer,) * config.positive("num_hidden_layers"),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=NAMES,
     )

@@ -1,15 +1,14 @@
-"""SmolLM 3 (https://huggingface.co/blog/smollm3): Llama, some of whose layers rotate nothing."""
+"""SmolLM 3 (https://huggingface.co/blog/smollm3): Llama with some layers without rotation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.errors import ModelError
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names
 
 NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
 
@@ -29,8 +28,8 @@ _DEFAULTS: dict[str, Any] = {
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/smollm3"""
-    config = fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = fields.heads(config)
+    config = config_fields.filled(config, _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float))
     bias = config.get("attention_bias", bool, False)
@@ -43,7 +42,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     )
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        activation=fields.activation(config),
+        activation=config_fields.activation(config),
         bias=config.get("mlp_bias", bool, False),
     )
     rotated = _rotated(config)
@@ -61,29 +60,26 @@ def read(config: ModelConfig) -> DecoderSpec:
             for rotates, window in zip(rotated, _windows(config, context, rotated), strict=True)
         ),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context, 2e6),),
+        ropes=(config_fields.rope(config, head_dim, context, 2e6),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=NAMES,
     )
 
 
 def _rotated(config: ModelConfig) -> list[bool]:
-    """Whether a layer rotates; the misnamed list of config.json says 1 where it does."""
+    """Whether a layer rotates: the misnamed list of config.json has 1 for layers that do."""
     num_layers = config.positive("num_hidden_layers")
     interval = config.positive("no_rope_layer_interval")
     default = [(layer + 1) % interval != 0 for layer in range(num_layers)]
     rotated = config.get("no_rope_layers", list, default)[:num_layers]
     if len(rotated) != num_layers:
-        raise ModelError(
-            f"{config.path / 'config.json'}: 'no_rope_layers' names {len(rotated)} of "
-            f"{num_layers} layers"
-        )
+        raise config.invalid(f"'no_rope_layers' names {len(rotated)} of {num_layers} layers")
     return [bool(each) for each in rotated]
 
 
 def _windows(config: ModelConfig, context: int, rotated: list[bool]) -> tuple[int | None, ...]:
-    """Only if switched on, and then where nothing is rotated, unless it is said."""
+    """Only if switched on, and then in layers without rotation, unless ``layer_types`` differs."""
     if not config.get("use_sliding_window", bool, False):
         config = replace(config, raw=config.raw | {"sliding_window": None})
     kinds = ["full_attention" if rotates else "sliding_attention" for rotates in rotated]
-    return fields.windows(config, len(rotated), context, kinds=kinds)
+    return config_fields.windows(config, len(rotated), context, kinds=kinds)

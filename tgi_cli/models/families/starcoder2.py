@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from tgi_cli.models import fields
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.source import Names
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import Names
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/starcoder2"""
-    heads, kv_heads, head_dim = fields.heads(config, 2)
+    heads, kv_heads, head_dim = config_fields.heads(config, 2)
     context = config.positive("max_position_embeddings", 4096)
     bias = config.get("use_bias", bool, True)
     norm = NormSpec(config.get("norm_epsilon", float, 1e-5), "layer")
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        activation=fields.activation(config, default="gelu_pytorch_tanh"),
+        activation=config_fields.activation(config, default="gelu_pytorch_tanh"),
         gated=False,
         bias=bias,
     )
-    windows = fields.windows(config, config.positive("num_hidden_layers"), context)
+    windows = config_fields.windows(config, config.positive("num_hidden_layers"), context)
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive("hidden_size"),
@@ -42,7 +42,7 @@ def read(config: ModelConfig) -> DecoderSpec:
             for window in windows
         ),
         final_norm=norm,
-        ropes=(fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, True),
         source=Names(
             modules={

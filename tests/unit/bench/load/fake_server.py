@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from tests.tools.certificates import Files
+from tests.tools.certificate_authority import CertificateFiles
 
 
 @dataclass
@@ -90,7 +90,7 @@ class FakeServer:
             self.running -= 1
 
     @contextlib.contextmanager
-    def serving(self, certificates: Files | None = None) -> Iterator[FakeServer]:
+    def serving(self, certificates: CertificateFiles | None = None) -> Iterator[FakeServer]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         scheme = "http" if certificates is None else "https"

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from tgi_cli.rpc import generate_v3_pb2 as messages
-from tgi_cli.rpc.generate_v3_pb2_grpc import (
+from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
+from tgi_cli.tgi_grpc.generate_v3_pb2_grpc import (
     TextGenerationServiceServicer,
     add_TextGenerationServiceServicer_to_server,
 )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from tgi_cli.bench.load.http import BrokenError, ConnectError, Pool, request_head
+from tgi_cli.bench.load.http import BrokenResponseError, ConnectError, ConnectionPool, request_head
 from tgi_cli.errors import ConfigError
 
 Answers = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -42,9 +42,9 @@ class Sockets:
         writer.close()
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Pool]:
+    async def serving(self) -> AsyncIterator[ConnectionPool]:
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        pool = ConnectionPool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         try:
             yield pool
         finally:
@@ -57,7 +57,7 @@ async def asked(reader: asyncio.StreamReader) -> bytes:
     return head + await reader.readexactly(2)
 
 
-async def send(pool: Pool) -> Kept:
+async def send(pool: ConnectionPool) -> Kept:
     kept = Kept()
     await pool.send(REQUEST, kept, lambda: None)
     return kept
@@ -118,25 +118,25 @@ async def test_an_answer_that_is_not_whole_is_broken(sent: bytes, cause: str) ->
 
     server = Sockets(answer)
     async with server.serving() as pool:
-        with pytest.raises(BrokenError, match=cause) as raised:
+        with pytest.raises(BrokenResponseError, match=cause) as raised:
             await send(pool)
     assert raised.value.begun == bool(sent)
     assert server.connections == 1
 
 
-async def test_nobody_there_is_an_error_of_its_own() -> None:
+async def test_a_refused_connection_is_a_connect_error() -> None:
     async with Sockets(None).serving() as pool:  # type: ignore[arg-type]
         pass
     with pytest.raises(ConnectError):
         await send(pool)
     with pytest.raises(ConnectError):
-        await send(Pool("http://name.invalid"))
+        await send(ConnectionPool("http://name.invalid"))
 
 
 def test_addresses_and_headers_that_cannot_be_are_refused() -> None:
     for url in ("localhost:3000", "ftp://x", "http://"):
         with pytest.raises(ConfigError, match="URL"):
-            Pool(url)
+            ConnectionPool(url)
     with pytest.raises(ConfigError, match="Latin-1"):
         request_head("http://x", "/", {"a": "\u20ac"})
     assert request_head("https://h:1/base/", "/v1", {}).startswith(b"POST /base/v1 HTTP/1.1")

@@ -1,4 +1,4 @@
-"""Frames, honesty, metrics, the machine, tokenizers of this machine."""
+"""Frames, client lag, metrics, the machine, tokenizers of this machine."""
 
 from __future__ import annotations
 
@@ -9,23 +9,30 @@ import pytest
 
 from tgi_cli import demo
 from tgi_cli.bench import machine
-from tgi_cli.bench.load import frames, honesty
-from tgi_cli.bench.load.frames import Ended, Item, Note, Requests, Unpacker, pack
+from tgi_cli.bench.events import BenchRequest, BenchRequestRecord, ClientHealth
+from tgi_cli.bench.load import client_lag, frames
+from tgi_cli.bench.load.frames import (
+    FrameReader,
+    GeneratorEnded,
+    IndexedRequest,
+    RequestChunk,
+    RunNote,
+    pack,
+)
 from tgi_cli.bench.load.generator import batch_record
-from tgi_cli.bench.records import Client, Request, RequestRecord
-from tgi_cli.bench.scrape import parse
-from tgi_cli.bench.tokens import GuessedTokens, LocalTokens
+from tgi_cli.bench.metrics_scrape import parse_metrics
+from tgi_cli.bench.token_counter import LocalTokenCounter, TokenEstimator
 
 
 def test_frames_survive_any_pieces() -> None:
     messages: list[frames.FromGenerator] = [
-        Note("one"),
-        Ended(Client(cpu=0.5), "two"),
-        Note("x" * 70_000),
+        RunNote("one"),
+        GeneratorEnded(ClientHealth(cpu=0.5), "two"),
+        RunNote("x" * 70_000),
     ]
     data = b"".join(pack(message) for message in messages)
     for size in (1, 3, 4096, len(data)):
-        unpacker = Unpacker()
+        unpacker = FrameReader()
         found = [
             message
             for begin in range(0, len(data), size)
@@ -34,48 +41,48 @@ def test_frames_survive_any_pieces() -> None:
         assert found == messages
 
 
-def test_what_is_no_frame_is_refused() -> None:
+def test_an_invalid_frame_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        Unpacker().feed(b"\0\0\0\x02\xc1\xc1")
+        FrameReader().feed(b"\x02\0\0\0\xc1\xc1")
 
 
 def test_generators_read_frames_until_the_pipe_ends() -> None:
-    request = Request(prompt="x", prompt_tokens=1, max_tokens=2, at=0.5, conversation=0)
-    sent = Requests([Item(4, request)])
+    request = BenchRequest(prompt="x", prompt_tokens=1, max_tokens=2, at=0.5, conversation=0)
+    sent = RequestChunk([IndexedRequest(4, request)])
     stream = io.BytesIO(pack(sent) + pack(sent)[:-1])
     assert frames.read(stream) == sent
     assert frames.read(stream) is None
 
 
 @pytest.mark.parametrize(
-    ("figures", "behind"),
+    ("metrics", "behind"),
     [
         ((0.001, 0.2, 0.001, 60.0), ""),
-        ((0.2, 0.2, 0.001, 60.0), "200 ms late"),
+        ((0.2, 0.2, 0.001, 60.0), "lagged 200 ms"),
         ((0.001, 0.97, 0.001, 60.0), "97% of a core"),
         ((0.001, 0.97, 0.001, 0.2), ""),
         ((0.001, 0.2, 0.3, 60.0), "300 ms after they were due"),
     ],
 )
-def test_a_client_that_falls_behind_says_so(
-    figures: tuple[float, float, float, float], behind: str
+def test_a_client_that_falls_behind_is_reported(
+    metrics: tuple[float, float, float, float], behind: str
 ) -> None:
-    client = honesty.judged(*figures)
+    client = client_lag.assess(*metrics)
     assert client.behind == bool(behind)
     assert behind in client.reason
 
 
 def test_of_several_clients_the_worst_counts() -> None:
-    slow = Client(lag_p99=0.3, cpu=0.1, behind=True, reason="slow")
-    whole = honesty.merged([Client(cpu=0.7, late_p99=0.01), slow])
-    assert whole == Client(lag_p99=0.3, cpu=0.7, late_p99=0.01, behind=True, reason="slow")
-    assert honesty.merged([]) == Client()
+    slow = ClientHealth(lag_p99=0.3, cpu=0.1, behind=True, reason="slow")
+    whole = client_lag.worst_of([ClientHealth(cpu=0.7, late_p99=0.01), slow])
+    assert whole == ClientHealth(lag_p99=0.3, cpu=0.7, late_p99=0.01, behind=True, reason="slow")
+    assert client_lag.worst_of([]) == ClientHealth()
 
 
 def test_percentiles_are_by_the_nearest_rank() -> None:
-    assert honesty.percentile(list(range(1000)), 0.99) == 990
-    assert honesty.percentile([3.0], 0.99) == 3.0
-    assert honesty.percentile([], 0.99) == 0.0
+    assert client_lag.percentile(list(range(1000)), 0.99) == 990
+    assert client_lag.percentile([3.0], 0.99) == 3.0
+    assert client_lag.percentile([], 0.99) == 0.0
 
 
 METRICS = """\
@@ -104,7 +111,7 @@ vllm:prefix_cache_hits_total{model_name="m"} 9
 
 
 def test_metrics_are_summed_by_tgis_names() -> None:
-    reading = parse(METRICS)
+    reading = parse_metrics(METRICS)
     assert reading.values == {
         "tgi_request_count": 5,
         "tgi_queue_size": 3,
@@ -113,9 +120,9 @@ def test_metrics_are_summed_by_tgis_names() -> None:
         "tgi_request_duration_count": 5,
     }
     assert reading.gauges == {"tgi_queue_size"}
-    theirs = parse(VLLM)
-    assert theirs.values == {"tgi_queue_size": 4, "tgi_prefix_cache_hit_tokens": 9}
-    assert parse(METRICS + VLLM).values["tgi_queue_size"] == 3  # not both
+    theirs = parse_metrics(VLLM)
+    assert theirs.values == {"tgi_queue_size": 4, "tgi_prefix_cache_hit_tokens_total": 9}
+    assert parse_metrics(METRICS + VLLM).values["tgi_queue_size"] == 3  # not both
 
 
 def test_the_machine_is_described() -> None:
@@ -128,7 +135,7 @@ def test_the_machine_is_described() -> None:
 
 
 def test_words_of_a_vocabulary_are_one_token_each() -> None:
-    tokens = LocalTokens.load(demo.model_path(), demo.MODEL_ID)
+    tokens = LocalTokenCounter.load(demo.model_path(), demo.MODEL_ID)
     words = tokens.words()
     assert len(words) >= 64
     text = " ".join(list(words)[:50])
@@ -137,14 +144,14 @@ def test_words_of_a_vocabulary_are_one_token_each() -> None:
 
 
 def test_guesses_are_near_for_common_words() -> None:
-    guess = GuessedTokens()
+    guess = TokenEstimator()
     assert guess.count(" ".join(list(guess.words())[:40])) == 40
     assert guess.count("") == 0
     assert guess.count("unbelievable, really!") == 5
 
 
-def request_record(arrivals: list[float], tokens: int, finished: float) -> RequestRecord:
-    return RequestRecord(
+def request_record(arrivals: list[float], tokens: int, finished: float) -> BenchRequestRecord:
+    return BenchRequestRecord(
         index=0,
         scheduled=0.0,
         dispatched=0.0,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tgi_cli.bench.load.streams import Answer, shown
+from tgi_cli.bench.load.streams import StreamedResponse, error_message
 from tgi_cli.bench.settings import Route
 
 
-def answer(route: Route, *events: Any, cut: int = 10**9, done: bool = True) -> Answer:
+def answer(route: Route, *events: Any, cut: int = 10**9, done: bool = True) -> StreamedResponse:
     """An answer whose bytes come ``cut`` at a time, a second apart."""
     data = b"".join(
         b"data: " + (e.encode() if isinstance(e, str) else json.dumps(e).encode()) + b"\n\n"
@@ -19,7 +19,7 @@ def answer(route: Route, *events: Any, cut: int = 10**9, done: bool = True) -> A
     )
     if done and route != "generate_stream":
         data += b"data: [DONE]\n\n"
-    found = Answer(route)
+    found = StreamedResponse()
     found.head(200, "text/event-stream; charset=utf-8")
     for number, begin in enumerate(range(0, len(data), cut)):
         found.body(data[begin : begin + cut], float(number))
@@ -53,7 +53,7 @@ def test_native_events_are_a_token_each() -> None:
 
 
 def test_empty_deltas_and_comments_are_no_first_token() -> None:
-    found = Answer("chat")
+    found = StreamedResponse()
     found.head(200, "text/event-stream")
     found.body(b": keep-alive\n\n", 1.0)
     found.body(b"data: " + json.dumps(delta(role="assistant", content="")).encode() + b"\n\n", 2.0)
@@ -93,7 +93,7 @@ def test_counts_come_from_a_usage_that_runs_along() -> None:
     assert (found.input_tokens, found.output_tokens) == (4, 7)
 
 
-def test_a_usage_at_the_end_says_nothing_of_each_event() -> None:
+def test_usage_at_the_end_does_not_change_event_counts() -> None:
     usage = {"usage": {"prompt_tokens": 4, "completion_tokens": 9}}
     found = answer("completions", text("ab"), text("c", **usage))
     assert found.counts == [1, 1]
@@ -120,8 +120,8 @@ def test_counts_come_from_logprobs() -> None:
         ("chat", {"error": {"message": "boom", "http_status_code": 422}}, "stream", "boom"),
         ("chat", {"error": {"message": "no", "type": "rate_limit"}}, "stream rate_limit", "no"),
         ("completions", {"error": "text"}, "stream", "text"),
-        ("completions", "{no json", "protocol", "cannot be read"),
-        ("completions", {"choices": [{"text": 5}]}, "protocol", "cannot be read"),
+        ("completions", "{no json", "protocol", "is invalid"),
+        ("completions", {"choices": [{"text": 5}]}, "protocol", "is invalid"),
     ],
 )
 def test_errors_in_a_stream_are_errors(route: Route, event: Any, kind: str, detail: str) -> None:
@@ -141,21 +141,21 @@ def test_a_stream_that_just_ends_was_cut_off(route: Route) -> None:
     assert (found.error, len(found.arrivals)) == ("cut off", 1)
 
 
-def test_an_answer_with_a_reason_to_end_needs_no_done() -> None:
+def test_a_response_with_a_finish_reason_needs_no_done() -> None:
     chunk = {"choices": [{"text": "a", "finish_reason": "stop"}]}
     assert answer("completions", chunk, done=False).error is None
     empty = {"choices": [{"text": "a", "finish_reason": ""}]}  # TGI's, of chunks that go on
     assert answer("completions", empty, done=False).error == "cut off"
 
 
-def test_statuses_and_other_types_are_errors_with_what_was_said() -> None:
-    found = Answer("chat")
+def test_other_statuses_and_types_are_errors_with_their_message() -> None:
+    found = StreamedResponse()
     found.head(429, "application/json")
     found.body(b'{"error": "Model is ', 1.0)
     found.body(b'overloaded", "error_type": "overloaded"}', 2.0)
     found.complete()
     assert (found.error, found.detail) == ("http 429", "Model is overloaded")
-    page = Answer("chat")
+    page = StreamedResponse()
     page.head(200, "text/html")
     page.body(b"<html>", 1.0)
     page.complete()
@@ -174,4 +174,4 @@ def test_statuses_and_other_types_are_errors_with_what_was_said() -> None:
     ],
 )
 def test_bodies_of_errors_are_shown_in_short(body: bytes, said: str) -> None:
-    assert shown(body) == said
+    assert error_message(body) == said

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.bench.load.fake_server import Call, FakeServer, Handler, Reply
 from tests.unit.bench.load.fake_shard import FakeShard
 from tgi_cli import demo
-from tgi_cli.bench.settings import Settings
-from tgi_cli.bench.targets import find
+from tgi_cli.bench.settings import RequestSettings
+from tgi_cli.bench.targets import resolve_target
 from tgi_cli.errors import ConfigError, ModelError, RouterError, ShardError
 
 
@@ -45,7 +45,9 @@ DEMO_INFO = {"model_id": demo.MODEL_ID, "version": "9"}
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 async def test_tgi_is_known_by_its_info(suffix: str) -> None:
     with FakeServer(routes(info=DEMO_INFO)).serving() as server:
-        found = await find(server.url + suffix, Settings(api_key="k"), started_here=["tgi"])
+        found = await resolve_target(
+            server.url + suffix, RequestSettings(api_key="k"), started_here=["tgi"]
+        )
     assert (found.target.kind, found.target.model) == ("tgi", demo.MODEL_ID)
     assert found.target.address == server.url
     assert found.target.info == DEMO_INFO
@@ -59,13 +61,13 @@ async def test_tgi_is_known_by_its_info(suffix: str) -> None:
 async def test_openai_is_known_by_its_models() -> None:
     listed = {"data": [{"id": "acme/one"}, {"id": "acme/two", "max_model_len": 5}]}
     with FakeServer(routes(v1_models=listed)).serving() as server:
-        first = await find(server.url, Settings())
-        second = await find(
-            server.url, Settings(model="acme/two"), tokenizer_name=str(demo.model_path())
+        first = await resolve_target(server.url, RequestSettings())
+        second = await resolve_target(
+            server.url, RequestSettings(model="acme/two"), tokenizer_name=str(demo.model_path())
         )
     assert (first.target.kind, first.target.model) == ("openai", "acme/one")
     assert not first.tokenizer.exact
-    assert "guessed" in first.notes[0]
+    assert "estimates" in first.notes[0]
     assert second.target.info["max_model_len"] == 5
     assert second.tokenizer.exact
     assert second.notes == []
@@ -89,7 +91,7 @@ def llama_tokenize(body: Any) -> Any:
 async def test_servers_count_tokens_if_there_is_no_tokenizer(tokenize: Any) -> None:
     listed = {"data": [{"id": "acme/one"}]}
     with FakeServer(routes(v1_models=listed, tokenize=tokenize)).serving() as server:
-        found = await find(server.url, Settings())
+        found = await resolve_target(server.url, RequestSettings())
         counter = found.tokenizer
         assert counter.exact
         assert [counter.count("a b c"), counter.count("a b c", special=False)] == [4, 3]
@@ -102,38 +104,38 @@ async def test_servers_count_tokens_if_there_is_no_tokenizer(tokenize: Any) -> N
 
 async def test_a_server_that_is_neither_is_refused() -> None:
     with FakeServer(routes()).serving() as server:
-        with pytest.raises(ConfigError, match="neither /info"):
-            await find(server.url, Settings())
-        named = await find(server.url, Settings(model="mine"))
+        with pytest.raises(ConfigError, match="neither TGI's /info"):
+            await resolve_target(server.url, RequestSettings())
+        named = await resolve_target(server.url, RequestSettings(model="mine"))
     assert (named.target.kind, named.target.model) == ("openai", "mine")
 
 
-async def test_servers_that_cannot_be_asked_say_why() -> None:
+async def test_unreachable_servers_are_errors() -> None:
     server = FakeServer(routes(info=401))
     with server.serving(), pytest.raises(RouterError, match="401"):
-        await find(server.url, Settings())
+        await resolve_target(server.url, RequestSettings())
     with pytest.raises(RouterError, match="cannot be reached"):
-        await find(server.url, Settings())
+        await resolve_target(server.url, RequestSettings())
     with pytest.raises(ConfigError, match="neither a URL nor"):
-        await find("localhost:3000", Settings())
+        await resolve_target("localhost:3000", RequestSettings())
 
 
 async def test_a_tokenizer_that_is_named_must_be_there(tmp_path: Path) -> None:
     with FakeServer(routes(info=DEMO_INFO)).serving() as server, pytest.raises(ModelError):
-        await find(server.url, Settings(), tokenizer_name=str(tmp_path))
+        await resolve_target(server.url, RequestSettings(), tokenizer_name=str(tmp_path))
 
 
-async def test_shards_are_asked_and_named() -> None:
+async def test_shards_are_resolved_with_their_info() -> None:
     with tempfile.TemporaryDirectory(prefix="tgi-") as folder:
         path = Path(folder) / "shard-0"
-        settings = Settings(connect_timeout=0.5)
+        settings = RequestSettings(connect_timeout=0.5)
         with FakeShard().serving(path):
-            found = await find(f"unix://{path}", settings, tokenizer_name=demo.MODEL_ID)
-            with pytest.raises(ConfigError, match="does not say which model"):
-                await find(str(path), settings)
+            found = await resolve_target(f"unix://{path}", settings, tokenizer_name=demo.MODEL_ID)
+            with pytest.raises(ConfigError, match="model of the shard"):
+                await resolve_target(str(path), settings)
         assert (found.target.kind, found.target.address) == ("shard-v3", str(path))
         assert found.target.model == demo.MODEL_ID
         assert found.target.info["block_size"] == 16
         assert found.tokenizer.exact
         with pytest.raises(ShardError, match="no socket"):
-            await find(f"{folder}/shard", settings)
+            await resolve_target(f"{folder}/shard", settings)

@@ -13,25 +13,23 @@ import pytest
 
 from tests.unit.bench.load.words import Words
 from tgi_cli import demo
-from tgi_cli.bench.tokens import GuessedTokens, LocalTokens
-from tgi_cli.bench.workloads import (
-    Arrivals,
-    Conversations,
-    Lengths,
-    Synthetic,
+from tgi_cli.bench.plan import SharedPrefix
+from tgi_cli.bench.token_counter import LocalTokenCounter, TokenEstimator
+from tgi_cli.bench.workloads.distributions import ArrivalProcess, LengthDistribution, scheduled
+from tgi_cli.bench.workloads.files import ShareGptWorkload, file_prompts, sharegpt
+from tgi_cli.bench.workloads.synthetic import (
+    ConversationWorkload,
+    SyntheticWorkload,
     conversations,
-    file_prompts,
-    scheduled,
-    sharegpt,
     synthetic,
-    trace,
 )
+from tgi_cli.bench.workloads.traces import trace
 from tgi_cli.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> LocalTokens:
-    return LocalTokens.load(demo.model_path(), demo.MODEL_ID)
+def tokenizer() -> LocalTokenCounter:
+    return LocalTokenCounter.load(demo.model_path(), demo.MODEL_ID)
 
 
 # ------------------------------------------------------------------ lengths
@@ -47,18 +45,18 @@ def tokenizer() -> LocalTokens:
         ("lognormal:300,600,1,100000", 300, 600),
     ],
 )
-def test_lengths_have_the_mean_and_deviation_that_were_asked_for(
+def test_lengths_have_the_requested_mean_and_deviation(
     text: str, mean: float, deviation: float
 ) -> None:
-    lengths, dice = Lengths.parse(text), Random(1)
+    lengths, dice = LengthDistribution.parse(text), Random(1)
     drawn = [lengths.draw(dice) for _ in range(20_000)]
     assert statistics.mean(drawn) == pytest.approx(mean, rel=0.05)
     assert statistics.pstdev(drawn) == pytest.approx(deviation, rel=0.15, abs=0.01)
-    assert str(Lengths.parse(str(lengths))) == str(lengths)
+    assert str(LengthDistribution.parse(str(lengths))) == str(lengths)
 
 
 def test_bounded_lengths_stay_within_their_bounds() -> None:
-    lengths, dice = Lengths.parse("normal:100,80,50,150"), Random(1)
+    lengths, dice = LengthDistribution.parse("normal:100,80,50,150"), Random(1)
     drawn = {lengths.draw(dice) for _ in range(2000)}
     assert min(drawn) == 50
     assert max(drawn) == 150
@@ -69,19 +67,19 @@ def test_bounded_lengths_stay_within_their_bounds() -> None:
 )
 def test_lengths_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="lengths"):
-        Lengths.parse(text)
+        LengthDistribution.parse(text)
 
 
 # ------------------------------------------------------------------ arrivals
 
 
 def gaps(text: str, rate: float, count: int = 20_000) -> list[float]:
-    times = list(islice(Arrivals.parse(text).times(rate, seed=3), count))
+    times = list(islice(ArrivalProcess.parse(text).times(rate, seed=3), count))
     return [after - before for before, after in zip([0.0, *times], times, strict=False)]
 
 
 def test_constant_arrivals_are_evenly_spaced() -> None:
-    times = list(islice(Arrivals.parse("constant").times(4.0, seed=1), 9))
+    times = list(islice(ArrivalProcess.parse("constant").times(4.0, seed=1), 9))
     assert times == [number / 4 for number in range(9)]
 
 
@@ -97,7 +95,7 @@ def test_random_arrivals_have_their_rate_and_their_burstiness(text: str, variati
 
 
 def test_a_ramp_climbs_and_then_stays() -> None:
-    times = list(islice(Arrivals.parse("ramp:2,18,100").times(1.0, seed=2), 3000))
+    times = list(islice(ArrivalProcess.parse("ramp:2,18,100").times(1.0, seed=2), 3000))
     assert times == sorted(times)
 
     def rate(begin: float, end: float) -> float:
@@ -109,21 +107,21 @@ def test_a_ramp_climbs_and_then_stays() -> None:
 
 
 def test_a_falling_ramp_and_a_flat_one_work_too() -> None:
-    falling = list(islice(Arrivals.parse("ramp:20,5,50").times(1.0, seed=2), 700))
+    falling = list(islice(ArrivalProcess.parse("ramp:20,5,50").times(1.0, seed=2), 700))
     assert sum(time < 10 for time in falling) > 2 * sum(40 <= time < 50 for time in falling)
-    flat = list(islice(Arrivals.parse("ramp:10,10,50").times(1.0, seed=2), 1000))
+    flat = list(islice(ArrivalProcess.parse("ramp:10,10,50").times(1.0, seed=2), 1000))
     assert flat[-1] == pytest.approx(100, rel=0.1)
 
 
 @pytest.mark.parametrize("text", ["", "gamma", "gamma:0", "ramp:1,2", "ramp:1,0,5", "poisson:3"])
 def test_arrivals_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="arrivals"):
-        Arrivals.parse(text)
+        ArrivalProcess.parse(text)
 
 
 def test_a_rate_must_be_above_zero() -> None:
     with pytest.raises(ConfigError, match="rate"):
-        Arrivals.parse("poisson").times(0.0, seed=1)
+        ArrivalProcess.parse("poisson").times(0.0, seed=1)
 
 
 # ------------------------------------------------------------------ synthetic prompts
@@ -132,10 +130,12 @@ def test_a_rate_must_be_above_zero() -> None:
 @pytest.mark.parametrize("text", ["2", "17", "256", "uniform:2,400", "lognormal:64,64"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_prompts_encode_to_exactly_their_length(
-    tokenizer: LocalTokens, text: str, chat: bool
+    tokenizer: LocalTokenCounter, text: str, chat: bool
 ) -> None:
-    spec = Synthetic(prompt=Lengths.parse(text), output=Lengths.fixed(8), chat=chat)
-    wanted = Lengths.parse(text)
+    spec = SyntheticWorkload(
+        prompt=LengthDistribution.parse(text), output=LengthDistribution.fixed(8), chat=chat
+    )
+    wanted = LengthDistribution.parse(text)
     for request in islice(synthetic(tokenizer, spec, seed=5), 20):
         assert tokenizer.count(request.prompt, special=not chat) == request.prompt_tokens
         assert wanted.low <= request.prompt_tokens <= wanted.high
@@ -144,21 +144,22 @@ def test_prompts_encode_to_exactly_their_length(
             assert request.messages == [{"role": "user", "content": request.prompt}]
 
 
-def test_prompts_depend_on_the_seed_alone(tokenizer: LocalTokens) -> None:
-    spec = Synthetic(prompt=Lengths.parse("normal:40,10"), output=Lengths.parse("uniform:1,9"))
+def test_prompts_depend_on_the_seed_alone(tokenizer: LocalTokenCounter) -> None:
+    spec = SyntheticWorkload(
+        prompt=LengthDistribution.parse("normal:40,10"),
+        output=LengthDistribution.parse("uniform:1,9"),
+    )
     once, again, other = (list(islice(synthetic(tokenizer, spec, seed), 30)) for seed in (1, 1, 2))
     assert once == again
     assert once != other
     assert len({request.prompt for request in once}) == 30
 
 
-def test_shared_prefixes_are_shared_by_as_many_as_was_said(tokenizer: LocalTokens) -> None:
-    spec = Synthetic(
-        prompt=Lengths.fixed(20),
-        output=Lengths.fixed(1),
-        prefix_tokens=50,
-        prefix_share=0.75,
-        prefixes=3,
+def test_prefixes_are_shared_by_the_requested_share(tokenizer: LocalTokenCounter) -> None:
+    spec = SyntheticWorkload(
+        prompt=LengthDistribution.fixed(20),
+        output=LengthDistribution.fixed(1),
+        prefix=SharedPrefix(50, 0.75, 3),
     )
     requests = list(islice(synthetic(tokenizer, spec, seed=1), 400))
     lengths = {request.prompt_tokens for request in requests}
@@ -171,8 +172,8 @@ def test_shared_prefixes_are_shared_by_as_many_as_was_said(tokenizer: LocalToken
 
 
 def test_prompts_shorter_than_what_the_tokenizer_adds_are_refused() -> None:
-    spec = Synthetic(prompt=Lengths.fixed(1), output=Lengths.fixed(1))
-    with pytest.raises(ConfigError, match="2 at least"):
+    spec = SyntheticWorkload(prompt=LengthDistribution.fixed(1), output=LengthDistribution.fixed(1))
+    with pytest.raises(ConfigError, match="minimum is 2"):
         next(synthetic(Words(), spec))
 
 
@@ -184,14 +185,18 @@ def test_words_of_several_tokens_are_corrected_for() -> None:
             return sum(1 + (len(word) > 3) for word in text.split()) + special
 
     for length in (3, 20, 61):
-        spec = Synthetic(prompt=Lengths.fixed(length), output=Lengths.fixed(1))
+        spec = SyntheticWorkload(
+            prompt=LengthDistribution.fixed(length), output=LengthDistribution.fixed(1)
+        )
         for request in islice(synthetic(Awkward(), spec), 20):
             assert Awkward().count(request.prompt) == request.prompt_tokens == length
 
 
 def test_a_guess_makes_prompts_all_the_same() -> None:
-    spec = Synthetic(prompt=Lengths.fixed(100), output=Lengths.fixed(1))
-    request = next(synthetic(GuessedTokens(), spec))
+    spec = SyntheticWorkload(
+        prompt=LengthDistribution.fixed(100), output=LengthDistribution.fixed(1)
+    )
+    request = next(synthetic(TokenEstimator(), spec))
     assert request.prompt_tokens == 100 == len(request.prompt.split())
 
 
@@ -201,13 +206,10 @@ def test_a_guess_makes_prompts_all_the_same() -> None:
 def test_a_text_file_is_a_prompt_a_line_and_begins_again(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("one two\n\nthree\n")
-    requests = list(islice(file_prompts(path, Words(), Lengths.fixed(5)), 3))
-    assert [(r.prompt, r.prompt_tokens, r.max_tokens) for r in requests] == [
-        ("one two", 3, 5),
-        ("three", 2, 5),
-        ("one two", 3, 5),
-    ]
-    assert len(list(file_prompts(path, Words(), Lengths.fixed(5), repeat=False))) == 2
+    requests = list(islice(file_prompts(path, Words(), LengthDistribution.fixed(5)), 6))
+    rows = [(r.prompt, r.prompt_tokens, r.max_tokens) for r in requests]
+    for start in (0, 2, 4):
+        assert sorted(rows[start : start + 2]) == [("one two", 3, 5), ("three", 2, 5)]
 
 
 def test_json_lines_may_have_messages_and_lengths(tmp_path: Path) -> None:
@@ -217,7 +219,8 @@ def test_json_lines_may_have_messages_and_lengths(tmp_path: Path) -> None:
         {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]},
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
-    first, second = file_prompts(path, Words(), Lengths.fixed(5), repeat=False)
+    requests = islice(file_prompts(path, Words(), LengthDistribution.fixed(5)), 2)
+    first, second = sorted(requests, key=lambda request: request.messages is not None)
     assert (first.max_tokens, first.messages) == (9, None)
     assert (second.max_tokens, second.prompt_tokens) == (5, 3)
     assert second.messages is not None
@@ -227,11 +230,11 @@ def test_json_lines_may_have_messages_and_lengths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["no json", "[]", "{}", '{"prompt": ""}', '{"prompt": "a", "max_tokens": 0}']
 )
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+def test_the_error_of_an_invalid_line_has_its_number(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "fine"}\n' + line)
     with pytest.raises(ConfigError, match="line 2"):
-        file_prompts(path, Words(), Lengths.fixed(5))
+        file_prompts(path, Words(), LengthDistribution.fixed(5))
 
 
 SHAREGPT = [
@@ -251,12 +254,14 @@ SHAREGPT = [
 def test_sharegpt_asks_for_as_much_as_was_answered(tmp_path: Path) -> None:
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps(SHAREGPT))
-    requests = list(sharegpt(path, Words(), repeat=False))
+    requests = list(islice(sharegpt(path, Words(), ShareGptWorkload()), 1))
     assert [(r.prompt, r.prompt_tokens, r.max_tokens) for r in requests] == [("how are you", 3, 4)]
-    turns = list(sharegpt(path, Words(), turns=9, think=2.5, repeat=False))
+    several = ShareGptWorkload(turns=9, think=2.5)
+    turns = list(islice(sharegpt(path, Words(), several), 3))
     assert [(r.prompt, r.conversation, r.think, r.max_tokens) for r in turns] == [
         ("how are you", 0, 0.0, 4),
         ("good", 0, 2.5, 2),
+        ("how are you", 1, 0.0, 4),
     ]
 
 
@@ -264,21 +269,18 @@ def test_a_file_without_conversations_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps(SHAREGPT[1:]))
     with pytest.raises(ConfigError, match="no conversation"):
-        sharegpt(path, Words())
-    path.write_text(json.dumps(SHAREGPT))
-    with pytest.raises(ConfigError, match="more than 2 tokens"):
-        next(sharegpt(path, Words(), longest=2))
+        sharegpt(path, Words(), ShareGptWorkload())
 
 
 # ------------------------------------------------------------------ conversations
 
 
 def test_conversations_have_their_turns_in_order() -> None:
-    spec = Conversations(
-        turns=Lengths.parse("uniform:2,4"),
-        first=Lengths.fixed(12),
-        turn=Lengths.fixed(3),
-        output=Lengths.fixed(5),
+    spec = ConversationWorkload(
+        turns=LengthDistribution.parse("uniform:2,4"),
+        first=LengthDistribution.fixed(12),
+        turn=LengthDistribution.fixed(3),
+        output=LengthDistribution.fixed(5),
         think=1.5,
         system_tokens=7,
     )
@@ -301,15 +303,15 @@ def test_conversations_have_their_turns_in_order() -> None:
 
 
 def test_only_the_first_turn_of_a_conversation_is_due() -> None:
-    spec = Conversations(
-        turns=Lengths.fixed(2),
-        first=Lengths.fixed(4),
-        turn=Lengths.fixed(3),
-        output=Lengths.fixed(5),
+    spec = ConversationWorkload(
+        turns=LengthDistribution.fixed(2),
+        first=LengthDistribution.fixed(4),
+        turn=LengthDistribution.fixed(3),
+        output=LengthDistribution.fixed(5),
         chat=False,
     )
     requests = scheduled(
-        conversations(Words(), spec), Arrivals.parse("constant").times(2.0, seed=1)
+        conversations(Words(), spec), ArrivalProcess.parse("constant").times(2.0, seed=1)
     )
     assert [request.at for request in islice(requests, 6)] == [0.0, None, 0.5, None, 1.0, None]
 
@@ -323,7 +325,7 @@ def write_trace(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_mooncake_requests_share_what_the_traced_ones_shared(
-    tmp_path: Path, tokenizer: LocalTokens
+    tmp_path: Path, tokenizer: LocalTokenCounter
 ) -> None:
     path = write_trace(
         tmp_path / "mooncake.jsonl",
@@ -352,7 +354,7 @@ def test_mooncake_requests_share_what_the_traced_ones_shared(
     assert next(trace(path, tokenizer, seed=5)).prompt != first.prompt
 
 
-def test_a_trace_can_be_replayed_faster_and_without_its_longest(tmp_path: Path) -> None:
+def test_a_trace_can_be_replayed_faster(tmp_path: Path) -> None:
     path = write_trace(
         tmp_path / "trace.jsonl",
         [
@@ -361,9 +363,10 @@ def test_a_trace_can_be_replayed_faster_and_without_its_longest(tmp_path: Path) 
             {"at": 12.0, "messages": [{"role": "user", "content": "much " * 50}], "max_tokens": 1},
         ],
     )
-    requests = list(trace(path, Words(), speed=2.0, longest=20))
+    requests = list(trace(path, Words(), speed=2.0))
     assert [(r.at, r.prompt, r.prompt_tokens) for r in requests] == [
         (0.0, "the first", 3),
+        (1.0, "much " * 50, 51),
         (2.0, "the second", 3),
     ]
 
@@ -372,7 +375,7 @@ def test_a_trace_can_be_replayed_faster_and_without_its_longest(tmp_path: Path) 
     ("row", "why"),
     [
         ({"input_length": 3, "output_length": 1}, "timestamp"),
-        ({"timestamp": "x", "input_length": 3, "output_length": 1}, "no number"),
+        ({"timestamp": "x", "input_length": 3, "output_length": 1}, "not a number"),
         ({"timestamp": 1, "input_length": 3}, "whole numbers"),
         ({"timestamp": 1, "input_length": 3, "output_length": 1, "hash_ids": ["a"]}, "hash_ids"),
         ({"at": 1, "max_tokens": 1}, "neither input_length"),

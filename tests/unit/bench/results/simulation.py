@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tgi_cli.bench.records import (
+from tgi_cli.bench.events import (
     BatchRecord,
-    RequestRecord,
-    Run,
-    Step,
+    BenchRequestRecord,
+    BenchRun,
+    BenchStep,
+    BenchTarget,
     StepRecord,
-    Target,
 )
-from tgi_cli.bench.sweeps import Plan
+from tgi_cli.bench.plan import BenchPlan
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Server:
         """Requests per second at most."""
         return self.places / self.service
 
-    def answer(self, step: Step) -> StepRecord:
+    def answer(self, step: BenchStep) -> StepRecord:
         """The record of a step; bounded by requests, else by seconds."""
         dice = Random(f"{self.seed} {step.kind} {step.value}")
         if step.kind == "concurrency":
@@ -59,10 +59,10 @@ class Server:
         end = max(request.finished for request in counted)
         return StepRecord(step=step, began=1e9, duration=end - start, requests=requests)
 
-    def _closed(self, step: Step, dice: Random) -> list[RequestRecord]:
+    def _closed(self, step: BenchStep, dice: Random) -> list[BenchRequestRecord]:
         clients = [0.0] * int(step.value)
         free = [0.0] * self.places
-        requests: list[RequestRecord] = []
+        requests: list[BenchRequestRecord] = []
         while not self._over(step, clients[0], len(requests)):
             asked = heapq.heappop(clients)
             record = self._serve(len(requests), asked, free, dice, step)
@@ -70,23 +70,23 @@ class Server:
             heapq.heappush(clients, record.finished)
         return requests
 
-    def _open(self, step: Step, dice: Random) -> list[RequestRecord]:
+    def _open(self, step: BenchStep, dice: Random) -> list[BenchRequestRecord]:
         free = [0.0] * self.places
-        requests: list[RequestRecord] = []
+        requests: list[BenchRequestRecord] = []
         now = 0.0
         while not self._over(step, now, len(requests)):
             now += dice.expovariate(step.value)
             requests.append(self._serve(len(requests), now, free, dice, step))
         return requests
 
-    def _over(self, step: Step, now: float, done: int) -> bool:
+    def _over(self, step: BenchStep, now: float, done: int) -> bool:
         if step.requests is not None and done >= step.requests:
             return True
         return step.seconds is not None and now >= step.seconds and done > step.warmup
 
     def _serve(
-        self, index: int, asked: float, free: list[float], dice: Random, step: Step
-    ) -> RequestRecord:
+        self, index: int, asked: float, free: list[float], dice: Random, step: BenchStep
+    ) -> BenchRequestRecord:
         now = max(asked, heapq.heappop(free))
         arrivals = []
         for number in range(self.tokens):
@@ -94,7 +94,7 @@ class Server:
             now += mean * (1 - self.spread) + dice.expovariate(1 / (mean * self.spread))
             arrivals.append(now)
         heapq.heappush(free, now)
-        return RequestRecord(
+        return BenchRequestRecord(
             index=index,
             scheduled=asked,
             dispatched=asked,
@@ -107,7 +107,7 @@ class Server:
             warmup=index < step.warmup,
         )
 
-    def batch(self, step: Step) -> StepRecord:
+    def batch(self, step: BenchStep) -> StepRecord:
         """The record of closed batches."""
         dice = Random(f"{self.seed} {step.value}")
 
@@ -128,7 +128,9 @@ class Server:
         return StepRecord(step=step, began=1e9, duration=1.0, batches=runs)
 
 
-def played(plan: Plan, answer: Callable[[Step], StepRecord]) -> tuple[list[StepRecord], list[str]]:
+def played(
+    plan: BenchPlan, answer: Callable[[BenchStep], StepRecord]
+) -> tuple[list[StepRecord], list[str]]:
     """A plan's steps as a server answers them, and what the plan found."""
     search = plan.search()
     records = [answer(next(search))]
@@ -141,17 +143,17 @@ def played(plan: Plan, answer: Callable[[Step], StepRecord]) -> tuple[list[StepR
         assert len(records) < 100, "the search does not end"
 
 
-def saved(steps: list[StepRecord], **fields: Any) -> Run:
+def saved(steps: list[StepRecord], **fields: Any) -> BenchRun:
     """A whole run of these steps."""
     about: dict[str, Any] = {
         "created": 1.7e9,
         "command": ["tgi", "bench"],
         "tgi": "1.0",
         "machine": {"processor": "a processor", "cores": 2},
-        "target": Target(kind="tgi", address="http://127.0.0.1:3000", model="a/model"),
+        "target": BenchTarget(kind="tgi", address="http://127.0.0.1:3000", model="a/model"),
         "workload": {"load": "concurrency", "seed": 0},
     }
-    return Run(steps=steps, **{**about, **fields})
+    return BenchRun(steps=steps, **{**about, **fields})
 
 
 def request(
@@ -163,7 +165,7 @@ def request(
     counts: tuple[int, ...] | None = None,
     error: str | None = None,
     **fields: Any,
-) -> RequestRecord:
+) -> BenchRequestRecord:
     """A request whose times can be reckoned by hand."""
     given = counts or (1,) * len(arrivals)
     about: dict[str, Any] = {
@@ -172,7 +174,7 @@ def request(
         "output_tokens": sum(given),
         "counted_by": "usage",
     }
-    return RequestRecord(
+    return BenchRequestRecord(
         index=index,
         scheduled=at,
         dispatched=at + late,

@@ -8,20 +8,20 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import sweeps
+from tgi_cli.bench import plan
 from tgi_cli.bench.compare import Comparison, compare, differences
-from tgi_cli.bench.records import Client, Run, Step, StepRecord
-from tgi_cli.bench.sweeps import Bounds
+from tgi_cli.bench.events import BenchRun, BenchStep, ClientHealth, StepRecord
+from tgi_cli.bench.plan import StepBounds
 
-BOUNDS = Bounds(seconds=25)
-
-
-def load(server: Server, clients: tuple[int, ...] = (1, 4, 16)) -> Run:
-    return saved([server.answer(sweeps.client_step(count, BOUNDS)) for count in clients])
+BOUNDS = StepBounds(seconds=25)
 
 
-def batch(server: Server) -> Run:
-    return saved([server.batch(sweeps.batch_step(size, 10, 1)) for size in (1, 2, 4, 8)])
+def load(server: Server, clients: tuple[int, ...] = (1, 4, 16)) -> BenchRun:
+    return saved([server.answer(plan.client_step(count, BOUNDS)) for count in clients])
+
+
+def batch(server: Server) -> BenchRun:
+    return saved([server.batch(plan.batch_step(size, 10, 1)) for size in (1, 2, 4, 8)])
 
 
 def verdicts(result: Comparison, metric: str, statistic: str | None = None) -> set[str]:
@@ -72,7 +72,7 @@ def test_a_run_is_the_same_as_itself() -> None:
         assert row.verdict == "same"
 
 
-def test_little_is_no_regression_unless_it_is_asked_for() -> None:
+def test_a_small_change_is_a_regression_only_with_a_small_threshold() -> None:
     first, second = load(Server(spread=0.01)), load(Server(spread=0.01, slowed=1.03, seed=1))
     assert compare(first, second).regressions == []
     assert compare(first, second, fail_on=0.02).regressions
@@ -99,7 +99,7 @@ def test_requests_that_fail_are_a_regression() -> None:
     assert failed[-1].b == pytest.approx(0.95, abs=0.02)
 
 
-def test_when_all_fail_that_is_said() -> None:
+def test_failures_of_all_requests_are_compared() -> None:
     first = load(Server(), (1,))
     dead = [
         msgspec.structs.replace(
@@ -140,7 +140,7 @@ def test_a_step_that_comes_twice_is_taken_together() -> None:
 
 def test_a_tail_needs_values_beyond_it() -> None:
     few = StepRecord(
-        step=Step(kind="concurrency", value=1, label="1"),
+        step=BenchStep(kind="concurrency", value=1, label="1"),
         began=0.0,
         duration=100.0,
         requests=[
@@ -167,22 +167,20 @@ def test_gaps_between_events_of_several_tokens_are_not_compared() -> None:
     result = compare(first, second)
     assert verdicts(result, "itl") == set()
     assert verdicts(result, "tpot") == {"same"}
-    assert result.notes == [
-        "several tokens came in an event in the second run: ITL is not compared, TPOT is"
-    ]
+    assert result.notes == ["events of the second run have several tokens: ITL is not compared"]
 
 
-def test_what_differs_is_told() -> None:
+def test_differences_of_the_runs_are_noted() -> None:
     first = load(Server(), (1,))
     second = saved(
-        [dataclasses.replace(Server()).answer(sweeps.client_step(1, BOUNDS))],
+        [dataclasses.replace(Server()).answer(plan.client_step(1, BOUNDS))],
         machine={"processor": "another", "cores": 2},
         workload={"load": "concurrency", "seed": 1},
     )
-    slow = msgspec.structs.replace(second.steps[0], client=Client(behind=True))
+    slow = msgspec.structs.replace(second.steps[0], client=ClientHealth(behind=True))
     second = msgspec.structs.replace(second, steps=[slow])
     assert differences(first, second) == [
         "the workload differs: seed 0 and 1",
         "the machine differs: processor 'a processor' and 'another'",
-        "the load generator was the limit in a step of the second run",
+        "the load generator was the bottleneck in a step of the second run",
     ]

@@ -8,22 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.bench.results.simulation import request
-from tgi_cli.bench.records import BatchRecord, RequestRecord
-from tgi_cli.bench.statistics import (
+from tgi_cli.bench.events import BatchRecord, BenchRequestRecord
+from tgi_cli.bench.statistics.observations import (
     LATENCIES,
     METRICS,
     batch_values,
-    counted,
-    good,
-    observe,
-    parse_slo,
-    windows,
+    latencies_of,
+    without_warmup,
 )
+from tgi_cli.bench.statistics.rates import meets_slo, parse_slo, windows
 
 
 def test_every_latency_of_one_request() -> None:
     # Due at 0, dispatched at 0.25, tokens at 1, 2 and 4, whole at 4.5.
-    observed = observe([request(late=0.25)])
+    observed = latencies_of([request(late=0.25)])
     found = {name: list(values) for name, (values, _) in observed.items()}
     assert found == {
         "late": [250.0],
@@ -40,7 +38,7 @@ def test_every_latency_of_one_request() -> None:
 def test_gaps_are_each_counted_and_not_a_mean_of_means() -> None:
     one = request(0, arrivals=(1.0, 1.1, 1.2, 1.3))  # three gaps of 0.1
     two = request(1, arrivals=(1.0, 2.0))  # one of 1.0
-    values, clusters = observe([one, two])["itl"]
+    values, clusters = latencies_of([one, two])["itl"]
     assert values == pytest.approx([100, 100, 100, 1000])
     assert list(clusters) == [0, 0, 0, 1]
     assert values.mean() == pytest.approx(325)
@@ -48,29 +46,29 @@ def test_gaps_are_each_counted_and_not_a_mean_of_means() -> None:
 
 def test_an_event_of_several_tokens_ends_one_gap() -> None:
     # One token, then three in one event two seconds later, then two one second later.
-    observed = observe([request(arrivals=(1.0, 3.0, 4.0), counts=(1, 3, 2))])
+    observed = latencies_of([request(arrivals=(1.0, 3.0, 4.0), counts=(1, 3, 2))])
     assert list(observed["itl"].values) == [2000.0, 1000.0]
     assert observed["tpot"].values == pytest.approx([3000 / 5])
 
 
-def test_the_tokens_of_the_first_event_took_no_decoding() -> None:
-    assert observe([request(arrivals=(1.0, 3.0), counts=(4, 2))])["tpot"].values == [1000.0]
+def test_tokens_of_the_first_event_do_not_count_for_tpot() -> None:
+    assert latencies_of([request(arrivals=(1.0, 3.0), counts=(4, 2))])["tpot"].values == [1000.0]
 
 
 def test_the_server_s_count_goes_before_the_events() -> None:
     # Three events; the server says seven tokens: six after the first.
     many = request(arrivals=(1.0, 2.0, 4.0), output_tokens=7)
-    assert observe([many])["tpot"].values == pytest.approx([500.0])
+    assert latencies_of([many])["tpot"].values == pytest.approx([500.0])
     unknown = request(arrivals=(1.0, 2.0, 4.0), output_tokens=3, counted_by="events")
-    assert observe([unknown])["tpot"].values == pytest.approx([1500.0])
+    assert latencies_of([unknown])["tpot"].values == pytest.approx([1500.0])
 
 
 @pytest.mark.parametrize(
     ("arrivals", "missing"),
     [((1.0,), {"itl", "tpot"}), ((), {"itl", "tpot", "ttft", "ttft_scheduled"})],
 )
-def test_what_did_not_happen_has_no_value(arrivals: tuple[float, ...], missing: set[str]) -> None:
-    observed = observe([request(arrivals=arrivals)])
+def test_missing_events_have_no_values(arrivals: tuple[float, ...], missing: set[str]) -> None:
+    observed = latencies_of([request(arrivals=arrivals)])
     assert {name for name, (values, _) in observed.items() if not values.size} == missing
 
 
@@ -80,8 +78,8 @@ def test_warmups_and_failures_have_no_latency() -> None:
         request(1, error="timeout"),
         request(2),
     ]
-    assert [record.index for record in counted(records)] == [1, 2]
-    assert list(observe(records)["ttft"].values) == [1000.0]
+    assert [record.index for record in without_warmup(records)] == [1, 2]
+    assert list(latencies_of(records)["ttft"].values) == [1000.0]
 
 
 def test_batches_as_text_generation_benchmark_defines_them() -> None:
@@ -115,7 +113,7 @@ def test_a_decode_length_of_one_decodes_nothing() -> None:
     assert not found["decode_throughput"].size
 
 
-def test_rates_sum_up_to_what_was_done() -> None:
+def test_rates_sum_up_to_the_totals() -> None:
     records = [
         request(0, arrivals=(1.0, 2.0), output_tokens=6),  # 6 tokens, whole at 2.5
         request(1, at=1.0, arrivals=(6.0, 8.0), counts=(1, 2)),  # 3 tokens, whole at 8.5
@@ -140,7 +138,7 @@ def test_rates_sum_up_to_what_was_done() -> None:
 def test_no_token_is_lost_in_the_slices(
     drawn: list[tuple[float, list[float]]], slices: int
 ) -> None:
-    records: list[RequestRecord] = []
+    records: list[BenchRequestRecord] = []
     for index, (start, gaps) in enumerate(drawn):
         arrivals = tuple(float(time) for time in start + np.cumsum(gaps))
         records.append(request(index, at=start, arrivals=arrivals))
@@ -155,16 +153,16 @@ def test_no_token_is_lost_in_the_slices(
 def test_a_request_is_good_if_it_meets_every_limit() -> None:
     # Tokens at 1, 2 and 4 s, whole at 4.5: TTFT 1000, TPOT 1500, longest gap 2000, E2E 4500.
     records = [request(), request(error="timeout"), request(arrivals=(1.0,)), request(arrivals=())]
-    assert list(good(records, {"ttft": 1000})) == [True, False, True, False]
-    assert list(good(records, {"tpot": 1499})) == [False, False, True, True]
-    assert list(good(records, {"itl": 2000, "e2e": 4500})) == [True, False, True, True]
-    assert list(good(records, {"itl": 1999})) == [False, False, True, True]
+    assert list(meets_slo(records, {"ttft": 1000})) == [True, False, True, False]
+    assert list(meets_slo(records, {"tpot": 1499})) == [False, False, True, True]
+    assert list(meets_slo(records, {"itl": 2000, "e2e": 4500})) == [True, False, True, True]
+    assert list(meets_slo(records, {"itl": 1999})) == [False, False, True, True]
 
 
 def test_limits_count_from_when_a_request_was_due() -> None:
     waited = request(late=0.9)
-    assert observe([waited])["ttft"].values == pytest.approx([100.0])
-    assert not good([waited], {"ttft": 500})[0]
+    assert latencies_of([waited])["ttft"].values == pytest.approx([100.0])
+    assert not meets_slo([waited], {"ttft": 500})[0]
 
 
 def test_limits_as_text() -> None:

@@ -10,18 +10,31 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, request, saved
-from tgi_cli.bench import sweeps
+from tgi_cli.bench import plan
 from tgi_cli.bench.compare import compare
-from tgi_cli.bench.records import BatchRecord, Client, Run, Step, StepRecord, Target
+from tgi_cli.bench.events import (
+    BatchRecord,
+    BenchRun,
+    BenchStep,
+    BenchTarget,
+    ClientHealth,
+    StepRecord,
+)
+from tgi_cli.bench.plan import StepBounds
 from tgi_cli.bench.reports import comparison, html, markdown, tgi_tables
-from tgi_cli.bench.reports.svg import Chart, Scale, number
-from tgi_cli.bench.reports.tables import table
-from tgi_cli.bench.sweeps import Bounds
+from tgi_cli.bench.reports.charts import (
+    AxisScale,
+    ChartLine,
+    ChartPoint,
+    LineChart,
+    format_tick,
+)
+from tgi_cli.bench.reports.markdown import table
 
-BOUNDS = Bounds(seconds=20)
+BOUNDS = StepBounds(seconds=20)
 
 
-def batches() -> Run:
+def batches() -> BenchRun:
     steps = []
     for size in (1, 32):
         runs = [
@@ -35,7 +48,7 @@ def batches() -> Run:
             )
             for prefill in (99, 10, 10, 16)
         ]
-        step = Step(kind="batch", value=size, label=str(size), warmup=1, requests=4)
+        step = BenchStep(kind="batch", value=size, label=str(size), warmup=1, requests=4)
         steps.append(StepRecord(step=step, began=0, duration=1, batches=runs))
     workload = {
         "load": "batch",
@@ -50,15 +63,17 @@ def batches() -> Run:
     return saved(steps, workload=workload)
 
 
-def loads() -> Run:
+def loads() -> BenchRun:
     server = Server()
-    steps = [server.answer(sweeps.client_step(count, BOUNDS)) for count in (1, 4, 16)]
+    steps = [server.answer(plan.client_step(count, BOUNDS)) for count in (1, 4, 16)]
     broken = msgspec.structs.replace(
         steps[2],
         requests=[*steps[2].requests, request(999, error="http 500", detail="<b>boom</b> | & so")],
-        client=Client(behind=True, reason="its core was busy"),
+        client=ClientHealth(behind=True, reason="its core was busy"),
     )
-    target = Target(kind="tgi", address="http://h:1", model="m/<script>x</script>", info={"a": 1})
+    target = BenchTarget(
+        kind="tgi", address="http://h:1", model="m/<script>x</script>", info={"a": 1}
+    )
     return saved([*steps[:2], broken], target=target, slo={"ttft": 100.0}, notes=["a note"])
 
 
@@ -120,8 +135,8 @@ def test_a_load_as_markdown() -> None:
     assert "- 16 clients: its core was busy" in lines
 
 
-def test_of_nothing() -> None:
-    assert markdown(saved([])) == "no step of the run left any figures\n"
+def test_a_run_without_steps_is_reported() -> None:
+    assert markdown(saved([])) == "no step of the run has any metrics\n"
     assert "</html>" in html(saved([]))
 
 
@@ -152,7 +167,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("run", [batches(), loads()], ids=["batches", "loads"])
-def test_the_page_is_whole_and_stands_alone(run: Run) -> None:
+def test_the_page_is_valid_and_self_contained(run: BenchRun) -> None:
     text = html(run)
     page = Page(text)
     assert page.open == []
@@ -181,7 +196,7 @@ def test_the_page_has_figures_errors_and_the_machine() -> None:
 
 def test_long_runs_stay_bounded() -> None:
     server = Server()
-    few = server.answer(sweeps.client_step(16, Bounds(requests=700, warmups=0)))
+    few = server.answer(plan.client_step(16, StepBounds(requests=700, warmups=0)))
     text = html(saved([few]))
     assert len(text) < 300_000
     assert "The first 120 of 700." in text
@@ -189,7 +204,7 @@ def test_long_runs_stay_bounded() -> None:
 
 def test_a_comparison_as_markdown() -> None:
     server, slow = Server(), Server(slowed=1.2, seed=1)
-    steps = [sweeps.client_step(count, BOUNDS) for count in (1, 4)]
+    steps = [plan.client_step(count, BOUNDS) for count in (1, 4)]
     first = saved([server.answer(step) for step in steps])
     second = saved([slow.answer(step) for step in steps[:1]], workload={"seed": 1})
     text = comparison(compare(first, second))
@@ -220,7 +235,7 @@ def test_a_comparison_as_markdown() -> None:
 def test_axes_have_round_numbers(
     low: float, high: float, log: bool, expected: list[float] | None
 ) -> None:
-    scale = Scale(low, high, 0, 100, log)
+    scale = AxisScale(low, high, 0, 100, log)
     ticks = scale.ticks()
     if expected is not None:
         assert ticks == pytest.approx(expected)
@@ -229,15 +244,14 @@ def test_axes_have_round_numbers(
 
 
 def test_numbers_on_axes_are_short() -> None:
-    assert [number(x) for x in (0, 0.25, 12, 1500, 2e6, 3e9)] == [
+    assert [format_tick(x) for x in (0, 0.25, 12, 1500, 2e6, 3e9)] == [
         "0", "0.25", "12", "1.5k", "2M", "3G",
     ]  # fmt: skip
 
 
 def test_a_chart_of_one_point_and_of_none() -> None:
-    empty = Chart("x", "y").render("empty")
-    one = Chart("x", "y", x_log=True, y_log=True)
-    one.point(5, 0, 0, "label <&>")
-    one.line([5], [0], 0)
-    for svg in (empty, one.render("one")):
-        ElementTree.fromstring(svg)
+    empty = LineChart("empty", "x", "y", [])
+    point = ChartPoint(5, 0, label="label <&>")
+    one = LineChart("one", "x", "y", [ChartLine([point])], x_log=True, y_log=True)
+    for chart in (empty, one):
+        ElementTree.fromstring(chart.svg())

@@ -12,23 +12,23 @@ import msgspec
 import pytest
 
 from tests.unit.bench.results.simulation import Server, saved
-from tgi_cli.bench import sweeps
-from tgi_cli.bench.plain import PlainScreen, title
-from tgi_cli.bench.records import (
+from tgi_cli.bench import plan
+from tgi_cli.bench.events import (
+    BenchRequest,
+    BenchRun,
+    BenchStep,
     Event,
-    Progress,
-    Request,
     RequestDone,
-    Run,
     RunEnded,
-    Step,
     StepEnded,
     StepFailed,
+    StepProgress,
     StepRecord,
     StepStarted,
 )
-from tgi_cli.bench.run import Runner, both
-from tgi_cli.bench.sweeps import Bounds, Plan
+from tgi_cli.bench.plan import BenchPlan, StepBounds
+from tgi_cli.bench.run import PlanRunner
+from tgi_cli.bench.text_output import TextReporter
 
 TARGET = saved([]).target
 
@@ -51,7 +51,7 @@ class FakeDriver:
         self._stop.set()
 
     async def drive(
-        self, step: Step, requests: Iterable[Request], index: int = 0, total: int = 0
+        self, step: BenchStep, requests: Iterable[BenchRequest], index: int = 0, total: int = 0
     ) -> AsyncGenerator[Event, None]:
         try:
             yield StepStarted(index, total, step)
@@ -59,7 +59,7 @@ class FakeDriver:
             record = self._record(step)
             for done in record.requests[:3]:
                 yield RequestDone(index, done)
-            yield Progress(index, 3, 0, 11.0, int(step.value), 0, 12.5)
+            yield StepProgress(index, 3, 0, 11.0, int(step.value), 0, 12.5)
             if self._how.get("hangs") == step.label:
                 self.hanging.set()
                 await self._stop.wait()
@@ -72,7 +72,7 @@ class FakeDriver:
         finally:
             self.closed += 1
 
-    def _record(self, step: Step) -> StepRecord:
+    def _record(self, step: BenchStep) -> StepRecord:
         record = self._server.answer(step)
         if self._how.get("gone") != step.label:
             return record
@@ -83,26 +83,26 @@ class FakeDriver:
         return msgspec.structs.replace(record, requests=failed)
 
 
-def requests(step: Step, index: int) -> Iterator[Request]:
+def requests(step: BenchStep, index: int) -> Iterator[BenchRequest]:
     number = 0
     while True:
-        yield Request(prompt=f"{step.label} {number}", prompt_tokens=1, max_tokens=1)
+        yield BenchRequest(prompt=f"{step.label} {number}", prompt_tokens=1, max_tokens=1)
         number += 1
 
 
-def plan() -> Plan:
-    return sweeps.clients([1, 2, 3], Bounds(requests=5, warmups=0))
+def three_steps() -> BenchPlan:
+    return plan.clients([1, 2, 3], StepBounds(requests=5, warmups=0))
 
 
-def runner(driver: FakeDriver, plan: Plan) -> Runner:
-    return Runner(plan, TARGET, driver, requests, {"slo": {"ttft": 100.0}, "notes": ["known"]})
+def runner(driver: FakeDriver, steps: BenchPlan) -> PlanRunner:
+    return PlanRunner(steps, TARGET, driver, requests, {"slo": {"ttft": 100.0}, "notes": ["known"]})
 
 
-async def test_all_steps_run_and_all_is_told() -> None:
+async def test_all_steps_run_and_report_their_events() -> None:
     driver = FakeDriver()
     driver.notes.append("the server says no usage")
     events: list[Event] = []
-    run = await runner(driver, plan()).run(events.append)
+    run = await runner(driver, three_steps()).run(events.append)
     assert [record.step.label for record in run.steps] == ["1", "2", "3"]
     assert run.notes == ["known", "the server says no usage"]
     assert run.slo == {"ttft": 100.0}
@@ -113,14 +113,14 @@ async def test_all_steps_run_and_all_is_told() -> None:
     assert [(event.index, event.total) for event in started] == [(0, 3), (1, 3), (2, 3)]
 
 
-async def test_a_search_is_told_what_it_found() -> None:
+async def test_a_search_receives_its_records() -> None:
     driver = FakeDriver(Server(places=2))
-    run = await runner(driver, sweeps.to_saturation(Bounds(seconds=20))).run(lambda event: None)
+    run = await runner(driver, plan.to_saturation(StepBounds(seconds=20))).run(lambda event: None)
     assert run.notes[1].startswith("knee at 2 clients")
 
 
 async def test_a_step_that_fails_does_not_end_the_run() -> None:
-    run = await runner(FakeDriver(fails="2"), plan()).run(lambda event: None)
+    run = await runner(FakeDriver(fails="2"), three_steps()).run(lambda event: None)
     assert len(run.steps) == 3
 
 
@@ -128,17 +128,17 @@ async def test_a_step_that_fails_does_not_end_the_run() -> None:
     ("how", "note"),
     [
         ({"dies": "2"}, "the run ended at concurrency 2: the load generator died"),
-        ({"gone": "2"}, "the run ended at concurrency 2: nothing answers there"),
+        ({"gone": "2"}, "the run ended at concurrency 2: the target accepts no connections"),
     ],
 )
-async def test_what_ends_a_run_is_noted(how: dict[str, str], note: str) -> None:
-    run = await runner(FakeDriver(**how), plan()).run(lambda event: None)
+async def test_the_reason_of_an_early_end_is_noted(how: dict[str, str], note: str) -> None:
+    run = await runner(FakeDriver(**how), three_steps()).run(lambda event: None)
     assert [record.step.label for record in run.steps] == ["1", "2"]
     assert run.notes == ["known", note]
 
 
-async def test_stopping_keeps_what_there_is() -> None:
-    made = runner(FakeDriver(hangs="2"), plan())
+async def test_stopping_keeps_completed_steps() -> None:
+    made = runner(FakeDriver(hangs="2"), three_steps())
     task = asyncio.create_task(made.run(lambda event: None))
     await asyncio.sleep(0)
     while not task.done():
@@ -152,7 +152,7 @@ async def test_stopping_keeps_what_there_is() -> None:
 async def test_cancelling_tells_the_run_and_closes_the_step() -> None:
     driver = FakeDriver(hangs="2")
     events: list[Event] = []
-    task = asyncio.create_task(runner(driver, plan()).run(events.append))
+    task = asyncio.create_task(runner(driver, three_steps()).run(events.append))
     async with asyncio.timeout(10):
         await driver.hanging.wait()
     task.cancel()
@@ -166,19 +166,12 @@ async def test_cancelling_tells_the_run_and_closes_the_step() -> None:
     assert driver.closed == 2
 
 
-def test_several_can_listen() -> None:
-    heard: list[tuple[int, Event]] = []
-    event = StepFailed(0, "why")
-    both(lambda e: heard.append((1, e)), None, lambda e: heard.append((2, e)))(event)
-    assert heard == [(1, event), (2, event)]
-
-
-async def test_the_plain_screen_writes_a_line_for_each_step() -> None:
+async def test_text_output_has_a_line_per_step() -> None:
     out = io.StringIO()
-    run = await runner(FakeDriver(fails="2"), plan()).run(PlainScreen(out, {"ttft": 100.0}))
+    run = await runner(FakeDriver(fails="2"), three_steps()).run(TextReporter(out, {"ttft": 100.0}))
     lines = out.getvalue().splitlines()
     assert lines[0] == "[1/3] 1 client: 11 s, 3 done, 1 in flight, 12.5 tokens/s"
-    assert lines[1].startswith("[1/3] 1 client: 5 answers, TTFT ")
+    assert lines[1].startswith("[1/3] 1 client: 5 responses, TTFT ")
     assert "100.0% within limits" in lines[1]
     assert "[2/3] 2 clients: error: the shard said no (look)" in lines
     assert lines[-1] == "note: known"
@@ -187,17 +180,17 @@ async def test_the_plain_screen_writes_a_line_for_each_step() -> None:
 
 def test_batches_and_errors_in_the_plain_screen() -> None:
     out = io.StringIO()
-    screen = PlainScreen(out)
-    step = sweeps.batch_step(4, 10, 1)
+    screen = TextReporter(out)
+    step = plan.batch_step(4, 10, 1)
     screen(StepStarted(0, 0, step))
     screen(StepEnded(0, Server(spread=0).batch(step)))
-    gone = FakeDriver(gone="2")._record(sweeps.client_step(2, Bounds(requests=5, warmups=0)))
+    gone = FakeDriver(gone="2")._record(plan.client_step(2, StepBounds(requests=5, warmups=0)))
     screen(StepStarted(1, 0, gone.step))
     screen(StepEnded(1, gone))
     lines = out.getvalue().splitlines()
     assert lines[0] == (
         "[1] batch size 4: 10 runs, prefill 200.00 ms, 200.0 tokens/s, "
-        "decode 10.00 ms a token, 400.0 tokens/s"
+        "decode 10.00 ms per token, 400.0 tokens/s"
     )
     assert lines[1].endswith("errors: 5 connect")
     assert lines[2].strip() == "warning: every request failed: there are no latencies"
@@ -206,21 +199,21 @@ def test_batches_and_errors_in_the_plain_screen() -> None:
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (sweeps.batch_step(8, 1, 0), "batch size 8"),
-        (sweeps.client_step(1, Bounds()), "1 client"),
-        (sweeps.client_step(2, Bounds()), "2 clients"),
-        (sweeps.rate_step(2.5, Bounds()), "2.5 requests/s"),
-        (sweeps.rate_step(1, Bounds(), "1 to 9/s"), "1 to 9 requests/s"),
-        (sweeps.rate_step(1, Bounds(), "trace x2"), "trace x2"),
+        (plan.batch_step(8, 1, 0), "batch size 8"),
+        (plan.client_step(1, StepBounds()), "1 client"),
+        (plan.client_step(2, StepBounds()), "2 clients"),
+        (plan.rate_step(2.5, StepBounds()), "2.5 requests/s"),
+        (plan.rate_step(1, StepBounds(), "1 to 9/s"), "1 to 9 requests/s"),
+        (plan.rate_step(1, StepBounds(), "trace x2"), "trace x2"),
     ],
 )
-def test_titles(step: Step, said: str) -> None:
-    assert title(step) == said
+def test_titles(step: BenchStep, said: str) -> None:
+    assert step.title == said
 
 
-def test_a_run_begins_with_what_is_known() -> None:
-    begun = runner(FakeDriver(), plan()).begun
-    assert isinstance(begun, Run)
+def test_a_run_begins_with_its_known_fields() -> None:
+    begun = runner(FakeDriver(), three_steps()).begun
+    assert isinstance(begun, BenchRun)
     assert begun.steps == []
     assert begun.target == TARGET
     assert begun.tgi

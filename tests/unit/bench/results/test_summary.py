@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_cli.bench.statistics import PERCENTILES, histogram, summarize
-from tgi_cli.bench.statistics.bootstrap import (
+from tgi_cli.bench.statistics.summary import (
     BINS,
     FEWEST,
+    PERCENTILES,
     REPLICATES,
     draws,
+    histogram,
     interval,
     resampled,
+    summarize,
 )
 
 numbers = st.floats(0, 1e6, allow_subnormal=False)
@@ -31,7 +33,7 @@ def test_percentiles_are_numpy_s(values: list[float]) -> None:
     assert summary.intervals == {}
 
 
-def test_of_nothing_there_is_no_summary() -> None:
+def test_without_values_there_is_no_summary() -> None:
     assert summarize([]) is None
 
 
@@ -43,7 +45,7 @@ def test_by_hand() -> None:
 
 
 @given(st.lists(st.floats(1, 100), min_size=2, max_size=25), st.integers(0, 3))
-def test_weights_say_what_copies_would(values: list[float], seed: int) -> None:
+def test_weights_equal_copies(values: list[float], seed: int) -> None:
     array = np.asarray(values)
     weights = draws(len(array), seed)
     order = np.argsort(array, kind="stable")
@@ -119,7 +121,7 @@ def test_the_middle_of_the_replicates() -> None:
 
 
 @pytest.mark.parametrize(("clusters", "expected"), [(10, REPLICATES), (30_000, FEWEST)])
-def test_what_it_draws_is_bounded(clusters: int, expected: int) -> None:
+def test_the_number_of_draws_is_bounded(clusters: int, expected: int) -> None:
     weights = draws(clusters, 0)
     assert weights.shape == (expected, clusters)
     assert (weights.sum(axis=1) == clusters).all()

@@ -1,0 +1,84 @@
+"""The CPU's kernels against torch's operations, in bfloat16, for every built-in family.
+
+The oracle is our own model in float32, which other tests hold against transformers. Kernels round
+where torch's operations round, but add up in another order; with random weights that is as far
+from the oracle as torch's operations are, and no further.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.parity.cases import CASES
+from tests.parity.families import make_checkpoint, random_ids
+from tests.tools.paged_run import PagedRun
+from tgi_cli.kernels import cpp_library, without_cpp_kernels
+from tgi_cli.models import CausalLM, load_model, read_config
+
+LENGTHS = (150, 97, 33, 1)
+PIECES = (61, 1, 16, 30, 1, 1, 7, 40)
+
+BY_MODULES = {
+    # Experts are not among the operations of a program.
+    "deepseek_moe",
+}
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    if cpp_library() is None:
+        pytest.skip("the kernels are not compiled: there is no C++ compiler here")
+
+
+@pytest.fixture(scope="module", params=sorted(CASES))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(CASES[request.param], tmp_path_factory.mktemp(request.param))
+
+
+def load(path: Path, dtype: torch.dtype) -> CausalLM:
+    return load_model(read_config(path), dtype, torch.device("cpu"), max_positions=192)
+
+
+def logits_of(run: PagedRun) -> Tensor:
+    """Of a few texts, fed together in uneven pieces."""
+    texts = [random_ids(length, seed) for seed, length in enumerate(LENGTHS)]
+    got: list[list[Tensor]] = [[] for _ in texts]
+    done = [0] * len(texts)
+    turn = 0
+    while any(n < len(ids) for n, ids in zip(done, texts, strict=True)):
+        step = {}
+        for i, ids in enumerate(texts):
+            size = PIECES[turn % len(PIECES)]
+            turn += 1
+            if done[i] < len(ids):
+                step[str(i)] = ids[done[i] : done[i] + size]
+                done[i] += len(step[str(i)])
+        for name, logits in run.step(step).items():
+            got[int(name)].append(logits)
+    return torch.cat([logits for pieces in got for logits in pieces])
+
+
+def test_kernels_are_as_near_to_float32_as_torch_and_a_program_computes_what_modules_do(
+    checkpoint: Path,
+) -> None:
+    wanted = logits_of(PagedRun(load(checkpoint, torch.float32), torch.float32, "cpu"))
+    with without_cpp_kernels():
+        model = load(checkpoint, torch.bfloat16)
+        theirs = logits_of(PagedRun(model, torch.bfloat16, "cpu"))
+    model = load(checkpoint, torch.bfloat16)
+    heads = {spec.head_dim % 16 for spec in model.kv_specs}
+    backend = "native" if heads == {0} else "cpu"
+    run = PagedRun(model, torch.bfloat16, backend)
+    ours = logits_of(run)
+    spread = wanted.std()
+    off = (ours - wanted).pow(2).mean().sqrt() / spread
+    off_theirs = (theirs - wanted).pow(2).mean().sqrt() / spread
+    print(checkpoint.name, backend, run.program is not None, float(off), float(off_theirs))
+    assert off < 1.25 * off_theirs + 0.002
+    if run.program is not None:
+        eager = PagedRun(model, torch.bfloat16, backend, eager=True)
+        assert torch.equal(ours, logits_of(eager))

@@ -1,0 +1,61 @@
+"""A fake OpenTelemetry collector, which records the spans that it receives over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
+
+
+class Collector(services.TraceServiceServicer):
+    """Spans in the order they come, each with the resource that sent it."""
+
+    def __init__(self) -> None:
+        self.endpoint = ""
+        self._arrived: SimpleQueue[tuple[dict[str, Any], Any]] = SimpleQueue()
+
+    def Export(
+        self, request: messages.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> messages.ExportTraceServiceResponse:
+        for group in request.resource_spans:
+            resource = attributes(group.resource)
+            for scope in group.scope_spans:
+                for span in scope.spans:
+                    self._arrived.put((resource, span))
+        return messages.ExportTraceServiceResponse()
+
+    def take(self, count: int) -> list[tuple[dict[str, Any], Any]]:
+        """The next spans; waits for them."""
+        return [self._arrived.get(timeout=30) for _ in range(count)]
+
+
+def attributes(holder: Any) -> dict[str, Any]:
+    """The attributes of a span or a resource, as Python has them."""
+    found = {}
+    for entry in holder.attributes:
+        kind = entry.value.WhichOneof("value")
+        value = getattr(entry.value, kind)
+        if kind == "array_value":
+            value = [getattr(one, one.WhichOneof("value")) for one in value.values]
+        found[entry.key] = value
+    return found
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """A collector on a free port of this machine."""
+    collector = Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
+    services.add_TraceServiceServicer_to_server(collector, server)
+    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(None)

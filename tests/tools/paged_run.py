@@ -1,0 +1,159 @@
+"""Drives a model over a paged cache as a worker would, for tests of what lies below it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tgi_cli.attention import AttentionMetadata, create_attention
+from tgi_cli.models import CausalLM, load_model, read_config
+from tgi_cli.models.cpu_program import compile_program
+from tgi_cli.quantization import unquantized
+
+CPU = torch.device("cpu")
+NOWHERE = 2**31 - 1
+"""A block id that is out of range: to follow it is an error."""
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """The model of a checkpoint, on the CPU."""
+    return load_model(read_config(path), dtype, CPU)
+
+
+def expected(path: Path, ids: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """transformers' logits of a text, float32 [n, vocab]."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([ids])).logits[0]
+        return logits.float()
+
+
+def random_ids(count: int, seed: int) -> list[int]:
+    """Token ids of the tiny vocabulary."""
+    return random.Random(seed).choices(range(256), k=count)
+
+
+def kernels_add_up_rows_alike(dtype: torch.dtype) -> bool:
+    """Whether this processor's kernels have the property that the code above them keeps."""
+    query = torch.randn(1, 2, 64, 16).to(dtype)
+    keys, mask = torch.randn(1, 2, 512, 16).to(dtype), torch.zeros(64, 512).to(dtype)
+    mask[:, :48] = float("-inf")
+    mask[:, 100:] = float("-inf")
+
+    def attend(rows: int, first: int, end: int) -> Tensor:
+        seen = keys[:, :, first:end]
+        attended = scaled_dot_product_attention(
+            query[:, :, :rows], seen, seen, attn_mask=mask[:rows, first:end]
+        )
+        return attended[:, :, :4]
+
+    x, packed = (
+        torch.randn(64, 1536).to(dtype),
+        unquantized.pack_onednn(torch.randn(48, 1536).to(dtype)),
+    )
+    return (
+        packed is not None
+        and torch.equal(attend(4, 0, 112), attend(64, 0, 512))
+        and torch.equal(attend(4, 48, 112), attend(64, 0, 512))
+        and torch.equal(
+            unquantized.onednn_linear(x[:2], packed, None),
+            unquantized.onednn_linear(x, packed, None)[:2],
+        )
+    )
+
+
+def make_metadata(
+    tables: list[list[int]], query_lens: list[int], kv_lens: list[int], block_size: int
+) -> AttentionMetadata:
+    """Metadata of a step; unused places of the block table hold an id that is out of range."""
+    width = max(map(len, tables)) + 1
+    padded = [table + [NOWHERE] * (width - len(table)) for table in tables]
+    slots = [
+        table[position // block_size] * block_size + position % block_size
+        for table, query_len, kv_len in zip(tables, query_lens, kv_lens, strict=True)
+        for position in range(kv_len - query_len, kv_len)
+    ]
+    decodes = 0
+    while decodes < len(query_lens) and query_lens[decodes] == 1:
+        decodes += 1
+    return AttentionMetadata(
+        query_start_loc=torch.tensor([0, *query_lens]).cumsum(0).int(),
+        kv_lens=torch.tensor(kv_lens, dtype=torch.int32),
+        block_table=torch.tensor(padded, dtype=torch.int32),
+        slot_mapping=torch.tensor(slots),
+        query_lens_host=query_lens,
+        kv_lens_host=kv_lens,
+        num_decodes=decodes,
+    )
+
+
+class PagedRun:
+    """Token sequences over one model; blocks are handed out in random order.
+
+    A model that compiles to a program runs as one, unless ``eager``.
+    Blocks behind the model's window are taken back at once, as an engine may do.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        dtype: torch.dtype,
+        backend: str | None,
+        block_size: int = 16,
+        cache_dtype: torch.dtype | None = None,
+        eager: bool = False,
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.attention = create_attention(
+            backend, model.kv_specs, block_size, dtype, CPU, cache_dtype
+        )
+        self.program = None if eager else compile_program(model, self.attention)
+        self.attention.allocate(512)
+        for cache in (*self.attention.key_cache, *self.attention.value_cache):
+            cache.fill_(float("nan"))  # nothing that was not written may be read
+        self._free = random.Random(0).sample(range(512), 512)
+        self._tables: dict[str, list[int]] = {}
+        self._lens: dict[str, int] = {}
+
+    def step(self, tokens: dict[str, list[int]]) -> dict[str, Tensor]:
+        """Append tokens to sequences in one forward pass; float32 logits [n, vocab] of each."""
+        order = sorted(tokens, key=lambda name: len(tokens[name]) != 1)
+        for name in order:
+            table = self._tables.setdefault(name, [])
+            self._lens[name] = self._lens.get(name, 0) + len(tokens[name])
+            while len(table) * self.block_size < self._lens[name]:
+                table.append(self._free.pop())
+        query_lens = [len(tokens[name]) for name in order]
+        kv_lens = [self._lens[name] for name in order]
+        ids = torch.tensor([token for name in order for token in tokens[name]])
+        positions = torch.tensor(
+            [p for q, k in zip(query_lens, kv_lens, strict=True) for p in range(k - q, k)]
+        )
+        metadata = make_metadata(
+            [self._tables[name] for name in order], query_lens, kv_lens, self.block_size
+        )
+        with torch.inference_mode():
+            self.attention.plan(metadata)
+            hidden = (self.program or self.model).forward(ids, positions, self.attention)
+            logits = self.model.logits(hidden)
+        for name in order:
+            self._leave_behind(name)
+        return dict(zip(order, torch.split(logits, query_lens), strict=True))
+
+    def _leave_behind(self, name: str) -> None:
+        window, table = self.model.kv_window, self._tables[name]
+        if window is None:
+            return
+        for index in range(max(0, self._lens[name] - window + 1) // self.block_size):
+            if table[index] != NOWHERE:
+                for cache in (*self.attention.key_cache, *self.attention.value_cache):
+                    cache[table[index]].fill_(float("nan"))  # what its next owner may write
+                self._free.insert(0, table[index])
+                table[index] = NOWHERE

@@ -1,0 +1,112 @@
+import httpx
+
+from tgi_cli.bench.dashboard.poller import ServerPoller, read
+
+TGI = """\
+# HELP tgi_queue_size Requests that wait in the engine.
+# TYPE tgi_queue_size gauge
+tgi_queue_size {queue}
+tgi_batch_current_size 3
+tgi_kv_cache_usage_ratio 0.25
+tgi_prefix_cache_query_tokens_total {looked_up}
+tgi_prefix_cache_hit_tokens_total {hits}
+tgi_request_time_to_first_token_seconds_count {first}
+tgi_request_inter_token_seconds_count {later}
+tgi_engine_prompt_tokens_total{{}} 0
+tgi_batch_inference_count{{method="prefill"}} 4
+"""
+
+
+class Server:
+    """Answers with one text after the other; None is no answer."""
+
+    def __init__(self, *answers: str | int | None) -> None:
+        self.answers = list(answers)
+        self.now = 100.0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/metrics"
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise httpx.ConnectError("connection refused")
+        if isinstance(answer, int):
+            return httpx.Response(answer)
+        return httpx.Response(200, text=answer)
+
+    def clock(self) -> float:
+        self.now += 2.0
+        return self.now
+
+
+def poller(server: Server, url: str = "http://server:3000") -> ServerPoller:
+    return ServerPoller(url, transport=httpx.MockTransport(server), clock=server.clock)
+
+
+async def test_rates_are_of_the_time_between_two_answers() -> None:
+    server = Server(
+        TGI.format(queue=0, looked_up=100, hits=0, first=10, later=90),
+        TGI.format(queue=7, looked_up=300, hits=150, first=20, later=180),
+    )
+    asked = poller(server, "http://server:3000/v1")
+    await asked.ask()
+    await asked.ask()
+    first, second = asked.history.samples
+    assert (first.queued, first.output, first.hits) == (0, None, None)
+    assert (second.queued, second.running, second.kv) == (7, 3, 0.25)
+    assert (second.output, second.hits, second.input) == (50.0, 0.75, 0.0)
+    await asked.close()
+
+
+async def test_a_server_that_goes_and_comes_back() -> None:
+    metrics = TGI.format(queue=0, looked_up=0, hits=0, first=1000, later=1000)
+    again = TGI.format(queue=0, looked_up=0, hits=0, first=4, later=0)
+    server = Server(metrics, None, 503, again, again)
+    asked = poller(server)
+    await asked.ask()
+    await asked.ask()
+    assert asked.history.error == "connection refused"
+    since = asked.history.since
+    await asked.ask()
+    assert (asked.history.error, asked.history.since) == ("HTTP 503", since)
+    await asked.ask()
+    assert asked.history.error == ""
+    assert asked.history.samples[-1].output is None  # nothing to compare with yet
+    await asked.ask()
+    assert asked.history.samples[-1].output == 0.0
+    assert asked.history.version == 5
+
+
+async def test_a_counter_that_shrank_began_again() -> None:
+    before = TGI.format(queue=0, looked_up=0, hits=0, first=1000, later=1000)
+    server = Server(before, TGI.format(queue=0, looked_up=0, hits=0, first=4, later=6))
+    asked = poller(server)
+    await asked.ask()
+    await asked.ask()
+    assert asked.history.samples[-1].output == 5.0
+
+
+async def test_a_server_without_known_metrics_is_an_error() -> None:
+    asked = poller(Server("process_cpu_seconds_total 3\nnot a line\n", "<html>no</html>"))
+    for _ in range(2):
+        await asked.ask()
+        assert "no metrics" in asked.history.error
+
+
+async def test_an_invalid_address_is_an_error() -> None:
+    asked = ServerPoller("nonsense")
+    await asked.ask()
+    assert asked.history.error
+    await asked.close()
+
+
+def test_names_of_vllm_and_of_older_tgi() -> None:
+    vllm = read(
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0\n'
+        'vllm:num_requests_waiting{engine="1",model_name="m"} 3.0\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
+        'vllm:generation_tokens_total{engine="0"} 1e3\n'
+    )
+    assert (vllm["queued"], vllm["kv"], vllm["output"]) == (5.0, 0.5, 1000.0)
+    assert vllm["running"] is None
+    older = read("tgi_queue_size 1\ntgi_request_generated_tokens_sum 77\n")
+    assert (older["queued"], older["output"], older["kv"]) == (1.0, 77.0, None)

@@ -1,0 +1,109 @@
+"""All metrics of a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.bench.results.simulation import Server, request
+from tgi_cli.bench.events import BenchStep, ClientHealth, StepRecord
+from tgi_cli.bench.plan import StepBounds, client_step, rate_step
+from tgi_cli.bench.statistics.metrics import step_metrics
+
+STEP = BenchStep(kind="concurrency", value=2, label="2")
+
+
+def record(*requests: object, **fields: object) -> StepRecord:
+    about = {"began": 0.0, "duration": 10.0, **fields}
+    return StepRecord(step=STEP, requests=list(requests), **about)  # type: ignore[arg-type]
+
+
+def test_by_hand() -> None:
+    metrics = step_metrics(
+        record(
+            request(0),
+            request(1, arrivals=(1.0, 3.0), counts=(1, 3)),
+            request(2, error="http 429"),
+            request(3, error="http 429"),
+            request(4, error="timeout"),
+            request(5, warmup=True),
+        ),
+        {"ttft": 2000, "tpot": 1000},
+    )
+    assert (metrics.requests, metrics.succeeded, metrics.failed) == (5, 2, 3)
+    assert metrics.errors == {"http 429": 2, "timeout": 1}
+    assert (metrics.input_tokens, metrics.output_tokens) == (20, 7)
+    assert metrics.rates["requests_per_second"] == pytest.approx(0.2)
+    assert metrics.rates["output_tokens_per_second"] == pytest.approx(0.7)
+    assert metrics.rates["total_tokens_per_second"] == pytest.approx(2.7)
+    assert metrics.rates["goodput"] == pytest.approx(0.1), "the second alone has a TPOT below 1 s"
+    assert metrics.attainment == pytest.approx(1 / 5)
+    assert metrics.tokens_per_event == pytest.approx(7 / 5)
+    assert metrics.concurrency == pytest.approx((4.5 + 3.5 + 3 * 4.5) / 10)
+    assert metrics.latencies["ttft"].count == 2
+    assert metrics.counted_by == {"usage": 2}
+
+
+def test_without_limits_there_is_no_goodput() -> None:
+    metrics = step_metrics(record(request(0)))
+    assert metrics.attainment is None
+    assert "goodput" not in metrics.rates
+
+
+def test_the_rates_have_intervals_around_them() -> None:
+    metrics = step_metrics(Server().answer(client_step(4, StepBounds(seconds=20))))
+    for name, value in metrics.rates.items():
+        low, high = metrics.rate_intervals[name]
+        assert low < value < high
+        assert high - low < value
+    bare = step_metrics(Server().answer(client_step(4, StepBounds(seconds=20))), intervals=False)
+    assert bare.rate_intervals == {}
+    assert bare.rates == metrics.rates
+    assert bare.latencies["itl"].intervals == {}
+
+
+def test_as_many_are_in_flight_as_there_are_clients() -> None:
+    metrics = step_metrics(Server(places=4).answer(client_step(8, StepBounds(seconds=40))))
+    assert metrics.concurrency == pytest.approx(8, rel=0.05)
+
+
+def test_a_queue_is_seen_by_who_was_due() -> None:
+    server = Server(places=1)
+    late = server.answer(rate_step(server.capacity * 2, StepBounds(requests=50)))
+    metrics = step_metrics(late)
+    assert metrics.latencies["ttft_scheduled"].p99 > 10 * server.prefill * 1000
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (record(request(0)), "1 requests: p95 and above are little more than the maximum"),
+        (record(request(0, error="connect")), "every request failed: there are no latencies"),
+        (
+            record(*(request(n) for n in range(99)), request(99, error="connect")),
+            "1 of 100 requests failed (1.0%)",
+        ),
+        (
+            record(request(0), client=ClientHealth(behind=True, reason="it took all of a core")),
+            "it took all of a core",
+        ),
+        (
+            record(request(0, counted_by="events")),
+            "the server reports no token counts: events are counted",
+        ),
+        (
+            record(request(0, output_tokens=6)),
+            "2.00 tokens per event: gaps are between events",
+        ),
+        (record(request(0), stopped="the user stopped it"), "the user stopped it"),
+    ],
+)
+def test_it_warns(made: StepRecord, said: str) -> None:
+    assert said in step_metrics(made).warnings
+
+
+def test_nothing_at_all() -> None:
+    metrics = step_metrics(record())
+    assert (metrics.requests, metrics.rates, metrics.latencies) == (0, {}, {})
+    assert metrics.runs == 0
+    metrics = step_metrics(record(duration=0.0))
+    assert metrics.concurrency == 0.0

@@ -1,0 +1,96 @@
+"""What the engine's measurements add up to, and that they survive the wire."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram, StageTimer
+from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.rpc import codec
+from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.sampling.params import SamplingParams
+
+NEW_ROW = NewRow(0, 1, [1], 1, [0], SamplingParams())
+PREFILL = Step(1, new=[NEW_ROW] * 2, rows=[0, 1], counts=[20, 10])
+MIXED = Step(2, new=[NEW_ROW], rows=[0, 1, 2], counts=[1, 1, 8], num_decodes=2)
+DECODE = Step(3, rows=[0, 1, 2], counts=[1, 1, 1], num_decodes=3)
+
+
+def test_steps_are_counted_by_what_they_do() -> None:
+    metrics = EngineMetrics()
+    metrics.step_launched(PREFILL, "", 0)
+    metrics.step_launched(MIXED, "chunking", 0)
+    metrics.step_launched(DECODE, "", 0)
+    assert metrics.counts["launched", "prefill"] == 2
+    assert metrics.counts["launched", "decode"] == 1
+    joined = {label: count for (name, label), count in metrics.counts.items() if name == "joined"}
+    assert joined == {"backpressure": 0, "wait_exceeded": 0, "chunking": 1}
+    sizes = metrics.histograms["next_size", ""]
+    assert (sizes.counts[:3], sizes.sum) == ([1, 1, 0], 3)
+    skipped = metrics.histograms["skipped_tokens", ""]
+    assert (skipped.counts[0], skipped.sum) == (5, 0)
+
+
+def test_a_steps_stages_are_timed_and_a_failed_step_has_no_durations() -> None:
+    metrics = EngineMetrics()
+    timer = StageTimer(metrics)
+    timer.launch(PREFILL, time.perf_counter() - 0.25)
+    timer.arrive()
+    timer.update()
+    timer.end()
+    timer.launch(DECODE, time.perf_counter())
+    timer.fail()
+    histograms = metrics.histograms
+    assert 0.25 <= histograms["schedule", "prefill"].sum < 5
+    assert histograms["schedule", "join"].sum == histograms["schedule", "prefill"].sum
+    parts = ("schedule", "forward", "update", "send")
+    total = sum(histograms[stage, "prefill"].sum for stage in parts)
+    assert histograms["total", "prefill"].sum == pytest.approx(total)
+    assert sum(histograms["total", "decode"].counts) == 0
+    assert metrics.counts["failed", "decode"] == 1
+
+
+def test_the_queues_age_grows_while_requests_wait() -> None:
+    metrics = EngineMetrics()
+    assert metrics.queue_seconds == 0
+    metrics.step_launched(DECODE, "", time.monotonic_ns() - 5_000_000_000)
+    assert metrics.queue_seconds == 0
+    metrics.load = EngineLoad(queued=1)
+    first = metrics.queue_seconds
+    assert 5 <= first < 60
+    assert metrics.queue_seconds > first
+    metrics.step_launched(DECODE, "", 0)
+    assert metrics.queue_seconds == 0
+
+
+@given(st.builds(EngineLoad, *[st.integers(0, 2**64 - 1)] * 9), st.booleans())
+def test_metrics_survive_the_wire(load: EngineLoad, waiting: bool) -> None:
+    sent = EngineMetrics(load)
+    oldest_ns = time.monotonic_ns() - 3_000_000_000 if waiting else 0
+    sent.step_launched(PREFILL, "backpressure", oldest_ns)
+    sent.histograms["forward", "prefill"].observe(0.5)
+    data = codec.encode_metrics(sent).SerializeToString()
+    got = codec.decode_metrics(pb.MetricsResponse.FromString(data))
+    assert got.load == load
+    assert got.counts == sent.counts
+    assert got.queue_seconds == pytest.approx(sent.queue_seconds, abs=2)
+    assert got.histograms.keys() == sent.histograms.keys()
+    for key, expected in sent.histograms.items():
+        found = got.histograms[key]
+        assert found.bounds == expected.bounds
+        assert (found.counts, found.sum) == (expected.counts, expected.sum)
+
+
+@given(st.lists(st.floats(-1, 10)))
+def test_a_histogram_counts_as_prometheus_does(values: list[float]) -> None:
+    bounds = (0.5, 1.0, 4.0)
+    histogram = Histogram(bounds)
+    for value in values:
+        histogram.observe(value)
+    for index, bound in enumerate(bounds):
+        assert sum(histogram.counts[: index + 1]) == sum(value <= bound for value in values)
+    assert sum(histogram.counts) == len(values)

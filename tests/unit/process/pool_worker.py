@@ -1,0 +1,42 @@
+"""A child for the tests of :mod:`tgi_cli.process.worker_pool`; its jobs are instructions."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from tgi_cli.process.pool_worker import serve
+
+
+def _begin(setup: Any) -> Any:
+    held: list[bytes] = []
+
+    def work(body: bytes) -> dict[str, Any]:
+        job = json.loads(body)
+        if "sleep" in job:
+            time.sleep(job["sleep"])
+        if "take" in job:
+            taken = b"x" * (job["take"] << 20)
+            del taken
+        if "hold" in job:
+            held.append(b"x" * (job["hold"] << 20))
+        if "loop" in job:
+            pieces = []
+            while True:
+                pieces.append("x" * 100)
+        if "signal" in job:
+            os.kill(os.getpid(), job["signal"])
+            time.sleep(60)
+        if "exit" in job:
+            os._exit(job["exit"])
+        if "raise" in job:
+            raise SystemExit(job["raise"])
+        return {"setup": setup, "pid": os.getpid(), "echo": job.get("echo")}
+
+    return work
+
+
+if __name__ == "__main__":
+    serve(_begin)

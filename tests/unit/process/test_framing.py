@@ -1,0 +1,37 @@
+"""Messages between processes arrive whole, however their bytes are cut."""
+
+from __future__ import annotations
+
+import io
+import socket
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tgi_cli.process.framing import Channel, FrameDecoder, encode_frame, read_frame
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20), st.integers(1, 500))
+def test_messages_arrive_whole_however_they_are_cut(messages: list[bytes], size: int) -> None:
+    data = b"".join(map(encode_frame, messages))
+    decoder = FrameDecoder()
+    found = []
+    for start in range(0, len(data), size):
+        found += decoder.feed(data[start : start + size])
+    assert found == messages
+
+
+def test_a_stream_ends_with_its_last_whole_message() -> None:
+    stream = io.BytesIO(encode_frame(b"one") + encode_frame(b"") + encode_frame(b"three")[:-1])
+    assert [read_frame(stream) for _ in range(4)] == [b"one", b"", None, None]
+
+
+def test_a_channel_reports_the_end_of_the_other_side() -> None:
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    ours.send(b"hello")
+    assert theirs.receive() == b"hello"
+    ours.shut()
+    ours.shut()
+    assert theirs.receive() is None
+    ours.close()
+    theirs.close()

@@ -1,0 +1,294 @@
+"""Processes that may be killed: limits on their work, and causes of their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tgi_cli.process.worker_pool import LimitError, Limits, WorkerError, WorkerPool, WorkersBusy
+
+MODULE = "tests.unit.process.pool_worker"
+MakePool = Callable[..., WorkerPool]
+
+
+@pytest.fixture
+def make() -> Iterator[MakePool]:
+    pools: list[WorkerPool] = []
+
+    def make(**limits: Any) -> WorkerPool:
+        limits = {"processes": 1, "seconds": 30.0, "megabytes": 64, **limits}
+        pools.append(WorkerPool(MODULE, "setup", Limits(**limits), what="tested"))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def job(**asked: Any) -> bytes:
+    return json.dumps(asked).encode()
+
+
+def pids(pool: WorkerPool) -> list[int]:
+    return [child.pid for child in pool._all]
+
+
+def until(found: Callable[[], bool]) -> None:
+    latest = time.monotonic() + 30
+    while not found():
+        assert time.monotonic() < latest
+        time.sleep(0.005)
+
+
+def test_processes_start_on_demand_and_are_reused(make: MakePool) -> None:
+    pool = make()
+    assert pids(pool) == []
+    first = pool.run(job(echo="ü \ud800"))
+    assert first["echo"] == "ü \ud800"
+    assert first["setup"] == "setup"
+    assert pool.run(job())["pid"] == first["pid"]
+
+
+async def test_small_and_large_jobs_without_blocking(make: MakePool) -> None:
+    pool = make()
+    for text in ("x", "y" * 1_000_000):
+        for _ in range(2):
+            assert (await pool.run_async(job(echo=text)))["echo"] == text
+    assert len(pids(pool)) == 1
+
+
+def test_a_job_that_exceeds_its_time_is_killed(make: MakePool) -> None:
+    pool = make(seconds=0.3)
+    pid = pool.run(job())["pid"]
+    with pytest.raises(LimitError, match=r"^more than 0.3 s$"):
+        pool.run(job(sleep=60))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert pool.run(job())["pid"] != pid
+
+
+async def test_a_job_that_exceeds_its_time_is_killed_without_blocking(make: MakePool) -> None:
+    pool = make(seconds=0.3)
+    pid = (await pool.run_async(job()))["pid"]
+    asked = asyncio.ensure_future(pool.run_async(job(sleep=60)))
+    ticks = 0
+    while not asked.done():
+        await asyncio.sleep(0.01)
+        ticks += 1
+    with pytest.raises(LimitError, match=r"^more than 0.3 s$"):
+        await asked
+    assert ticks > 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limited by means of /proc")
+@pytest.mark.parametrize(
+    "asked", [{"take": 100}, {"loop": 1}, {"signal": signal.SIGABRT}, {"signal": signal.SIGSEGV}]
+)
+async def test_a_job_that_exceeds_its_memory_fails(make: MakePool, asked: Any) -> None:
+    """From a MemoryError, an abort of a library, or a stack that cannot grow."""
+    pool = make()
+    with pytest.raises(LimitError, match=r"^more than 64 MB of memory$"):
+        pool.run(job(**asked))
+    assert pool.run(job())["echo"] is None
+    with pytest.raises(LimitError, match=r"^more than 64 MB of memory$"):
+        await pool.run_async(job(**asked))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limited by means of /proc")
+def test_a_large_job_may_take_more(make: MakePool) -> None:
+    pool = make(bytes_per_byte=1000)
+    with pytest.raises(LimitError):
+        pool.run(job(take=100))
+    assert pool.run(job(take=100, echo="x" * 200_000))["pid"]
+    with pytest.raises(LimitError):
+        pool.run(job(take=100))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limited by means of /proc")
+def test_a_process_that_holds_memory_is_replaced(make: MakePool) -> None:
+    pool = make()
+    pid = pool.run(job(hold=40))["pid"]
+    assert pool.run(job())["pid"] != pid
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.parametrize("asked", [{"signal": signal.SIGKILL}, {"signal": signal.SIGTERM}])
+async def test_a_job_is_retried_once_when_its_process_is_killed(make: MakePool, asked: Any) -> None:
+    pool = make()
+    with pytest.raises(WorkerError, match="tested processes are being killed: by signal"):
+        pool.run(job(**asked))
+    pid = pool.run(job())["pid"]
+    with pytest.raises(WorkerError, match="being killed"):
+        await pool.run_async(job(**asked))
+    next_pid = pool.run(job())["pid"]
+    assert next_pid != pid
+
+
+@pytest.mark.parametrize("way", ["run", "run_async"])
+async def test_a_killed_process_does_not_fail_its_job(make: MakePool, way: str) -> None:
+    pool = make()
+    pid = pool.run(job())["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    body = job(echo="again")
+    asked: asyncio.Future[Any]
+    if way == "run":
+        asked = asyncio.ensure_future(asyncio.to_thread(pool.run, body))
+    else:
+        asked = asyncio.ensure_future(pool.run_async(body))
+    async with asyncio.timeout(30):
+        while True:
+            await asyncio.sleep(0.005)
+            if not pool._idle:
+                break
+    os.kill(pid, signal.SIGKILL)
+    answer = await asked
+    assert answer["echo"] == "again"
+    assert answer["pid"] != pid
+
+
+def test_a_process_that_died_while_idle_is_replaced(make: MakePool) -> None:
+    pool = make()
+    pid = pool.run(job())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert pool.run(job())["pid"] != pid
+
+
+def test_a_defect_is_an_answer_and_ends_the_process(
+    make: MakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = make()
+    pid = pool.run(job())["pid"]
+    assert pool.run(job(**{"raise": "x"}))["error"].startswith("the server failed")
+    assert "SystemExit: x" in caplog.text
+    assert pool.run(job())["pid"] != pid
+
+
+async def test_concurrent_jobs_are_limited_to_the_processes(make: MakePool) -> None:
+    pool = make(processes=2, wait_seconds=0.3)
+    await pool.run_async(job())
+    slow = [asyncio.ensure_future(pool.run_async(job(sleep=1.5))) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    until(lambda: len(pids(pool)) == 2)
+    late = await asyncio.gather(*(pool.run_async(job()) for _ in range(4)), return_exceptions=True)
+    assert [type(error) for error in late] == [WorkersBusy] * 4
+    assert len({answer["pid"] for answer in await asyncio.gather(*slow)}) == 2
+    assert (await pool.run_async(job()))["pid"] in pids(pool)
+
+
+async def test_large_jobs_leave_a_process_for_small_ones(make: MakePool) -> None:
+    pool = make(processes=2)
+    large = [
+        asyncio.ensure_future(pool.run_async(job(sleep=1.0, echo="x" * 100_000))) for _ in range(3)
+    ]
+    await asyncio.sleep(0.5)
+    assert (await pool.run_async(job()))["echo"] is None
+    assert not all(task.done() for task in large)
+    assert len(await asyncio.gather(*large)) == 3
+
+
+async def test_cancelled_jobs_leave_no_state(make: MakePool) -> None:
+    pool = make()
+    await pool.run_async(job())
+    asked = [asyncio.ensure_future(pool.run_async(job(sleep=0.2))) for _ in range(4)]
+    await asyncio.sleep(0.05)
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert (await pool.run_async(job()))["echo"] is None
+    assert (pool._waiting, pool._large, pool._starting) == (0, 0, 0)
+    assert len(pool._idle) == len(pids(pool)) == 1
+
+
+def test_an_unstartable_process_is_an_error(
+    make: MakePool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.executable", str(program))
+        pool = make()
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="no tested process can be started"):
+                pool.run(job())
+    assert pool.run(job())["pid"]
+
+
+def test_closing_ends_jobs_in_progress(make: MakePool) -> None:
+    pool = make()
+    pid = pool.run(job())["pid"]
+    raised: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            pool.run(job(sleep=60))
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    until(lambda: not pool._idle)
+    pool.close()
+    thread.join(30)
+    assert isinstance(raised[0], WorkerError)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(WorkerError, match="being ended"):
+        pool.run(job())
+
+
+def test_processes_end_with_the_pool() -> None:
+    pool = WorkerPool(MODULE, None, Limits(processes=1), what="tested")
+    pid = pool.run(job())["pid"]
+    del pool
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+ORPHANS = """
+import json, os, signal, sys, threading, time
+from tgi_cli.process.worker_pool import Limits, WorkerPool
+pool = WorkerPool("tests.unit.process.pool_worker", None, Limits(processes=2, seconds=1), what="x")
+print(pool.run(b"{}")["pid"], flush=True)
+threading.Thread(target=pool.run, args=(b'{"sleep": 100}',), daemon=True).start()
+while pool._idle:
+    time.sleep(0.01)
+if sys.argv[1] == "idle":
+    print(pool.run(b"{}")["pid"], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("state", ["busy", "idle"])
+def test_orphaned_processes_exit(state: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANS, state], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL
+    for pid in map(int, done.stdout.split()):
+        until(lambda pid=pid: not _runs(pid))
+
+
+def _runs(pid: int) -> bool:
+    """Not ended, nor waiting to be reaped."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        status = Path(f"/proc/{pid}/stat").read_text()
+        return status.rpartition(")")[2].split()[0] != "Z"
+    return False

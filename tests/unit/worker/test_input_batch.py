@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.worker.fakes import CPU, new_row, step_of
+from tgi_cli.engine.step import BlockAppend, TokenAppend
+from tgi_cli.worker.input_batch import InputBatch
+from tgi_cli.worker.upload import Uploader
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_only_differences_are_written_and_both_tables_agree(shared):
+    rows = InputBatch(4, 30, 4, CPU, Uploader(CPU, packed=not shared), shared=shared)
+    assert (rows.blocks.data_ptr() == rows.host_blocks.ctypes.data) == shared
+    rows.apply(step_of(new=[new_row(2, [7, 8, 9], [5, 6]), new_row(0, [1], [9])]))
+    rows.apply(step_of(appended=[BlockAppend(2, 2, [1, 3]), BlockAppend(0, 1, [4])]))
+    rows.apply(step_of(freed=[0], new=[new_row(0, [2, 2], [8])]))
+    assert rows.tokens[2, :3].tolist() == [7, 8, 9]
+    assert rows.tokens[0, :2].tolist() == [2, 2]
+    assert rows.host_blocks[2, :4].tolist() == [5, 6, 1, 3]
+    assert rows.host_blocks[0, 0] == 8
+    assert np.array_equal(rows.blocks.numpy(), rows.host_blocks)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_forced_tokens_are_written_at_their_positions(packed):
+    rows = InputBatch(3, 12, 4, CPU, Uploader(CPU, packed=packed))
+    rows.apply(step_of(new=[new_row(1, [7, 8, 9], [5])]))
+    rows.write(torch.tensor([rows.width + 3]), torch.tensor([99]))
+    given = [TokenAppend(1, 3, [10, 11])]
+    rows.apply(step_of(forced_tokens=given, new=[new_row(2, [1, 2], [6])]))
+    assert rows.tokens[1, :6].tolist() == [7, 8, 9, 10, 11, 0]
+    assert rows.tokens[2, :3].tolist() == [1, 2, 0]
+    rows.apply(step_of(forced_tokens=[TokenAppend(1, 5, [12])]))
+    assert rows.tokens[1, :7].tolist() == [7, 8, 9, 10, 11, 12, 0]
+
+
+def test_a_row_is_one_token_longer_than_the_context():
+    rows = InputBatch(2, 8, 4, CPU, Uploader(CPU))
+    rows.apply(step_of(new=[new_row(1, range(8), [0, 1])]))
+    assert rows.tokens.shape == (2, 9)
+    assert rows.tokens[1].tolist() == [*range(8), 0]

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.config.test_resolve import resolved
+from tgi_cli.config import EngineConfig
+from tgi_cli.errors import ExitCode, OutOfMemoryError
+from tgi_cli.worker.sizing.kv_cache import cache_budget, size_cache
+
+BLOCK_BYTES = 1 << 20
+CONFIG = replace(
+    resolved(dtype="float32"),
+    max_input_tokens=999,
+    max_total_tokens=1000,
+    max_batch_prefill_tokens=256,
+    max_batch_size=4,
+)
+PER_SEQUENCE = 63  # blocks of 16 tokens for 1000
+
+
+def size(affordable: int, config: EngineConfig = CONFIG, **said: Any) -> tuple[int, EngineConfig]:
+    explicit = tuple(name for name in said if name in ("max_input_tokens", "max_total_tokens"))
+    config = replace(config, **said, explicit_limits=explicit) if said else config
+    return size_cache(config, affordable * BLOCK_BYTES + 5, BLOCK_BYTES)
+
+
+def test_a_cpu_takes_what_all_rows_can_use_and_room_for_prefixes():
+    blocks, config = size(10_000)
+    assert blocks == int(4 * PER_SEQUENCE * 1.25)
+    assert config is CONFIG
+
+
+def test_a_gpu_takes_all_there_is():
+    assert size(10_000, replace(CONFIG, device="cuda"))[0] == 10_000
+
+
+@pytest.mark.parametrize("affordable", [PER_SEQUENCE, 100])
+def test_less_than_useful_is_enough_if_one_request_fits(affordable):
+    assert size(affordable) == (affordable, CONFIG)
+
+
+@pytest.mark.tgi_pain(8)
+def test_limits_that_were_left_open_are_lowered_to_what_fits():
+    blocks, config = size(10)
+    assert blocks == 10
+    assert (config.max_total_tokens, config.max_input_tokens) == (160, 159)
+    assert config == replace(CONFIG, max_total_tokens=160, max_input_tokens=159)
+    said = replace(CONFIG, max_input_tokens=100)
+    _, config = size(10, said, max_input_tokens=100)
+    assert (config.max_total_tokens, config.max_input_tokens) == (160, 100)
+
+
+def test_limits_that_the_user_set_are_not_lowered():
+    with pytest.raises(OutOfMemoryError, match=r"1000 tokens takes 63\.0 MiB, and 10\.0 MiB"):
+        size(10, max_total_tokens=1000)
+    with pytest.raises(OutOfMemoryError, match="201 tokens takes") as caught:
+        size(10, replace(CONFIG, max_input_tokens=200), max_input_tokens=200)
+    assert "--max-input-tokens" in caught.value.remedy
+    assert "160 tokens" in caught.value.remedy
+    assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
+
+
+def test_memory_for_less_than_one_block_is_an_error():
+    with pytest.raises(OutOfMemoryError, match=r"takes 1\.0 MiB, and 5 B are free") as caught:
+        size(0)
+    assert caught.value.remedy.startswith("free memory")
+
+
+def test_a_cache_that_the_user_sized_is_that_size():
+    asked = replace(CONFIG, max_batch_total_tokens=1001)
+    blocks, config = size(100, asked)
+    assert blocks == 63, "rounded up: 1001 tokens were promised"
+    assert config is asked
+
+
+def test_a_cache_that_the_user_sized_must_fit():
+    asked = replace(CONFIG, max_batch_total_tokens=4096)
+    with pytest.raises(OutOfMemoryError, match="--max-batch-total-tokens 4096") as caught:
+        size(100, asked, max_batch_total_tokens=4096)
+    assert "1600 tokens" in caught.value.remedy
+
+
+def test_the_budget_leaves_room():
+    gib = 1 << 30
+    open_size, asked = CONFIG, replace(CONFIG, max_batch_total_tokens=10_000)
+    assert cache_budget(open_size, 9 * gib, gib, 16 * gib) == 4 * gib
+    assert cache_budget(asked, 11 * gib, gib, 16 * gib) == 9 * gib
+    cuda = replace(CONFIG, device="cuda")
+    assert cache_budget(cuda, 60 * gib, gib, 80 * gib) == 55 * gib
+    assert cache_budget(cuda, gib, 2 * gib, 80 * gib) == 0
+
+
+def test_a_share_of_a_gpus_memory_is_left_to_others():
+    gpu = replace(CONFIG, device="cuda")
+    budget = cache_budget(gpu, 900, 100, 1000)
+    assert budget == 900 - 100 - 50
+    assert cache_budget(replace(gpu, cuda_memory_fraction=0.99), 900, 100, 1000) == budget
+    assert cache_budget(replace(gpu, cuda_memory_fraction=0.6), 900, 100, 1000) == 400
+    assert cache_budget(replace(gpu, cuda_memory_fraction=0.1), 900, 100, 1000) == 0

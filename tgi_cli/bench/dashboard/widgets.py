@@ -1,0 +1,293 @@
+"""The widgets of all views, and the lines of text around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Static
+
+from tgi_cli.bench.dashboard.formatting import error_style, step_color, warning_style
+from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle, StepState
+from tgi_cli.bench.dashboard.views import ViewState
+
+Draw = Callable[[int, int], Text]
+
+
+class DrawnText(Widget):
+    """Text drawn for the size of the widget, by ``draw(width, height)``."""
+
+    DEFAULT_CSS = "DrawnText { text-wrap: nowrap; text-overflow: clip; }"
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._draw: Draw = lambda width, height: Text()
+        self._key: object = None
+
+    def show(self, draw: Draw, key: object = None) -> None:
+        """Set the function that draws, unless ``key`` is given and unchanged."""
+        if key is None or key != self._key:
+            self._draw, self._key = draw, key
+            self.refresh()
+
+    def render(self) -> Text:
+        """Implement Textual's hook."""
+        size = self.content_size
+        return self._draw(size.width, size.height)
+
+
+class TextView(VerticalScroll):
+    """A text that scrolls."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._key: object = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(markup=False)
+
+    def show(self, key: object, draw: Callable[[], Text]) -> None:
+        """Draw the text, unless ``key`` is unchanged."""
+        if key != self._key:
+            self._key = key
+            self.query_one(Static).update(draw())
+
+
+class ProgressGauge(Widget):
+    """A progress bar with a name, and a count within the bar."""
+
+    DEFAULT_CSS = """
+    ProgressGauge { text-wrap: nowrap; text-overflow: clip; }
+    ProgressGauge > .gauge--done { background: $primary; color: auto; }
+    ProgressGauge > .gauge--bad { background: $error; color: auto; }
+    ProgressGauge > .gauge--left { background: $surface-lighten-2; color: auto; }
+    """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"gauge--done", "gauge--bad", "gauge--left"}
+
+    def __init__(self, name: str, *, id: str) -> None:
+        super().__init__(id=id)
+        self._label = name
+        self._share: float | None = 0.0
+        self._count = ""
+        self._bad = False
+
+    def show(self, share: float | None, count: str, *, bad: bool, label: str | None = None) -> None:
+        """Show the completed share, 0 to 1, or None if unknown; red if ``bad``."""
+        new = (label or self._label, share, count, bad)
+        if new != (self._label, self._share, self._count, self._bad):
+            self._label, self._share, self._count, self._bad = new
+            self.refresh()
+
+    def render(self) -> Text:
+        """Implement Textual's hook."""
+        width = self.content_size.width - cell_len(self._label) - 1
+        if width < 4:
+            return Text(self._label)
+        inside = Text(self._count[:width].center(width), no_wrap=True)
+        filled = round(width * (self._share or 0.0))
+        kind = "gauge--bad" if self._bad else "gauge--done"
+        inside.stylize(self.get_component_rich_style(kind), 0, filled)
+        inside.stylize(self.get_component_rich_style("gauge--left"), filled)
+        return Text.assemble(f"{self._label} ", inside, no_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A tab; ``bad`` if something in it failed."""
+
+    text: str
+    style: str = ""
+    bad: bool = False
+
+
+class TabRow(Widget):
+    """Tabs in one line, scrolled to the active one."""
+
+    DEFAULT_CSS = """
+    TabRow { height: 1; text-wrap: nowrap; text-overflow: clip; }
+    TabRow > .tab-row--bad { color: $text-error; text-style: bold; }
+    """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"tab-row--bad"}
+
+    @dataclass
+    class Chosen(Message):
+        """A tab was clicked."""
+
+        row: TabRow
+        index: int
+
+        @property
+        def control(self) -> TabRow:
+            """The row, for ``@on(TabRow.Chosen, "#id")``."""
+            return self.row
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._tabs: list[Tab] = []
+        self._active = 0
+        self._first = 0
+        self._tab_spans: list[tuple[int, int, int]] = []
+
+    def show(self, tabs: Sequence[Tab], active: int) -> None:
+        """Show tabs from left to right."""
+        if list(tabs) != self._tabs or active != self._active:
+            self._tabs, self._active = list(tabs), active
+            self.refresh()
+
+    def render(self) -> Text:
+        """Implement Textual's hook."""
+        width = self.content_size.width
+        widths = [cell_len(self._text(tab)) for tab in self._tabs]
+        self._first = _first_seen(widths, self._active, self._first, width)
+        text = Text(no_wrap=True)
+        self._tab_spans = []
+        if self._first > 0:
+            text.append("‹", style="dim")
+        for index in range(self._first, len(self._tabs)):
+            more = index + 1 < len(self._tabs)
+            if self._tab_spans and text.cell_len + widths[index] + more > width:
+                text.append("›", style="dim")
+                break
+            start = text.cell_len
+            text.append(self._text(self._tabs[index]), style=self._style(index))
+            self._tab_spans.append((start, text.cell_len, index))
+        text.truncate(width, overflow="crop")
+        return text
+
+    def on_click(self, event: events.Click) -> None:
+        """Choose the tab under the pointer, or the next one beyond an arrow."""
+        if not self._tab_spans:
+            return
+        index: int | None = None
+        if event.x < self._tab_spans[0][0]:
+            index = self._tab_spans[0][2] - 1
+        for start, end, tab in self._tab_spans:
+            if start <= event.x < end:
+                index = tab
+        if event.x == self._tab_spans[-1][1] and self._tab_spans[-1][2] + 1 < len(self._tabs):
+            index = self._tab_spans[-1][2] + 1
+        if index is not None:
+            self.post_message(self.Chosen(self, index))
+
+    @staticmethod
+    def _text(tab: Tab) -> str:
+        return f" {tab.text}{'!' if tab.bad else ''} "
+
+    def _style(self, index: int) -> str:
+        tab = self._tabs[index]
+        style = str(self.get_component_rich_style("tab-row--bad")) if tab.bad else tab.style
+        return f"{style} bold reverse" if index == self._active else style
+
+
+def _first_seen(widths: list[int], active: int, first: int, space: int) -> int:
+    """The leftmost visible tab, scrolled no further than the active tab needs."""
+    if sum(widths) <= space:
+        return 0
+    first = min(first, active)
+    # Two cells are reserved for the arrows at the edges.
+    while first < active and sum(widths[first : active + 1]) + 2 > space:
+        first += 1
+    return first
+
+
+def head_line(title: ScreenTitle, status: str, width: int) -> Text:
+    """The model and its details, and the status at the right if it fits.
+
+    A long name loses its beginning, since the end distinguishes models.
+    """
+    rest = "".join(f" | {detail}" for detail in title.details)
+    space = max(width - cell_len(rest), 12)
+    model = title.model
+    while cell_len(model) > space and model:
+        model = "…" + model.lstrip("…")[1:]
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(model, style="bold")
+    text.append(rest)
+    gap = width - text.cell_len - cell_len(status)
+    if gap >= 2:
+        text.append(" " * gap)
+        text.append(status, style="dim")
+    return truncated(text, width)
+
+
+def status_text(state: ViewState, leaving: bool, live: bool) -> str:
+    """The status of the run."""
+    run_state = state.run_state
+    if leaving:
+        return "stopping"
+    if run_state.fatal is not None:
+        return "failed"
+    if run_state.run is not None:
+        return "over" if live else "saved"
+    if run_state.running is None:
+        return "starting" if live else ""
+    seen = run_state.running.progress
+    return "running" if seen is None else f"{seen.in_flight} in flight"
+
+
+def step_tabs(state: ViewState) -> list[Tab]:
+    """A tab per step, in the color of its points."""
+    return [
+        Tab(_one_line(step.label), step_color(index, state.dark), step.bad)
+        for index, step in enumerate(state.run_state)
+    ]
+
+
+def key_help() -> Text:
+    """The help on keys, in 22 columns."""
+    text = Text(no_wrap=True)
+    for key, meaning in (("←→", " step "), ("+-", " zoom "), ("q", " quit")):
+        text.append(key, style="bold")
+        text.append(meaning)
+    return text
+
+
+def message_line(state: ViewState, leaving: bool) -> Text:
+    """The current message for the user, or an empty text."""
+    run_state, dark = state.run_state, state.dark
+    if leaving:
+        return Text(
+            "stopping: waiting for the run's record; q again leaves at once",
+            style=warning_style(dark),
+        )
+    if run_state.fatal is not None:
+        cause, remedy = run_state.fatal
+        advice = f" ({remedy})" if remedy else ""
+        return Text(_one_line(f"failed: {cause}{advice}"), style=error_style(dark))
+    if run_state.error:
+        count = f"{run_state.errors} errors, the newest: " if run_state.errors > 1 else "error: "
+        return Text(_one_line(count + run_state.error), style=error_style(dark))
+    if run_state.waiting_for:
+        return Text(_one_line(run_state.waiting_for), style="dim")
+    notes = _notes(run_state, state.shown)
+    return Text(_one_line("; ".join(notes)), style=warning_style(dark))
+
+
+def _notes(run_state: RunState, shown: StepState | None) -> list[str]:
+    notes = []
+    record = shown.record if shown is not None else None
+    if record is not None and record.client.behind:
+        reason = record.client.reason or "its event loop lagged"
+        notes.append(f"the client was the bottleneck: {reason}")
+    if run_state.run is not None:
+        notes += run_state.run.notes
+    return notes
+
+
+def truncated(text: Text, width: int) -> Text:
+    """Cut a line to the width, with an ellipsis."""
+    line = text.copy()
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,1 +1,0 @@
-"""The views, one module each; the application says when to paint them."""

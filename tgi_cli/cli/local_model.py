@@ -1,0 +1,57 @@
+"""Finds the model and the adapters of a command, on this machine or on the hub."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from tgi_cli.config import ServeConfig
+
+log = logging.getLogger(__name__)
+
+
+def locate_model(config: ServeConfig, weights: bool = True) -> tuple[ServeConfig, Path]:
+    """Return ``config`` with the model's full name, and the model's folder.
+
+    An empty id means the bundled model. The model is downloaded if necessary, without its weights
+    if they are not needed.
+
+    Raises:
+        HubError, ModelError: The model is unavailable.
+    """
+    from tgi_cli import demo, hub
+
+    if not config.model_id:
+        log.info("no model named: serving the bundled miniature model, %s", demo.MODEL_ID)
+        return replace(config, model_id=demo.MODEL_ID, revision=None), demo.model_path()
+    model = hub.resolve_model(
+        config.model_id,
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+        weights=weights and config.load_format != "dummy",
+        progress=hub.download_progress(json_output=config.json_output),
+    )
+    return replace(config, model_id=model.model_id, revision=model.revision or None), model.path
+
+
+def locate_adapters(config: ServeConfig) -> ServeConfig:
+    """Return ``config`` with each adapter as ``name=path``; adapters are downloaded if necessary.
+
+    Raises:
+        ConfigError: An adapter's form or name is invalid.
+        HubError, ModelError: An adapter is unavailable, or is not an adapter.
+    """
+    if not config.lora_adapters:
+        return config
+    from tgi_cli import hub
+
+    progress = hub.download_progress(json_output=config.json_output)
+    adapters = hub.resolve_adapters(config.lora_adapters, config.model_id, progress)
+    return replace(config, lora_adapters=tuple(map(str, adapters)))
+
+
+def locate(config: ServeConfig) -> tuple[ServeConfig, Path]:
+    """Return ``config`` with the model's and the adapters' full names, and the model's folder."""
+    config, path = locate_model(config)
+    return locate_adapters(config), path

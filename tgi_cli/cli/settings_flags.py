@@ -1,0 +1,155 @@
+"""Makes commands of functions, with flags, variables and help from the table of settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+import typer
+
+from tgi_cli.cli.commands import PlainCommand
+from tgi_cli.cli.parsed_settings import FILE, NEGATION, ParsedSettings
+from tgi_cli.config.settings import Setting, settings_of
+
+Runner = Callable[[ParsedSettings], None]
+
+
+def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
+    """A decorator: make a command of a function that takes the settings of ``command``."""
+
+    def declare(run: Runner) -> Callable[..., None]:
+        def called(context: typer.Context, **values: Any) -> None:
+            run(ParsedSettings.read(command, context, values))
+
+        parameters = [_parameter("context", typer.Context)]
+        for setting in settings_of(command):
+            default = () if setting.required else (setting.default,)
+            parameters.append(_parameter(setting.name, _annotation(setting, command), *default))
+            if setting.negative and setting.default is False:
+                # A hidden option of its own: two long flags do not fit on a line.
+                option = typer.Option(setting.negative_flag, hidden=True)
+                parameters.append(
+                    _parameter(NEGATION + setting.name, Annotated[bool, option], False)
+                )
+        for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
+            setattr(called, attribute, getattr(run, attribute))
+        called.__annotations__ = {p.name: p.annotation for p in parameters}
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.settings = settings_of(command)  # type: ignore[attr-defined]
+        called.command_class = SettingsCommand  # type: ignore[attr-defined]
+        return called
+
+    return declare
+
+
+class SettingsCommand(PlainCommand):
+    """A command whose values are parsed by the table of settings alone.
+
+    Typer would parse them again with pydantic, to the same result, at a cost in memory and time in
+    each process of a server; see :mod:`tgi_cli.cli.commands`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = {setting.name: setting for setting in getattr(self.callback, "settings", ())}
+        for param in self.params:
+            setting = settings.get((param.name or "").removeprefix(NEGATION))
+            if setting is not None:
+                read = partial(_read, param, setting, param.process_value)
+                param.process_value = read  # type: ignore[method-assign]
+
+
+def _read(
+    param: Any,
+    setting: Setting,
+    by_typer: Callable[[typer.Context, Any], Any],
+    context: typer.Context,
+    value: Any,
+) -> Any:
+    """A parameter's value: words are parsed, values such as defaults are returned as they are."""
+    try:
+        if isinstance(value, str):
+            value = setting.kind.read(value)
+        elif isinstance(value, list | tuple) and setting.kind.type is list:
+            value = [part for word in value for part in setting.kind.read(word)] or None
+        elif value is None and setting.required:
+            return by_typer(context, value)  # which reports that it is missing
+        elif not isinstance(value, int | float | Path | list | tuple | None):
+            return by_typer(context, value)  # the sentinel for "no value" varies by version
+    except ValueError as error:
+        raise typer.BadParameter(str(error), ctx=context, param=param) from None
+    return value if param.callback is None else param.callback(context, param, value)
+
+
+def _parameter(name: str, annotation: Any, *default: Any) -> inspect.Parameter:
+    value = default[0] if default else inspect.Parameter.empty
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=value)
+
+
+def _annotation(setting: Setting, command: str) -> Any:
+    """The setting as a declaration for Typer."""
+    kind = setting.kind
+    base: Any = kind.type
+    if kind.choices:
+        base = Literal[kind.choices]
+    elif kind.type is list:
+        base = list[str]
+    elif kind.type is tuple:
+        base = Any
+    if setting.default is None and base is not Any and not setting.required:
+        base = Optional[base]  # noqa: UP045 (built at run time)
+    common: dict[str, Any] = {
+        "metavar": kind.metavar or None,
+        "help": setting.help,
+        "envvar": list(setting.all_variables) or None,
+        "show_envvar": False,
+        "hidden": setting.hidden,
+        "rich_help_panel": setting.panel,
+    }
+    if setting.argument:
+        common |= {"show_default": False, "rich_help_panel": None}
+        return Annotated[base, typer.Argument(**common)]
+    if kind.parse is not None and kind.type is not list:
+        common["parser"] = _parser(kind.parse)
+    if setting.name == "config":
+        common |= {"is_eager": True, "callback": _file_reader(command)}
+    names = [setting.flag]
+    if setting.negative and setting.default is not False:
+        names = [f"{setting.flag}/{setting.negative_flag}"]
+    if setting.short:
+        names.append(f"-{setting.short}")
+    shown = setting.default not in ((), "")
+    return Annotated[base, typer.Option(*names, show_default=shown, **common)]
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """A parser for Typer, from a function that raises ValueError."""
+
+    def parsed(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value  # a default
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parsed
+
+
+def _file_reader(command: str) -> Callable[[typer.Context, Path | None], Path | None]:
+    """A callback that makes the file's values the defaults of all flags parsed after --config."""
+
+    def read(context: typer.Context, value: Path | None) -> Path | None:
+        if value is not None and not context.resilient_parsing:
+            from tgi_cli.config.settings.file import read_file
+
+            found = read_file(value, command)
+            context.default_map = {**(context.default_map or {}), **found}
+            context.meta[FILE] = (str(value), tuple(found))
+        return value
+
+    return read

@@ -1,0 +1,165 @@
+"""Steps that commands share before they run: logging, address, access, validation."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+from tgi_cli.cli.parsed_settings import ParsedSettings
+from tgi_cli.config import ServeConfig
+from tgi_cli.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_TARGETS = {
+    "text_generation_launcher": ("launcher",),
+    "text_generation_router": ("router", "text"),
+    "text_generation_router_v2": ("router", "text"),
+    "text_generation_router_v3": ("router", "text"),
+    "text_generation_server": ("model_server", "rpc", "tgi_grpc", "engine", "worker", "models"),
+    "text_generation_benchmark": ("bench",),
+}
+"""TGI's targets in log filters, and the packages here that correspond to them."""
+
+
+def set_up_logs(role: str, level: str, json_output: bool) -> None:
+    """Configure this process's log.
+
+    ``level`` may have directives: ``info,router=debug`` for a package of ``tgi_cli``,
+    ``info,text_generation_router=debug`` as in TGI, or the name of any logger.
+
+    Raises:
+        ConfigError: an unknown level, or a directive that is not ``target=level``.
+    """
+    from tgi_cli import logging as logs
+
+    if os.environ.get("LOG_COLORIZE") == "1":  # inverted, as in TGI
+        os.environ["NO_COLOR"] = "1"
+    try:
+        directives = logs.parse_directives(level)
+        logs.setup(role, level, json_output)
+        for target, number in directives.items():
+            for name in _loggers(target):
+                logging.getLogger(name).setLevel(number)
+    except ValueError as error:
+        raise ConfigError(f"--logger-level: {error}") from error
+
+
+def _loggers(target: str) -> list[str]:
+    names = _TARGETS.get(target, (target.removeprefix("tgi_cli."),))
+    root = Path(__file__).parents[1]
+    return [f"tgi_cli.{name}" if (root / name.split(".")[0]).exists() else name for name in names]
+
+
+def prepare(settings: ParsedSettings, role: str, level: str = "") -> None:
+    """Configure the log, log settings without effect, and export variables for libraries.
+
+    Raises:
+        ConfigError: an invalid log level, or a setting that is rejected.
+    """
+    set_up_logs(role, level or settings["logger_level"], settings["json_output"])
+    settings.log_ignored()
+    settings.export()
+
+
+def serve_config(settings: ParsedSettings, **overrides: Any) -> ServeConfig:
+    """The settings as a ServeConfig; without a model, its id is empty."""
+    own = {"model_id": settings["model_id"] or "", **overrides}
+    return ServeConfig(**settings.fields_of(ServeConfig) | own)
+
+
+def listen_address(settings: ParsedSettings) -> str:
+    """The address to listen on.
+
+    Shells and containers set HOSTNAME to the machine's name. As in TGI, a value of the variable
+    that is not an address counts as 0.0.0.0.
+    """
+    hostname: str = settings["hostname"]
+    if settings.origins["hostname"].kind != "variable":
+        return hostname
+    try:
+        ipaddress.ip_address(hostname)
+    except ValueError:
+        level = logging.DEBUG if hostname == socket.gethostname() else logging.WARNING
+        log.log(level, "HOSTNAME=%s is not an address: listening on 0.0.0.0", hostname)
+        return "0.0.0.0"
+    return hostname
+
+
+def checked_key(settings: ParsedSettings) -> str | None:
+    """The API keys, comma-separated, or None.
+
+    Raises:
+        ConfigError: an empty key, or one that cannot be sent in a header.
+    """
+    words: list[str] = list(settings["api_key"] or ())
+    if settings.origins["api_key"].kind == "variable" or (not words and "API_KEY" in os.environ):
+        words = [os.environ["API_KEY"]]  # unsplit: click splits variables of lists at spaces
+    if not words:
+        return None
+    keys = [key.strip() for word in words for key in word.split(",")]
+    for key in keys:
+        if not key:
+            raise ConfigError(
+                "the API key is empty" if len(keys) == 1 else "one of the API keys is empty",
+                "set --api-key to a key, or unset API_KEY",
+            )
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigError(
+                "the API key has characters that cannot be sent in a header",
+                "use ASCII letters, digits and punctuation",
+            )
+    return ",".join(keys)
+
+
+def checked_origins(words: list[str] | None) -> tuple[str, ...]:
+    """CORS origins, as browsers send them; empty: all.
+
+    Raises:
+        ConfigError: a word that is not an origin.
+    """
+    origins = [part.strip() for word in words or () for part in word.split(",") if part.strip()]
+    for origin in origins:
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin) and origin not in (
+            "*",
+            "null",
+        ):
+            raise ConfigError(
+                f"--cors-allow-origin {origin!r} is not an origin",
+                "give only scheme, host and port: https://app.example.org",
+            )
+    return () if "*" in origins else tuple(origins)
+
+
+def check_tls(certfile: Path | None, keyfile: Path | None) -> None:
+    """Raise ConfigError if the certificate cannot be used."""
+    if certfile is not None:
+        from tgi_cli.router.http.tls import server_context
+
+        server_context(certfile, keyfile)
+    elif keyfile is not None:
+        raise ConfigError("--ssl-keyfile needs a certificate", "add --ssl-certfile")
+
+
+def check_otlp(endpoint: str | None) -> None:
+    """Raise ConfigError if traces cannot be exported."""
+    if endpoint:
+        from tgi_cli.router.observability.tracing import check
+
+        check(endpoint)
+
+
+def front(settings: ParsedSettings) -> dict[str, object]:
+    """The router's settings that need validation. Raises ConfigError."""
+    check_tls(settings["ssl_certfile"], settings["ssl_keyfile"])
+    check_otlp(settings["otlp_endpoint"])
+    return {
+        "api_key": checked_key(settings),
+        "cors_allow_origin": checked_origins(settings["cors_allow_origin"]),
+        "otlp_endpoint": settings["otlp_endpoint"] or None,
+    }

@@ -1,0 +1,116 @@
+"""TGI's programs, with TGI's commands, flags and defaults.
+
+Installed as ``text-generation-launcher``, ``text-generation-router``, ``text-generation-server``
+and ``text-generation-benchmark``, so that start scripts, charts and tests for TGI work unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from tgi_cli.cli.main import run
+from tgi_cli.errors import ExitCode
+
+SHARD_PREFIX = "/tmp/text-generation-server"
+
+LAUNCHER_DEFAULTS: Mapping[str, str] = {
+    "model_id": "bigscience/bloom-560m",
+    "shard_uds_path": SHARD_PREFIX,
+}
+ROUTER_DEFAULTS: Mapping[str, str] = {
+    "tokenizer_name": "bigscience/bloom",
+    "master_shard_uds_path": f"{SHARD_PREFIX}-0",
+    "waiting_served_ratio": "1.2",
+    "max_batch_prefill_tokens": "4096",
+    "max_waiting_tokens": "20",
+}
+SERVER_DEFAULTS: Mapping[str, str] = {
+    "shard_uds_path": SHARD_PREFIX,
+    "otlp_service_name": "text-generation-inference.server",
+}
+
+
+def launcher() -> None:
+    """``text-generation-launcher``: ``tgi serve``."""
+    sys.exit(as_launcher(sys.argv[1:]))
+
+
+def router() -> None:
+    """``text-generation-router``: ``tgi router``, and ``print-schema``."""
+    sys.exit(as_router(sys.argv[1:]))
+
+
+def server() -> None:
+    """``text-generation-server``: ``tgi model-server``, ``download-weights``, ``quantize``."""
+    sys.exit(as_server(sys.argv[1:]))
+
+
+def benchmark() -> None:
+    """``text-generation-benchmark``: ``tgi bench``."""
+    sys.exit(as_benchmark(sys.argv[1:]))
+
+
+def as_launcher(arguments: list[str]) -> int:
+    """Run the launcher and return its exit code."""
+    return _run("serve", arguments, LAUNCHER_DEFAULTS)
+
+
+def as_router(arguments: list[str]) -> int:
+    """Run the router and return its exit code."""
+    if "print-schema" in arguments:
+        from tgi_cli.router.app import schema  # brings starlette
+
+        print(schema())
+        return ExitCode.OK
+    return _run("router", arguments, ROUTER_DEFAULTS)
+
+
+def as_server(arguments: list[str]) -> int:
+    """Run a command of the model server's program and return its exit code."""
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command == "serve":
+        return _serve_shard(rest)
+    if command in ("download-weights", "quantize"):
+        return _run(command, rest)
+    if command in ("-h", "--help"):
+        print(
+            "Usage: text-generation-server COMMAND [ARGS]...\n\n"
+            "  serve MODEL                    tgi model-server\n"
+            "  download-weights MODEL         tgi download-weights\n"
+            "  quantize MODEL OUTPUT_FOLDER   tgi quantize"
+        )
+        return ExitCode.OK
+    return run([command, *rest])  # --version, or an unknown command
+
+
+def as_benchmark(arguments: list[str]) -> int:
+    """Run the benchmark and return its exit code."""
+    return _run("bench", arguments)
+
+
+def _run(command: str, arguments: list[str], defaults: Mapping[str, str] | None = None) -> int:
+    if arguments in (["--version"], ["-V"]):
+        return run(arguments)
+    return run([command, *arguments], None if defaults is None else {command: dict(defaults)})
+
+
+def _serve_shard(arguments: list[str]) -> int:
+    """``serve``: TGI's launcher runs it for each shard; here shard 0 starts the others."""
+    words = []
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        words.append(f"--shard-uds-path{equals}{value}" if flag == "--uds-path" else word)
+    defaults = dict(SERVER_DEFAULTS)
+    if "--sharded" in words:
+        words.remove("--sharded")
+        if os.environ.get("RANK", "0") != "0":
+            print(
+                "error: shard 0 starts the others itself\n"
+                "       start `text-generation-server serve --sharded` once, with RANK=0",
+                file=sys.stderr,
+            )
+            return ExitCode.USAGE
+        defaults["num_shard"] = os.environ.get("WORLD_SIZE", "1")
+    return _run("model-server", words, defaults)

@@ -1,0 +1,153 @@
+"""Configurations: as the user set it, as the model and the device allow, and as resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tgi_cli.config.settings import default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Settings of the engine that :func:`tgi_cli.config.resolve` passes on unchanged.
+
+    Names, meanings and defaults are those of TGI's launcher; see the table of settings.
+    """
+
+    model_id: str
+    trust_remote_code: bool = False
+    max_batch_total_tokens: int | None = None
+    batching: str = default("batching")
+    capacity_policy: str = default("capacity_policy")
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    prefix_caching: bool = default("prefix_caching")
+    disable_grammar_support: bool = False
+    quantize_head: bool = False
+    cuda_memory_fraction: float = default("cuda_memory_fraction")
+    rope_scaling: str | None = None
+    rope_factor: float | None = None
+    load_format: str = default("load_format")
+    cross_check: bool = False
+    measured_limits: bool = default("measured_limits")
+    json_output: bool = False
+
+    @property
+    def rope(self) -> tuple[str, float] | None:
+        """Kind and factor of RoPE scaling, with TGI's defaults, or None to use the model's."""
+        if self.rope_scaling is None and self.rope_factor is None:
+            return None
+        return self.rope_scaling or "linear", self.rope_factor or 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig(EngineOptions):
+    """Settings as the user made them; None where a default depends on model or device."""
+
+    revision: str | None = None
+    dtype: str | None = None
+    hostname: str = default("hostname")
+    port: int = default("port")
+    max_concurrent_requests: int = default("max_concurrent_requests")
+    max_input_tokens: int | None = None
+    max_total_tokens: int | None = None
+    max_batch_prefill_tokens: int | None = None
+    max_batch_size: int | None = None
+    waiting_served_ratio: float | None = None
+    max_waiting_tokens: int | None = None
+    kv_cache_dtype: str = default("kv_cache_dtype")
+    attention: str = default("attention")
+    cuda_graphs: tuple[int, ...] | None = None
+    """Batch sizes to capture CUDA graphs for; with 0 among them, none."""
+    quantize: str | None = None
+    disable_custom_kernels: bool = False
+    sharded: bool | None = None
+    num_shard: int | None = None
+    lora_adapters: tuple[str, ...] = ()
+    """``id``, ``id@revision`` or ``name=path``; for the model server always ``name=path``."""
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_lora_rank: int | None = None
+    shard_uds_path: Path | None = None
+    """Socket on which TGI's clients find the first shard, without its ``-0``."""
+    watermark_gamma: float = default("watermark_gamma")
+    watermark_delta: float = default("watermark_delta")
+    max_restarts: int = default("max_restarts")
+    watchdog_timeout: float = default("watchdog_timeout")
+    logger_level: str = default("logger_level")
+    graceful_termination_timeout: int = default("graceful_termination_timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Properties of a checkpoint."""
+
+    architecture: str
+    model_type: str
+    dtype: str
+    """Data type of the weights on disk: ``float32``, ``bfloat16`` or ``float16``."""
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    kv_bytes_per_token: int
+    """Keys and values of all layers at one byte per element, to be multiplied by the size of the
+    cache's data type."""
+    quantization: str | None = None
+    """Format of quantized weights, or None if they are not quantized."""
+    num_heads: int | None = None
+    """Attention heads of the layer with the fewest, or None if unknown."""
+    num_kv_heads: int | None = None
+    """Key-value heads, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """Properties of a device."""
+
+    kind: str
+    """``cpu`` or ``cuda``."""
+    name: str
+    total_memory: int
+    """Bytes; on a CPU those of the system or of the control group."""
+    native_bfloat16: bool
+    """Whether the hardware multiplies bfloat16 matrices; otherwise float32 is the default."""
+    count: int = 1
+    """Number of devices of this kind."""
+    chosen: int | None = None
+    """Number of devices that environment variables select, or None if none is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(EngineOptions):
+    """A fully resolved configuration. Counts are tokens unless their name states otherwise."""
+
+    model_path: Path
+    revision: str
+    device: str
+    dtype: str
+    block_size: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_prefill_tokens: int
+    """Prompt tokens per step over all requests: the size of a prefill chunk."""
+    max_batch_size: int
+    """Sequences in the running batch: the worker's rows."""
+    waiting_served_ratio: float
+    max_waiting_tokens: int
+    kv_cache_dtype: str
+    """PyTorch's name."""
+    quantize: str | None
+    """Format into which unquantized weights are quantized on load, or None."""
+    max_loras: int
+    """Adapter slots on the device; 0: no adapter can be loaded."""
+    max_cpu_loras: int
+    max_lora_rank: int
+    """Rank that a slot holds."""
+    num_shard: int
+    attention: str | None
+    """Attention backend, or None for the device's default."""
+    cuda_graphs: tuple[int, ...] | None
+    """Batch sizes to capture CUDA graphs for, or None for sizes up to ``max_batch_size``."""
+    explicit_limits: tuple[str, ...]
+    """Limits that the user set: warm-up does not lower them."""

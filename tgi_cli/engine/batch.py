@@ -1,0 +1,326 @@
+"""Sequences on the worker's rows, KV blocks and adapter slots, and what steps give them.
+
+A policy (:mod:`tgi_cli.engine.scheduler`, :mod:`tgi_cli.engine.external_steps`) decides which
+sequences run and how many of their tokens a step computes. Its :class:`Batch` does the rest:
+it holds the sequences from :meth:`Batch.add` to :meth:`Batch.finish`, gives them rows, and applies
+results. The batches of one worker share its :class:`Resources`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+
+from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.grammar import Grammars, failure
+from tgi_cli.engine.kv_cache import KVCache
+from tgi_cli.engine.lora_slots import LoraSlots
+from tgi_cli.engine.messages import (
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Logits,
+    PromptLogprobs,
+    StepOutputs,
+)
+from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status, by_priority
+from tgi_cli.engine.step import (
+    AdapterStore,
+    GrammarCompiler,
+    NewRow,
+    OptionalOutputs,
+    Step,
+    StepResult,
+    TokenAppend,
+)
+from tgi_cli.engine.validation import validate_length
+from tgi_cli.engine.waiting_queue import WaitingQueue
+
+
+class Resources:
+    """What all sequences on one worker share, and the totals over all of them.
+
+    Args:
+        config: limits of a step and of a request.
+        store: reads LoRA adapters, or None if the configuration has no slots for them.
+
+    Attributes:
+        cache, pool: KV blocks.
+        adapters: slots for LoRA adapters.
+        free_rows: rows of the worker that no sequence has.
+        freed_rows: those of them that the worker has not heard of.
+        steps: how many were scheduled; the id of the next one.
+        context_tokens, reused_tokens, prompt_tokens: see
+            :class:`~tgi_cli.engine.metrics.EngineLoad`.
+    """
+
+    def __init__(self, config: SchedulerConfig, store: AdapterStore | None = None) -> None:
+        self.config = config
+        self.cache = KVCache(config)
+        self.pool = self.cache.pool
+        self.adapters = LoraSlots(config, store)
+        self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
+        self.freed_rows: list[int] = []
+        self.steps = 0
+        self.context_tokens = 0
+        self.reused_tokens = 0
+        self.prompt_tokens = 0
+
+
+class Batch:
+    """The sequences of one policy.
+
+    Args:
+        resources: shared with the other batches of the worker.
+        compiler: compiles grammars, or None to refuse requests that have one.
+
+    Attributes:
+        live: sequences that wait or run, by request id.
+        waiting: sequences without a row.
+        running: sequences with a row, in order of priority.
+        preemptions: total.
+    """
+
+    def __init__(self, resources: Resources, compiler: GrammarCompiler | None = None) -> None:
+        self.resources = resources
+        self.config = resources.config
+        self.cache = resources.cache
+        self.pool = resources.pool
+        self.adapters = resources.adapters
+        self.grammars = Grammars(compiler)
+        self.live: dict[int, Sequence] = {}
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._in_flight: deque[list[ScheduledSequence]] = deque()
+        self._arrivals = 0
+
+    # ------------------------------------------------------------------ requests
+
+    def validate(self, request: GenerationRequest) -> None:
+        """Check that a request can run some day. Raises ValueError."""
+        if request.request_id in self.live:
+            raise ValueError(f"request id {request.request_id} is in use")
+        validate_length(len(request.prompt_ids), request.max_new_tokens, self.config)
+        parent = None if request.fork_of is None else self.live.get(request.fork_of)
+        if parent is not None:
+            source = parent.request
+            if (source.prompt_ids, source.cache_salt) != (request.prompt_ids, request.cache_salt):
+                raise ValueError(f"fork_of {request.fork_of} is a request of another prompt")
+            if source.adapter_id != request.adapter_id:
+                raise ValueError(f"fork_of {request.fork_of} is a request of another adapter")
+        self.adapters.validate(request)
+        self.grammars.validate(request)
+
+    def add(self, request: GenerationRequest) -> Sequence:
+        """Let a valid request wait, while its adapter is read and its grammar compiled."""
+        self._arrivals += 1
+        sequence = Sequence(request, self._arrivals)
+        self.live[request.request_id] = sequence
+        self.waiting.push(sequence)
+        self.adapters.add_request(request.adapter_id)
+        self.grammars.add(sequence)
+        return sequence
+
+    def cancel(self, request_id: int) -> Finished | None:
+        """End a live request now; its row and blocks are free for the next step."""
+        sequence = self.live.get(request_id)
+        return None if sequence is None else self.finish(sequence, FinishReason.CANCELLED)
+
+    def finish_all(self, reason: FinishReason, error: str = "") -> list[Finished]:
+        """End every live request."""
+        return [self.finish(sequence, reason, error) for sequence in list(self.live.values())]
+
+    def fail_adapters(self, failed: Iterable[tuple[int, str]]) -> list[Finished]:
+        """End the requests of adapters that could not be read, given with the causes."""
+        return [
+            self.finish(sequence, FinishReason.ERROR, error)
+            for adapter_id, error in failed
+            for sequence in list(self.live.values())
+            if sequence.request.adapter_id == adapter_id
+        ]
+
+    def collect_grammars(self) -> list[Finished]:
+        """Take the grammars that have been compiled; end the requests of those that failed."""
+        failed = self.grammars.collect() if self.grammars.compiling else ()
+        return [self.finish(sequence, FinishReason.GRAMMAR, error) for sequence, error in failed]
+
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> Finished:
+        """End a live sequence."""
+        if sequence.status is Status.RUNNING:
+            self._leave_row(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        self.adapters.remove_request(sequence.request.adapter_id)
+        self.grammars.remove(sequence)
+        del self.live[sequence.request.request_id]
+        return Finished(sequence.request.request_id, reason, error)
+
+    # ------------------------------------------------------------------ rows
+
+    def run(self, sequence: Sequence, step: Step) -> bool:
+        """Give a waiting sequence, which has its blocks, a row in ``step``.
+
+        Returns:
+            Whether this is its first row; False when it resumes after preemption.
+        """
+        request, resources = sequence.request, self.resources
+        self.waiting.admit(sequence)
+        insort(self.running, sequence, key=by_priority)
+        sequence.row = resources.free_rows.pop()
+        sequence.status = Status.RUNNING
+        step.new.append(
+            NewRow(
+                row=sequence.row,
+                request_id=request.request_id,
+                token_ids=list(sequence.token_ids),
+                prompt_tokens=sequence.prompt_tokens,
+                block_ids=list(sequence.block_ids),
+                sampling=request.sampling,
+                extras=OptionalOutputs.of(request),
+                adapter_slot=self.adapters.acquire(request.adapter_id, step),
+            )
+        )
+        if sequence.started:
+            return False
+        sequence.started = True
+        resources.reused_tokens += sequence.num_computed
+        resources.prompt_tokens += sequence.prompt_tokens
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take row and blocks from a running sequence; it will be recomputed."""
+        self.preemptions += 1
+        self._leave_row(sequence)
+        sequence.rewind()
+        self.waiting.push(sequence)
+
+    def _leave_row(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.resources.freed_rows.append(sequence.row)
+        self.resources.free_rows.append(sequence.row)
+        self.cache.release(sequence)
+        self.adapters.release(sequence.request.adapter_id)
+
+    # ------------------------------------------------------------------ steps
+
+    def commit(self, step: Step, entries: list[ScheduledSequence]) -> None:
+        """Take a complete step as the next one to be launched."""
+        resources = self.resources
+        if resources.freed_rows:
+            step.freed, resources.freed_rows = resources.freed_rows, []
+        resources.steps += 1
+        resources.context_tokens += step.num_tokens - step.num_decodes
+        self.grammars.begin_step(entries)
+        self._in_flight.append(entries)
+
+    def update(self, result: StepResult) -> StepOutputs:
+        """Apply the result of the oldest step in flight; returns its outputs for clients."""
+        outputs = StepOutputs()
+        sample = -1
+        for index, entry in enumerate(self._in_flight.popleft()):
+            sample += entry.sampled
+            sequence = entry.sequence
+            if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
+                continue  # ended or preempted meanwhile: the result is stale
+            sampled = entry.sampled
+            if sampled and sequence.stale_results:
+                sequence.stale_results -= 1
+                sampled = False
+            error = result.errors.get(sample) if sampled else None
+            if error is not None:
+                outputs.finished.append(self.finish(sequence, *failure(sequence, error)))
+                continue
+            self.cache.index_computed(sequence, entry.end)
+            self.cache.free_out_of_window(sequence, entry.end)
+            if result.prompt_logprobs or result.context_logits:
+                _report_prompt(sequence, index, entry.start, result, outputs)
+            if sampled:
+                if sample in result.generation_logits:
+                    values = result.generation_logits[sample][None]
+                    outputs.logits.append(
+                        Logits(sequence.request.request_id, entry.end - 1, values)
+                    )
+                self._append_token(sequence, result, sample, outputs)
+        return outputs
+
+    def fail(self, cause: str) -> StepOutputs:
+        """End the requests of the oldest step in flight, which failed; all others go on."""
+        outputs = StepOutputs()
+        for entry in self._in_flight.popleft():
+            sequence = entry.sequence
+            if sequence.status is not Status.FINISHED and sequence.attempt == entry.attempt:
+                outputs.finished.append(self.finish(sequence, FinishReason.ERROR, cause))
+        return outputs
+
+    def _append_token(
+        self, sequence: Sequence, result: StepResult, sample: int, outputs: StepOutputs
+    ) -> None:
+        token = result.token_ids[sample]
+        sequence.token_ids.append(token)
+        sequence.placeholders -= 1
+        outputs.request_ids.append(sequence.request.request_id)
+        outputs.token_ids.append(token)
+        outputs.logprobs.append(result.logprobs[sample])
+        outputs.top_ids.append(result.top_ids[sample])
+        outputs.top_logprobs.append(result.top_logprobs[sample])
+        if token in sequence.stop_ids:
+            outputs.finished.append(self.finish(sequence, FinishReason.EOS_TOKEN))
+        elif sequence.matcher is not None:
+            reason, error = self.grammars.accept(sequence, token, outputs)
+            if reason is not None:
+                outputs.finished.append(self.finish(sequence, reason, error))
+        elif len(sequence.token_ids) >= sequence.max_tokens:
+            outputs.finished.append(self.finish(sequence, FinishReason.LENGTH))
+
+
+def compute(step: Step, entries: list[ScheduledSequence], sequence: Sequence, count: int) -> None:
+    """Have ``step`` compute the next ``count`` known tokens of a running sequence."""
+    start = sequence.num_computed
+    end = start + count
+    if sequence.first_unsent >= 0:
+        forced = sequence.token_ids[sequence.first_unsent :]
+        step.forced_tokens.append(TokenAppend(sequence.row, sequence.first_unsent, forced))
+        sequence.first_unsent = -1
+    sampled = end == sequence.num_tokens
+    if start < sequence.prompt_tokens <= end:
+        sequence.prompt_step = step.step_id
+    step.rows.append(sequence.row)
+    step.starts.append(start)
+    step.counts.append(count)
+    step.samples.append(sampled)
+    entries.append(ScheduledSequence(sequence, sequence.attempt, start, end, sampled))
+    sequence.num_computed = end
+    sequence.placeholders += sampled
+
+
+def _report_prompt(
+    sequence: Sequence, index: int, first: int, result: StepResult, outputs: StepOutputs
+) -> None:
+    """Hand out what a step computed of a prompt, once, though preemption may compute it again.
+
+    ``first`` is the first position that the step computed, as entry ``index``.
+    """
+    request_id = sequence.request.request_id
+    chunk = result.prompt_logprobs.get(index)
+    if chunk is not None:
+        known = max(0, sequence.logprobs_reported - chunk.start)
+        if known < len(chunk.logprobs):
+            outputs.prompt_logprobs.append(
+                PromptLogprobs(
+                    request_id,
+                    chunk.start + known,
+                    chunk.logprobs[known:],
+                    chunk.top_ids[known:],
+                    chunk.top_logprobs[known:],
+                )
+            )
+            sequence.logprobs_reported = chunk.start + len(chunk.logprobs)
+    values = result.context_logits.get(index)
+    if values is not None:
+        known = max(0, sequence.logits_reported - first)
+        if known < len(values):
+            outputs.logits.append(Logits(request_id, first + known, values[known:]))
+            sequence.logits_reported = first + len(values)

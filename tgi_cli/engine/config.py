@@ -1,0 +1,96 @@
+"""Limits of a step and of a request, and the policies by which steps are scheduled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from tgi_cli.config import EngineConfig
+from tgi_cli.config.settings.engine import MAX_WAITING_TOKENS, WAITING_SERVED_RATIO
+from tgi_cli.config.settings.model import DEFAULT_CPU_LORAS
+
+
+class Batching(StrEnum):
+    """When waiting requests may join the running batch."""
+
+    FUSED = "fused"
+    """At every step; prefill chunks and decodes share it."""
+    INFLIGHT = "inflight"
+    """Between steps, by TGI's two parameters; prefills run alone and whole."""
+    STATIC = "static"
+    """Only after the batch has finished; a baseline for comparisons."""
+
+
+class CapacityPolicy(StrEnum):
+    """What an admitted sequence is guaranteed (TensorRT-LLM's names)."""
+
+    MAX_UTILIZATION = "max_utilization"
+    """Blocks as it grows; the newest sequence is preempted when they run out."""
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"
+    """All the blocks that it may ever need; it is never preempted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits and policies of the engine; counts are tokens unless named otherwise.
+
+    Attributes:
+        max_total_tokens: prompt and generated tokens of one request.
+        max_batch_prefill_tokens: prompt tokens computed in one step.
+        max_batch_size: sequences that run at once.
+        block_size: tokens per KV block.
+        num_blocks: KV blocks in the pool.
+        window: positions that a token attends to, if every layer has a sliding window, or None for
+            all. Blocks behind it are released.
+        waiting_served_ratio: with ``inflight``, a prefill may interrupt a batch when the waiting
+            requests that fit are at least this share of the running ones.
+        max_waiting_tokens: with ``inflight``, decode steps after which a prefill runs regardless.
+        max_loras: LoRA adapters that one step may use: slots on the device.
+        max_cpu_loras: LoRA adapters cached on the host.
+        max_queued_requests, max_queued_tokens: upper bounds of waiting requests and of their
+            prompt tokens, beyond which new requests are refused, or None for no bound.
+    """
+
+    max_total_tokens: int
+    max_batch_prefill_tokens: int
+    max_batch_size: int
+    block_size: int
+    num_blocks: int
+    prefix_caching: bool = True
+    window: int | None = None
+    batching: Batching = Batching.FUSED
+    capacity_policy: CapacityPolicy = CapacityPolicy.MAX_UTILIZATION
+    waiting_served_ratio: float = WAITING_SERVED_RATIO
+    max_waiting_tokens: int = MAX_WAITING_TOKENS
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    max_loras: int = 0
+    max_cpu_loras: int = DEFAULT_CPU_LORAS
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Prompt tokens of one request, which leave at least one token to be generated."""
+        return self.max_total_tokens - 1
+
+    def prefill_budget(self, num_decodes: int) -> int:
+        """Prompt tokens that a step may compute beside decodes.
+
+        Many decodes must not starve prefills: a quarter of the budget is always theirs.
+        """
+        most = self.max_batch_prefill_tokens
+        return max(most - num_decodes, max(1, most // 4))
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, num_blocks: int, window: int | None = None
+    ) -> SchedulerConfig:
+        """The scheduler's part of a resolved configuration, with the blocks that warm-up found."""
+        values: dict[str, Any] = {
+            field.name: getattr(config, field.name)
+            for field in fields(cls)
+            if field.name not in ("num_blocks", "window")
+        }
+        values["batching"] = Batching(config.batching)
+        values["capacity_policy"] = CapacityPolicy(config.capacity_policy)
+        return cls(num_blocks=num_blocks, window=window, **values)

@@ -1,0 +1,184 @@
+"""What the engine measures: its load, and the number, size and duration of its steps.
+
+:class:`EngineMetrics` is the one record of it, from the core loop to ``/metrics``.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tgi_cli.engine.step import Step
+
+METHODS = ("prefill", "decode")
+"""Kinds of steps; one that computes any prompt tokens is a ``prefill``."""
+STAGES = ("total", "schedule", "forward", "update", "send")
+"""Stages of a step: choosing what to compute, the worker's time from launch to result (less what it
+still spent on the step before), applying the result, and handing the outputs over."""
+JOIN_REASONS = ("backpressure", "wait_exceeded", "chunking")
+"""TGI's names of why waiting requests join a running batch."""
+
+StepStats = dict[str, int | str]
+"""One step under the names of TensorRT-LLM's batch manager, and ours for what it lacks.
+
+https://nvidia.github.io/TensorRT-LLM/legacy/advanced/batch-manager.html#statistics
+"""
+
+SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))
+"""TGI's buckets of all durations: 0.00015 to 145.6."""
+
+
+class Histogram:
+    """A Prometheus histogram; finds the bucket by bisection (0.3 us an observation).
+
+    Attributes:
+        bounds: upper bounds of the buckets, ascending and inclusive.
+        counts: values per bucket, not cumulative; the last bucket has no bound.
+        sum: of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, ``times`` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The engine's gauges at one moment, and its totals since it started.
+
+    Attributes:
+        queued, running: requests.
+        used_blocks: KV blocks that requests hold.
+        cached_blocks: KV blocks, used or free, that a prefix can find.
+        preemptions: total.
+        reused_tokens: total of prompt tokens found in the prefix cache.
+        prompt_tokens: total of prompt tokens of all requests that have started.
+        steps: total.
+        context_tokens: total of prompt tokens computed, recomputation after preemption included.
+    """
+
+    queued: int = 0
+    running: int = 0
+    used_blocks: int = 0
+    preemptions: int = 0
+    reused_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_blocks: int = 0
+    steps: int = 0
+    context_tokens: int = 0
+
+
+def _histograms() -> dict[tuple[str, str], Histogram]:
+    seconds = [(stage, method) for stage in STAGES for method in METHODS]
+    histograms = {key: Histogram(SECONDS) for key in (*seconds, ("schedule", "join"))}
+    histograms["next_size", ""] = Histogram(range(1, 1025))
+    histograms["skipped_tokens", ""] = Histogram((*range(9), 12, 16))
+    return histograms
+
+
+def _counts() -> dict[tuple[str, str], int]:
+    steps = {(name, method): 0 for name in ("launched", "failed") for method in METHODS}
+    return steps | {("joined", reason): 0 for reason in JOIN_REASONS}
+
+
+@dataclass(slots=True)
+class EngineMetrics:
+    """Counts and histograms since the engine started, by name and label.
+
+    The core loop's thread updates them without a lock, so other threads may see a step half
+    recorded.
+
+    Attributes:
+        load: as of the latest read of :attr:`tgi_cli.engine.core.EngineCore.metrics`.
+        histograms: seconds by stage and method; ``("schedule", "join")``: seconds of scheduling
+            steps that requests join; ``next_size``: requests that join together;
+            ``skipped_tokens``: tokens of a request in one step beyond its first.
+        counts: steps ``launched`` and ``failed`` by method; ``joined``: times that requests joined
+            a running batch, by reason.
+        oldest_ns: arrival of the longest waiting request, or 0 if none waits, in
+            ``time.monotonic_ns()``; as of the latest step.
+    """
+
+    load: EngineLoad = EngineLoad()
+    histograms: dict[tuple[str, str], Histogram] = field(default_factory=_histograms)
+    counts: dict[tuple[str, str], int] = field(default_factory=_counts)
+    oldest_ns: int = 0
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long the longest waiting request has been waiting."""
+        oldest = self.oldest_ns  # read once: the loop's thread may replace it
+        return (time.monotonic_ns() - oldest) / 1e9 if oldest and self.load.queued else 0.0
+
+    def step_launched(self, step: Step, join_reason: str, oldest_ns: int) -> None:
+        """Record a step; ``join_reason`` is empty unless requests join a running batch."""
+        self.counts["launched", _method(step)] += 1
+        if step.new:
+            self.histograms["next_size", ""].observe(len(step.new))
+        if join_reason:
+            self.counts["joined", join_reason] += 1
+        if step.num_decodes:
+            # A step gives a request one token as long as nothing speculates.
+            self.histograms["skipped_tokens", ""].observe(0, step.num_decodes)
+        self.oldest_ns = oldest_ns
+
+
+def _method(step: Step) -> str:
+    return "prefill" if len(step.rows) > step.num_decodes else "decode"
+
+
+class StageTimer:
+    """Times the stages of steps, which end in the order of their launches.
+
+    Args:
+        metrics: gets the durations.
+    """
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        self._launched: deque[tuple[str, bool, float, float]] = deque()
+        self._previous = self._arrived = self._updated = 0.0
+
+    def launch(self, step: Step, began: float) -> None:
+        """A step that was scheduled from ``began`` on is about to be launched."""
+        now = time.perf_counter()
+        self._launched.append((_method(step), bool(step.new), now - began, now))
+
+    def arrive(self) -> None:
+        """The result of the oldest step has arrived."""
+        self._arrived = time.perf_counter()
+
+    def update(self) -> None:
+        """The result has been applied."""
+        self._updated = time.perf_counter()
+
+    def end(self) -> None:
+        """The outputs of the oldest step have been handed over."""
+        method, joined, schedule, launched = self._launched.popleft()
+        forward = self._arrived - max(launched, self._previous)
+        update, send = self._updated - self._arrived, time.perf_counter() - self._updated
+        self._previous = self._arrived
+        histograms = self._metrics.histograms
+        histograms["total", method].observe(schedule + forward + update + send)
+        histograms["schedule", method].observe(schedule)
+        histograms["forward", method].observe(forward)
+        histograms["update", method].observe(update)
+        histograms["send", method].observe(send)
+        if joined:
+            histograms["schedule", "join"].observe(schedule)
+
+    def fail(self) -> None:
+        """The oldest step has failed, and has no durations."""
+        self._metrics.counts["failed", self._launched.popleft()[0]] += 1
+        self._previous = time.perf_counter()

@@ -1,0 +1,87 @@
+"""The checks that every request passes, whichever way it takes to the engine."""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import chain
+from typing import Protocol
+
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.sampling.params import MAX_TOKEN_IDS
+
+_MAX_STOP_IDS = 2 * MAX_TOKEN_IDS
+"""Stop token ids of the request and of the model."""
+_MAX_SALT_BYTES = 4096
+
+
+class LengthLimits(Protocol):
+    """The limits on the tokens of one request; :class:`EngineInfo` has them, among others."""
+
+    @property
+    def max_input_tokens(self) -> int: ...
+
+    @property
+    def max_total_tokens(self) -> int: ...
+
+
+class LengthFault(Enum):
+    """What is wrong with the length of a request."""
+
+    EMPTY_PROMPT = "empty prompt"
+    TOTAL_TOO_LONG = "total too long"
+    PROMPT_TOO_LONG = "prompt too long"
+    NO_NEW_TOKENS = "no new tokens"
+
+
+class LengthError(ValueError):
+    """A request has too many or too few tokens."""
+
+    def __init__(self, fault: LengthFault, cause: str) -> None:
+        super().__init__(cause)
+        self.fault = fault
+
+
+def validate_length(prompt_tokens: int, max_new_tokens: int, limits: LengthLimits) -> None:
+    """Check the length of a request, in TGI's order. Raises LengthError."""
+    if not prompt_tokens:
+        raise LengthError(LengthFault.EMPTY_PROMPT, "the prompt has no tokens")
+    if prompt_tokens + max_new_tokens > limits.max_total_tokens:
+        cause = (
+            f"{prompt_tokens} prompt tokens and {max_new_tokens} new tokens are more than "
+            f"max_total_tokens ({limits.max_total_tokens})"
+        )
+        raise LengthError(LengthFault.TOTAL_TOO_LONG, cause)
+    if prompt_tokens > limits.max_input_tokens:
+        cause = (
+            f"the prompt of {prompt_tokens} tokens is longer than max_input_tokens "
+            f"({limits.max_input_tokens})"
+        )
+        raise LengthError(LengthFault.PROMPT_TOO_LONG, cause)
+    if max_new_tokens < 1:
+        raise LengthError(LengthFault.NO_NEW_TOKENS, "max_new_tokens must be at least 1")
+
+
+def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
+    """Check a request that comes from outside the engine's process.
+
+    Raises:
+        ValueError: the engine cannot run it, or it would cost too much memory.
+    """
+    validate_length(len(request.prompt_ids), request.max_new_tokens, info)
+    sampling = request.sampling
+    token_ids = chain(
+        request.prompt_ids,
+        (token_id for token_id, _ in sampling.logit_bias),
+        sampling.allowed_token_ids,
+        *sampling.bad_words,
+    )
+    if max(token_ids) >= info.vocab_size:
+        raise ValueError(f"a token id is not below the vocabulary's size ({info.vocab_size})")
+    if len(request.stop_token_ids) > _MAX_STOP_IDS:
+        raise ValueError(f"more than {_MAX_STOP_IDS} stop token ids")
+    if len(request.cache_salt) > _MAX_SALT_BYTES:
+        raise ValueError(f"a cache salt of more than {_MAX_SALT_BYTES} bytes")
+    if max(sampling.top_logprobs, request.prompt_logprobs or 0) > info.vocab_size:
+        raise ValueError(
+            f"more log-probabilities than the vocabulary has tokens ({info.vocab_size})"
+        )

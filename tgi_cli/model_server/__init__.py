@@ -1,0 +1,1 @@
+"""The model server's process: the engine, its gRPC server, startup and failure."""

@@ -1,0 +1,260 @@
+"""The model server's process: load, warm up, open the socket, run the engine's loop.
+
+The socket exists only while the engine can serve: every client that connects gets an answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.messages import Fail, Shutdown
+from tgi_cli.errors import ExitCode, ShardError, TgiError
+from tgi_cli.model_server.adapters import EngineEndedError
+from tgi_cli.model_server.config import ModelServerConfig
+from tgi_cli.model_server.grpc_server import EngineServer
+from tgi_cli.model_server.grpc_service import ServedEngine, ServiceFactory
+from tgi_cli.model_server.limits_report import log_limits
+from tgi_cli.process import unix_socket
+from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
+from tgi_cli.process.progress import ProgressReporter
+from tgi_cli.process.signals import delivered
+
+if TYPE_CHECKING:
+    from tgi_cli.worker.sizing.kv_cache import Capacity
+    from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
+    from tgi_cli.worker.worker import ModelWorker
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+_HANG_SECONDS = 5.0
+"""Time for the loop to end after a worker failed. By then every operation that waits for the lost
+process has failed, except one that hangs in a driver."""
+_BAR_DELAY = 1.0
+"""Loading that takes less time than this needs no progress bar."""
+
+
+def run_model_server(
+    server_config: ModelServerConfig, services: Sequence[ServiceFactory] = ()
+) -> None:
+    """Serve a model on a unix socket until SIGTERM or SIGINT; requests in flight finish first.
+
+    They get ``graceful_termination_timeout`` seconds; a second signal ends them at once. Call it
+    in the process's main thread.
+
+    Args:
+        server_config: What to serve, and where.
+        services: Services besides the engine's own.
+
+    Raises:
+        TgiError: The model cannot be loaded, does not fit, or an address cannot be bound.
+        ShardError: The engine failed while it served.
+    """
+    unix_socket.claim(server_config.uds_path)
+    fd = server_config.heartbeat_fd
+    from tgi_cli.worker.factory import load_worker
+
+    signal.signal(signal.SIGTERM, _exit)
+    serve = server_config.serve
+    with HeartbeatWriter(None if fd is None else SharedHeartbeat.attach(fd)).beating() as heartbeat:
+        with _load_progress(serve.json_output) as progress:
+            worker, config = load_worker(serve, server_config.model_path, progress.update)
+        try:
+            _serve(server_config, services, worker, config.max_total_tokens, heartbeat)
+        finally:
+            worker.close()
+
+
+def _load_progress(json_output: bool) -> ProgressReporter:
+    """Start the progress of loading a model, in bytes."""
+    progress = ProgressReporter(
+        show_bar=False if json_output else None, delay=_BAR_DELAY, transient=True
+    )
+    progress.start("loading weights", 0)
+    return progress
+
+
+def _serve(
+    server_config: ModelServerConfig,
+    services: Sequence[ServiceFactory],
+    worker: ModelWorker | ShardedWorker,
+    max_total_tokens: int,
+    heartbeat: HeartbeatWriter,
+) -> None:
+    """Warm up and serve; ``max_total_tokens`` is the limit of a request if the memory allows."""
+    serve, uds_path = server_config.serve, server_config.uds_path
+    heartbeat.enter(State.WARMING_UP)
+    capacity = worker.warmup()
+    log_limits(serve, max_total_tokens, capacity)
+    config = capacity.config
+    engine = EngineCore(
+        worker,
+        SchedulerConfig.of(config, capacity.num_blocks, capacity.kv_window),
+        0 if config.device == "cpu" else 1,
+        compiler=worker.grammars,
+    )
+    # Everything that lives now lives until the end: the collector need not walk the model again.
+    gc.collect()
+    gc.freeze()
+    info = worker.info()
+    server = EngineServer(engine, info, config.max_loras)
+    heartbeat.publish(asdict(info))
+    served = ServedEngine(engine.inbox, info, server.adapters, uds_path)
+    server.services += [create(served) for create in services]
+    signals: SimpleQueue[signal.Signals] = SimpleQueue()
+    threading.Thread(
+        target=_shut_down,
+        args=(signals, engine, server, serve.graceful_termination_timeout, heartbeat),
+        name="shutdown",
+        daemon=True,
+    ).start()
+
+    def on_opened(opened: Future[bool]) -> None:
+        if opened.exception() is not None:
+            engine.inbox.put(Shutdown())
+        elif opened.result():
+            _log_ready(capacity)
+
+    cause = ""
+    with delivered((signal.SIGTERM, signal.SIGINT), signals.put):
+        opened = open_socket(server, serve.lora_adapters, uds_path)
+        opened.add_done_callback(on_opened)
+        try:
+            heartbeat.watch(engine, capacity.step_seconds)
+            with _stop_on_worker_failure(worker, engine, server):
+                engine.run()
+        except ShardError as error:
+            cause = error.cause
+            raise
+        except RuntimeError as error:
+            cause = f"the engine failed: {error}"
+            raise ShardError(cause, "see the errors of its steps in the log above") from error
+        finally:
+            wait([opened])  # soon, once the engine's loop has ended
+            server.stop(cause or "the model server has stopped")
+        opened.result()
+
+
+def _log_ready(capacity: Capacity) -> None:
+    config = capacity.config
+    shards = f"{config.num_shard} shards on {config.device}"
+    log.info(
+        "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
+        config.model_id,
+        config.dtype,
+        shards if config.num_shard > 1 else config.device,
+        capacity.max_batch_total_tokens,
+        capacity.load_seconds,
+        capacity.warmup_seconds,
+    )
+
+
+def open_socket(server: EngineServer, adapters: Sequence[str], path: Path) -> Future[bool]:
+    """Load adapters and open the socket, in a thread beside the engine's loop.
+
+    Args:
+        server: Not started yet.
+        adapters: Each ``name=path``.
+        path: Of the socket.
+
+    Returns:
+        Whether the socket is open, once that is known: False if the engine ended first, or the
+        error that prevented it.
+    """
+    opened: Future[bool] = Future()
+
+    def run() -> None:
+        try:
+            for item in adapters:
+                name, _, folder = item.partition("=")
+                server.adapters.load(name, partial(Path, folder))
+            server.start(path)
+        except EngineEndedError:
+            opened.set_result(False)  # a signal came first, or the loop reports why it ended
+        except BaseException as error:  # whatever it is, the main thread raises it
+            opened.set_exception(error)
+        else:
+            opened.set_result(True)
+
+    server.listen_to_engine()
+    threading.Thread(target=run, name="startup", daemon=True).start()
+    return opened
+
+
+class _WatchedWorker(Protocol):
+    def watch(self, on_lost: Callable[[TgiError], None]) -> None:
+        """Have ``on_lost`` called, once and from any thread, when the worker is lost."""
+        ...
+
+
+@contextmanager
+def _stop_on_worker_failure(
+    worker: _WatchedWorker, engine: EngineCore, server: EngineServer
+) -> Iterator[None]:
+    """Around the engine's loop: end it when the worker is lost, whatever the loop waits for.
+
+    If the loop hangs, the process exits once clients have their errors.
+    """
+    ended = threading.Event()
+
+    def end(error: TgiError) -> None:
+        engine.inbox.put(Fail(error.cause, error.remedy))
+        if not ended.wait(_HANG_SECONDS):
+            server.stop(error.cause)
+            log.error("%s; a step hangs on the device, ending the process", error.cause)
+            os._exit(ExitCode.SHARD_FAILED)
+
+    def on_lost(error: TgiError) -> None:
+        threading.Thread(target=end, args=(error,), name="worker failure", daemon=True).start()
+
+    worker.watch(on_lost)
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    """Handle SIGTERM before the socket is open: there is nothing to finish."""
+    sys.exit(0)
+
+
+def _shut_down(
+    signals: SimpleQueue[signal.Signals],
+    engine: EngineCore,
+    server: EngineServer,
+    grace: float,
+    heartbeat: HeartbeatWriter,
+) -> None:
+    """After a signal: refuse new requests, let the others finish in time, end the loop."""
+    signals.get()
+    heartbeat.enter(State.DRAINING)
+    server.drain()
+    end = time.monotonic() + grace
+    while (live := _live(engine)) and signals.empty() and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    if live:
+        log.warning("cancelling %d requests that have not finished", live)
+    engine.inbox.put(Shutdown())
+
+
+def _live(engine: EngineCore) -> int:
+    """Number of requests that clients wait for."""
+    return engine.live_requests + engine.driven_requests

@@ -1,0 +1,157 @@
+"""Reports how a checkpoint is quantized, and which kernels would compute with it here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tgi_cli.device import describe as device_facts
+from tgi_cli.models.checkpoint import (
+    QUANTIZED,
+    StoredTensor,
+    merge_quantized,
+    read_headers,
+    read_tensor,
+)
+from tgi_cli.models.config import read_config
+from tgi_cli.models.registry import checkpoint_format, quantization_name
+from tgi_cli.quantization.matmul import make_matmul
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """Weights that are quantized alike.
+
+    Attributes:
+        how: ``4 bits, groups of 128``, or the dtype of plain ones.
+        modules: their names.
+        parameters: numbers in them.
+        num_bytes: on disk, scales included.
+        kernel: computes with them on this device. For quantized ones without a kernel, the reason
+            for which they are dequantized; None for plain ones.
+    """
+
+    how: str
+    modules: tuple[str, ...]
+    parameters: int
+    num_bytes: int
+    kernel: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """What :func:`describe` finds.
+
+    Attributes:
+        architecture: as config.json names it.
+        method: a value of ``--quantize``; None if nothing is quantized.
+        quantized: weights by the way they are quantized, the most frequent first.
+        plain: other tensors by dtype, embeddings and norms among them.
+        device: for which ``kernel`` was chosen.
+    """
+
+    architecture: str
+    method: str | None
+    quantized: tuple[WeightGroup, ...]
+    plain: tuple[WeightGroup, ...]
+    device: str
+
+    @property
+    def num_bytes(self) -> int:
+        """On disk."""
+        return sum(group.num_bytes for group in (*self.quantized, *self.plain))
+
+    @property
+    def exceptions(self) -> dict[str, str]:
+        """How modules are quantized that are not quantized like most of them."""
+        return {name: group.how for group in self.quantized[1:] for name in group.modules}
+
+    def lines(self) -> Iterator[str]:
+        """The report as text."""
+        yield f"{self.architecture}, {self.method or 'not quantized'}, {_mib(self.num_bytes)}"
+        for group in (*self.quantized, *self.plain):
+            per = 8 * group.num_bytes / max(1, group.parameters)
+            what = (
+                f"{len(group.modules)} tensors"
+                if group.kernel is None
+                else (f"{len(group.modules)} weights")
+            )
+            yield f"  {what} in {group.how}: {_mib(group.num_bytes)}, {per:.2f} bits per number"
+            if group.kernel is not None:
+                yield f"    on {self.device}: {group.kernel}"
+        for name, how in self.exceptions.items():
+            yield f"  {name}: {how}"
+
+
+def describe(folder: Path, device: str | None = None) -> CheckpointReport:
+    """Report on the checkpoint in ``folder``; reads a few of its weights.
+
+    ``device``: ``cpu`` or ``cuda``. Default: CUDA if it is available.
+
+    Raises:
+        UnsupportedModelError: its quantization cannot be read.
+        CheckpointError: its files cannot be read, or do not go together.
+        ModelError: there is no checkpoint.
+    """
+    config, facts = read_config(folder), device_facts(device)
+    layout = checkpoint_format(config)
+    stored = read_headers(folder)
+    if layout is not None:
+        stored = merge_quantized(stored, layout)
+    dtype = torch.bfloat16 if facts.native_bfloat16 else torch.float32
+    ways: dict[str, list[StoredTensor]] = {}
+    for tensor in stored.values():
+        ways.setdefault(tensor.about if tensor.dtype == QUANTIZED else tensor.dtype, []).append(
+            tensor
+        )
+    found = sorted(
+        (_group_of(how, tensors, dtype, torch.device(facts.kind)) for how, tensors in ways.items()),
+        key=lambda group: -len(group.modules),
+    )
+    return CheckpointReport(
+        config.architecture,
+        quantization_name(config),
+        tuple(group for group in found if group.kernel is not None),
+        tuple(group for group in found if group.kernel is None),
+        f"{facts.kind} in {str(dtype).removeprefix('torch.')}",
+    )
+
+
+def _group_of(
+    how: str, tensors: list[StoredTensor], dtype: torch.dtype, device: torch.device
+) -> WeightGroup:
+    kernels: dict[str, None] = {}
+    by_shape = {tensor.shape: tensor for tensor in tensors if tensor.dtype == QUANTIZED}
+    for tensor in by_shape.values():
+        kernels[_kernel(tensor, dtype, device)] = None
+    return WeightGroup(
+        how,
+        tuple(tensor.name.removesuffix(".weight") for tensor in tensors),
+        sum(torch.Size(tensor.shape).numel() for tensor in tensors),
+        sum(_size(part) for tensor in tensors for part in tensor.parts or (tensor,)),
+        "; ".join(kernels) or None,
+    )
+
+
+def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> str:
+    """The kernel that computes with a weight, found by creating it."""
+    assert tensor.read is not None
+    weight: QuantizedWeight = tensor.read(*map(read_tensor, tensor.parts))
+    product = make_matmul(weight, dtype, device)
+    if isinstance(product, str):
+        return f"dense, as {product}"
+    return product.kernel
+
+
+def _size(stored: StoredTensor) -> int:
+    bits = re.search(r"\d+", stored.dtype)  # BF16, I32, F8_E4M3; BOOL has a byte
+    return torch.Size(stored.shape).numel() * (int(bits[0]) if bits else 8) // 8
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,192 @@
+"""Readers of config.json that families share: heads, windows, rotary parameters. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.models.config import ModelConfig, shown
+from tgi_cli.models.spec import RopeSpec
+
+ACTIVATIONS = (
+    "silu",
+    "swish",
+    "relu",
+    "relu2",
+    "tanh",
+    "quick_gelu",
+    "gelu",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_pytorch_tanh",
+)
+"""Activations that :mod:`tgi_cli.layers.ops` implements."""
+
+
+def filled(config: ModelConfig, defaults: Mapping[str, Any]) -> ModelConfig:
+    """``config`` with defaults for absent keys; null values stay."""
+    return replace(config, raw={**defaults, **config.raw})
+
+
+def refuse(config: ModelConfig, *keys: str) -> None:
+    """Raises UnsupportedModelError where one of these options is on."""
+    for key in keys:
+        if config.raw.get(key):
+            raise UnsupportedModelError(f"{key} is not supported for {config.architecture}")
+
+
+def factor(config: ModelConfig, key: str) -> float | None:
+    """A number above 0, or None if it is null or absent. Raises ModelError."""
+    if config.raw.get(key) is None:
+        return None
+    value = config.get(key, float)
+    if value <= 0:
+        raise config.invalid(f"{key!r} is {value}, must be positive")
+    return value
+
+
+def inverse_root(config: ModelConfig, key: str) -> float:
+    """One over the root of a number, which must be above 0. Raises ModelError."""
+    value = config.get(key, float)
+    if value <= 0:
+        raise config.invalid(f"{key!r} is {value}, must be positive")
+    return float(value**-0.5)
+
+
+def activation(config: ModelConfig, key: str = "hidden_act", default: str = "silu") -> str:
+    """The activation that config.json names. Raises UnsupportedModelError."""
+    name = config.get(key, str, default)
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"activation {name!r} is not supported for {config.architecture}",
+            f"supported: {', '.join(sorted(ACTIVATIONS))}",
+        )
+    return name
+
+
+def stated(config: ModelConfig, *keys: str) -> str:
+    """The first of ``keys`` that config.json has: older and newer names of one thing."""
+    return next((key for key in keys if config.raw.get(key) is not None), keys[0])
+
+
+def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, int, int]:
+    """Attention heads, key-value heads and head_dim.
+
+    ``num_kv_heads`` is the default for an absent key; None, like a null value, means as many as
+    attention heads. The default of ``head_dim`` is the attention heads' share of the width.
+
+    Raises:
+        ModelError: they do not go together.
+    """
+    hidden_size = config.positive("hidden_size")
+    num_heads = config.positive("num_attention_heads")
+    if "num_key_value_heads" in config.raw or num_kv_heads is None:
+        num_kv_heads = config.positive("num_key_value_heads", num_heads)
+    head_dim = config.positive("head_dim", max(hidden_size // num_heads, 1))
+    if num_heads % num_kv_heads:
+        raise config.invalid(
+            f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads"
+        )
+    return num_heads, num_kv_heads, head_dim
+
+
+def rope_parameters(config: ModelConfig, theta: float = 10000.0) -> dict[str, Any]:
+    """One form for both spellings: transformers 5's, and ``rope_theta`` with ``rope_scaling``.
+
+    ``theta`` is the default of the base.
+    """
+    parameters = {
+        **config.get("rope_parameters", dict, {}),
+        **config.get("rope_scaling", dict, {}),
+    }
+    parameters.setdefault("rope_theta", config.get("rope_theta", float, theta))
+    if config.raw.get("partial_rotary_factor") is not None:
+        parameters.setdefault("partial_rotary_factor", config.raw["partial_rotary_factor"])
+    if config.raw.get("original_max_position_embeddings") is not None:
+        key = "original_max_position_embeddings"
+        parameters[key] = config.raw[key]
+    return parameters
+
+
+def rope(config: ModelConfig, head_dim: int, context: int, theta: float = 10000.0) -> RopeSpec:
+    """The rotary angles that all layers of a model share."""
+    parameters = rope_parameters(config, theta)
+    partial = parameters.get("partial_rotary_factor")
+    if partial is not None and not 0 < float(partial) <= 1:
+        raise config.invalid(f"'partial_rotary_factor' is {shown(partial)}, no share")
+    dims = head_dim if partial is None else int(head_dim * float(partial))
+    return rope_spec(config, dims, context, parameters)
+
+
+def ropes_by_kind(
+    config: ModelConfig, dims: int, context: int, theta: Mapping[str, float]
+) -> tuple[RopeSpec, ...]:
+    """The rotary angles of each kind of layer, in the order of ``theta``.
+
+    One form for both spellings: transformers 5's, with parameters per kind, and
+    ``rope_scaling``, which is that of full attention. ``theta`` has the defaults of the bases.
+    """
+    nested = config.get("rope_parameters", dict, {})
+    scaling = {"full_attention": config.get("rope_scaling", dict, {})}
+    return tuple(
+        rope_spec(
+            config,
+            dims,
+            context,
+            {"rope_theta": base, **(nested.get(kind) or {}), **scaling.get(kind, {})},
+        )
+        for kind, base in theta.items()
+    )
+
+
+def rope_spec(config: ModelConfig, dims: int, context: int, parameters: dict[str, Any]) -> RopeSpec:
+    """Raises ModelError for an odd number of dimensions: they are rotated in pairs."""
+    if dims % 2 or dims <= 0:
+        raise config.invalid(f"rotary embedding needs an even head_dim, not {dims}")
+    return RopeSpec(dims, context, parameters)
+
+
+def windows(
+    config: ModelConfig,
+    num_layers: int,
+    context: int,
+    default: int | None = None,
+    kinds: list[str] | None = None,
+) -> tuple[int | None, ...]:
+    """The window of each layer: positions that a token sees, its own included, or None for all.
+
+    Args:
+        config: has ``sliding_window`` and perhaps ``layer_types``.
+        num_layers: of the model.
+        context: windows that are no shorter count as none.
+        default: the meaning of an absent ``sliding_window``. (A null switches windows off.)
+        kinds: the meaning of absent ``layer_types``. Default: all sliding.
+    """
+    stated = config.raw.get("sliding_window", default)
+    window = None if stated is None else config.positive("sliding_window", default)
+    if window is not None and window >= context:
+        window = None
+    kinds = layer_kinds(config, kinds or ["sliding_attention"] * num_layers)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def layer_kinds(config: ModelConfig, kinds: list[str]) -> list[str]:
+    """``layer_types``, each full or sliding attention; ``kinds`` is the default.
+
+    Raises:
+        UnsupportedModelError: another kind.
+        ModelError: not one for each layer.
+    """
+    num_layers = len(kinds)
+    kinds = config.get("layer_types", list, kinds)
+    if len(kinds) != num_layers:
+        raise config.invalid(f"'layer_types' names {len(kinds)} of {num_layers} layers")
+    for kind in kinds:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise UnsupportedModelError(
+                f"layer type {kind!r} is not supported for {config.architecture}",
+                "supported: full_attention, sliding_attention",
+            )
+    return kinds

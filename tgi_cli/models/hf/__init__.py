@@ -1,0 +1,1 @@
+"""Causal language models of transformers, run with our layers and paged attention."""

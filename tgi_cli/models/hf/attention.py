@@ -1,0 +1,291 @@
+"""Connects transformers' modelling code to paged attention.
+
+transformers calls attention through a registry of functions, and builds masks through another
+(https://huggingface.co/docs/transformers/main/en/attention_interface). Under the name
+:data:`RUN` attention goes to the paged cache of the running step, and no mask is built. Under
+:data:`PROBE` a forward on the meta device records the arguments of each layer, and evaluates every
+mask: a model is served only if its masks are causal, with or without a sliding window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from tgi_cli.attention import KVSpec, PagedAttention
+
+RUN, PROBE = "tgi_paged", "tgi_probe"
+
+_FAR = 1 << 18
+"""A position beyond the length of any window in use."""
+
+_SHIFT = 8
+"""Limit of the tokens by which a convolution might shift them."""
+
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict"}
+    | {"output_hidden_states", "output_router_logits", "is_causal", "past_key_values", "layer_idx"}
+)
+"""Arguments of an attention call that change nothing here, or are checked by name."""
+
+
+NO_ATTENTION_INTERFACE = "does not call attention through transformers' interface"
+READS_MASK = "looks into the mask"
+
+
+class Unsupported(Exception):
+    """The reason for which a model cannot be run; completes "it ..."."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMask:
+    """Replaces a mask: a query sees the last ``window`` positions, or all if it is None."""
+
+    window: int | None
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(READS_MASK)
+
+
+@dataclass(slots=True)
+class AttentionContext:
+    """State that a model's attention modules share, as their attribute ``tgi_attention``.
+
+    Attributes:
+        specs: of the layers, in the order in which they attend.
+        layers: the index of each attention module.
+        step: the paged attention of the step that is running.
+    """
+
+    specs: list[KVSpec] = field(default_factory=list)
+    layers: dict[nn.Module, int] = field(default_factory=dict)
+    keys: list[Tensor] = field(default_factory=list)
+    step: PagedAttention | None = None
+
+    @contextmanager
+    def running(self, attention: PagedAttention) -> Iterator[None]:
+        """Send attention to ``attention`` within the block."""
+        self.step = attention
+        try:
+            yield
+        finally:
+            self.step = None
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
+    context = cast(AttentionContext, module.tgi_attention)
+    assert context.step is not None
+    assert attention_mask is None
+    output = context.step(
+        context.layers[module],
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return output[None], None
+
+
+def _record(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    context = cast(AttentionContext, module.tgi_attention)
+    if module in context.layers:
+        raise Unsupported("attends more than once in a layer")
+    if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+        raise Unsupported("has attention that is not causal")
+    if any(key is other for other in context.keys):
+        raise Unsupported("has layers that share keys and values")
+    if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
+        raise Unsupported("calls attention with tensors of another layout")
+    if key.shape[3] != value.shape[3]:
+        raise Unsupported(
+            f"has keys of {key.shape[3]} dimensions and values of {value.shape[3]} (multi-head "
+            "latent attention)"
+        )
+    if not query.shape[2] == key.shape[2] == value.shape[2] or query.shape[3] != key.shape[3]:
+        raise Unsupported("attends to something else than its own tokens")
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
+        raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
+    unknown = [
+        name for name, given in others.items() if name not in _HARMLESS and given is not None
+    ]
+    if unknown or isinstance(scaling, Tensor):
+        raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
+    if attention_mask is not None and not isinstance(attention_mask, WindowMask):
+        raise Unsupported("attends with a mask or bias of its own making")
+    window = attention_mask.window if isinstance(attention_mask, WindowMask) else None
+    if sliding_window is not None and window != sliding_window:
+        raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
+    context.layers[module] = len(context.specs)
+    context.specs.append(KVSpec(key.shape[1], key.shape[3], window))
+    context.keys.append(key)
+    return query.transpose(1, 2), None
+
+
+def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
+    """The window of a mask, found by evaluating it for two queries."""
+    windows = set()
+    zero = torch.tensor(0)
+    for query in (_FAR, _FAR + _FAR // 7):
+        keys = torch.arange(query + 2)
+        try:
+            seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
+            seen = seen.expand(len(keys)).bool()
+        except (RuntimeError, IndexError) as error:
+            raise Unsupported(
+                f"has a mask that depends on more than positions ({error})"
+            ) from error
+        width = int(seen.sum())
+        if seen[-1] or not seen[len(keys) - 1 - width : -1].all():
+            raise Unsupported("has a mask that is neither causal nor a sliding window")
+        windows.add(None if width == query + 1 else width)
+    if len(windows) > 1:
+        raise Unsupported("has a mask that is neither causal nor a sliding window")
+    return WindowMask(windows.pop())
+
+
+class _DryRunAttention:
+    """Replaces paged attention on the meta device; expects the recorded layers."""
+
+    def __init__(self, specs: list[KVSpec]) -> None:
+        self.specs = specs
+        self.next = 0
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, *_: object, **__: object) -> Tensor:
+        spec = self.specs[layer]
+        if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
+            raise Unsupported("attends differently without a mask")
+        self.next += 1
+        return query
+
+
+_CONTRACTIONS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
+_ALONG = dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "sort", "flip", "_softmax"), 1)
+_ALONG |= {"topk": 2, "roll": 2}
+"""Operations along a dimension, and the index of the argument that names it; default: the last
+dimension."""
+
+
+class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations that mix tokens outside of attention, since only attention is cached.
+
+    The dimension of tokens is recognised by its size, which no other dimension has.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tokens = tokens
+        self._near = {tokens + shift for shift in range(-_SHIFT, _SHIFT + 1) if shift}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name, tokens = func.overloadpacket.__name__, self._tokens
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
+            raise Unsupported("sums up tokens outside of attention")
+        if name in _ALONG:
+            dims = args[_ALONG[name]] if len(args) > _ALONG[name] else -1
+            for dim in dims if isinstance(dims, list) else [dims]:
+                if tensors[0].shape[dim] == tokens:
+                    raise Unsupported(f"computes along tokens outside of attention ({name})")
+        for tensor in output if isinstance(output, tuple | list) else [output]:
+            if isinstance(tensor, Tensor):
+                if tensor.shape.count(tokens) > 1:
+                    raise Unsupported("computes with pairs of tokens outside of attention")
+                if self._near.intersection(tensor.shape):
+                    raise Unsupported("shifts tokens against each other")
+        return output
+
+
+def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
+    """A number that is not near to a size of the model, nor to a multiple or part of one."""
+    sizes = {size for weight in decoder.parameters() for size in weight.shape}
+    sizes |= {value for value in vars(config).values() if type(value) is int}
+    sizes |= {size * factor // 4 for size in sizes for factor in (1, 2, 3, 6, 8, 12)}
+    return next(
+        count
+        for count in range(1009, 1 << 20)
+        if sizes.isdisjoint(range(count - _SHIFT, count + _SHIFT + 1))
+    )
+
+
+def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
+    """Run ``decoder``, which must be on the meta device, and record how its layers attend.
+
+    ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
+
+    Returns:
+        The state that the attention modules now share, and the decoder's output.
+
+    Raises:
+        Refused: something cannot be served. Whatever the model's code raises.
+    """
+    tokens = _number_of_tokens(decoder, config)
+    context = AttentionContext()
+    for module in decoder.modules():
+        module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
+
+    def run(implementation: str, ids: int, positions: int, **inputs: Tensor) -> Any:
+        config._attn_implementation = implementation
+        many = torch.zeros(1, max(ids, positions), dtype=torch.int64, device="meta")
+        return decoder(
+            input_ids=many[:, :ids], position_ids=many[:, :positions], use_cache=False, **inputs
+        )
+
+    # A mask of ones: without it transformers would look at the positions' values for packed
+    # sequences, of which there are none on this device.
+    run(PROBE, 7, 7, attention_mask=torch.ones(1, 7, dtype=torch.int64, device="meta"))
+    context.keys.clear()
+    layers = getattr(config, "num_hidden_layers", len(context.specs))
+    if not context.specs:
+        raise Unsupported(NO_ATTENTION_INTERFACE)
+    if len(context.specs) != layers:
+        raise Unsupported(f"attends in {len(context.specs)} of its {layers} layers only")
+    with (
+        context.running(cast(PagedAttention, _DryRunAttention(context.specs))),
+        _TokenMixingDetector(tokens),
+    ):
+        output = run(RUN, tokens, tokens)
+    try:
+        with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
+            run(RUN, 7, 11)
+    except Unsupported:
+        raise
+    except Exception:  # any error of the model's code: it used the positions
+        return context, output
+    raise Unsupported("does not use the positions that it is given")
+
+
+AttentionInterface.register(RUN, _attend)
+AttentionInterface.register(PROBE, _record)
+AttentionMaskInterface.register(PROBE, _describe)

@@ -1,0 +1,371 @@
+"""Any causal language model of transformers that attends through its attention interface.
+
+The modelling code is transformers'; attention over the paged cache, linear layers, embedding and
+head are ours, so that quantization, adapters and tensor parallelism apply. A model that cannot be
+run so is refused with the reason, found in its configuration or by a dry run on the meta device.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MethodType
+from typing import Any, cast
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tgi_cli.attention import PagedAttention
+from tgi_cli.config import ModelFacts
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.layers import Build
+from tgi_cli.models.base import CausalLM
+from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, READS_MASK, RUN, Unsupported, probe
+from tgi_cli.models.hf.layers import (
+    EXPERTS,
+    BatchedEmbedding,
+    BatchedHead,
+    UnreplacedWeights,
+    linear,
+    own_part,
+    planned,
+    share_experts,
+)
+from tgi_cli.models.hf.names import sources, stored_names
+from tgi_cli.models.size_check import check_sizes
+from tgi_cli.models.weight_map import Source
+
+_BUFFER_BYTES = 256 << 20
+"""Limit of a module's buffers: tables of positions grow with the context in config.json."""
+
+
+class TransformersForCausalLM(CausalLM):
+    """A model of transformers over flat batches. Its modules have transformers' names.
+
+    Raises:
+        UnsupportedModelError: it cannot be run; the message has the reason.
+    """
+
+    def __init__(self, config: ModelConfig, build: Build, device: torch.device) -> None:
+        super().__init__()
+        with _refusals(config):
+            whole = _skeleton(config, build.dtype)
+            decoder = _decoder(whole)
+            weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+            self._sources = sources(whole, weights, stored_names(config))
+            self._tied = dict(whole.all_tied_weights_keys)
+            self.ignored = tuple(
+                f".*(?:{pattern}).*" for pattern in whole._keys_to_ignore_on_load_unexpected or ()
+            )
+            self.loose = nn.ModuleList(_replace(whole, decoder, build, self._sources))
+            self._attention, output = probe(decoder, decoder.config)
+            _fill_buffers(whole, decoder, build, device, self._sources)
+            at = _path(whole, decoder)
+            self._decoder, self._head = (decoder,), _LogitsHead(whole, at, output)
+            hidden = output[0][0]
+            logits = self.logits(hidden)
+            vocab = decoder.config.vocab_size
+            if logits.shape != (len(hidden), vocab):
+                raise Unsupported(f"has logits {list(logits.shape)} for {vocab} tokens")
+        _adopt(self, whole, decoder, at)
+        self.kv_specs = self._attention.specs
+        self.eval()
+
+    def source(self, name: str) -> Source:
+        """See :meth:`CausalLM.source`; an absent tied weight is the weight it is tied to."""
+        tied = self._tied.get(name, name)
+        return self._sources.get(name) or self._sources.get(tied) or Source((name,))
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        with self._attention.running(attention):
+            output = self._decoder[0](
+                input_ids=input_ids[None], position_ids=positions[None], use_cache=False
+            )
+        hidden: Tensor = output[0][0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+
+def transformers_facts(config: ModelConfig) -> ModelFacts:
+    """What the engine must know of a checkpoint before it loads it.
+
+    Raises:
+        UnsupportedModelError: it cannot be run; the message has the reason.
+    """
+    check_sizes(config.path, config.raw, config.quantization is not None)
+    with _refusals(config), torch.inference_mode():
+        decoder = _decoder(_skeleton(config, torch.float32))
+        specs = probe(decoder, decoder.config)[0].specs
+        context = getattr(decoder.config, "max_position_embeddings", None)
+        if not isinstance(context, int):
+            raise Unsupported("does not say how long a context it can have")
+        return ModelFacts(
+            architecture=config.architecture,
+            model_type=decoder.config.model_type,
+            dtype=config.dtype,
+            vocab_size=decoder.config.vocab_size,
+            max_position_embeddings=context,
+            eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
+            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in specs),
+        )
+
+
+class _LogitsHead:
+    """transformers' own way from hidden states to logits (scales, caps), without the decoder."""
+
+    def __init__(self, whole: PreTrainedModel, decoder: str, output: Any) -> None:
+        self._whole = whole
+        self._fixed = _FixedOutput(type(output))
+        parent, _, name = decoder.rpartition(".")
+        setattr(whole.get_submodule(parent), name, self._fixed)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        self._fixed.hidden = hidden[None]
+        logits: Tensor = self._whole(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        self._fixed.hidden = None
+        return logits.float()
+
+
+class _FixedOutput(nn.Module):
+    """Replaces the decoder, and returns given hidden states."""
+
+    hidden: Tensor | None = None
+
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def forward(self, *_: object, **__: object) -> Any:
+        return self._kind(last_hidden_state=self.hidden)
+
+
+@contextmanager
+def _refusals(config: ModelConfig) -> Iterator[None]:
+    """Raise UnsupportedModelError, naming the architecture, for errors of the model's code."""
+    cannot = f"architecture {config.architecture} cannot be run through transformers"
+    try:
+        yield
+    except UnsupportedModelError:
+        raise
+    except Unsupported as reason:
+        raise UnsupportedModelError(f"{cannot}: it {reason}") from reason
+    except Exception as error:  # the model's code may raise anything
+        first = (str(error).splitlines() or [""])[0]
+        if isinstance(error, KeyError) and RUN in first:  # it looked into a table of its own
+            raise UnsupportedModelError(f"{cannot}: it {NO_ATTENTION_INTERFACE}") from error
+        if isinstance(error, TypeError) and "WindowMask" in first:
+            raise UnsupportedModelError(f"{cannot}: it {READS_MASK}") from error
+        if "meta tensor" in first:
+            raise UnsupportedModelError(
+                f"{cannot}: it looks at numbers while it computes, to decide how to go on"
+            ) from error
+        raise UnsupportedModelError(
+            f"{cannot}: its code fails in a dry run ({type(error).__name__}: {first})"
+        ) from error
+
+
+def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
+    """The model on the meta device, unless its configuration shows that it cannot be run."""
+    name = config.architecture
+    known: Any = getattr(transformers, name, None)
+    if known is None:
+        code = config.get("auto_map", dict, {})
+        if not code:
+            raise UnsupportedModelError(
+                f"architecture {name} is not known, neither here nor to transformers "
+                f"{transformers.__version__}",
+                "check 'architectures' in config.json, or install a newer transformers",
+            )
+        if "AutoModelForCausalLM" not in code:
+            raise UnsupportedModelError(
+                f"architecture {name} is defined by code that comes with the checkpoint, and "
+                "that has no AutoModelForCausalLM"
+            )
+        if not config.trust_remote_code:
+            raise UnsupportedModelError(
+                f"architecture {name} is defined by code that comes with the checkpoint",
+                "--trust-remote-code runs that code, if you trust it",
+            )
+        known = get_class_from_dynamic_module(code["AutoModelForCausalLM"], str(config.path))
+    trusted = config.trust_remote_code and not known.__module__.startswith("transformers.")
+    own: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=trusted)
+    _check(own, known)
+    if not trusted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise Unsupported("is not a causal language model")
+    with torch.device("meta"):
+        model: Any = known._from_config(
+            own, dtype=dtype, attn_implementation=RUN, experts_implementation=EXPERTS
+        )
+    for pattern, planned_dtype in model._get_dtype_plan(dtype).items():
+        for path, weight in model.state_dict(keep_vars=True).items():
+            if re.search(pattern.replace("*", ".*"), path):
+                weight.data = weight.data.to(planned_dtype)
+    return model
+
+
+def _check(config: Any, known: type[PreTrainedModel]) -> None:
+    """Refuse what a dry run would not notice, or would report less clearly."""
+    if config.is_encoder_decoder:
+        raise Unsupported("has an encoder")
+    if known.config_class and not isinstance(config, known.config_class):
+        raise Unsupported(f"is not what its model type {config.model_type!r} names")
+    if config.get_text_config() is not config:
+        raise Unsupported("takes images or sound, not text alone")
+    if known._is_stateful:
+        raise Unsupported("keeps a state beside keys and values (state space, linear attention)")
+    foreign = set(getattr(config, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if foreign:
+        raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise Unsupported("has layers that share keys and values")
+    if "mrope_section" in (getattr(config, "rope_parameters", None) or {}):
+        raise Unsupported("has positions of several dimensions")
+
+
+def _decoder(whole: Any) -> Any:
+    """The part before the head, with what depends on the longest sequence taken out."""
+    decoder = whole.get_decoder()
+    if decoder is whole or not isinstance(decoder, PreTrainedModel):
+        raise Unsupported("has no decoder of its own beside the head")
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        raise Unsupported("cannot be told the positions of tokens")
+    for module in decoder.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            raise Unsupported("counts positions from the padding token's number")  # RoBERTa
+        if isinstance(module, nn.Conv1d | nn.RNNBase):
+            raise Unsupported(f"has layers that keep a state ({type(module).__name__})")
+        kinds = _rope_types(module)
+        if any("dynamic" in kind or kind == "longrope" for kind in kinds):
+            module.forward = MethodType(inspect.unwrap(type(module).forward), module)
+        if "longrope" in kinds and len(kinds) > 1:
+            raise Unsupported("has several rotary embeddings, longrope among them")
+    return decoder
+
+
+def _rope_types(module: nn.Module) -> list[str]:
+    kinds = getattr(module, "rope_type", None)
+    return list(kinds.values()) if isinstance(kinds, dict) else [kinds] if kinds else []
+
+
+def _replace(
+    whole: Any, decoder: Any, build: Build, stored: Container[str]
+) -> Iterator[UnreplacedWeights]:
+    """Put our layers into the model; yields the holders of the other weights."""
+    plan = getattr(decoder.config, "base_model_tp_plan", None) or {}
+    if build.shard.size > 1 and not plan:
+        raise Unsupported("has no plan of tensor parallelism")
+    head, table = whole.get_output_embeddings(), decoder.get_input_embeddings()
+    if type(head) is not nn.Linear:
+        raise Unsupported("has no plain linear head")
+    tied = head.weight is table.weight
+    ours = None
+    if type(table) is nn.Embedding:
+        ours = BatchedEmbedding(build, *table.weight.shape)
+    seen: set[nn.Parameter] = set()
+    start = len(_path(whole, decoder)) + 1
+    for path, module in list(whole.named_modules()):
+        own = dict(module.named_parameters(recurse=False))
+        parent = whole.get_submodule(path.rpartition(".")[0])
+        new: nn.Module | None = None
+        if module is head:
+            vocab, width = head.weight.shape
+            tie = ours if tied else None
+            new = BatchedHead(build, width, vocab, tie, head.bias is not None)
+        elif module is table and ours is not None:
+            new = ours
+        elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
+            # An expert does not get all tokens of a step, as adapters need.
+            fitting = replace(build, lora=None) if "expert" in path else build
+            new = linear(module, path, planned(plan, path[start:]), fitting, parent)
+        else:
+            shares = {}
+            for name in own if build.shard.size > 1 else ():
+                style = planned(plan, f"{path[start:]}.{name}")
+                if style not in (None, "replicate", "replicated_with_grad_allreduce"):
+                    shares[name] = own_part(style, build.shard, f"{path}.{name}")
+            if shares and planned(plan, path[start:]) == "moe_tp_experts":
+                share_experts(module, build.shard)
+            loose = UnreplacedWeights(module, path, stored, shares)
+            if len(loose):
+                yield loose
+        if new is not None:
+            setattr(parent, path.rpartition(".")[2], new)
+        if module is not head:
+            if seen.intersection(own.values()):
+                raise Unsupported(f"uses the weights of {path} twice")
+            seen.update(own.values())
+
+
+def _path(whole: nn.Module, part: nn.Module) -> str:
+    paths: dict[nn.Module, str] = {module: path for path, module in whole.named_modules()}
+    return paths[part]
+
+
+def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, at: str) -> None:
+    """Make the parts of ``whole`` modules of ``model``, the decoder at the path it had."""
+    *outer, last = at.split(".")
+    parent = model
+    for name in outer:
+        parent.add_module(name, nn.Module())
+        parent = parent.get_submodule(name)
+    parent.add_module(last, decoder)  # before the head: a tied one is loaded after the table
+    for name, child in whole.named_children():
+        if name != at.partition(".")[0]:
+            model.add_module(name, child)
+
+
+def _fill_buffers(
+    whole: Any,
+    decoder: Any,
+    build: Build,
+    device: torch.device,
+    stored: Container[str],
+) -> None:
+    """Compute what the checkpoint does not have (rotary frequencies), as transformers does."""
+    for path, module in whole.named_modules():
+        names = [
+            name
+            for name, buffer in module.named_buffers(recurse=False)
+            if f"{path}.{name}" not in stored
+        ]
+        size = sum(cast(Tensor, module._buffers[name]).nbytes for name in names)
+        if size > _BUFFER_BYTES:
+            raise Unsupported(
+                f"has buffers of {size >> 20} MiB that are not in the checkpoint ({path})"
+            )
+        made: list[dict[str, Tensor]] = []
+        for filled in (0, 1):  # what differs in the end was not computed
+            for name in names:
+                module._buffers[name] = torch.full_like(
+                    cast(Tensor, module._buffers[name]), filled, device="cpu"
+                )
+            if names:
+                decoder._init_weights(module)
+            made.append({name: cast(Tensor, module._buffers[name]) for name in names})
+        if "longrope" in _rope_types(module):
+            config: Any = decoder.config
+            limit = config.rope_parameters["original_max_position_embeddings"]
+            served = build.max_positions or config.max_position_embeddings
+            module.inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](
+                config, torch.device("cpu"), seq_len=served if served > limit else None
+            )
+        for name in names:
+            if not torch.equal(made[0][name], made[1][name]):
+                raise Unsupported(f"has a buffer that cannot be computed ({path}.{name})")
+            module._buffers[name] = cast(Tensor, module._buffers[name]).to(device)
+        if any(isinstance(value, Tensor) and value.is_meta for value in vars(module).values()):
+            raise Unsupported(f"keeps tensors that are not loaded ({type(module).__name__})")

@@ -1,0 +1,199 @@
+"""Where a checkpoint has the tensors of a model. No torch: views are methods of tensors.
+
+The model has one set of names, close to those of Llama's checkpoints:
+
+    model.embed_tokens  model.embed_positions  model.norm  lm_head
+    model.layers.N.input_norm  .attention_output_norm  .mlp_norm  .mlp_output_norm
+    model.layers.N.self_attn.q_proj  .k_proj  .v_proj  .o_proj  .q_norm  .k_norm  .sinks
+    model.layers.N.mlp.gate_proj  .up_proj  .down_proj
+    model.layers.N.mlp.router  .experts.E.gate_proj  .up_proj  .down_proj  .shared_expert...
+
+A family declares other names, and how to take a tensor out of a larger one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tgi_cli.models.weight_files import file_header
+
+Rows = Callable[[Any], Any]
+"""From a tensor [all outputs, ...] to a view of some of them, in the model's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor of the model as a view of what the checkpoint has.
+
+    ``rows`` picks outputs and applies to a weight [out, in], to a bias [out] and to an adapter's
+    B matrix [out, r] alike. A ``transposed`` weight is stored [in, out]. ``join`` makes one
+    tensor of several stored ones before that (packed numbers and their scales).
+    """
+
+    names: tuple[str, ...]
+    rows: Rows | None = None
+    transposed: bool = False
+    join: Callable[..., Any] | None = None
+
+    def view(self, *stored: Any) -> Any:
+        """The model's tensor, of the stored ones in the order of their names."""
+        tensor = stored[0] if self.join is None else self.join(*stored)
+        if self.transposed and tensor.ndim == 2:
+            tensor = tensor.T
+        return tensor if self.rows is None else self.rows(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSource:
+    """A module of the checkpoint with the tensors of a module of the model."""
+
+    name: str
+    rows: Rows | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The checkpoint's names for the model's modules; names missing in the tables are the same.
+
+    Attributes:
+        layers: prefix of the decoder layers.
+        modules: within a layer. A ``*`` matches a number, also in the value; a value may be a
+            function of that number.
+        top: outside of the layers.
+    """
+
+    layers: str = "model.layers"
+    modules: Mapping[str, str | ModuleSource | Callable[[int], ModuleSource]] = field(
+        default_factory=dict
+    )
+    top: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, name: str) -> Source:
+        """The source of the model's tensor ``name``."""
+        module, parameter = _split(name)
+        inner = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+        if inner is None:
+            return Source((_joined(self.top.get(module, module), parameter),))
+        number = re.search(r"\.(\d+)\.", f".{inner[2]}.")
+        key = inner[2] if number is None else inner[2].replace(number[1], "*", 1)
+        stored = self.modules.get(key, self.modules.get(inner[2], inner[2]))
+        if callable(stored):
+            assert number is not None
+            stored = stored(int(number[1]))
+        if isinstance(stored, str):
+            stored = ModuleSource(stored if number is None else stored.replace("*", number[1]))
+        path = f"{self.layers}.{inner[1]}.{stored.name}"
+        return Source((_joined(path, parameter),), stored.rows, stored.transposed)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Module and parameter; a bare tensor (``sinks``) is a module with no parameter."""
+    module, _, parameter = name.rpartition(".")
+    return (module, parameter) if parameter in ("weight", "bias") else (name, "")
+
+
+def _joined(module: str, parameter: str) -> str:
+    return f"{module}.{parameter}" if parameter else module
+
+
+def stacked(
+    sizes: Mapping[str, int], name: str, transposed: bool = False
+) -> dict[str, ModuleSource]:
+    """Modules whose outputs are concatenated in the checkpoint's module ``name``."""
+    table: dict[str, ModuleSource] = {}
+    start = 0
+    for module, size in sizes.items():
+        table[module] = ModuleSource(name, _slice(start, start + size), transposed)
+        start += size
+    return table
+
+
+def interleaved(
+    groups: int, members: Mapping[str, slice], head_dim: int, name: str
+) -> dict[str, ModuleSource]:
+    """Modules whose heads alternate in the checkpoint's module ``name``.
+
+    The outputs there are [groups, heads of a group, head_dim]; ``members`` maps each module to
+    its heads of a group.
+    """
+    return {
+        module: ModuleSource(name, _heads(groups, which, head_dim))
+        for module, which in members.items()
+    }
+
+
+def _slice(start: int, end: int) -> Rows:
+    return lambda tensor: tensor[start:end]
+
+
+def _heads(groups: int, which: slice, head_dim: int) -> Rows:
+    def rows(tensor: Any) -> Any:
+        heads = tensor.unflatten(0, (groups, -1, head_dim))
+        return heads[:, which].flatten(0, 2)
+
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """Names of a checkpoint with one tensor of all experts per projection; others as in ``names``.
+
+    ``mlp.experts.gate_up_proj`` is [experts, 2 * intermediate, hidden], gates first, and
+    ``mlp.experts.down_proj`` [experts, hidden, intermediate]. transformers 5 keeps experts so in
+    memory, and writes them so with ``save_original_format=False``.
+    """
+
+    names: Callable[[str], Source]
+
+    def __call__(self, name: str) -> Source:
+        """The source of the model's tensor ``name``."""
+        layer, experts, rest = name.partition(".experts.")
+        if not experts:
+            return self.names(name)
+        expert, module, _ = rest.split(".")
+        rows = {"gate_proj": _first_half, "up_proj": _second_half}.get(module)
+        stored = "down_proj" if rows is None else "gate_up_proj"
+        return Source((f"{layer}.experts.{stored}",), rows, join=partial(pick, int(expert)))
+
+
+def has_stacked_experts(path: Path) -> bool:
+    """Whether the checkpoint in ``path`` has them; False if it has no weights.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    ends = (".experts.gate_up_proj", ".experts.down_proj")
+    return any(name.endswith(ends) for name in expert_names(path))
+
+
+def expert_names(path: Path) -> list[str]:
+    """Tensors of experts in the first file of a checkpoint that has any.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    for file in sorted(path.glob("*.safetensors")):
+        header = file_header(file) if file.is_file() else {}
+        found = [name for name in header if ".experts." in name]
+        if found:
+            return found
+    return []
+
+
+def pick(expert: int, stacked: Any) -> Any:
+    """One expert's part of a tensor [experts, ...]."""
+    return stacked[expert]
+
+
+def _first_half(tensor: Any) -> Any:
+    return tensor[: tensor.shape[0] // 2]
+
+
+def _second_half(tensor: Any) -> Any:
+    return tensor[tensor.shape[0] // 2 :]

@@ -1,0 +1,1 @@
+"""Plumbing shared by all processes: spawning, framing, heartbeats, signals, sockets, progress."""

@@ -1,0 +1,102 @@
+"""Length-prefixed messages between processes: 4 bytes, little endian, and the message."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import socket
+
+_LENGTH = struct.Struct("<I")
+
+
+def encode_frame(message: bytes) -> bytes:
+    """Return the message behind its length."""
+    return _LENGTH.pack(len(message)) + message
+
+
+def read_length(stream: BinaryIO) -> int | None:
+    """Read the length of the next message, or None at the end of the stream."""
+    head = stream.read(_LENGTH.size)
+    return _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else None
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """Read the next message, or None at the end of the stream."""
+    length = read_length(stream)
+    message = b"" if length is None else stream.read(length)
+    return message if len(message) == length else None
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._rest: bytearray | None = None
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the messages that are complete by now."""
+        buffer: bytes | bytearray = data
+        if self._rest is not None:
+            self._rest += data
+            buffer = self._rest
+        messages = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            end = start + _LENGTH.size + length
+            if end > len(buffer):
+                break
+            messages.append(bytes(buffer[start + _LENGTH.size : end]))
+            start = end
+        if start == len(buffer):
+            self._rest = None
+        elif start or self._rest is None:
+            self._rest = bytearray(buffer[start:])
+        return messages
+
+
+class Channel:
+    """One end of a connected socket that carries messages. Any thread may send, one receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._sending = threading.Lock()
+
+    def send(self, message: bytes) -> None:
+        """Send a message; blocks while the other end is behind. Raises OSError if it is gone."""
+        with self._sending:
+            self._socket.sendall(encode_frame(message))
+
+    def receive(self) -> bytes | None:
+        """Receive the next message, or None if the other end is gone."""
+        head = self._read(_LENGTH.size)
+        return None if head is None else self._read(_LENGTH.unpack(head)[0])
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def shut(self) -> None:
+        """End both directions, from any thread."""
+        try:
+            self._socket.shutdown(2)  # SHUT_RDWR
+        except OSError:
+            return  # the other end is gone already
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes | None:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        while view:
+            try:
+                count = self._socket.recv_into(view)
+            except ConnectionError:
+                return None
+            if not count:
+                return None
+            view = view[count:]
+        return bytes(buffer)

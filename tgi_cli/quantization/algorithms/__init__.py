@@ -1,0 +1,1 @@
+"""Quantization algorithms (GPTQ, AWQ, rounding to nearest) and the layouts of their results."""

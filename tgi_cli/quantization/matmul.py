@@ -1,0 +1,236 @@
+"""Products with quantized weights, by the kernels of a device.
+
+Weights are never dequantized when they are used. A weight without a kernel on the device is
+dequantized as it is loaded, for a reason that is logged.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tgi_cli.kernels import cpp_library
+from tgi_cli.kernels.linear import linear, pack_codes
+from tgi_cli.quantization import fp8
+from tgi_cli.quantization.quantized_weight import GroupedWeight, QuantizedWeight, group_inputs
+
+_TORCH_GROUPS = (256, 128, 64, 32)
+"""Group sizes that torch's kernels for 4 bits support."""
+
+
+class QuantizedMatmul(ABC):
+    """x [T, in] to [T, out]: a weight in the form that a kernel takes.
+
+    Attributes:
+        kernel: name of the kernel, for people.
+    """
+
+    kernel: str
+
+    @abstractmethod
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    @property
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """All of its tensors."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its tensors in bytes."""
+        return sum(each.nbytes for each in self.tensors)
+
+
+class CppMatmul(QuantizedMatmul):
+    """Our C++ kernels for 4 and 8 bits and e4m3 on a CPU, with scales in float32.
+
+    Exact except for the sums, and for a table's rounding in :func:`bfloat16_table`.
+    """
+
+    def __init__(self, weight: GroupedWeight, bits: int, paired: bool) -> None:
+        group = weight.group if weight.group < weight.codes.shape[1] else 0
+        e4m3 = bits == 8 and weight.table is not None
+        self.kernel = "our kernels for fp8" if e4m3 else f"our kernels for {bits} bits"
+        self.order = weight.order
+        scales, table = weight.scales, None
+        if weight.table is not None and not e4m3:
+            table, factor = bfloat16_table(weight.table)
+            scales = scales / factor
+        self.matrix = pack_codes(
+            weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3
+        )
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x if self.order is None else x.index_select(1, self.order), self.matrix, bias)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        matrix = self.matrix
+        tensors = (matrix.data, matrix.scales, matrix.zeros, matrix.table, self.order)
+        return [each for each in tensors if each is not None]
+
+
+class TorchInt4Matmul(QuantizedMatmul):
+    """torch's kernels for 4 bits: on a CPU and (tinygemm) on CUDA, fed bfloat16.
+
+    Scales are rounded to bfloat16, so that a weight is off by up to 2 ** -8 of its size.
+    """
+
+    kernel = "torch's int4"
+
+    def __init__(self, weight: GroupedWeight, device: torch.device) -> None:
+        self.group = next(size for size in _TORCH_GROUPS if weight.group % size == 0)
+        repeats = weight.group // self.group
+        scales = weight.scales.repeat_interleave(repeats, dim=1)
+        offsets = torch.zeros_like(scales)
+        if weight.zeros is not None:
+            offsets = (8 - weight.zeros.repeat_interleave(repeats, dim=1)) * scales
+        both = torch.stack((scales.T, offsets.T), dim=-1).bfloat16()
+        self.scales = both.contiguous().to(device)
+        self.order = None if weight.order is None else weight.order.to(device)
+        if device.type == "cpu":
+            self.codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
+        else:
+            codes = weight.codes.to(device)
+            pairs = codes[:, ::2] << 4 | codes[:, 1::2]
+            self.codes = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), 8)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        ops = torch.ops.aten
+        kernel = (
+            ops._weight_int4pack_mm_for_cpu if x.device.type == "cpu" else ops._weight_int4pack_mm
+        )
+        product: Tensor = kernel(x, self.codes, self.group, self.scales)
+        return product if bias is None else product.add_(bias)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return [self.codes, self.scales, *([] if self.order is None else [self.order])]
+
+
+class TorchInt8Matmul(QuantizedMatmul):
+    """torch's kernels for 8 bits with a scale per output, on a CPU and on CUDA."""
+
+    kernel = "torch's int8"
+
+    def __init__(self, weight: GroupedWeight, dtype: torch.dtype, device: torch.device) -> None:
+        codes = weight.codes.bitwise_xor(0x80).view(torch.int8)  # less 128
+        self.codes = codes.contiguous().to(device)
+        self.scales = weight.scales[:, 0].to(device, dtype)
+        self.order = None if weight.order is None else weight.order.to(device)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        product: Tensor = torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)
+        return product if bias is None else product.add_(bias)
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return [self.codes, self.scales, *([] if self.order is None else [self.order])]
+
+
+class ConcatMatmul(QuantizedMatmul):
+    """Products over one input whose outputs are concatenated."""
+
+    def __init__(self, products: Sequence[tuple[slice, QuantizedMatmul]]) -> None:
+        self.products = list(products)
+        self.kernel = " and ".join(dict.fromkeys(each.kernel for _, each in products))
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.cat(
+            [product(x, None if bias is None else bias[rows]) for rows, product in self.products],
+            dim=1,
+        )
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return [tensor for _, each in self.products for tensor in each.tensors]
+
+
+def bfloat16_table(table: Tensor) -> tuple[Tensor, float]:
+    """Scale a table and round it to bfloat16; return it, and the factor with the least error.
+
+    Scales are divided by the factor. fp4 becomes exact (times 1.5 its values are multiples of 1/8),
+    and the error of nf4 a third smaller.
+    """
+    factors = torch.arange(1024, 2048) / 1024
+    tables = factors[:, None] * table.float()
+    error = (tables.bfloat16().float() - tables).square().sum(1) / factors.square()
+    best = int(error.argmin())
+    return tables[best].bfloat16(), float(factors[best])
+
+
+def widen_to_4_bits(weight: QuantizedWeight) -> QuantizedWeight:
+    """Convert codes of 2 and 3 bits to codes of 4 with the same values."""
+    if weight.bits not in (2, 3) or weight.table is not None:
+        return weight
+    codes = weight.codes
+    if weight.zeros is None:
+        codes = codes + (8 - 2 ** (weight.bits - 1))
+    return replace(weight, codes=codes, bits=4)
+
+
+def _has_cpp_kernel(weight: QuantizedWeight) -> bool:
+    """Whether our C++ kernels support the weight's table; they do not support NaN."""
+    if weight.bits == 4:
+        return True
+    e4m3 = fp8.table(torch.float8_e4m3fn)
+    return (
+        weight.table is not None
+        and torch.equal(weight.table.nan_to_num(), e4m3.nan_to_num())
+        and not bool((weight.codes.bitwise_and(0x7F) == 0x7F).any())
+    )
+
+
+def make_matmul(
+    weight: QuantizedWeight, dtype: torch.dtype, device: torch.device, paired: bool = False
+) -> QuantizedMatmul | str:
+    """Prepare ``weight`` for a kernel of ``device``, or return the reason why there is none.
+
+    Args:
+        paired: the outputs are a gate's and then as many that it gates.
+    """
+    weight = widen_to_4_bits(weight)
+    if dtype != torch.bfloat16:
+        return f"there are kernels for bfloat16, not {str(dtype).removeprefix('torch.')}"
+    ours = device.type == "cpu" and cpp_library() is not None
+    if weight.table is not None and not (ours and _has_cpp_kernel(weight)):
+        return "there is no kernel for this format"
+    arranged = group_inputs(weight)
+    outputs, inputs = weight.shape
+    whole = arranged.group == inputs
+    if ours and (whole or arranged.group % 32 == 0):
+        return CppMatmul(arranged, weight.bits, paired)
+    if weight.table is not None:
+        return f"there is no kernel for groups of {arranged.group}"
+    if weight.bits == 4:
+        if arranged.group % 32:
+            return f"there is no kernel for groups of {arranged.group}"
+        if outputs % 16:
+            return f"there is no kernel for {outputs} outputs"
+        if device.type != "cpu" and inputs % 128:
+            return f"there is no kernel for {inputs} inputs"
+        return _try_kernel(lambda: TorchInt4Matmul(arranged, device), inputs, device)
+    middle = arranged.zeros is None or bool((arranged.zeros == 128).all())
+    if not (whole and middle):
+        return "there is no kernel for groups of 8-bit codes"
+    return _try_kernel(lambda: TorchInt8Matmul(arranged, dtype, device), inputs, device)
+
+
+def _try_kernel(
+    make: Callable[[], QuantizedMatmul], inputs: int, device: torch.device
+) -> QuantizedMatmul | str:
+    """Test a kernel of torch's: not every build and device has it."""
+    try:
+        product = make()
+        product(torch.zeros(1, inputs, dtype=torch.bfloat16, device=device), None)
+    except (AttributeError, NotImplementedError, RuntimeError) as error:
+        return f"torch's kernel fails ({str(error).splitlines()[0]})"
+    return product

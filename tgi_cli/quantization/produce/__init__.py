@@ -1,1 +1,0 @@
-"""Makes quantized weights: grids, GPTQ, AWQ, rounding; lays them out as their formats do."""

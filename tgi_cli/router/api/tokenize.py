@@ -1,0 +1,238 @@
+"""``POST /tokenize``, ``/chat_tokenize`` and ``/detokenize``, of TGI, vLLM and llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from tgi_cli.router.api.chat import CHAT
+from tgi_cli.router.api.schemas import tokenize as schemas
+from tgi_cli.router.api.schemas.openai import ChatRequest
+from tgi_cli.router.api.schemas.tgi import ChatTokenizeResponse, GenerateRequest, SimpleToken
+from tgi_cli.router.api.tgi import GENERATE
+from tgi_cli.router.generation.chat_prompt import render_chat
+from tgi_cli.router.http import errors
+from tgi_cli.router.http.bodies import first_key, parse
+from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
+from tgi_cli.router.state import RouterState
+from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.windowed_encoding import WHOLE_BYTES, Span
+
+INLINE_IDS = 2048
+"""Longest list handled on the event loop: 0.3 us an id to decode, and about as much to write."""
+_PART = 1 << 12
+"""Values that are encoded at once: encoding holds the interpreter lock, 0.1 us a value."""
+_SLICE = 1024
+"""Tokens that are encoded at once, in half a millisecond."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def tokenize(context: RequestContext[bytes]) -> Response:
+    """The tokens of a text: TGI's ``inputs``, vLLM's ``prompt`` or ``messages``, or llama.cpp's
+    ``content``, each answered in its own form."""
+    state, body = context.state, context.body
+    key = first_key(body, "inputs", "messages", "prompt", "content")
+    if key == "messages":
+        return await _tokenize_messages(parse(body, schemas.TokenizeMessagesRequest), state)
+    if key == "prompt":
+        prompt = parse(body, schemas.TokenizePromptRequest)
+        await state.adapters.for_openai(prompt.model)
+        ids = await state.workers.encode(prompt.prompt, prompt.add_special_tokens is not False)
+        return await _vllm_answer(ids, bool(prompt.return_token_strs), state)
+    if key == "content":
+        return await _tokenize_content(parse(body, schemas.TokenizeContentRequest), state)
+    text = parse(body, GenerateRequest).inputs
+    return await _tgi_answer(_tgi_tokens(state, text, True), len(text))
+
+
+async def chat_tokenize(context: RequestContext[ChatRequest]) -> Response:
+    """The text that the chat template makes of a conversation, and its tokens."""
+    spec = (await render_chat(context.body, context.state)).spec
+    assert isinstance(spec.prompt, str)
+    around = _encode(ChatTokenizeResponse(tokenize_response=[], templated_text=spec.prompt))
+    tokens = _tgi_tokens(context.state, spec.prompt, spec.add_special_tokens)
+    return await _tgi_answer(tokens, len(spec.prompt), *around.split(b"[]", 1))
+
+
+async def detokenize(context: RequestContext[schemas.DetokenizeRequest]) -> Response:
+    """The text of token ids, special tokens included, as vLLM's ``prompt`` and llama.cpp's
+    ``content``."""
+    state, ids = context.state, context.body.tokens
+    await state.adapters.for_openai(context.body.model)
+    known = min(state.client.info.vocab_size, state.text.tokenizer.vocab_size)
+    if ids and max(ids) >= known:
+        raise errors.validation(f"token ids must be >= 0 and < {known}", "tokens")
+    return await _answer(len(ids), state, _text_body, ids, state.text.tokenizer)
+
+
+async def _tokenize_messages(body: schemas.TokenizeMessagesRequest, state: RouterState) -> Response:
+    chat = ChatRequest(
+        model=body.model,
+        messages=body.messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        # By default TGI's chats continue the assistant's last message; vLLM's do not.
+        continue_final_message=bool(body.continue_final_message),
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    await state.adapters.for_openai(body.model)
+    text = (await render_chat(chat, state)).spec.prompt
+    assert isinstance(text, str)
+    ids = await state.workers.encode(text, bool(body.add_special_tokens))
+    return await _vllm_answer(ids, bool(body.return_token_strs), state)
+
+
+async def _tokenize_content(body: schemas.TokenizeContentRequest, state: RouterState) -> Response:
+    if body.parse_special is False:
+        raise errors.unsupported(
+            "parse_special", "`parse_special` other than true", "unsupported_value"
+        )
+    ids = await state.workers.encode(body.content, bool(body.add_special))
+    piece = _piece if body.with_pieces else None
+    return await _answer(len(ids), state, _content_body, ids, piece, state.text.tokenizer)
+
+
+async def _vllm_answer(ids: Sequence[int], strings: bool, state: RouterState) -> Response:
+    context_length = state.generator.info.max_total_tokens
+    return await _answer(
+        len(ids), state, _vllm_body, ids, strings, context_length, state.text.tokenizer
+    )
+
+
+async def _answer(
+    size: int, state: RouterState, write: Callable[..., list[bytes]], *args: Any
+) -> Response:
+    """The body that ``write`` makes of the arguments; large ones in a worker thread, streamed."""
+    if size <= INLINE_IDS:
+        return Response(b"".join(write(*args)), media_type="application/json")
+    written = await state.workers.run(write, *args)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for part in written:
+            yield part
+
+    return StreamingResponse(parts(), media_type="application/json")
+
+
+def _text_body(ids: Sequence[int], tokenizer: Tokenizer) -> list[bytes]:
+    # The batch call releases the interpreter lock.
+    (decoded,) = tokenizer.backend.decode_batch([ids], skip_special_tokens=False)
+    text = _encode(decoded)
+    return [b'{"prompt":', text, b',"content":', text, b"}"]
+
+
+def _vllm_body(
+    ids: Sequence[int], strings: bool, context_length: int, tokenizer: Tokenizer
+) -> list[bytes]:
+    token_strs = [b"null"]
+    if strings:
+        names = {index: tokenizer.backend.id_to_token(index) or "" for index in set(ids)}
+        token_strs = _array(ids, names.__getitem__)
+    front = b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids), context_length)
+    return [front, *_array(ids), b',"token_strs":', *token_strs, b"}"]
+
+
+def _content_body(
+    ids: Sequence[int],
+    piece: Callable[[int, Tokenizer], schemas.TokenPiece] | None,
+    tokenizer: Tokenizer,
+) -> list[bytes]:
+    value = None
+    if piece is not None:
+        value = {index: piece(index, tokenizer) for index in set(ids)}.__getitem__
+    return [b'{"tokens":', *_array(ids, value), b"}"]
+
+
+def _piece(index: int, tokenizer: Tokenizer) -> schemas.TokenPiece:
+    found = tokenizer.token_bytes(index)
+    try:
+        return schemas.TokenPiece(id=index, piece=found.decode())
+    except UnicodeDecodeError:
+        return schemas.TokenPiece(id=index, piece=list(found))
+
+
+def _array(ids: Sequence[int], value: Callable[[int], Any] | None = None) -> list[bytes]:
+    """A JSON array of the ids, or of each one's value, in parts so that other threads can run."""
+    parts = [b"["]
+    for start in range(0, len(ids), _PART):
+        part = ids[start : start + _PART]
+        written = _encode(part if value is None else [value(index) for index in part])
+        parts.append((b"," if start else b"") + written[1:-1])
+    return [*parts, b"]"]
+
+
+async def _tgi_tokens(
+    state: RouterState, text: str, add_special_tokens: bool
+) -> AsyncIterator[bytes]:
+    """A JSON array of :class:`SimpleToken`: whole, or of long texts some kilobytes at a time."""
+
+    def encoded(spans: list[Span]) -> list[bytes]:
+        # Encoding holds the interpreter lock.
+        tokens = [SimpleToken(index, text[start:stop], start, stop) for index, start, stop in spans]
+        return [
+            _encode(tokens[start : start + _SLICE])[1:-1] for start in range(0, len(tokens), _SLICE)
+        ]
+
+    between = b"["
+    async for spans in state.workers.spans(text, add_special_tokens):
+        short = len(spans) <= _SLICE
+        for piece in encoded(spans) if short else await state.workers.run(encoded, spans):
+            yield between
+            yield piece
+            between = b","
+    yield b"[]" if between == b"[" else b"]"
+
+
+async def _tgi_answer(
+    tokens: AsyncIterator[bytes], characters: int, front: bytes = b"", behind: bytes = b""
+) -> Response:
+    """The tokens between ``front`` and ``behind``; those of a long text are streamed."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield front
+        async for piece in tokens:
+            yield piece
+        yield behind
+
+    if characters > WHOLE_BYTES // 4:
+        return StreamingResponse(pieces(), media_type="application/json")
+    whole = b"".join([piece async for piece in pieces()])
+    return Response(whole, media_type="application/json")
+
+
+_TOKENIZE = Operation(
+    tag=GENERATE.tag,
+    body=(
+        GenerateRequest,
+        schemas.TokenizePromptRequest,
+        schemas.TokenizeMessagesRequest,
+        schemas.TokenizeContentRequest,
+    ),
+    answer=(list[SimpleToken], schemas.TokenizeAnswer, schemas.TokenizeContentAnswer),
+    errors=(404,),
+    example=GENERATE.example,
+)
+_CHAT_TOKENIZE = Operation(
+    tag=GENERATE.tag,
+    body=(ChatRequest,),
+    answer=(ChatTokenizeResponse,),
+    example=CHAT.example,
+)
+_DETOKENIZE = Operation(
+    tag="OpenAI",
+    body=(schemas.DetokenizeRequest,),
+    answer=(schemas.DetokenizeAnswer,),
+    errors=(404,),
+    example={"tokens": [9, 10]},
+)
+
+ROUTES = [
+    Endpoint("/tokenize", tokenize, _TOKENIZE, decode=bytes),
+    Endpoint("/chat_tokenize", chat_tokenize, _CHAT_TOKENIZE),
+    Endpoint("/detokenize", detokenize, _DETOKENIZE),
+]

@@ -1,0 +1,1 @@
+"""From a validated request to text: prompts, generations and their deltas."""

@@ -1,0 +1,339 @@
+"""From a chat request to a prompt, and to the parser of its response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
+from tgi_cli.router.api.openai_parameters import openai_spec, requested_logprobs
+from tgi_cli.router.api.schemas.openai import ChatMessage, ChatRequest, Tool
+from tgi_cli.router.generation.spec import GenerationSpec
+from tgi_cli.router.generation.structured_output import chat_grammar
+from tgi_cli.router.http import errors
+from tgi_cli.router.state import RouterState
+from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, is_continued
+from tgi_cli.text.response_format import ResponseFormat
+from tgi_cli.text.response_parser import ResponseParser
+from tgi_cli.text.tools import as_text
+
+INLINE_MESSAGES = 64
+"""Most messages and tools of a chat that is read on the event loop. Each costs microseconds,
+however long it is; thousands must not delay the tokens of other requests."""
+INLINE_CHARACTERS = 64 << 10
+"""Longest prompt that is searched for the start of the response on the event loop."""
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""OpenAI's roles; messages of all but the assistant must have content."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names of the reasoning in templates; all of them are set, as in transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat that is ready to be generated.
+
+    Attributes:
+        spec: The prompt and everything that shapes the response.
+        continued: End of the prompt that the response continues.
+        echoed: Text in front of the response.
+        tools: Tools that the model may call.
+        parallel: Whether a response may have several tool calls.
+        response_format: How responses are parsed, or None if they are plain text.
+    """
+
+    spec: GenerationSpec
+    continued: str
+    echoed: str
+    tools: Sequence[Mapping[str, Any]]
+    parallel: bool
+    response_format: ResponseFormat | None
+
+    def parser(self) -> ResponseParser | None:
+        """A parser for one response, or None if responses are plain text."""
+        if self.response_format is None:
+            return None
+        prompt = self.spec.prompt
+        assert isinstance(prompt, str)
+        return self.response_format.parser(prompt, self.continued, self.tools, self.parallel)
+
+    def to_generate(self, end_ids: frozenset[int]) -> GenerationSpec:
+        """The spec with the special tokens in its text that :meth:`parser` needs."""
+        if self.response_format is None:
+            return self.spec
+        shown = self.response_format.shown(bool(self.tools))
+        shown = (shown - end_ids - self.spec.stop_token_ids) | self.spec.shown_ids
+        return replace(self.spec, shown_ids=shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A chat before it is rendered."""
+
+    spec: GenerationSpec
+    template: ChatTemplate
+    messages: Sequence[Mapping[str, Any]]
+    template_tools: Sequence[Mapping[str, Any]] | None
+    variables: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    continues: bool
+
+
+async def render_chat(body: ChatRequest, state: RouterState) -> Conversation:
+    """Validate a chat request and render its conversation. Raises ApiError."""
+    form = state.text.response_format
+    if body.tools and form is not None and not form.loaded:
+        await state.workers.run(form.load)
+    few = len(body.messages) + len(body.tools or ()) <= INLINE_MESSAGES
+    draft = _draft(body, state) if few else await state.workers.run(_draft, body, state)
+    prompt = await _rendered(draft, body, state)
+    if few and len(prompt) <= INLINE_CHARACTERS:
+        return _conversation(draft, prompt, body, state)
+    return await state.workers.run(_conversation, draft, prompt, body, state)
+
+
+def _draft(body: ChatRequest, state: RouterState) -> _Draft:
+    for name in ("functions", "function_call"):
+        if getattr(body, name) not in (None, [], "none", "auto"):
+            raise errors.unsupported(name, f"`{name}` (deprecated by OpenAI: use `tools`)")
+    if body.chat_template is not None:
+        raise errors.unsupported("chat_template", "a `chat_template` in the request")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise errors.validation(
+            "`continue_final_message` and `add_generation_prompt` contradict each other",
+            "continue_final_message",
+        )
+    if not body.messages:
+        raise errors.validation("`messages` cannot be empty", "messages")
+    template = state.text.chat_template
+    if template is None:
+        raise errors.template("template not found")
+    tools = _tools(body, state.text.response_format)
+    messages = [_message(index, each, template) for index, each in enumerate(body.messages)]
+    template_tools: Sequence[Mapping[str, Any]] | None = tools
+    form = state.text.response_format
+    if form is not None and form.tools_as_text:
+        messages, template_tools = _tools_as_text(messages, tools, body.tool_prompt), None
+    variables = _variables(body, template)
+    # Check the parameters first: rendering costs more.
+    spec = openai_spec(body, state, top_logprobs=_top_logprobs(body), add_special_tokens=False)
+    try:
+        continues = is_continued(messages, body.continue_final_message)
+    except ChatTemplateError as error:
+        raise errors.template(str(error)) from error
+    return _Draft(spec, template, messages, template_tools or None, variables, tools, continues)
+
+
+async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str:
+    """The prompt. Raises ApiError."""
+    try:
+        return await draft.template.render_async(
+            draft.messages,
+            draft.template_tools,
+            continue_final_message=draft.continues,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=draft.variables,
+        )
+    except ChatTemplateError as error:
+        raise errors.template(str(error)) from error
+    except WorkersBusy:
+        raise state.admission.overloaded() from None
+    except WorkerError as error:
+        raise errors.engine_gone(error.cause) from error
+
+
+def _conversation(
+    draft: _Draft, prompt: str, body: ChatRequest, state: RouterState
+) -> Conversation:
+    conversation = Conversation(
+        spec=replace(draft.spec, prompt=prompt, prompt_param="messages"),
+        continued=draft.messages[-1]["content"] if draft.continues else "",
+        echoed=_echoed(body, draft.messages),
+        tools=draft.tools,
+        parallel=body.parallel_tool_calls is not False,
+        response_format=state.text.response_format,
+    )
+    return replace(conversation, spec=_constrained(conversation, body, state))
+
+
+def _top_logprobs(body: ChatRequest) -> int:
+    """OpenAI's ``top_logprobs``, or TGI's ``top_n_tokens``. Raises ApiError."""
+    if body.top_logprobs and not body.logprobs:
+        raise errors.validation("`top_logprobs` needs `logprobs` to be true", "top_logprobs")
+    count = requested_logprobs(body.top_logprobs, "top_logprobs")
+    return count or requested_logprobs(body.top_n_tokens, "top_n_tokens")
+
+
+def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The last message if it has the role of the response, as in vLLM."""
+    last = messages[-1]
+    same = last["role"] == "assistant" or body.add_generation_prompt is False
+    return str(last["content"]) if body.echo and same else ""
+
+
+def _constrained(
+    conversation: Conversation, body: ChatRequest, state: RouterState
+) -> GenerationSpec:
+    """The spec with the grammar of the whole response: its content and its tool calls."""
+    form, spec = conversation.response_format, conversation.spec
+    if form is None:
+        return spec
+    assert isinstance(spec.prompt, str)
+    grammar = chat_grammar(
+        spec.grammar,
+        conversation.tools,
+        body.tool_choice or "auto",
+        conversation.parallel,
+        {tool.function.name for tool in body.tools or () if tool.function and tool.function.strict},
+        form,
+        form.is_reasoning(spec.prompt, conversation.continued),
+        constrain=state.generator.grammars is not None,
+    )
+    return replace(spec, grammar=grammar)
+
+
+def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
+    """Template variables that the request sets. Raises ApiError."""
+    variables: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":
+            variables |= {"enable_thinking": False, "thinking": False}
+    if body.documents:
+        if "documents" not in template.text:
+            raise errors.unsupported("documents", "`documents` (not used by the chat template)")
+        variables["documents"] = body.documents
+    for name, value in (body.chat_template_kwargs or {}).items():
+        if not template.accepts(name):
+            raise errors.validation(
+                f"`chat_template_kwargs` may not set {name!r}: the chat template does not use it, "
+                "or the server sets it",
+                "chat_template_kwargs",
+            )
+        variables[name] = value
+    return variables
+
+
+def _tools(body: ChatRequest, form: ResponseFormat | None) -> list[dict[str, Any]]:
+    """The tools that the model may call, as templates expect them. Raises ApiError."""
+    tools = [_tool(index, tool) for index, tool in enumerate(body.tools or ())]
+    names = [tool["function"]["name"] for tool in tools]
+    choice = "auto" if body.tool_choice is None else body.tool_choice
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or choice.get("type", "function") != "function":
+            raise errors.validation("`tool_choice` must name a function", "tool_choice")
+    else:
+        name = None if choice in ("auto", "none", "required") else choice
+    if name is not None and name not in names:
+        raise errors.validation(f"`tool_choice` names {name!r}, which is no tool", "tool_choice")
+    if choice == "required" and not tools:
+        raise errors.validation("`tool_choice` is `required`, and `tools` has none", "tool_choice")
+    if choice == "none" or not tools:
+        return []
+    if form is None or not form.knows_tools:
+        raise errors.validation(
+            "the server does not know how this model writes tool calls (see --tool-call-parser)",
+            "tools",
+        )
+    return tools
+
+
+def _tool(index: int, tool: Tool) -> dict[str, Any]:
+    function = tool.function
+    if tool.type != "function" or function is None:
+        raise errors.validation(
+            f"tools[{index}] is of type {tool.type!r}: only functions can be called", "tools"
+        )
+    if not function.name:
+        raise errors.validation(f"tools[{index}] has no name", "tools")
+    parameters = function.arguments if function.parameters is None else function.parameters
+    fields = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": parameters,
+    }
+    return {
+        "type": "function",
+        "function": {name: value for name, value in fields.items() if value is not None},
+    }
+
+
+def _tools_as_text(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_prompt: str | None
+) -> list[dict[str, Any]]:
+    """The messages for a template without tools, with any tools and calls as text."""
+    if not tools and not any(m["role"] == "tool" or "tool_calls" in m for m in messages):
+        return messages
+    try:
+        return as_text(messages, tools, tool_prompt)
+    except RecursionError as error:
+        raise errors.validation("`tools` are nested too deeply", "tools") from error
+
+
+def _message(index: int, message: ChatMessage, template: ChatTemplate) -> dict[str, Any]:
+    """A message in the form of templates: text content, tool arguments as objects.
+
+    Raises ApiError.
+    """
+    role = message.role
+    if role not in _ROLES:
+        raise errors.validation(
+            f"messages[{index}].role must be one of {', '.join(_ROLES)}. Given: {role}", "messages"
+        )
+    if message.content is None and role != "assistant":
+        raise errors.validation(f"messages[{index}] of role {role} has no `content`", "messages")
+    if role == "developer" and "developer" not in template.text:
+        role = "system"  # its older name
+    rendered: dict[str, Any] = {"role": role, "content": _content(message)}
+    for name in ("name", "tool_call_id"):
+        value = getattr(message, name)
+        if value is not None:
+            rendered[name] = value
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        rendered |= dict.fromkeys(_REASONING, reasoning)
+    if message.tool_calls:
+        rendered["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return rendered
+
+
+def _content(message: ChatMessage) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    texts = []
+    for part in message.content:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "refusal") or text is None:
+            raise errors.validation(
+                f"content of type `{part.type}` is not supported by this model", "messages"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise errors.validation("a tool call must name its function", "messages")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise errors.validation(
+                f"tool call arguments are not valid JSON: {error}", "messages"
+            ) from error
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise errors.validation("tool call arguments must be a JSON object", "messages")
+    call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {
+        **call_id,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }

@@ -1,0 +1,235 @@
+"""From the prompts of an HTTP request to running generations."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.errors import ModelError
+from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
+from tgi_cli.router.generation import structured_output
+from tgi_cli.router.generation.generation import Generation, GenerationContext
+from tgi_cli.router.generation.spec import GenerationSpec
+from tgi_cli.router.generation.validation import fit_length
+from tgi_cli.router.http import errors
+from tgi_cli.router.http.admission import ConcurrencyLimiter
+from tgi_cli.router.observability import access_log
+from tgi_cli.router.observability.metrics import Metrics
+from tgi_cli.rpc.interface import GONE, EngineClient
+from tgi_cli.text.bundle import TextBundle
+from tgi_cli.text.grammar.checker import GrammarChecker
+from tgi_cli.text.grammar.grammar import Grammar, GrammarError
+from tgi_cli.text.windowed_encoding import is_long
+from tgi_cli.text.workers import TextWorkers
+
+
+class _AtLeast(int):
+    """Number of tokens of a prompt whose encoding stopped at the limit: it has more."""
+
+    def __str__(self) -> str:
+        return f"at least {int(self)}"
+
+
+class Generator:
+    """Admits, tokenizes and submits prompts.
+
+    Args:
+        grammars: Compiles grammars. Default: requests with one are refused.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        text: TextBundle,
+        workers: TextWorkers,
+        metrics: Metrics,
+        admission: ConcurrencyLimiter,
+        grammars: GrammarChecker | None = None,
+    ) -> None:
+        self.client = client
+        self.text = text
+        self.metrics = metrics
+        self.admission = admission
+        self.grammars = grammars
+        self._workers = workers
+        self._context = GenerationContext(client, text.tokenizer, metrics, admission)
+        self.live = self._context.live
+        self.take(client.info)
+
+    def take(self, info: EngineInfo) -> None:
+        """Use the limits and the stop ids of another engine from now on."""
+        self.info = info
+        self.stop_ids = frozenset(info.eos_token_ids)
+        self._context.hidden_ids = self.text.tokenizer.special_ids | self.stop_ids
+
+    def abort(self, cause: str) -> None:
+        """End all generations now with an error."""
+        for generation in list(self.live):
+            generation.abort(errors.generation_failed(cause))
+
+    async def open(
+        self,
+        specs: Sequence[GenerationSpec],
+        arrived: float,
+        timeout_seconds: float | None = None,
+    ) -> list[Generation]:
+        """Admit, tokenize and submit prompts together: all samples of all, or none.
+
+        The samples of the first prompt come first; each counts toward the concurrency limit.
+        ``timeout_seconds`` counts from ``arrived``.
+
+        Raises:
+            ApiError: 429, 503, 422, 424 or 504; already counted.
+        """
+        count = sum(spec.samples for spec in specs)
+        self.metrics.requests.add(count)
+        try:
+            self.fit(count)
+            if not self.client.connected:
+                raise errors.engine_gone(GONE)
+            self.admission.enter(count)
+        except errors.ApiError as error:
+            self.metrics.failures.add(count, error.failure_label)
+            access_log.note(error)
+            raise
+        opened: list[Generation] = []
+        try:
+            info = self.info
+            requests = [
+                (spec, await self._prepare(spec)) for spec in await self._with_bad_words(specs)
+            ]
+            if self.info is not info:  # the engine restarted meanwhile, perhaps with less memory
+                requests = [
+                    (spec, self._request(spec, request.prompt_ids, request.grammar))
+                    for spec, request in requests
+                ]
+            for spec, request in requests:
+                lead: Generation | None = None
+                for sample in range(spec.samples):
+                    if sample:
+                        each = request.fork(self.client.next_request_id(), sample)
+                    else:
+                        each = request
+                    generation = Generation(
+                        self._context, len(opened), spec, each, lead, arrived, timeout_seconds
+                    )
+                    opened.append(generation)
+                    lead = lead or generation
+        except BaseException as error:
+            for generation in opened:
+                generation.close()
+            for _ in range(count - len(opened)):
+                self.admission.leave()
+            label = "dropped"
+            if isinstance(error, errors.ApiError):
+                label = error.failure_label
+                access_log.note(error)
+            self.metrics.failures.add(count - len(opened), label)
+            raise
+        return opened
+
+    def refuse(self, error: errors.ApiError) -> errors.ApiError:
+        """Count a request that was refused before it was opened. Returns its error."""
+        self.metrics.requests.add()
+        self.metrics.failures.add(1, error.failure_label)
+        access_log.note(error)
+        return error
+
+    def fit(self, count: int) -> None:
+        """Refuse more sequences than may ever run at once. Raises ApiError."""
+        if count > self.admission.limit:
+            raise errors.validation(
+                f"{count} sequences in one request (prompts x `n` or `best_of`) are more than "
+                f"the {self.admission.limit} that run at once",
+                "n",
+            )
+
+    async def _with_bad_words(self, specs: Sequence[GenerationSpec]) -> list[GenerationSpec]:
+        """The specs with the token ids of their bad words, each tokenized once."""
+        found: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {(): ()}
+        for words in {spec.bad_words for spec in specs} - found.keys():
+            try:
+                ids = await self._workers.word_ids(words)
+            except ModelError as error:
+                raise errors.tokenizer(error.cause, "bad_words") from error
+            # Ids beyond the vocabulary cannot be generated anyway.
+            found[words] = tuple(word for word in ids if max(word) < self.info.vocab_size)
+        return [
+            replace(spec, sampling=replace(spec.sampling, bad_words=found[spec.bad_words]))
+            if spec.bad_words
+            else spec
+            for spec in specs
+        ]
+
+    async def _prepare(self, spec: GenerationSpec) -> GenerationRequest:
+        """The engine's request for the first sample of a prompt. Raises ApiError."""
+        if isinstance(spec.prompt, str):
+            most = self.info.max_input_tokens if spec.truncate is None else None
+            try:
+                ids = await self._workers.encode(
+                    spec.prompt, spec.add_special_tokens, most, spec.truncate
+                )
+            except ModelError as error:
+                raise errors.tokenizer(error.cause, spec.prompt_param) from error
+            count = len(ids)
+            if most is not None and count > most and is_long(spec.prompt):
+                count = _AtLeast(count)
+        else:
+            ids = list(spec.prompt)
+            if spec.truncate is not None:
+                ids = ids[-spec.truncate :]
+            count = len(ids)
+        self._max_new_tokens(count, spec)  # before the grammar, which costs more
+        grammar = None if spec.grammar is None else await self._compile(spec.grammar)
+        request = self._request(spec, tuple(ids), grammar)
+        self.metrics.input_length.observe(len(ids))
+        self.metrics.max_new_tokens.observe(request.max_new_tokens, spec.samples)
+        return request
+
+    def _request(
+        self, spec: GenerationSpec, prompt_ids: tuple[int, ...], grammar: str | None
+    ) -> GenerationRequest:
+        sampling = spec.sampling
+        if not sampling.greedy:
+            seed = secrets.randbits(64) if spec.seed is None else spec.seed
+            sampling = replace(sampling, seed=seed)
+        # A client that ignores the end tokens still wants its own stop ids.
+        only_own = spec.ignore_eos and bool(spec.stop_token_ids)
+        return GenerationRequest(
+            request_id=self.client.next_request_id(),
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            max_new_tokens=self._max_new_tokens(len(prompt_ids), spec),
+            stop_token_ids=spec.stop_token_ids if only_own else self.stop_ids | spec.stop_token_ids,
+            ignore_eos=spec.ignore_eos and not only_own,
+            priority=spec.priority,
+            cache_salt=spec.cache_salt,
+            grammar=grammar,
+            prompt_logprobs=spec.prompt_logprobs,
+        )
+
+    def _max_new_tokens(self, input_length: int, spec: GenerationSpec) -> int:
+        """How many tokens may follow the prompt. Raises ApiError."""
+        new_tokens = fit_length(input_length, spec.max_new_tokens, self.info, spec.prompt_param)
+        if spec.sampling.min_new_tokens > new_tokens:
+            raise errors.validation(
+                f"`min_tokens` must be <= {new_tokens}, the tokens that may be generated. "
+                f"Given: {spec.sampling.min_new_tokens}",
+                "min_tokens",
+            )
+        return new_tokens
+
+    async def _compile(self, grammar: Grammar) -> str:
+        """A grammar in the engine's form. Raises ApiError."""
+        if self.grammars is None or not self.info.grammar:
+            raise structured_output.grammar_unsupported(grammar.param)
+        try:
+            return await self.grammars.compile(grammar)
+        except GrammarError as error:
+            raise structured_output.invalid_grammar(error, grammar.param) from error
+        except WorkersBusy:
+            raise self.admission.overloaded() from None
+        except WorkerError as error:
+            raise errors.engine_gone(error.cause) from error

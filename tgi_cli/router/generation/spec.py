@@ -1,0 +1,66 @@
+"""One prompt and its parameters, independent of the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.grammar.grammar import Grammar
+from tgi_cli.text.stop import StopStrings
+
+NO_STOPS = StopStrings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """A prompt and everything that shapes its continuation.
+
+    Attributes:
+        prompt: Text or token ids.
+        sampling: Sampling parameters, except the seed and the bad words.
+        bad_words: Texts that must not be generated; not yet tokenized.
+        prompt_param: Name of the prompt in its API, for errors.
+        add_special_tokens: Encode the text with special tokens; rendered chats have them already.
+        seed: Seed of the sampling. Default: random.
+        max_new_tokens: Most tokens to generate. Default: as many as the context allows.
+        truncate: Use the last n tokens of the prompt.
+        stops: Stop strings.
+        keep_stop: End the text behind the stop string, as in TGI, not before it.
+        length_first: A stop string in the last allowed token has the finish reason ``length``, as
+            in TGI.
+        ignore_eos: Continue behind end tokens.
+        stop_token_ids: Further ids that end the sequence; not part of the text.
+        shown_ids: Special tokens that are part of the text, because they mark its regions.
+        samples: Number of continuations; all but the first share its computed prompt. Sample i of
+            a seed does not depend on the number of samples.
+        prompt_logprobs: Return the log-probabilities of the prompt's tokens, and so many of the
+            likeliest alternatives. Default: none.
+        prompt_only: Return nothing of the continuation.
+        grammar: Grammar of the continuation, or None.
+        priority: Higher values are served first.
+        cache_salt: Requests share cached prefixes only if they have the same salt, so that timing
+            reveals nothing about other tenants' prompts.
+        adapter: Name of the LoRA adapter; empty for the base model.
+    """
+
+    prompt: str | tuple[int, ...]
+    sampling: SamplingParams
+    bad_words: tuple[str, ...] = ()
+    prompt_param: str = "prompt"
+    add_special_tokens: bool = True
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    truncate: int | None = None
+    stops: StopStrings = NO_STOPS
+    keep_stop: bool = False
+    length_first: bool = False
+    ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    shown_ids: frozenset[int] = frozenset()
+    samples: int = 1
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
+    grammar: Grammar | None = None
+    priority: int = 0
+    cache_salt: bytes = b""
+    adapter: str = ""

@@ -1,0 +1,1 @@
+"""HTTP/1.1, bodies, server-sent events, errors, authentication and admission."""

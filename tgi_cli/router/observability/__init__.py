@@ -1,0 +1,1 @@
+"""Access log, Prometheus metrics and OpenTelemetry traces."""

@@ -1,0 +1,172 @@
+"""One log line for each request, without its texts.
+
+The code that serves a request adds to its record, :func:`record`. Errors are logged by their type,
+as their messages may repeat what the client has sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tgi_cli.engine.messages import FinishReason
+from tgi_cli.router.generation.spec import GenerationSpec
+from tgi_cli.router.generation.timings import Timings
+from tgi_cli.router.http.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+_PATH_CHARACTERS = 128
+_QUIET = ("/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready")
+"""Routes of probes, whose successes are logged at level DEBUG."""
+_OURS = ("generation", "incomplete_generation", "internal")
+"""Types of errors whose messages never repeat what clients sent."""
+
+
+class LoggedGeneration(Protocol):
+    """What a record needs of a :class:`tgi_cli.router.generation.generation.Generation`."""
+
+    index: int
+    spec: GenerationSpec
+    seed: int | None
+    timings: Timings
+
+    @property
+    def lead(self) -> LoggedGeneration: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def generated_tokens(self) -> int: ...
+
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+
+
+@dataclass(slots=True)
+class AccessRecord:
+    """One HTTP request, from its head to the end of its answer.
+
+    Attributes:
+        request_id: the client's ``x-request-id``, or a generated one.
+        path: without the query.
+        route: pattern that the path matched, or empty.
+        status: status of the answer, or 0 before it starts.
+        generations: its sequences, in order.
+        error: why it failed, perhaps within a stream whose status is 200.
+        dropped: the client disconnected before the end.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    route: str = ""
+    status: int = 0
+    generations: list[LoggedGeneration] = field(default_factory=list)
+    error: ApiError | None = None
+    dropped: bool = False
+    trace_id: str = ""
+    began: float = field(default_factory=time.perf_counter)
+    began_ns: int = field(default_factory=time.time_ns)
+
+
+_current: ContextVar[AccessRecord | None] = ContextVar("request", default=None)
+
+
+def begin(record: AccessRecord) -> None:
+    """Set the record of the current task."""
+    _current.set(record)
+
+
+def record() -> AccessRecord | None:
+    """The record of the request that the current task serves, or None."""
+    return _current.get()
+
+
+def note(error: ApiError) -> None:
+    """Record why the request failed, unless an error is recorded already."""
+    now = _current.get()
+    if now is not None and now.error is None:
+        now.error = error
+
+
+def times(request: AccessRecord) -> dict[str, float]:
+    """TGI's times of a request and the time to its first token, in seconds.
+
+    Each is that of the slowest of its sequences, but the first token that of the fastest.
+    """
+    found = [generation.timings for generation in request.generations]
+    if not found:
+        return {"total_time": time.perf_counter() - request.began}
+    seconds = {
+        f"{name}_time": max(getattr(timing, name) for timing in found)
+        for name in ("total", "validation", "queue", "inference")
+    }
+    tokens = max(generation.generated_tokens for generation in request.generations)
+    if tokens:
+        seconds["time_per_token"] = seconds["inference_time"] / tokens
+    first = [timing.first_token - timing.arrived for timing in found if timing.first_token]
+    if first:
+        seconds["time_to_first_token"] = min(first)
+    return seconds
+
+
+def usage(request: AccessRecord) -> dict[str, Any]:
+    """Tokens, finish reasons, seed and adapter of a request that generated."""
+    generations = request.generations
+    if not generations:
+        return {}
+    prompts = {id(g.lead): g.lead.prompt_tokens for g in generations}
+    ended = [g.finish_reason for g in generations if g.finish_reason is not None]
+    reasons = dict.fromkeys(reason.name.lower() for reason in ended)
+    seed, adapter = generations[0].seed, generations[0].spec.adapter
+    fields: dict[str, Any] = {
+        "prompt_tokens": sum(prompts.values()),
+        "generated_tokens": sum(g.generated_tokens for g in generations),
+    }
+    if reasons:
+        fields["finish_reason"] = ",".join(reasons)
+    if len(generations) > 1:
+        fields["sequences"] = len(generations)
+    elif seed is not None:
+        fields["seed"] = seed
+    if adapter:
+        fields["adapter"] = adapter
+    return fields
+
+
+def write(request: AccessRecord) -> None:
+    """Log the request."""
+    error = request.error
+    failed = request.status >= 500 or (error is not None and error.status in (424, 500, 504))
+    quiet = request.route in _QUIET and request.method != "POST" and request.status == 200
+    level = logging.ERROR if failed else logging.DEBUG if quiet else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    fields: dict[str, Any] = {
+        "request_id": request.request_id,
+        "method": request.method,
+        "route": request.route or _printable(request.path),
+        "status": request.status,
+    }
+    fields |= usage(request)
+    fields |= {name: round(seconds, 6) for name, seconds in times(request).items()}
+    if error is not None:
+        fields["error"] = error.error_type
+        if error.error_type in _OURS:
+            fields["cause"] = error.message
+    elif request.dropped or request.status == 499:
+        fields["error"] = "dropped"
+    if request.trace_id:
+        fields["trace_id"] = request.trace_id
+    logger.log(level, "request", extra=fields)
+
+
+def _printable(path: str) -> str:
+    """A path that matched no route, as one word of bounded length."""
+    path = path[:_PATH_CHARACTERS]
+    return "".join(c if c.isascii() and c.isprintable() and c != " " else "?" for c in path)

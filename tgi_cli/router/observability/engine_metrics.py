@@ -1,0 +1,105 @@
+"""The engine's metrics: its load, its steps, and what gateways choose servers by.
+
+Gateways need the waiting and running requests, the KV cache's usage and size, and the adapters in
+use (https://github.com/kubernetes-sigs/gateway-api-inference-extension, docs/proposals/003). They
+can be configured with our names, or find vLLM's with ``--vllm-metrics``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.engine.metrics import JOIN_REASONS, METHODS, EngineLoad, EngineMetrics
+from tgi_cli.router.observability.prometheus import counter, gauge, histogram
+
+_DURATIONS = (
+    ("inference", "total", "Seconds of a step, all stages."),
+    ("forward", "forward", "Seconds of a step on the device."),
+    ("decode", "update", "Seconds of applying a step's tokens."),
+    ("filter", "send", "Seconds of sending a step's tokens."),
+)
+
+
+def load_lines(info: EngineInfo, metrics: EngineMetrics, adapters: int) -> Iterator[str]:
+    """The exposition of the engine's load; ``adapters`` is the number of loaded adapters."""
+    load, block_size = metrics.load, info.block_size
+    used, capacity = load.used_blocks * block_size, info.max_batch_total_tokens
+    for name, help, value in (
+        ("tgi_queue_size", "Requests waiting in the engine.", load.queued),
+        ("tgi_queue_age_seconds", "Time the oldest one has waited.", metrics.queue_seconds),
+        ("tgi_batch_current_size", "Requests running in the engine.", load.running),
+        ("tgi_batch_current_max_tokens", "Capacity in tokens of the used KV blocks.", used),
+        ("tgi_batch_max_total_tokens", "Capacity in tokens of the KV cache.", capacity),
+        ("tgi_kv_cache_usage_ratio", "Share of the KV blocks in use.", _usage(info, load)),
+        ("tgi_prefix_cache_blocks", "KV blocks that a prefix can reuse.", load.cached_blocks),
+        ("tgi_lora_adapters", "Loaded LoRA adapters.", adapters),
+    ):
+        yield from gauge(name, help, value)
+    yield from gauge("tgi_cache_config_info", "Size of the KV cache.", 1, _cache(info, ""))
+    for name, help, count in (
+        ("tgi_preemptions_total", "Sequences preempted.", load.preemptions),
+        ("tgi_engine_steps_total", "Steps of the engine.", load.steps),
+        ("tgi_engine_prompt_tokens_total", "Prompt tokens computed.", load.context_tokens),
+        ("tgi_prefix_cache_query_tokens_total", "Prompt tokens looked up.", load.prompt_tokens),
+        ("tgi_prefix_cache_hit_tokens_total", "Prompt tokens found.", load.reused_tokens),
+    ):
+        yield from counter(name, help, {"": count})
+
+
+def step_lines(metrics: EngineMetrics) -> Iterator[str]:
+    """The exposition of the engine's steps, TGI's ``tgi_batch_*``."""
+    histograms, counts = metrics.histograms, metrics.counts
+    for name, help, by_method in (
+        ("count", "Steps launched.", {m: counts["launched", m] for m in METHODS}),
+        ("success", "Steps completed.", {m: sum(histograms["total", m].counts) for m in METHODS}),
+        ("failure", "Steps failed.", {m: counts["failed", m] for m in METHODS}),
+    ):
+        yield from counter(f"tgi_batch_inference_{name}", help, by_method, "method")
+    for name, stage, help in _DURATIONS:
+        series = {method: histograms[stage, method] for method in METHODS}
+        yield from histogram(f"tgi_batch_{name}_duration", help, series, "method")
+    joins = {reason: counts["joined", reason] for reason in JOIN_REASONS}
+    yield from counter("tgi_batch_concat", "Joins to a running batch.", joins, "reason")
+    scheduling = {"decode": histograms["schedule", "join"]}
+    for name, help, series, label in (
+        ("tgi_batch_concat_duration", "Seconds of scheduling a join.", scheduling, "method"),
+        ("tgi_batch_next_size", "Requests per join.", {"": histograms["next_size", ""]}, ""),
+        (
+            "tgi_request_skipped_tokens",
+            "Tokens of a request in one step beyond the first.",
+            {"": histograms["skipped_tokens", ""]},
+            "",
+        ),
+    ):
+        yield from histogram(name, help, series, label)
+
+
+def lora_lines(prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
+    """The exposition of the adapters in use, named by the labels; its value is the time."""
+    name = f"{prefix}lora_requests_info"
+    return gauge(name, "LoRA adapters in use; the time.", time.time(), labels)
+
+
+def vllm_lines(info: EngineInfo, load: EngineLoad, model_id: str) -> Iterator[str]:
+    """What gateways read of https://docs.vllm.ai/en/latest/usage/metrics/."""
+    usage, model = _usage(info, load), {"model_name": model_id}
+    for name, help, value in (
+        ("num_requests_waiting", "As tgi_queue_size.", load.queued),
+        ("num_requests_running", "As tgi_batch_current_size.", load.running),
+        ("kv_cache_usage_perc", "As tgi_kv_cache_usage_ratio.", usage),
+        ("gpu_cache_usage_perc", "The same under its older name.", usage),
+    ):
+        yield from gauge(f"vllm:{name}", help, value, model)
+    yield from gauge("vllm:cache_config_info", "Size of the KV cache.", 1, _cache(info, "gpu_"))
+
+
+def _usage(info: EngineInfo, load: EngineLoad) -> float:
+    capacity = info.max_batch_total_tokens
+    return load.used_blocks * info.block_size / capacity if capacity else 0.0
+
+
+def _cache(info: EngineInfo, device: str) -> dict[str, str]:
+    blocks = info.max_batch_total_tokens // info.block_size
+    return {"block_size": str(info.block_size), f"num_{device}blocks": str(blocks)}

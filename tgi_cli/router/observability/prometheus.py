@@ -1,0 +1,98 @@
+"""Prometheus' text format 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/.
+
+TGI's counters have no ``_total`` suffix, which prometheus_client appends to any counter, and its
+histograms search their buckets linearly, where these bisect (0.3 us an observation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tgi_cli.engine.metrics import Histogram
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def linear_buckets(highest: int, steps: int = 100) -> tuple[float, ...]:
+    """Equal buckets up to ``highest``, as TGI's of token counts."""
+    return tuple(highest / steps * step for step in range(1, steps + 1))
+
+
+class CounterMetric:
+    """A counter with at most one label."""
+
+    def __init__(self, name: str, help: str, label: str = "", values: Sequence[str] = ()) -> None:
+        self.name, self.help, self.label = name, help, label
+        self.counts = dict.fromkeys(values or ("",), 0)
+
+    def add(self, count: int = 1, value: str = "") -> None:
+        """Increase the counter of a label's value."""
+        self.counts[value] = self.counts.get(value, 0) + count
+
+    def lines(self) -> Iterator[str]:
+        """See :func:`counter`."""
+        return counter(self.name, self.help, self.counts, self.label)
+
+
+class HistogramMetric:
+    """A named histogram."""
+
+    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
+        self.name, self.help = name, help
+        self._values = Histogram(bounds)
+        self.observe = self._values.observe
+
+    def lines(self) -> Iterator[str]:
+        """See :func:`histogram`."""
+        return histogram(self.name, self.help, {"": self._values})
+
+
+def counter(name: str, help: str, counts: Mapping[str, int], label: str = "") -> Iterator[str]:
+    """The exposition of a counter by the values of its label."""
+    yield from _head(name, help, "counter")
+    for value, count in counts.items():
+        yield f"{name}{_labels({label: value} if label else {})} {count}"
+
+
+def gauge(
+    name: str, help: str, value: float, labels: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """The exposition of a gauge."""
+    yield from _head(name, help, "gauge")
+    yield f"{name}{_labels(labels or {})} {_number(value)}"
+
+
+def histogram(
+    name: str, help: str, series: Mapping[str, Histogram], label: str = ""
+) -> Iterator[str]:
+    """The exposition of a histogram by the values of its label."""
+    yield from _head(name, help, "histogram")
+    for value, found in series.items():
+        own = {label: value} if label else {}
+        front = f"{name}_bucket{_labels(own | {'le': ''})[:-2]}"
+        total = 0
+        for bound, count in zip(found.bounds, found.counts, strict=False):
+            total += count
+            yield f'{front}{_number(bound)}"}} {total}'
+        total += found.counts[-1]
+        yield f'{front}+Inf"}} {total}'
+        yield f"{name}_sum{_labels(own)} {_number(found.sum)}"
+        yield f"{name}_count{_labels(own)} {total}"
+
+
+def _head(name: str, help: str, kind: str) -> Iterable[str]:
+    return f"# HELP {name} {help}", f"# TYPE {name} {kind}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))

@@ -1,0 +1,1 @@
+"""Grammars for structured output: parsing, compilation and checks, in bounded processes."""

@@ -1,0 +1,201 @@
+"""Completes JSON schemas as their authors mean them, and finds their parts.
+
+Every change narrows a schema, so that values of the changed one are valid for the original.
+Keywords are those of https://json-schema.org/draft/2020-12 and earlier drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("prefixItems", "items", "anyOf", "oneOf", "allOf")
+_ONES = (
+    "items",
+    "additionalItems",
+    "unevaluatedItems",
+    "contains",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+_OTHER_PROPERTIES = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+_TRIVIAL: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+}
+"""Values that allow everything. Some libraries write them, also of unsupported keywords."""
+_DEFINITIONS = ("$defs", "definitions")
+_COMBINING = ("anyOf", "oneOf", "allOf", "$ref", "$dynamicRef")
+
+Path = tuple[str | int, ...]
+
+
+def children(schema: Any) -> Iterator[tuple[Path, Any]]:
+    """The direct subschemas of a schema, with their paths."""
+    if not isinstance(schema, Mapping):
+        return
+    for keyword, value in schema.items():
+        if isinstance(value, Mapping) and keyword in _MAPS:
+            for name, each in value.items():
+                yield (keyword, name), each
+        elif isinstance(value, list) and keyword in _LISTS:
+            for index, each in enumerate(value):
+                yield (keyword, index), each
+        elif keyword in _ONES and isinstance(value, Mapping | bool):
+            yield (keyword,), value
+
+
+def everywhere(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """A schema and all its subschemas, except booleans."""
+    waiting = [schema]
+    while waiting:
+        schema = waiting.pop()
+        if isinstance(schema, Mapping):
+            yield schema
+            waiting += (child for _, child in children(schema))
+
+
+def depth(value: Any) -> int:
+    """Levels of objects and lists in a JSON value."""
+    deepest = 0
+    waiting = [(value, 1)]
+    while waiting:
+        value, level = waiting.pop()
+        within = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            deepest = max(deepest, level)
+            waiting += ((each, level + 1) for each in within)
+    return deepest
+
+
+def refine(schema: dict[str, Any]) -> dict[str, Any]:
+    """Complete a schema as most authors mean it.
+
+    ``properties`` without a ``type`` means an object, ``items`` a list; by JSON Schema, any other
+    type would be valid, too. An object with ``properties`` has no others, unless it has
+    ``additionalProperties``. Where schemas are combined (``allOf``, or ``properties`` beside
+    ``anyOf``, ``oneOf`` or ``$ref``) the parts stay open. Keywords that allow everything are
+    dropped.
+    """
+    close = not any(
+        "allOf" in each or ("properties" in each and any(word in each for word in _COMBINING))
+        for each in everywhere(schema)
+    )
+    refined: dict[str, Any] = _refined(schema, close)
+    return refined
+
+
+def _refined(schema: Any, close: bool) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    result = {
+        keyword: value
+        for keyword, value in schema.items()
+        if value not in _TRIVIAL.get(keyword, ())
+    }
+    for keyword, value in list(result.items()):
+        if keyword in _MAPS and isinstance(value, dict):
+            result[keyword] = {name: _refined(each, close) for name, each in value.items()}
+        elif keyword in _LISTS and isinstance(value, list):
+            result[keyword] = [_refined(each, close) for each in value]
+        elif keyword in _ONES:
+            result[keyword] = _refined(value, close)
+    if "enum" in result or "const" in result:
+        return result
+    if isinstance(result.get("properties"), dict):
+        result.setdefault("type", "object")
+        if close and not any(word in result for word in _OTHER_PROPERTIES):
+            result["additionalProperties"] = False
+    elif "items" in result or "prefixItems" in result:
+        result.setdefault("type", "array")
+    return result
+
+
+def pointer(path: Path) -> str:
+    """A path as a JSON pointer in a URI fragment (RFC 6901)."""
+    return "#" + "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in path)
+
+
+def at(schema: Any, reference: str) -> Path | None:
+    """The path of a ``$ref`` in the same schema, or None if it is invalid, or an anchor."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    path: list[str | int] = []
+    for key in reference.split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and key.isdigit() and int(key) < len(schema):
+            path.append(int(key))
+        elif isinstance(schema, dict) and key in schema:
+            path.append(key)
+        else:
+            return None
+        schema = schema[path[-1]]
+    return tuple(path)
+
+
+def part(schema: Any, path: Path) -> Any:
+    """The part of a schema at a path."""
+    for key in path:
+        schema = schema[key]
+    return schema
+
+
+def within(schema: Any, path: Path) -> Iterator[Path]:
+    """The paths of the subschemas of the schema at ``path``, with references followed.
+
+    Definitions are included only if they are referenced.
+    """
+    here = part(schema, path)
+    if not isinstance(here, Mapping):
+        return
+    paths = [
+        path + step
+        for step, child in children(here)
+        if step[0] not in _DEFINITIONS and isinstance(child, Mapping)
+    ]
+    target = at(schema, str(here.get("$ref", "")))
+    if target is not None:
+        paths.append(target)
+    for each in paths:
+        yield _follow(schema, each)
+
+
+def _follow(schema: Any, path: Path) -> Path:
+    """The end of the chain of references that begins at ``path``."""
+    passed = {path}
+    while True:
+        here = part(schema, path)
+        if not isinstance(here, Mapping) or "$ref" not in here or len(here) > 1:
+            return path
+        target = at(schema, str(here["$ref"]))
+        if target is None or target in passed:
+            return path
+        passed.add(target)
+        path = target
+
+
+def moved(schema: Any, to: str) -> Any:
+    """A schema whose references hold under the key ``to`` of a document."""
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for keyword, value in schema.items():
+        if keyword == "$ref" and isinstance(value, str) and (value == "#" or value[:2] == "#/"):
+            result[keyword] = f"#/{to}{value[1:]}"
+        elif keyword in _MAPS and isinstance(value, dict):
+            result[keyword] = {name: moved(each, to) for name, each in value.items()}
+        elif keyword in _LISTS and isinstance(value, list):
+            result[keyword] = [moved(each, to) for each in value]
+        elif keyword in _ONES:
+            result[keyword] = moved(value, to)
+    return result

@@ -1,0 +1,281 @@
+"""How the responses of a model are parsed: by its own response template, or by known formats."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tgi_cli.errors import ConfigError
+from tgi_cli.text.known_formats import (
+    ANY_START,
+    FALLBACK,
+    PARSERS,
+    REASONING_FIELDS,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ToolFormat,
+    compose,
+    detect,
+)
+from tgi_cli.text.response_parser import ResponseParser, ResponseTemplates
+from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.tool_calls import shape_of
+
+logger = logging.getLogger(__name__)
+
+_START_KEYS = ("start_anchor", "start_anchor_pattern")
+_MARKERS = ("open", "open_pattern", "close", "close_pattern")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMarkers:
+    """The texts around reasoning and in front of the content; empty: none.
+
+    They let a grammar constrain the content alone, behind any reasoning.
+    """
+
+    open: str = ""
+    close: str = ""
+    then: str = ""
+
+    @classmethod
+    def of(cls, template: Mapping[str, Any]) -> AnswerMarkers:
+        """Those markers of a response template that are fixed texts."""
+        fields = template["fields"]
+        then = _first_text(fields.get("content", {}), "open")
+        # Where even the content is marked, a turn of its own follows the reasoning's.
+        turn = template.get("start_anchor", "") if then else ""
+        for name in REASONING_FIELDS:
+            region = fields.get(name, {})
+            opening, close = _first_text(region, "open"), _first_text(region, "close")
+            if opening and close:
+                return cls(opening, close + turn, then)
+        return cls(then=then)
+
+    def before(self, inside: bool) -> dict[str, Any] | None:
+        """The argument of :meth:`~tgi_cli.text.grammar.grammar.Grammar.behind`.
+
+        None if there is nothing but content.
+
+        Args:
+            inside: generation starts within reasoning.
+        """
+        if not self.open and not self.then:
+            return None
+        return {"open": self.open, "close": self.close, "then": self.then, "inside": inside}
+
+
+class ResponseFormat:
+    """How the responses of one model are parsed; built once.
+
+    Attributes:
+        tools: Format of tool calls, or None if the model's own template defines it, or nothing.
+        knows_tools: Whether tool calls can be told from text.
+        knows_reasoning: Whether reasoning can be told from text.
+        tools_as_text: The chat template does not support tools, so a message describes them.
+        markers: Texts around reasoning and in front of the content.
+
+    Raises:
+        ValueError: The model's own response template is invalid.
+    """
+
+    def __init__(
+        self,
+        template: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        tools: ToolFormat | None = None,
+        tools_as_text: bool = False,
+    ) -> None:
+        fields: dict[str, Any] = dict(template["fields"])
+        self.markers = AnswerMarkers.of(template)
+        self.tools = tools
+        self.tools_as_text = tools_as_text
+        self.knows_tools = "tool_calls" in fields
+        self.knows_reasoning = any(name in fields for name in REASONING_FIELDS)
+        plain = {name: field for name, field in fields.items() if name != "tool_calls"}
+        self._marked = any("open" in field or "open_pattern" in field for field in plain.values())
+        self._template = template
+        self._fields, self._plain = fields, plain
+        self._anchored = template.get("start_anchor_pattern") != ANY_START
+        self._openings = [
+            text
+            for name in REASONING_FIELDS
+            for text in _texts(fields.get(name, {}).get("open", []))
+        ]
+        self._shown = _shown(tokenizer, list(fields.values()))
+        self._shown_plain = _shown(tokenizer, list(plain.values()))
+        if tools is None or self._marked:
+            self.load()
+
+    @cached_property
+    def templates(self) -> ResponseTemplates:
+        """The template as transformers loads it; takes 0.5 s and 26 MB the first time."""
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        every = load_response_template(_neutral(self._template, self._fields))
+        without_tools = whole = shape = None
+        if self._marked:
+            without_tools = load_response_template(_neutral(self._template, self._plain))
+        if self.knows_tools:
+            call = {**self._fields["tool_calls"], "optional": True}
+            whole = load_response_template(
+                {"fields": {"tool_calls": call}, "start_anchor_pattern": ANY_START}
+            )
+            shape = shape_of(whole.fields["tool_calls"])
+        return ResponseTemplates(every, without_tools, whole, shape)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether :meth:`load` has run."""
+        return "templates" in vars(self)
+
+    def load(self) -> None:
+        """Load the templates.
+
+        If only tool calls have markers, that waits for the first request with tools: many
+        servers never get one.
+        """
+        _ = self.templates
+
+    def shown(self, tools: bool) -> frozenset[int]:
+        """Special tokens that the text must contain, because they mark regions."""
+        return self._shown if tools else self._shown_plain
+
+    def parser(
+        self,
+        prompt: str,
+        continued: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+        parallel: bool = True,
+    ) -> ResponseParser | None:
+        """A parser for one response to ``prompt``, or None if nothing in it can be marked.
+
+        Args:
+            continued: End of the prompt that the response continues.
+            tools: Tools that may be called.
+            parallel: Whether to return more than the first tool call.
+        """
+        if not tools and not self._marked:
+            return None
+        prefix = self._prefix(prompt, continued)
+        return ResponseParser(self.templates, self.tools, prefix, tools, parallel)
+
+    def is_reasoning(self, prompt: str, continued: str = "") -> bool:
+        """Whether a response to ``prompt`` begins within reasoning."""
+        prefix = self._prefix(prompt, continued)
+        opened = prefix.rfind(self.markers.open) if self.markers.open else -1
+        return opened >= 0 and self.markers.close not in prefix[opened:]
+
+    def _prefix(self, prompt: str, continued: str) -> str:
+        """The end of the prompt that belongs to the response: templates may open the reasoning."""
+        if self._anchored:
+            starts = [
+                match.end() for match in self.templates.every.start_anchor_re.finditer(prompt)
+            ]
+            return prompt[starts[-1] :] if starts else ""
+        if continued:
+            return continued
+        end = prompt.rstrip()
+        for opening in self._openings:
+            if end.endswith(opening):
+                return prompt[len(end) - len(opening) :]
+        return ""
+
+
+def choose_response_format(
+    tokenizer: Tokenizer,
+    template_text: str,
+    takes_tools: bool,
+    own: Any = None,
+    tool_parser: str = "auto",
+    reasoning_parser: str = "auto",
+) -> ResponseFormat | None:
+    """How the responses of a model are parsed, or None if nothing in them is marked.
+
+    Args:
+        template_text: Source of the chat template.
+        takes_tools: Whether the chat template supports tools.
+        own: The model's own response template; used if both parsers are ``auto``.
+        tool_parser: ``none``, a format, or ``auto``: detect it in template and vocabulary.
+        reasoning_parser: ``none``, a format, or ``auto``.
+
+    Raises:
+        ConfigError: There is no such parser.
+    """
+    for flag, name, formats in (
+        ("tool-call-parser", tool_parser, TOOL_FORMATS),
+        ("reasoning-parser", reasoning_parser, REASONING_FORMATS),
+    ):
+        if name not in formats and name not in PARSERS:
+            known = ", ".join((*PARSERS, *sorted(formats)))
+            raise ConfigError(f"--{flag} {name!r} is unknown", f"one of: {known}")
+    if own is not None and tool_parser == reasoning_parser == "auto":
+        try:
+            return ResponseFormat(own, tokenizer)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            logger.warning("the model's response template is not used: %s", error)
+
+    def has(text: str) -> bool:
+        return text in template_text or tokenizer.backend.token_to_id(text) is not None
+
+    tools = None if tool_parser == "none" else tool_parser
+    if tool_parser == "auto":
+        seen = detect(TOOL_FORMATS, template_text.__contains__) or detect(TOOL_FORMATS, has)
+        tools = seen if takes_tools else FALLBACK
+    reasoning = None if reasoning_parser == "none" else reasoning_parser
+    if reasoning_parser == "auto":
+        reasoning = detect(REASONING_FORMATS, has)
+    template = compose(tools, reasoning)
+    if template is None:
+        return None
+    return ResponseFormat(
+        template, tokenizer, TOOL_FORMATS[tools] if tools else None, not takes_tools
+    )
+
+
+def _neutral(template: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The template with its regions alone; their text stays as it is, which cannot fail."""
+    plain = {"content": "text", "content_args": {"strip": False}, "transform": {}}
+    start = {key: template[key] for key in _START_KEYS if key in template}
+    return {
+        **start,
+        "fields": {
+            name: {**{key: field[key] for key in (*_MARKERS, "repeats") if key in field}, **plain}
+            for name, field in fields.items()
+        },
+    }
+
+
+def _first_text(region: Mapping[str, Any], key: str) -> str:
+    """The first marker of a region, or an empty text if it is a pattern."""
+    found = region.get(key, "")
+    if isinstance(found, list | tuple):
+        found = found[0] if found else ""
+    return found if isinstance(found, str) else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)
+
+
+def _shown(tokenizer: Tokenizer, fields: Sequence[Any]) -> frozenset[int]:
+    """Special tokens that are part of a marker."""
+    known = [text for field in fields for key in _MARKERS for text in _texts(field.get(key, []))]
+    found = set()
+    for index in tokenizer.special_ids:
+        token = tokenizer.backend.id_to_token(index) or ""
+        if token and any(token in text or re.escape(token) in text for text in known):
+            found.add(index)
+    return frozenset(found)

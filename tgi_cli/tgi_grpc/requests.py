@@ -1,0 +1,134 @@
+"""Translates requests of TGI's router to the engine's.
+
+A zero temperature, top_p, typical_p or repetition penalty means the default: proto3 does not
+distinguish zero from a missing value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tgi_cli.config.settings import default
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.engine.validation import validate_length
+from tgi_cli.model_server.adapters import AdapterRegistry
+from tgi_cli.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from tgi_cli.tgi_grpc.model_text import ModelText
+
+_GRAMMARS = {1: "json", 2: "regex"}
+"""Names of TGI's GrammarType."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """The parameters of requests that ask for one (Kirchenbauer et al. 2023)."""
+
+    gamma: float = default("watermark_gamma")
+    delta: float = default("watermark_delta")
+
+
+class RequestReader:
+    """Reads requests of either version of the services for one engine.
+
+    Args:
+        info: The engine's effective settings.
+        model_text: Returns the text side of its model.
+        adapters: Adapters that requests may name.
+        watermark: Parameters for requests that ask for a watermark.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        model_text: Callable[[], ModelText],
+        adapters: AdapterRegistry,
+        watermark: Watermark,
+    ) -> None:
+        self.model_text = model_text
+        self._info = info
+        self._adapters = adapters
+        self._watermark = watermark
+
+    def read(self, request: Any, engine_id: int, limits: EngineInfo) -> GenerationRequest:
+        """Return the request under the engine's id.
+
+        Raises:
+            ValueError: The request is invalid, with the cause.
+            TgiError: Text cannot be tokenized, or grammars cannot be compiled.
+        """
+        fields = request.DESCRIPTOR.fields_by_name
+        text = _text(request) if "input_chunks" in fields else request.inputs
+        special = request.add_special_tokens if "add_special_tokens" in fields else True
+        stopping = request.stopping_parameters
+        prompt = self.model_text().encode(text, special, request.truncate)
+        validate_length(len(prompt), stopping.max_new_tokens, limits)
+        if max(prompt) >= self._info.vocab_size:
+            raise ValueError(f"the tokenizer gives ids beyond the vocabulary ({max(prompt)})")
+        if request.top_n_tokens > self._info.vocab_size:
+            raise ValueError(
+                f"`top_n_tokens` is more than the vocabulary has ({self._info.vocab_size})"
+            )
+        adapter = request.adapter_id if "adapter_id" in fields else ""
+        return GenerationRequest(
+            request_id=engine_id,
+            prompt_ids=tuple(prompt),
+            sampling=self._sampling(request.parameters, request.top_n_tokens),
+            max_new_tokens=stopping.max_new_tokens,
+            stop_token_ids=frozenset(self._info.eos_token_ids),
+            ignore_eos=stopping.ignore_eos_token,
+            adapter_id=self._adapters.id_of(adapter),
+            grammar=self._grammar(request.parameters),
+            prompt_logprobs=0 if request.prefill_logprobs else None,
+        )
+
+    def _sampling(self, parameters: Any, top_n_tokens: int) -> SamplingParams:
+        temperature = parameters.temperature or 1.0
+        top_p = parameters.top_p or 1.0
+        typical_p = parameters.typical_p or 1.0
+        drawn = (
+            parameters.do_sample
+            or temperature != 1.0
+            or parameters.top_k > 0
+            or top_p != 1.0
+            or typical_p != 1.0
+        )
+        return SamplingParams(
+            temperature=temperature if drawn else 0.0,
+            top_k=parameters.top_k,
+            top_p=top_p,
+            typical_p=typical_p,
+            repetition_penalty=parameters.repetition_penalty or 1.0,
+            relative_frequency_penalty=parameters.frequency_penalty,
+            seed=parameters.seed,
+            top_logprobs=top_n_tokens,
+            watermark=parameters.watermark,
+            watermark_gamma=self._watermark.gamma,
+            watermark_delta=self._watermark.delta,
+        )
+
+    def _grammar(self, parameters: Any) -> str | None:
+        if not parameters.grammar_type:
+            return None
+        kind = _GRAMMARS.get(parameters.grammar_type)
+        if kind is None:
+            raise ValueError(f"there is no grammar type {parameters.grammar_type}")
+        if not self._info.grammar:
+            raise ValueError("grammars are not supported")
+        try:
+            return self.model_text().grammar(kind, parameters.grammar)
+        except ValueError as error:
+            raise ValueError(f"its grammar is not valid: {error}") from error
+
+
+def _text(request: Any) -> str:
+    """Return the prompt of a request of version 3."""
+    parts = []
+    for chunk in request.input_chunks.chunks:
+        if chunk.WhichOneof("chunk") != "text":
+            raise ValueError("it has an image, and the model takes text only")
+        parts.append(chunk.text)
+    return "".join(parts) if parts else str(request.inputs)

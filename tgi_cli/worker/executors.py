@@ -1,0 +1,96 @@
+"""How a step's forward pass is executed; the runner picks an executor for each step.
+
+===========  =====================================  ==========================================
+executor     runs                                   steps
+===========  =====================================  ==========================================
+CUDA graphs  kernels recorded at warm-up            decodes alone, up to the largest graph
+CPU program  C++ kernels, without Python between    those without adapters
+eager        the model's modules, one by one        all
+===========  =====================================  ==========================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from tgi_cli.attention import PagedAttention
+from tgi_cli.sampling.table import SamplingBatch
+from tgi_cli.worker.step_inputs import InputPreparer, StepBatch
+
+
+class Forward(Protocol):
+    """Computes the layers: a model, or the program compiled from it."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        """Hidden states [T, H] of a flat batch; ids and positions are int64 [T]."""
+        ...
+
+
+class RunnableModel(Forward, Protocol):
+    """What the runner needs of a model; :class:`tgi_cli.models.CausalLM` is one."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [N, V] of hidden states [N, H]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """The result of a forward pass; valid until the next one runs.
+
+    Attributes:
+        output: [N, H], the hidden state of the last token of each sampled sequence; or
+            float32 [N, V], its logits, if ``is_logits``.
+        batch: the N sampled sequences.
+        targets: int64 [N], where their tokens go: row * width + position.
+        all_hidden: [T, H], if the step reports on prompts.
+        is_logits: whether the executor has computed the head, too.
+    """
+
+    output: Tensor
+    batch: SamplingBatch
+    targets: Tensor
+    all_hidden: Tensor | None = None
+    is_logits: bool = False
+
+
+class Executor(Protocol):
+    """Runs forward passes of the steps that it supports."""
+
+    def supports(self, batch: StepBatch) -> bool:
+        """Whether it can run this step."""
+        ...
+
+    def run(self, batch: StepBatch) -> ForwardOutput:
+        """Start the forward pass of a step; does not wait for the device."""
+        ...
+
+
+class EagerExecutor:
+    """Runs the model's modules on flat inputs."""
+
+    def __init__(self, model: Forward, attention: PagedAttention, inputs: InputPreparer) -> None:
+        self._model = model
+        self._attention = attention
+        self._inputs = inputs
+
+    def supports(self, batch: StepBatch) -> bool:
+        return True
+
+    def run(self, batch: StepBatch) -> ForwardOutput:
+        inputs = self._inputs.prepare(batch)
+        self._attention.plan(inputs.metadata)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._attention)
+        last = hidden if inputs.last is None else hidden.index_select(0, inputs.last)
+        all_hidden = hidden if batch.reports_prompts else None
+        return ForwardOutput(last, inputs.batch, inputs.targets, all_hidden)
+
+
+class ProgramExecutor(EagerExecutor):
+    """Runs a :class:`tgi_cli.models.cpu_program.CpuProgram`, which applies no adapters."""
+
+    def supports(self, batch: StepBatch) -> bool:
+        return batch.adapter_slots is None

@@ -1,0 +1,167 @@
+"""From a folder of weights to a worker that runs steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tgi_cli import kernels
+from tgi_cli.attention import create_attention
+from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
+from tgi_cli.device import default_threads, describe, set_threads
+from tgi_cli.device.distributed import ALONE, Shard, device_of
+from tgi_cli.errors import ConfigError
+from tgi_cli.layers.lora import LoraTable
+from tgi_cli.models import load_model, model_facts, read_config
+from tgi_cli.models.cpu_program import compile_program
+from tgi_cli.models.lora import adapter_rank
+from tgi_cli.models.registry import scale_rope
+from tgi_cli.worker.lora_cache import LoraCache
+from tgi_cli.worker.sizing.memory import LOAD_REMEDY, out_of_memory_as_error, release_unused_memory
+from tgi_cli.worker.worker import LoadedModel, ModelWorker
+
+if TYPE_CHECKING:
+    from tgi_cli.worker.grammar import LLGuidance
+    from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
+
+log = logging.getLogger(__name__)
+
+
+def load_worker(
+    serve: ServeConfig, model_path: Path, progress: Callable[[int, int], None] | None = None
+) -> tuple[ModelWorker | ShardedWorker, EngineConfig]:
+    """Load a model and create its worker, in several processes if it has several shards.
+
+    Args:
+        serve: the settings; resolved here, which takes facts of the model and the device.
+        model_path: folder of the checkpoint.
+        progress: called while loading; see :func:`tgi_cli.models.load_model`.
+
+    Returns:
+        The worker, not warmed up, and the resolved configuration (whose limits warm-up may
+        still lower).
+
+    Raises:
+        ConfigError: flags that contradict each other or the model.
+        ModelError: files that cannot be used.
+        OutOfMemoryError: the weights do not fit.
+        ShardError: another process of the model failed.
+    """
+    model_config = scale_rope(read_config(model_path, serve.trust_remote_code), serve.rope)
+    ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
+    facts = model_facts(model_config)
+    config = resolve(serve, facts, describe(None), model_path, max(ranks, default=0))
+    if config.num_shard == 1:
+        return make_worker(config, progress=progress), config
+    # A single shard needs no messages: torch alone is enough.
+    from tgi_cli.worker.tensor_parallel.group import WorkerGroup
+    from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
+
+    log.info("starting %d shards", config.num_shard)
+    group = WorkerGroup(config)
+    try:
+        worker = make_worker(config, group.shard, progress)
+        group.connect()
+    except BaseException:  # an error of any kind, SIGTERM's SystemExit, Ctrl-C
+        group.close()
+        raise
+    return ShardedWorker(worker, group), config
+
+
+def make_worker(
+    config: EngineConfig,
+    shard: Shard = ALONE,
+    progress: Callable[[int, int], None] | None = None,
+) -> ModelWorker:
+    """Create the worker of one process, with its share of the model. Raises as load_worker."""
+    began = time.monotonic()
+    model_config = read_config(config.model_path, config.trust_remote_code)
+    model_config = scale_rope(model_config, config.rope)
+    facts = model_facts(model_config)
+    if config.cross_check and config.load_format == "dummy":
+        raise ConfigError(
+            "--load-format dummy has no weights that --cross-check could compare",
+            "give one of the two",
+        )
+    quantized = config.quantize or facts.quantization not in (None, "mxfp4")
+    if config.cross_check and (quantized or config.quantize_head):
+        raise ConfigError(
+            "--cross-check compares with transformers' own weights, and these are quantized",
+            "leave it off, or serve plain weights",
+        )
+    constrained = not (config.disable_grammar_support or shard.rank)
+    grammars = _load_grammars(config, facts) if constrained else None
+    table = _make_table(config)
+    device = device_of(config.device, shard.rank)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if device.type == "cpu":
+        set_threads(default_threads(processes=shard.size))
+    with out_of_memory_as_error(LOAD_REMEDY):
+        model = load_model(
+            model_config,
+            dtype,
+            device,
+            progress,
+            shard=shard,
+            load_format=config.load_format,
+            lora=table,
+            max_positions=config.max_total_tokens,
+            quantize=config.quantize,
+            quantize_head=config.quantize_head,
+        )
+        lora = None if table is None else LoraCache(model, table, dtype, device)
+        if config.cross_check:
+            from tgi_cli.worker.cross_check import cross_check  # rarely used
+
+            served = config.max_total_tokens
+            cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
+    release_unused_memory(device)
+    cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
+    if device.type == "cpu":
+        set_threads(default_threads(model.weight_bytes, shard.size))
+    try:
+        attention = create_attention(
+            config.attention, model.kv_specs, config.block_size, dtype, device, cache_dtype
+        )
+    except ValueError as error:
+        raise ConfigError(f"--attention {config.attention}: {error}", "leave it off") from error
+    kernels.set_threads(None)
+    program = compile_program(model, attention)
+    if program is not None and table is None:
+        # What is left to torch takes microseconds, and its threads would look for more work for
+        # milliseconds, on cores that the kernels' need: 8 streams lost a quarter of their rate.
+        kernels.set_threads(torch.get_num_threads())
+        set_threads(1)
+    loaded = LoadedModel(facts, model, attention, lora, program, time.monotonic() - began)
+    with out_of_memory_as_error():  # the tables of rows, as long as the context
+        return ModelWorker(config, loaded, shard, grammars)
+
+
+def _load_grammars(config: EngineConfig, facts: ModelFacts) -> Future[LLGuidance | None]:
+    """Read the vocabulary for grammars on a thread, while the weights are read."""
+    from tgi_cli.worker.grammar import load_grammars  # brings llguidance
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
+    future = pool.submit(
+        load_grammars,
+        config.model_path,
+        facts.vocab_size,
+        facts.eos_token_ids,
+        config.trust_remote_code,
+    )
+    pool.shutdown(wait=False)
+    return future
+
+
+def _make_table(config: EngineConfig) -> LoraTable | None:
+    """The slots for adapters, without memory yet; None if the configuration has none."""
+    if not config.max_loras:
+        return None
+    tokens = config.max_batch_prefill_tokens + config.max_batch_size
+    return LoraTable(config.max_loras, config.max_lora_rank, tokens)

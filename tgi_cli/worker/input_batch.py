@@ -1,0 +1,138 @@
+"""The persistent batch: one row per running sequence, for as long as it runs.
+
+===============  =========================================  ================================
+state            shape                                      written by
+===============  =========================================  ================================
+tokens           int32 [max_rows, max_tokens + 1], device   a new row; the sampler; a grammar
+block table      int32 [max_rows, max_blocks], host         a new row; appended blocks
+its device copy  the same, device                           the same
+sampling         one record per row, host                   a new row
+adapter slots    int32 [max_rows], host                     a new row
+row options      rows that want more than tokens, host      a new row; a freed one
+===============  =========================================  ================================
+
+On a CPU the block table and its copy share their memory. A freed row's arrays need no clearing:
+they are not read before a new sequence has overwritten them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tgi_cli.engine.step import NewRow, OptionalOutputs, Step
+from tgi_cli.sampling.table import SamplingTable
+from tgi_cli.worker.upload import Uploader
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """Options of a row whose logits are to be processed or reported."""
+
+    request_id: int
+    prompt_tokens: int
+    extras: OptionalOutputs
+
+
+class InputBatch:
+    """Token ids, block tables and sampling state of all rows.
+
+    Args:
+        max_rows: sequences that run at once.
+        max_tokens: of a sequence.
+        block_size: tokens per KV block.
+        device: of tokens and block tables.
+        upload: copies host arrays to the device.
+        shared: whether the device reads the host's memory. Default: a CPU does; tests set it.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        max_tokens: int,
+        block_size: int,
+        device: torch.device,
+        upload: Uploader,
+        shared: bool | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.width = max_tokens + 1
+        self.tokens = torch.zeros(max_rows, self.width, dtype=torch.int32, device=device)
+        self._flat = self.tokens.view(-1)
+        max_blocks = -(-self.width // block_size)
+        self.host_blocks: NDArray[np.int32] = np.zeros((max_rows, max_blocks), np.int32)
+        self._shared = device.type == "cpu" if shared is None else shared
+        table = torch.from_numpy(self.host_blocks)
+        self.blocks = table if self._shared else table.to(device, copy=True)
+        self.sampling = SamplingTable(max_rows)
+        self.adapter_slots: NDArray[np.int32] = np.full(max_rows, -1, np.int32)
+        self.row_options: dict[int, RowOptions] = {}
+        self.upload = upload
+
+    def apply(self, step: Step) -> None:
+        """Apply the changes since the last step."""
+        if self.row_options:
+            for row in step.freed:
+                self.row_options.pop(row, None)
+        if step.new or step.forced_tokens:
+            self._write_tokens(step)
+            for new in step.new:
+                self._write_options(new)
+        if step.new or step.appended:
+            writes = [(new.row, 0, new.block_ids) for new in step.new]
+            writes += [(more.row, more.start, more.block_ids) for more in step.appended]
+            self._write_blocks(writes)
+
+    def gather(self, flat_indices: Tensor) -> Tensor:
+        """Token ids, int64, at row * width + position."""
+        return self._flat.index_select(0, flat_indices).long()
+
+    def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
+        """Write token ids at row * width + position."""
+        if self._flat.device.type == "cpu":  # numpy takes a quarter of the time for a few
+            self._flat.numpy()[flat_indices.numpy()] = token_ids.numpy()
+        else:
+            self._flat.index_copy_(0, flat_indices, token_ids.int())
+
+    def _write_tokens(self, step: Step) -> None:
+        writes = [(new.row, 0, new.token_ids) for new in step.new]
+        writes += [(given.row, given.start, given.token_ids) for given in step.forced_tokens]
+        spans = [
+            np.arange(len(token_ids), dtype=np.int64) + (row * self.width + start)
+            for row, start, token_ids in writes
+        ]
+        values = [np.array(token_ids, np.int32) for _, _, token_ids in writes]
+        indices, token_ids = self.upload(np.concatenate(spans), np.concatenate(values))
+        self.write(indices, token_ids)
+
+    def _write_options(self, new: NewRow) -> None:
+        extras = new.extras
+        self.adapter_slots[new.row] = new.adapter_slot
+        self.sampling.set(new.row, new.sampling, new.prompt_tokens, extras.stop_token_ids)
+        self.row_options.pop(new.row, None)
+        if (
+            extras.logits_processors
+            or extras.prompt_logprobs is not None
+            or extras.return_context_logits
+            or extras.return_generation_logits
+        ):
+            self.row_options[new.row] = RowOptions(new.request_id, new.prompt_tokens, extras)
+
+    def _write_blocks(self, writes: Sequence[tuple[int, int, list[int]]]) -> None:
+        for row, start, block_ids in writes:
+            self.host_blocks[row, start : start + len(block_ids)] = block_ids
+        if self._shared:
+            return
+        stride = self.host_blocks.shape[1]
+        spans = [
+            np.arange(len(block_ids), dtype=np.int64) + (row * stride + start)
+            for row, start, block_ids in writes
+        ]
+        flat = np.concatenate(spans)
+        indices, values = self.upload(flat, self.host_blocks.reshape(-1)[flat])
+        self.blocks.view(-1).index_copy_(0, indices, values)

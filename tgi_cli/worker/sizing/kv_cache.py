@@ -1,0 +1,268 @@
+"""How large the KV cache can be: measured by the worst steps, or known from a saved profile."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tgi_cli.attention import PagedAttention
+from tgi_cli.config import EngineConfig
+from tgi_cli.device import available_memory, total_memory
+from tgi_cli.device.distributed import Shard
+from tgi_cli.engine.step import Step
+from tgi_cli.errors import OutOfMemoryError
+from tgi_cli.process.units import format_memory
+from tgi_cli.worker.sizing import saved_profile
+from tgi_cli.worker.sizing.memory import PeakMeter, release_unused_memory
+from tgi_cli.worker.sizing.profile_steps import (
+    WARMUP_BLOCKS,
+    first_steps,
+    part_of_worst,
+    threads_for,
+    worst_steps,
+)
+from tgi_cli.worker.sizing.saved_profile import SavedProfile
+
+log = logging.getLogger(__name__)
+
+CPU_SHARE = 0.5
+"""Share of the memory that is free after the activations for a cache of no explicit size. The
+rest is for other programs and the file cache. Pages are taken from the system when written."""
+
+CPU_LIMIT = 0.9
+"""The same share for a cache of an explicit size."""
+
+CUDA_MARGIN = 0.05
+"""Share of the device's memory left free for what torch's allocator does not see (libraries' own
+workspaces, other processes' contexts) and for its fragmentation."""
+
+PREFIX_SHARE = 0.25
+"""Cache on a CPU for prefixes of finished sequences, as a share of what all rows can use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The result of a warm-up. Sizes in bytes.
+
+    Attributes:
+        config: the engine's configuration with the limits that hold: ``max_total_tokens`` and
+            ``max_input_tokens`` are lower than resolved if they are not explicit and memory is
+            short.
+        num_blocks: KV blocks of ``config.block_size`` tokens.
+        kv_window: positions that a token sees, if every layer has a sliding window.
+        cache_bytes: of all blocks.
+        weight_bytes: of the model.
+        activation_bytes: upper bound of what a step takes beside them.
+        load_seconds: from reading the configuration to weights in place.
+        warmup_seconds: of the warm-up itself.
+        step_seconds: estimate for the worst step on a CPU; 0 if unknown.
+        graphs: whether decode steps are CUDA graphs.
+    """
+
+    config: EngineConfig
+    num_blocks: int
+    cache_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    load_seconds: float
+    warmup_seconds: float
+    kv_window: int | None = None
+    step_seconds: float = 0.0
+    graphs: bool = False
+
+    @property
+    def max_batch_total_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.config.block_size
+
+    @property
+    def profile(self) -> SavedProfile:
+        """What later starts of the same model need not measure again."""
+        return SavedProfile(
+            activation_bytes=self.activation_bytes,
+            graphs=self.graphs,
+            step_seconds=self.step_seconds,
+            max_total_tokens=self.config.max_total_tokens,
+        )
+
+
+class SizedCache(NamedTuple):
+    """A profile, and the KV blocks and limits that follow from it."""
+
+    profile: SavedProfile
+    num_blocks: int
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSizing:
+    """Finds the size of one worker's cache. All shards do the same, with the same result.
+
+    Attributes:
+        config: as resolved.
+        attention: gets a small cache.
+        shard: this process's share of the model.
+        weight_bytes: of the model.
+        run: runs a step to its end.
+        measure_graphs: returns the bytes that CUDA graphs take, or None if there are none.
+    """
+
+    config: EngineConfig
+    attention: PagedAttention
+    shard: Shard
+    weight_bytes: int
+    run: Callable[[Step], object]
+    measure_graphs: Callable[[], int | None]
+
+    def size(self) -> SizedCache:
+        """Profile the model, or load its saved profile, and size the cache.
+
+        Raises:
+            OutOfMemoryError: a step, or an explicit limit, does not fit.
+        """
+        self.attention.allocate(WARMUP_BLOCKS)
+        saved = self._load_profile()
+        if saved is not None:
+            with threads_for(self.weight_bytes, self.attention.device):
+                for step in first_steps(self.config):
+                    self.run(step)
+            sized = self._if_it_fits(saved)
+            if sized is not None:
+                self._log("limits as `tgi warmup` measured them on %s; no worst step", saved.date)
+                return sized
+            self._log("there is less memory than on %s: measuring anew", saved.date)
+        return self._sized(self._measure())
+
+    def _load_profile(self) -> SavedProfile | None:
+        """The saved profile, if every shard has one."""
+        saved = None
+        if self.config.measured_limits:
+            saved = saved_profile.load(saved_profile.key_of(self.config))
+        return saved if self.shard.smallest(int(saved is not None)) else None
+
+    def _if_it_fits(self, saved: SavedProfile) -> SizedCache | None:
+        """The cache of a saved profile, or None if requests would get less of it than then."""
+        try:
+            sized = self._sized(saved)
+        except OutOfMemoryError:  # the same on all shards
+            return None
+        return sized if sized.config.max_total_tokens >= saved.max_total_tokens else None
+
+    def _measure(self) -> SavedProfile:
+        """Run the worst steps that the limits allow."""
+        config, device, shard = self.config, self.attention.device, self.shard
+        meter = PeakMeter(device)
+        free = available_memory(device) // self._sharers
+        cacheable = shard.smallest(free // self.attention.block_bytes * config.block_size)
+        part, began = part_of_worst(config), time.monotonic()
+        with threads_for(self.weight_bytes, device):
+            for step in worst_steps(config, cacheable):
+                self.run(step)
+        # On CUDA nearly all of it is what happens once: kernels are compiled and tuned.
+        seconds = (time.monotonic() - began) * part if device.type == "cpu" else 0.0
+        activations = meter.read() * part * self._sharers
+        graphs = self.measure_graphs()
+        return SavedProfile(
+            activation_bytes=-shard.smallest(-activations - (graphs or 0)),
+            graphs=graphs is not None,
+            step_seconds=seconds,
+            max_total_tokens=config.max_total_tokens,
+        )
+
+    def _sized(self, profile: SavedProfile) -> SizedCache:
+        config, device = self.config, self.attention.device
+        block_bytes, sharers = self.attention.block_bytes, self._sharers
+        release_unused_memory(device)
+        available = available_memory(device) + WARMUP_BLOCKS * block_bytes * sharers
+        budget = cache_budget(config, available, profile.activation_bytes, total_memory(device))
+        budget = self.shard.smallest(budget // sharers)
+        return SizedCache(profile, *size_cache(config, budget, block_bytes))
+
+    @property
+    def _sharers(self) -> int:
+        """Processes on a CPU share its memory, and each counts what all of them take."""
+        return self.shard.size if self.attention.device.type == "cpu" else 1
+
+    def _log(self, text: str, *values: object) -> None:
+        if self.shard.rank == 0:
+            log.info(text, *values)
+
+
+def cache_budget(config: EngineConfig, available: int, activations: int, total_memory: int) -> int:
+    """Bytes that the KV cache may take.
+
+    Args:
+        config: names the device, and perhaps the size of the cache.
+        available: bytes that are free with the weights in place and no step running.
+        activations: bytes that a step needs.
+        total_memory: of the device.
+    """
+    if config.device == "cuda":
+        margin = max(CUDA_MARGIN, 1 - config.cuda_memory_fraction)
+        return max(0, available - activations - int(total_memory * margin))
+    share = CPU_SHARE if config.max_batch_total_tokens is None else CPU_LIMIT
+    return max(0, int((available - activations) * share))
+
+
+def size_cache(config: EngineConfig, budget: int, block_bytes: int) -> tuple[int, EngineConfig]:
+    """Choose the number of KV blocks.
+
+    Args:
+        config: as resolved; limits that are not explicit may be lowered.
+        budget: bytes for the cache.
+        block_bytes: of one block over all layers.
+
+    Returns:
+        The number of blocks, and the configuration with the limits that hold with them.
+
+    Raises:
+        OutOfMemoryError: an explicit limit does not fit; the message has the numbers.
+    """
+    affordable = budget // block_bytes
+    size = config.block_size
+    if config.max_batch_total_tokens is not None:
+        asked = -(-config.max_batch_total_tokens // size)
+        if asked > affordable:
+            raise OutOfMemoryError(
+                f"a KV cache of --max-batch-total-tokens {config.max_batch_total_tokens} takes "
+                f"{format_memory(asked * block_bytes)}, and "
+                f"{format_memory(budget)} are free for it",
+                f"ask for at most {affordable * size} tokens, or leave it open"
+                if affordable
+                else "free memory, lower --max-batch-prefill-tokens, or use a smaller model",
+            )
+        return asked, config
+    per_sequence = -(-config.max_total_tokens // size)
+    if affordable < per_sequence:
+        return affordable, _lower_limits(config, affordable, budget, block_bytes)
+    if config.device == "cpu":
+        useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_SHARE))
+        return min(affordable, useful), config
+    return affordable, config
+
+
+def _lower_limits(
+    config: EngineConfig, affordable: int, budget: int, block_bytes: int
+) -> EngineConfig:
+    """Lower the limits of one sequence to ``affordable`` blocks, unless they are explicit."""
+    total = affordable * config.block_size
+    flag, wanted = "", 2
+    if "max_total_tokens" in config.explicit_limits:
+        flag, wanted = "--max-total-tokens", config.max_total_tokens
+    elif "max_input_tokens" in config.explicit_limits:
+        flag, wanted = "--max-input-tokens", config.max_input_tokens + 1
+    if total < wanted:
+        needed = -(-wanted // config.block_size) * block_bytes
+        advice = (
+            f"lower {flag} ({total} tokens in all fit)" if flag and total > 1 else "free memory"
+        )
+        raise OutOfMemoryError(
+            f"the KV cache of one request of {wanted} tokens takes {format_memory(needed)}, and "
+            f"{format_memory(budget)} are free for it",
+            f"{advice}, lower --max-batch-prefill-tokens, or use a smaller model",
+        )
+    max_input = min(config.max_input_tokens, total - 1)
+    return replace(config, max_total_tokens=total, max_input_tokens=max_input)

@@ -1,0 +1,196 @@
+"""The worst steps that the limits allow, run once before the first request.
+
+They trigger all initialisation at first use, and show how much memory a step takes. Their cache is
+small: the block tables of all rows repeat the same blocks, which changes the values that attention
+reads and not its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tgi_cli.config import EngineConfig
+from tgi_cli.engine.step import NO_EXTRAS, NewRow, OptionalOutputs, Step
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.worker.cuda_graphs import DecodeGraphs
+from tgi_cli.worker.runner import ModelRunner
+
+WARMUP_BLOCKS = 64
+"""Size of the small cache."""
+
+CPU_CONTEXT = 128
+"""Limit of contexts on a CPU, of decodes and before a prefill chunk; there is one step with both. A
+server should start within seconds even on a busy machine, where each of the hundreds of barriers in
+a step may cost a time slice. The share of memory that is left over (see
+:mod:`tgi_cli.worker.sizing.kv_cache`) covers the difference many times."""
+
+CPU_PART = 4
+"""A CPU runs this part of the rows and of the prefill, for the same reason. A step's memory and
+time grow no faster than these, so the whole takes at most as many times the part's."""
+
+ONE_THREAD_BYTES = 512 << 20
+"""Size of weights up to which one thread runs the steps on a CPU, in a second at most. Several are
+little faster on a quiet machine (0.25 s against 0.3, 135 million parameters, two cores), and took
+1 to 9 s on a busy one."""
+
+_EVERYTHING = SamplingParams(
+    temperature=0.7,
+    top_k=50,
+    top_p=0.9,
+    min_p=0.01,
+    typical_p=0.95,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    relative_frequency_penalty=0.1,
+    watermark=True,
+    top_logprobs=5,
+)
+"""Turns on every stage of the sampler that takes memory, so that its temporaries are counted."""
+
+_PROMPT = OptionalOutputs(prompt_logprobs=5)
+
+
+CHECKED_LENGTHS = (5, 18, 33)
+"""Contexts on which graphs are compared with eager steps, with different numbers of blocks."""
+
+MAX_DEVIATION = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
+"""Tolerance of that comparison, as a share of the logits' root mean square: sums may be split in
+other ways. A value that a graph recorded at its capture causes larger deviations."""
+
+
+def part_of_worst(config: EngineConfig) -> int:
+    """The factor from the memory taken by :func:`worst_steps` to that of whole steps."""
+    return CPU_PART if config.device == "cpu" else 1
+
+
+@contextmanager
+def threads_for(weight_bytes: int, device: torch.device) -> Iterator[None]:
+    """Compute with one thread while a small model is warmed up on a CPU."""
+    before = torch.get_num_threads()
+    few = device.type == "cpu" and weight_bytes <= ONE_THREAD_BYTES
+    torch.set_num_threads(1 if few else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
+    """Prefill alone, prefill with decodes, and a single decode; on a CPU the second alone.
+
+    Args:
+        config: the limits.
+        cacheable_tokens: tokens that the device's whole memory could cache: all rows together
+            cannot have more context.
+    """
+    part = part_of_worst(config)
+    size, rows = config.block_size, max(1, config.max_batch_size // part)
+    budget = max(1, config.max_batch_prefill_tokens // part)
+    longest = max(1, min(config.max_total_tokens - 1, cacheable_tokens))
+    context = max(1, min(longest, cacheable_tokens // rows))
+    if config.device == "cpu":
+        longest = min(longest, budget + CPU_CONTEXT)
+        context = min(context, CPU_CONTEXT)
+    decodes = rows - 1
+    loras = config.max_loras
+    if config.device != "cpu" or not decodes:
+        yield _step(size, longest, loras, prefill=min(budget, rows * longest))
+    if decodes:
+        # As the scheduler shares a step: prefill keeps a quarter of the budget at least.
+        prefill = min(max(budget - decodes, budget // 4, 1), longest)
+        yield _step(size, longest, loras, decodes=decodes, context=context, prefill=prefill)
+    if config.device != "cpu":
+        yield _step(size, longest, loras, decodes=1, context=context)
+
+
+def first_steps(config: EngineConfig) -> Iterator[Step]:
+    """A short prompt and a decode: they trigger initialisation, and compute little."""
+    length = min(config.block_size, config.max_total_tokens - 1)
+    yield _step(config.block_size, length, config.max_loras, prefill=length)
+    yield _step(config.block_size, length, config.max_loras, decodes=1, context=length)
+
+
+def replays_agree(
+    runner: ModelRunner, graphs: DecodeGraphs, config: EngineConfig, num_blocks: int
+) -> bool:
+    """Whether graphs compute what the model does, on contexts other than those of the capture.
+
+    A varying value that was recorded as a constant (a length, an address) produces wrong tokens
+    and no error; a model's own code may contain one.
+    """
+    prefill, decode = _checked_steps(config, num_blocks)
+    runner.graphs = None
+    runner.sample(runner.launch(prefill)).wait()
+    expected = runner.logits(runner.launch(decode)).clone()
+    runner.graphs = graphs
+    try:
+        got = runner.logits(runner.launch(decode))
+    finally:
+        runner.graphs = None
+    apart, size = (each.square().mean().sqrt() for each in (got - expected, expected))
+    return bool(apart <= MAX_DEVIATION[getattr(torch, config.dtype)] * size)
+
+
+def _checked_steps(config: EngineConfig, num_blocks: int) -> tuple[Step, Step]:
+    """A few rows' prompts, and a decode of them, in blocks of their own if there are enough."""
+    prefill, decode = Step(0), Step(1)
+    taken = 0
+    for row, wanted in enumerate(CHECKED_LENGTHS[: config.max_batch_size]):
+        length = min(wanted, config.max_total_tokens - 1)
+        end = taken + -(-(length + 1) // config.block_size)
+        if end > num_blocks and row:
+            break
+        tokens = [(7 * token + row) % 11 for token in range(length)]
+        blocks = list(range(taken, end))
+        prefill.new.append(NewRow(row, row, tokens, length, blocks, SamplingParams(temperature=0)))
+        for step, start, count in ((prefill, 0, length), (decode, length, 1)):
+            add_row(step, row, start, count)
+        taken = end
+    decode.num_decodes = len(decode.rows)
+    return prefill, decode
+
+
+def _step(
+    block_size: int,
+    longest: int,
+    loras: int,
+    *,
+    decodes: int = 0,
+    context: int = 0,
+    prefill: int = 0,
+) -> Step:
+    """``decodes`` rows with ``context`` tokens; ``prefill`` tokens at the end of ``longest``.
+
+    All ``loras`` slots are in use, if there are as many rows.
+    """
+    step = Step(0, num_decodes=decodes)
+    for row in range(decodes):
+        _add(step, row, context - 1, 1, block_size, loras)
+    row = decodes
+    while prefill > 0:
+        count = min(prefill, longest)
+        _add(step, row, longest - count, count, block_size, loras)
+        prefill -= count
+        row += 1
+    return step
+
+
+def _add(step: Step, row: int, start: int, count: int, block_size: int, loras: int) -> None:
+    end = start + count
+    blocks = [block % WARMUP_BLOCKS for block in range(-(-end // block_size))]
+    extras = _PROMPT if count > 1 else NO_EXTRAS
+    # The last slot for a single row: the products are of the columns up to the last in use.
+    slot = (loras - 1 - row) % loras if loras else -1
+    step.new.append(NewRow(row, row, [0] * end, end, blocks, _EVERYTHING, extras, slot))
+    add_row(step, row, start, count)
+
+
+def add_row(step: Step, row: int, start: int, count: int, samples: bool = True) -> None:
+    """Schedule ``count`` tokens of a row from position ``start`` on."""
+    step.rows.append(row)
+    step.starts.append(start)
+    step.counts.append(count)
+    step.samples.append(samples)

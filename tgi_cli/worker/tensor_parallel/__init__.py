@@ -1,0 +1,1 @@
+"""One model over several processes, after Megatron-LM (https://arxiv.org/abs/1909.08053)."""
