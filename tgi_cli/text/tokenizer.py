@@ -22,6 +22,7 @@ from tgi_cli.errors import ModelError
 from tgi_cli.files import TOKENIZER_BYTES, require_file
 from tgi_cli.files import read_json as read_bounded
 from tgi_cli.process.spawn import child_environment, module_command
+from tgi_cli.text.spans import Spans
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
@@ -123,15 +124,12 @@ class Tokenizer:
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
-    def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
-        """Each token id with the start and the end of its characters in the text."""
+    def spans(self, text: str, add_special_tokens: bool = True) -> Spans:
+        """Token ids of a text, each with the start and the end of its characters."""
         # The batch call releases the interpreter lock.
         with _no_panic():
             encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-        return [
-            (token_id, start, stop)
-            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
-        ]
+        return Spans(encoding.ids, encoding.offsets)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; invalid UTF-8 becomes U+FFFD."""
