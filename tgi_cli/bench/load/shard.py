@@ -31,8 +31,8 @@ from tgi_cli.bench.load import frames
 from tgi_cli.bench.load.generator import PROGRESS_SECONDS
 from tgi_cli.bench.load.sender import sampling_fields
 from tgi_cli.errors import ShardError
+from tgi_cli.rpc.services import make_stub
 from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
-from tgi_cli.tgi_grpc.generate_v3_pb2_grpc import TextGenerationServiceStub
 
 _AHEAD = 512
 _FAILURES = 2
@@ -89,7 +89,7 @@ def _stub(address: str) -> Any:
     path = address.removeprefix("unix:")
     path = "/" + path.lstrip("/") if path.startswith("//") else path
     channel = grpc.insecure_channel(f"unix:{path}", options=_OPTIONS)
-    return TextGenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+    return make_stub(messages, channel)
 
 
 class _ShardStep:
