@@ -45,7 +45,7 @@ FOUNDATION = {"process", "config", "errors", "files", "logging", "patterns", "ve
 PROCESS_MAY_IMPORT = {"process", "errors", "files", "logging"}
 
 MAX_LINES = 400
-GENERATED = ("_pb2.py", "_pb2_grpc.py")
+GENERATED = "_pb2.py"
 
 
 def modules() -> list[Path]:

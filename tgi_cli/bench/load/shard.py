@@ -21,8 +21,8 @@ from tgi_cli.bench.load.frames import FromGenerator, GeneratorJob, IndexedReques
 from tgi_cli.bench.load.generator import LoadGenerator
 from tgi_cli.bench.load.sender import SenderState, sampling_fields
 from tgi_cli.errors import ShardError
+from tgi_cli.rpc.services import make_stub
 from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
-from tgi_cli.tgi_grpc.generate_v3_pb2_grpc import TextGenerationServiceStub
 
 _REMEDY = "see the model server's log"
 _FAILURES = 2
@@ -75,7 +75,7 @@ def _stub(address: str) -> Any:
     path = address.removeprefix("unix:")
     path = "/" + path.lstrip("/") if path.startswith("//") else path
     channel = grpc.insecure_channel(f"unix:{path}", options=_OPTIONS)
-    return TextGenerationServiceStub(channel)  # type: ignore[no-untyped-call]
+    return make_stub(messages, channel)
 
 
 class ShardGenerator(LoadGenerator):

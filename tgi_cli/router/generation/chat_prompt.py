@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
 from tgi_cli.router.api.openai_parameters import openai_spec, requested_logprobs
-from tgi_cli.router.api.schemas.openai import ChatMessage, ChatRequest, Tool
+from tgi_cli.router.api.schemas.openai import ChatRequest
+from tgi_cli.router.generation.chat_messages import template_message, with_tools_as_text
+from tgi_cli.router.generation.chat_tools import chat_tools
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import chat_grammar
 from tgi_cli.router.http import errors
@@ -17,18 +18,12 @@ from tgi_cli.router.state import RouterState
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, is_continued
 from tgi_cli.text.response_format import ResponseFormat
 from tgi_cli.text.response_parser import ResponseParser
-from tgi_cli.text.tools import as_text
 
 INLINE_MESSAGES = 64
 """Most messages and tools of a chat that is read on the event loop. Each costs microseconds,
 however long it is; thousands must not delay the tokens of other requests."""
 INLINE_CHARACTERS = 64 << 10
 """Longest prompt that is searched for the start of the response on the event loop."""
-
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""OpenAI's roles; messages of all but the assistant must have content."""
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Names of the reasoning in templates; all of them are set, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +105,12 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     template = state.text.chat_template
     if template is None:
         raise errors.template("template not found")
-    tools = _tools(body, state.text.response_format)
-    messages = [_message(index, each, template) for index, each in enumerate(body.messages)]
+    tools = chat_tools(body, state.text.response_format)
+    messages = [template_message(index, each, template) for index, each in enumerate(body.messages)]
     template_tools: Sequence[Mapping[str, Any]] | None = tools
     form = state.text.response_format
     if form is not None and form.tools_as_text:
-        messages, template_tools = _tools_as_text(messages, tools, body.tool_prompt), None
+        messages, template_tools = with_tools_as_text(messages, tools, body.tool_prompt), None
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
     spec = openai_spec(body, state, top_logprobs=_top_logprobs(body), add_special_tokens=False)
@@ -214,126 +209,3 @@ def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
             )
         variables[name] = value
     return variables
-
-
-def _tools(body: ChatRequest, form: ResponseFormat | None) -> list[dict[str, Any]]:
-    """The tools that the model may call, as templates expect them. Raises ApiError."""
-    tools = [_tool(index, tool) for index, tool in enumerate(body.tools or ())]
-    names = [tool["function"]["name"] for tool in tools]
-    choice = "auto" if body.tool_choice is None else body.tool_choice
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or choice.get("type", "function") != "function":
-            raise errors.validation("`tool_choice` must name a function", "tool_choice")
-    else:
-        name = None if choice in ("auto", "none", "required") else choice
-    if name is not None and name not in names:
-        raise errors.validation(f"`tool_choice` names {name!r}, which is no tool", "tool_choice")
-    if choice == "required" and not tools:
-        raise errors.validation("`tool_choice` is `required`, and `tools` has none", "tool_choice")
-    if choice == "none" or not tools:
-        return []
-    if form is None or not form.knows_tools:
-        raise errors.validation(
-            "the server does not know how this model writes tool calls (see --tool-call-parser)",
-            "tools",
-        )
-    return tools
-
-
-def _tool(index: int, tool: Tool) -> dict[str, Any]:
-    function = tool.function
-    if tool.type != "function" or function is None:
-        raise errors.validation(
-            f"tools[{index}] is of type {tool.type!r}: only functions can be called", "tools"
-        )
-    if not function.name:
-        raise errors.validation(f"tools[{index}] has no name", "tools")
-    parameters = function.arguments if function.parameters is None else function.parameters
-    fields = {
-        "name": function.name,
-        "description": function.description,
-        "parameters": parameters,
-    }
-    return {
-        "type": "function",
-        "function": {name: value for name, value in fields.items() if value is not None},
-    }
-
-
-def _tools_as_text(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_prompt: str | None
-) -> list[dict[str, Any]]:
-    """The messages for a template without tools, with any tools and calls as text."""
-    if not tools and not any(m["role"] == "tool" or "tool_calls" in m for m in messages):
-        return messages
-    try:
-        return as_text(messages, tools, tool_prompt)
-    except RecursionError as error:
-        raise errors.validation("`tools` are nested too deeply", "tools") from error
-
-
-def _message(index: int, message: ChatMessage, template: ChatTemplate) -> dict[str, Any]:
-    """A message in the form of templates: text content, tool arguments as objects.
-
-    Raises ApiError.
-    """
-    role = message.role
-    if role not in _ROLES:
-        raise errors.validation(
-            f"messages[{index}].role must be one of {', '.join(_ROLES)}. Given: {role}", "messages"
-        )
-    if message.content is None and role != "assistant":
-        raise errors.validation(f"messages[{index}] of role {role} has no `content`", "messages")
-    if role == "developer" and "developer" not in template.text:
-        role = "system"  # its older name
-    rendered: dict[str, Any] = {"role": role, "content": _content(message)}
-    for name in ("name", "tool_call_id"):
-        value = getattr(message, name)
-        if value is not None:
-            rendered[name] = value
-    reasoning = message.reasoning_content or message.reasoning
-    if reasoning:
-        rendered |= dict.fromkeys(_REASONING, reasoning)
-    if message.tool_calls:
-        rendered["tool_calls"] = [_call(call) for call in message.tool_calls]
-    return rendered
-
-
-def _content(message: ChatMessage) -> str:
-    if not isinstance(message.content, list):
-        return message.content or ""
-    texts = []
-    for part in message.content:
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in ("text", "refusal") or text is None:
-            raise errors.validation(
-                f"content of type `{part.type}` is not supported by this model", "messages"
-            )
-        texts.append(text)
-    return "".join(texts)
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise errors.validation("a tool call must name its function", "messages")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise errors.validation(
-                f"tool call arguments are not valid JSON: {error}", "messages"
-            ) from error
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        raise errors.validation("tool call arguments must be a JSON object", "messages")
-    call_id = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return {
-        **call_id,
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
