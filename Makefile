@@ -35,7 +35,7 @@ reference: $(VENV)/.installed
 proto:
 	$(PYTHON) -m venv build/proto
 	build/proto/bin/pip install --quiet --disable-pip-version-check grpcio-tools==1.80.0
-	build/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. tgi_cli/rpc/*.proto tgi_cli/tgi_grpc/*.proto
+	build/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tgi_cli/rpc/*.proto tgi_cli/tgi_grpc/*.proto
 
 clean:
 	rm -rf $(VENV) build

@@ -11,7 +11,7 @@ import grpc
 from tgi_cli.errors import ModelNotFoundError, TgiError
 from tgi_cli.hub.lora_files import resolve_adapter, split_revision
 from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError
-from tgi_cli.rpc import codec, engine_pb2_grpc
+from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import AdapterError, AdapterFault
 from tgi_cli.rpc.status import ADAPTER_STATUSES, shorten
@@ -23,7 +23,7 @@ MAX_SOURCE = 4096
 """Characters of a path, as on Linux."""
 
 
-class AdapterServicer(engine_pb2_grpc.EngineServicer):
+class AdapterServicer:
     """The calls of the service that are about adapters."""
 
     def __init__(self, adapters: AdapterRegistry) -> None:

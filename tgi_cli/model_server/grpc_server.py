@@ -43,7 +43,7 @@ from tgi_cli.model_server.adapters import AdapterRegistry
 from tgi_cli.model_server.grpc_service import GrpcService
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket
-from tgi_cli.rpc import channel_options, codec, engine_pb2_grpc, step_socket
+from tgi_cli.rpc import channel_options, codec, services, step_socket
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.status import shorten
 
@@ -128,7 +128,7 @@ class EngineServer(AdapterServicer):
             if any(service.remote for service in self.services)
             else channel_options.SERVER,
         )
-        engine_pb2_grpc.add_EngineServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        services.add_to_server(pb, self, server)
         for service in self.services:
             service.add_to(server)
         try:

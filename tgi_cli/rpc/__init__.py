@@ -5,6 +5,6 @@ After a change, generate them from the root of the repository, with the oldest g
 package's dependencies allow, so that they run with all newer versions:
 
     pip install grpcio-tools==1.80.0
-    python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+    python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
 tgi_cli/rpc/*.proto tgi_cli/tgi_grpc/*.proto
 """

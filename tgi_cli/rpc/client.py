@@ -21,11 +21,12 @@ import grpc.aio
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
-from tgi_cli.rpc import codec, engine_pb2_grpc, step_socket, tls_probe
+from tgi_cli.rpc import codec, step_socket, tls_probe
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.endpoint import EngineEndpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
 from tgi_cli.rpc.interface import GONE, AdapterError, Adapters
+from tgi_cli.rpc.services import make_stub
 from tgi_cli.rpc.status import ADAPTER_STATUSES
 from tgi_cli.rpc.streams import RequestStream, RequestStreams
 from tgi_cli.rpc.tls import TlsFiles
@@ -51,7 +52,7 @@ class GrpcEngineClient:
         self._endpoint = endpoint
         self._target = endpoint.url
         self._channel = endpoint.aio_channel()
-        self._stub = engine_pb2_grpc.EngineStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = make_stub(pb, self._channel)
         self._watch = EngineWatch(self._stub, stall_seconds)
         self._info: EngineInfo | None = None
         self._instance = ""
@@ -314,7 +315,7 @@ def fetch_info(target: str, timeout: float, tls: TlsFiles | None = None) -> Engi
     """
     with EngineEndpoint.parse(target, tls).channel() as channel:
         try:
-            stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
+            stub = make_stub(pb, channel)
             answer = stub.Info(pb.InfoRequest(), timeout=timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             raise ShardError(f"no model server answered at {target}: {error.details()}") from error

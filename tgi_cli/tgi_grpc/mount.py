@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import grpc
@@ -18,12 +17,8 @@ from tgi_cli.errors import AddressInUseError
 from tgi_cli.model_server.grpc_service import GrpcService, ServedEngine
 from tgi_cli.process import unix_socket
 from tgi_cli.rpc import engine_pb2
-from tgi_cli.tgi_grpc import (
-    generate_v2_pb2,
-    generate_v2_pb2_grpc,
-    generate_v3_pb2,
-    generate_v3_pb2_grpc,
-)
+from tgi_cli.rpc.services import add_to_server, service_of
+from tgi_cli.tgi_grpc import generate_v2_pb2, generate_v3_pb2
 from tgi_cli.tgi_grpc.requests import RequestReader, Watermark
 from tgi_cli.tgi_grpc.service import GenerateService
 from tgi_cli.tgi_grpc.step_client import StepClient
@@ -31,10 +26,7 @@ from tgi_cli.tgi_grpc.step_client import StepClient
 if TYPE_CHECKING:
     from tgi_cli.tgi_grpc.model_text import ModelText
 
-_VERSIONS: tuple[tuple[ModuleType, Callable[..., None]], ...] = (
-    (generate_v2_pb2, generate_v2_pb2_grpc.add_TextGenerationServiceServicer_to_server),
-    (generate_v3_pb2, generate_v3_pb2_grpc.add_TextGenerationServiceServicer_to_server),
-)
+_VERSIONS = (generate_v2_pb2, generate_v3_pb2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +78,7 @@ class GenerateServices(GrpcService):
         url = f"unix://{(self._socket or engine.uds_path).absolute()}"
         self._services = [
             GenerateService(messages, self._client, engine.info, reader, url)
-            for messages, _ in _VERSIONS
+            for messages in _VERSIONS
         ]
 
     def model_text(self) -> ModelText:
@@ -104,14 +96,9 @@ class GenerateServices(GrpcService):
         """
         if self._socket is not None:
             self.model_text()
-        for service, (_, add) in zip(self._services, _VERSIONS, strict=True):
-            add(service, server)
-        modules = [engine_pb2, *(messages for messages, _ in _VERSIONS)]
-        names = [
-            service.full_name
-            for module in modules
-            for service in module.DESCRIPTOR.services_by_name.values()
-        ]
+        for messages, service in zip(_VERSIONS, self._services, strict=True):
+            add_to_server(messages, service, server)
+        names = [service_of(messages).full_name for messages in (engine_pb2, *_VERSIONS)]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         if self._socket is not None:
             _bind(server, self._socket)

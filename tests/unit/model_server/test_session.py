@@ -28,9 +28,10 @@ from tgi_cli.engine.metrics import EngineLoad
 from tgi_cli.errors import ShardError
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.session import ClientSession
-from tgi_cli.rpc import codec, engine_pb2_grpc
+from tgi_cli.rpc import codec, engine_pb2
 from tgi_cli.rpc.client import GrpcEngineClient, fetch_info
 from tgi_cli.rpc.interface import GONE, Adapter, Adapters, TokenBatch, TokenStream
+from tgi_cli.rpc.services import make_stub
 from tgi_cli.rpc.streams import STOPPING
 from tgi_cli.sampling.params import SamplingParams
 
@@ -145,7 +146,7 @@ async def test_a_live_id_is_refused_and_its_request_continues(
     engine: ScriptedEngine, server: EngineServer, socket_path: Path
 ) -> None:
     async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
-        call = engine_pb2_grpc.EngineStub(channel).Session()
+        call = make_stub(engine_pb2, channel).Session()
         await call.write(codec.encode_submit(request(5)))
         taken = await engine.taken()
         await call.write(codec.encode_submit(request(5)))
@@ -201,7 +202,7 @@ async def test_invalid_sampling_values_end_the_request_with_an_error(
     message = codec.encode_submit(request(3))
     setattr(message.submit.sampling, field, value)
     async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
-        call = engine_pb2_grpc.EngineStub(channel).Session()
+        call = make_stub(engine_pb2, channel).Session()
         await call.write(message)
         ended = codec.decode_step(await call.read()).finished[0]
     assert ended.reason is FinishReason.ERROR
@@ -276,7 +277,7 @@ async def test_a_half_closed_session_ends_with_its_last_request(
     server: EngineServer, engine: ScriptedEngine, socket_path: Path
 ) -> None:
     async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
-        call = engine_pb2_grpc.EngineStub(channel).Session()
+        call = make_stub(engine_pb2, channel).Session()
         await call.write(codec.encode_submit(request(5)))
         await call.done_writing()
         taken = await engine.taken()

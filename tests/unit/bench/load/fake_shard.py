@@ -11,14 +11,11 @@ from typing import Any
 
 import grpc
 
+from tgi_cli.rpc import services
 from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
-from tgi_cli.tgi_grpc.generate_v3_pb2_grpc import (
-    TextGenerationServiceServicer,
-    add_TextGenerationServiceServicer_to_server,
-)
 
 
-class FakeShard(TextGenerationServiceServicer):
+class FakeShard:
     """Decodes until every request has all its tokens.
 
     Args:
@@ -63,6 +60,11 @@ class FakeShard(TextGenerationServiceServicer):
         self.left -= 1
         return messages.DecodeResponse(batch=self._batch())
 
+    def _not_used(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "the benchmark does not call this")
+
+    Warmup = FilterBatch = Health = _not_used
+
     def _batch(self) -> Any:
         return messages.CachedBatch(id=0, request_ids=[0], size=1) if self.left > 0 else None
 
@@ -73,7 +75,7 @@ class FakeShard(TextGenerationServiceServicer):
     @contextlib.contextmanager
     def serving(self, path: Path) -> Iterator[FakeShard]:
         server = grpc.server(ThreadPoolExecutor(4))
-        add_TextGenerationServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        services.add_to_server(messages, self, server)
         server.add_insecure_port(f"unix:{path}")
         server.start()
         try:
