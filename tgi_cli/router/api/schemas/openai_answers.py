@@ -70,12 +70,20 @@ class CalledFunction(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class CalledCustom(msgspec.Struct, kw_only=True):
+    """The custom tool's name, and the text that the model wrote for it."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A call that the model requests."""
+    """A call that the model requests, of a function or a custom tool."""
 
     id: str
     type: str = "function"
-    function: CalledFunction
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
@@ -176,13 +184,21 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class CustomDelta(msgspec.Struct, kw_only=True):
+    """The change of a custom tool's call; only the first has the name."""
+
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCallDelta(msgspec.Struct, kw_only=True):
     """The change of a call; only the first has the id and the type."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
