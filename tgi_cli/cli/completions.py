@@ -25,10 +25,10 @@ SCRIPTS = {
 }
 """By shell: the file name under which it looks for the script, and the function that writes it."""
 
-_HELP = Setting("help", SWITCH, False, "Show help", short="h")
+_HELP = Setting(SWITCH, "Show help", False, name="help", short="h")
 _ROOT_SETTINGS = (
-    Setting("version", SWITCH, False, "Print the version", short="V"),
-    Setting("traceback", SWITCH, False, "Print the traceback of an error"),
+    Setting(SWITCH, "Print the version", False, name="version", short="V"),
+    Setting(SWITCH, "Print the traceback of an error", False, name="traceback"),
     _HELP,
 )
 

@@ -24,10 +24,10 @@ class Setting:
     """One setting. Its flag is its name with dashes, its variable its name in capitals.
 
     Attributes:
-        name: its key, and the field of :class:`tgi_cli.config.ServeConfig` and its like.
         kind: the kind of its values.
-        default: its value if it is not set, or None if that depends on model or device.
         help: one or two sentences.
+        default: its value if it is not set, or None if that depends on model or device.
+        name: its key, and the field of :class:`tgi_cli.config.ServeConfig` and its like.
         commands: the commands that take it.
         panel: the heading under which help shows it.
         short: a one-letter flag, without its dash.
@@ -43,10 +43,10 @@ class Setting:
         note_on: the commands on which it has no effect; empty: all.
     """
 
-    name: str
     kind: ValueKind
-    default: Any
     help: str
+    default: Any = None
+    name: str = ""
     commands: tuple[str, ...] = ()
     panel: str = ""
     short: str = ""
@@ -89,16 +89,18 @@ class Setting:
 def panel(
     title: str,
     commands: tuple[str, ...],
-    *settings: Setting,
+    *,
     variables: tuple[str, ...] | None = None,
+    **settings: Setting,
 ) -> tuple[Setting, ...]:
-    """Settings under one heading, with ``commands`` and ``variables`` where they have none."""
+    """Settings by name under one heading, with ``commands`` and ``variables`` if they have none."""
     return tuple(
         replace(
             setting,
+            name=name,
             panel=title,
             commands=setting.commands or commands,
             variables=variables if setting.variables is None else setting.variables,
         )
-        for setting in settings
+        for name, setting in settings.items()
     )
