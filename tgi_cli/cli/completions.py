@@ -25,10 +25,10 @@ SCRIPTS = {
 }
 """By shell: the file name under which it looks for the script, and the function that writes it."""
 
-_HELP = Setting(SWITCH, "Show help", False, name="help", short="h")
+_HELP = Setting(SWITCH, "Show help", name="help", short="h")
 _ROOT_SETTINGS = (
-    Setting(SWITCH, "Print the version", False, name="version", short="V"),
-    Setting(SWITCH, "Print the traceback of an error", False, name="traceback"),
+    Setting(SWITCH, "Print the version", name="version", short="V"),
+    Setting(SWITCH, "Print the traceback of an error", name="traceback"),
     _HELP,
 )
 

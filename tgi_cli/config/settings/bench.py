@@ -81,7 +81,7 @@ BENCH_SETTINGS = (
         concurrency=Setting(text("N,N"), "Concurrent clients (closed loop).", short="c"),
         rate=Setting(text("X,X"), "Requests per second (open loop)."),
         ramp=Setting(text("X:X"), "Request rate that rises from one value to another."),
-        sweep=Setting(SWITCH, "Increase concurrency until throughput no longer improves.", False),
+        sweep=Setting(SWITCH, "Increase concurrency until throughput no longer improves."),
         trace=Setting(
             path("FILE"),
             "Replay recorded requests: JSON lines, in Mooncake's format or with at and prompt.",
@@ -140,7 +140,7 @@ BENCH_SETTINGS = (
         ),
         think=Setting(SECONDS, "Pause between an answer and the next turn.", 0.0),
         ignore_eos=Setting(
-            SWITCH, "Ignore the end-of-sequence token (not on TGI's route).", False, negative=True
+            SWITCH, "Ignore the end-of-sequence token (not on TGI's route).", negative=True
         ),
         extra_body=Setting(text("JSON"), "JSON object to merge into every request body."),
         seed=Setting(whole(0), "Random seed.", 0),
@@ -155,8 +155,8 @@ BENCH_SETTINGS = (
         repetition_penalty=Setting(RATIO, "Repetition penalty; 1: none."),
         frequency_penalty=Setting(number(-100, 100), "Frequency penalty; 0: none."),
         top_n_tokens=Setting(whole(0), "Number of top tokens to report per token."),
-        watermark=Setting(SWITCH, "Watermark the text.", False),
-        do_sample=Setting(SWITCH, "Sample; otherwise greedy.", False),
+        watermark=Setting(SWITCH, "Watermark the text."),
+        do_sample=Setting(SWITCH, "Sample; otherwise greedy."),
     ),
     *panel(
         "Results",

@@ -29,7 +29,6 @@ CONNECTION_SETTINGS = (
             SWITCH,
             "Allow --engine-listen on addresses beyond this machine without client certificates. "
             "Any client that reaches the port controls the model.",
-            False,
             commands=(SERVER,),
         ),
         engine_tls_cert=Setting(

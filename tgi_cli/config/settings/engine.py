@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tgi_cli.config.settings.setting import ROUTER, SERVE, SERVER, WARMUP, Setting, panel
-from tgi_cli.config.settings.values import FRACTION, RATIO, SIZES, SWITCH, one_of, path, whole
+from tgi_cli.config.settings.values import (
+    FRACTION,
+    OPTIONAL_SWITCH,
+    RATIO,
+    SIZES,
+    SWITCH,
+    one_of,
+    path,
+    whole,
+)
 
 DEFAULT_PREFILL_TOKENS = 4096
 """Default prefill tokens per step on an accelerator, as in TGI."""
@@ -34,7 +43,7 @@ ATTENTIONS = {
 
 _ENGINE = (SERVE, SERVER, WARMUP)
 _ALL = (SERVE, SERVER, ROUTER, WARMUP)
-_SCHEDULED = "the model server decides that: give it to `tgi model-server`"
+_SCHEDULED = {ROUTER: "the model server decides that: give it to `tgi model-server`"}
 
 ENGINE_SETTINGS = (
     *panel(
@@ -59,19 +68,16 @@ ENGINE_SETTINGS = (
             "Prompt tokens per step; longer prompts take several steps. Default: "
             f"{DEFAULT_PREFILL_TOKENS}, on a CPU {DEFAULT_CPU_PREFILL_TOKENS}.",
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
         max_batch_total_tokens=Setting(
             whole(1),
             "KV cache size in tokens. Default: what fits into memory, as measured at startup.",
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
         max_batch_size=Setting(
             whole(1),
             "Maximum sequences in the running batch. Default: max-concurrent-requests.",
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
         max_queued_requests=Setting(
             whole(1),
@@ -84,9 +90,7 @@ ENGINE_SETTINGS = (
             commands=_ENGINE,
         ),
         disable_grammar_support=Setting(
-            SWITCH,
-            "Reject requests with constrained output (grammars, tools, response formats).",
-            False,
+            SWITCH, "Reject requests with constrained output (grammars, tools, response formats)."
         ),
     ),
     *panel(
@@ -110,7 +114,6 @@ ENGINE_SETTINGS = (
             f"the batch. Default: {WAITING_SERVED_RATIO}.",
             commands=_ALL,
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
         max_waiting_tokens=Setting(
             whole(0),
@@ -118,7 +121,6 @@ ENGINE_SETTINGS = (
             f"{MAX_WAITING_TOKENS}.",
             commands=_ALL,
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
     ),
     *panel(
@@ -156,7 +158,9 @@ ENGINE_SETTINGS = (
         "Devices",
         _ENGINE,
         sharded=Setting(
-            SWITCH, "Shard the model over all available devices, or run it on one.", negative=True
+            OPTIONAL_SWITCH,
+            "Shard the model over all available devices, or run it on one.",
+            negative=True,
         ),
         num_shard=Setting(
             whole(1, 256),

@@ -51,7 +51,6 @@ INHERITED_SETTINGS = panel(
     enable_prefill_logprobs=Setting(
         SWITCH,
         "Enable log probabilities of prompts. They are always available.",
-        False,
         note="prompt log probabilities are always available to requests (decoder_input_details)",
     ),
     max_image_fetch_size=Setting(
@@ -60,9 +59,7 @@ INHERITED_SETTINGS = panel(
         1 << 30,
         note="no image is ever fetched, models here take text only",
     ),
-    ngrok=Setting(
-        SWITCH, "Open a tunnel through ngrok. Rejected: run ngrok beside the server.", False
-    ),
+    ngrok=Setting(SWITCH, "Open a tunnel through ngrok. Rejected: run ngrok beside the server."),
     ngrok_authtoken=Setting(
         text("TOKEN"),
         "For --ngrok.",

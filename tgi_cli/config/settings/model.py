@@ -80,7 +80,6 @@ MODEL_SETTINGS = (
         trust_remote_code=Setting(
             SWITCH,
             "Run Python code that comes with the model.",
-            False,
             commands=(*SERVING, QUANTIZE),
             negative=True,
             variables=("TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"),
@@ -109,7 +108,6 @@ LOADING_SETTINGS = (
             SWITCH,
             "Quantize the output head to int8 with a scale per row, whatever the format of the "
             "other weights. Embeddings are not quantized.",
-            False,
         ),
         load_format=Setting(
             one_of("FORMAT", *LOAD_FORMATS),
@@ -121,7 +119,6 @@ LOADING_SETTINGS = (
             SWITCH,
             "Compare greedy tokens with those of transformers before serving. Takes the memory of "
             "a second copy of the model meanwhile.",
-            False,
         ),
         rope_scaling=Setting(
             one_of("KIND", "linear", "dynamic"),
@@ -134,7 +131,6 @@ LOADING_SETTINGS = (
         disable_custom_kernels=Setting(
             SWITCH,
             "Use PyTorch operations only, no custom C++ or Triton kernels. Several times slower.",
-            False,
         ),
         huggingface_hub_cache=Setting(
             path("FOLDER"),
@@ -166,10 +162,8 @@ LOADING_SETTINGS = (
         variables=(),
         extension=Setting(text("SUFFIX"), "File suffix of weights.", ".safetensors"),
         auto_convert=Setting(SWITCH, "Convert .bin weights to safetensors.", True, negative=True),
-        merge_lora=Setting(
-            SWITCH, "Merge a PEFT adapter into its base model.", False, negative=True
-        ),
-        quiet=Setting(SWITCH, "Show warnings and errors only, no progress.", False),
+        merge_lora=Setting(SWITCH, "Merge a PEFT adapter into its base model.", negative=True),
+        quiet=Setting(SWITCH, "Show warnings and errors only, no progress."),
     ),
     *panel(
         "LoRA adapters",

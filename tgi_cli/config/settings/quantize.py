@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tgi_cli.config.settings.setting import COMPLETION, QUANTIZE, Setting, panel
 from tgi_cli.config.settings.values import (
+    OPTIONAL_SWITCH,
     RATIO,
     SWITCH,
     ValueKind,
@@ -46,7 +47,7 @@ QUANTIZE_SETTINGS = (
             required=True,
         ),
         output_dir=Setting(path("OUTPUT_DIR"), "Folder to create.", argument=True),
-        inspect=Setting(SWITCH, "Describe the checkpoint instead of quantizing it.", False),
+        inspect=Setting(SWITCH, "Describe the checkpoint instead of quantizing it."),
         upload_to_model_id=Setting(text("MODEL_ID"), "Upload the result to this repository."),
     ),
     *panel(
@@ -67,7 +68,7 @@ QUANTIZE_SETTINGS = (
         ),
         group_size=Setting(_GROUP_SIZE, "The same as --groupsize.", hidden=True),
         sym=Setting(
-            SWITCH,
+            OPTIONAL_SWITCH,
             "Symmetric quantization, or asymmetric with zero points. Default: --sym, with awq "
             "--asym.",
             negative="--asym",
@@ -75,25 +76,19 @@ QUANTIZE_SETTINGS = (
         act_order=Setting(
             SWITCH,
             "gptq: quantize columns by decreasing activation size; costs a gather when serving.",
-            False,
             negative=True,
         ),
         desc_act=Setting(
-            SWITCH,
-            "The same as --act-order.",
-            False,
-            negative=True,
-            alias_of="act_order",
-            hidden=True,
+            SWITCH, "The same as --act-order.", negative=True, alias_of="act_order", hidden=True
         ),
-        static_groups=Setting(SWITCH, "gptq: compute all scales before quantizing columns.", False),
+        static_groups=Setting(SWITCH, "gptq: compute all scales before quantizing columns."),
         group_aware=Setting(
-            SWITCH,
+            OPTIONAL_SWITCH,
             "gptq: reorder within and among groups, at no cost when serving. Default: without "
             "--act-order.",
             negative=True,
         ),
-        mse=Setting(SWITCH, "Search for the scales with the least squared error.", False),
+        mse=Setting(SWITCH, "Search for the scales with the least squared error."),
         percdamp=Setting(
             RATIO, "gptq: dampening, as a share of the Hessian's mean diagonal.", 0.01
         ),
@@ -135,9 +130,8 @@ QUANTIZE_SETTINGS = (
         evaluate=Setting(
             SWITCH,
             "Compare with the original afterwards: perplexity, KL divergence, top-1 agreement.",
-            False,
         ),
-        resume=Setting(SWITCH, "Resume an interrupted run.", False),
+        resume=Setting(SWITCH, "Resume an interrupted run."),
         device=Setting(
             one_of("DEVICE", "cpu", "cuda"),
             "Device to compute on: cpu or cuda. Default: cuda if available.",

@@ -16,7 +16,7 @@ from tgi_cli.config.settings.values import RATIO, SHARE, SWITCH, one_of, path, t
 
 _HTTP = (SERVE, ROUTER)
 _ALL = (SERVE, SERVER, ROUTER)
-_TRACES = "traces are the router's: give it to `tgi router`"
+_TRACES = {SERVER: "traces are the router's: give it to `tgi router`"}
 
 NETWORK_SETTINGS = panel(
     "Network",
@@ -117,7 +117,6 @@ ROUTER_SETTINGS = (
             "Export traces to this OpenTelemetry collector (gRPC, http://HOST:4317).",
             commands=_ALL,
             note=_TRACES,
-            note_on=(SERVER,),
         ),
         otlp_service_name=Setting(
             text("NAME"),
@@ -125,12 +124,10 @@ ROUTER_SETTINGS = (
             "text-generation-inference.router",
             commands=_ALL,
             note=_TRACES,
-            note_on=(SERVER,),
         ),
         vllm_metrics=Setting(
             SWITCH,
             "Also export the metrics that gateways read, under vLLM's names.",
-            False,
             commands=_HTTP,
         ),
         logger_level=Setting(
@@ -142,16 +139,11 @@ ROUTER_SETTINGS = (
             variables=("LOG_LEVEL", "LOGGER_LEVEL"),
         ),
         json_output=Setting(
-            SWITCH,
-            "Write logs and results as JSON.",
-            False,
-            commands=(*SERVING, QUANTIZE),
-            negative=True,
+            SWITCH, "Write logs and results as JSON.", commands=(*SERVING, QUANTIZE), negative=True
         ),
         env=Setting(
             SWITCH,
             "Log versions and devices before serving.",
-            False,
             commands=(SERVE,),
             short="e",
             variables=(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,8 @@ class Setting:
     Attributes:
         kind: the kind of its values.
         help: one or two sentences.
-        default: its value if it is not set, or None if that depends on model or device.
+        default: its value if it is not set, or None if that depends on model or device. Default:
+            that of its kind.
         name: its key, and the field of :class:`tgi_cli.config.ServeConfig` and its like.
         commands: the commands that take it.
         panel: the heading under which help shows it.
@@ -39,8 +41,7 @@ class Setting:
         secret: whether to mask its value.
         variables: environment variables, by precedence. Default: its name in capitals.
         inherited: whether child processes keep the variable, for libraries that read it.
-        note: what happens instead, if it has no effect.
-        note_on: the commands on which it has no effect; empty: all.
+        note: what happens instead, if it has no effect; by command, if it has one on others.
     """
 
     kind: ValueKind
@@ -58,8 +59,7 @@ class Setting:
     secret: bool = False
     variables: tuple[str, ...] | None = None
     inherited: bool = False
-    note: str = ""
-    note_on: tuple[str, ...] = ()
+    note: str | Mapping[str, str] = ""
 
     @property
     def flag(self) -> str:
@@ -82,8 +82,9 @@ class Setting:
         """The environment variables, by precedence."""
         return (self.name.upper(),) if self.variables is None else self.variables
 
-    def has_no_effect(self, command: str) -> bool:
-        return bool(self.note) and (not self.note_on or command in self.note_on)
+    def note_for(self, command: str) -> str:
+        """What happens instead on a command, or an empty string if it has its effect there."""
+        return self.note if isinstance(self.note, str) else self.note.get(command, "")
 
 
 def panel(
@@ -98,6 +99,7 @@ def panel(
         replace(
             setting,
             name=name,
+            default=setting.kind.default if setting.default is None else setting.default,
             panel=title,
             commands=setting.commands or commands,
             variables=variables if setting.variables is None else setting.variables,
