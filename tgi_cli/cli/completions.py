@@ -14,7 +14,7 @@ from tgi_cli.cli.commands import COMMANDS
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.cli.shells import CommandWords
-from tgi_cli.config.settings import COMPLETION, Setting
+from tgi_cli.config.settings.setting import COMPLETION, Setting
 from tgi_cli.config.settings.values import SWITCH
 
 SCRIPTS = {

@@ -10,7 +10,9 @@ from typing import Any
 
 import typer
 
-from tgi_cli.config.settings import Setting, settings_of, variable_notes
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.inherited import variable_notes
+from tgi_cli.config.settings.setting import Setting
 from tgi_cli.config.settings.values import parse_bool
 from tgi_cli.errors import ConfigError
 

@@ -12,7 +12,8 @@ import typer
 
 from tgi_cli.cli.commands import PlainCommand
 from tgi_cli.cli.parsed_settings import FILE, NEGATION, ParsedSettings
-from tgi_cli.config.settings import Setting, settings_of
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.setting import Setting
 
 Runner = Callable[[ParsedSettings], None]
 
