@@ -190,11 +190,10 @@ OWN_FILES = (
     "demo/",  # ours
     "device/",  # /proc, /sys
     "kernels/",
-    "bench/machine.py",
     "bench/managed_server.py",
     "bench/token_counter.py",
-    "cli/machine.py",
     "cli/reference.py",
+    "process/machine.py",  # /proc
     "launcher/oom.py",  # the kernel's counters
     "router/api/docs.py",
     "worker/sizing/memory.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
 import typer
@@ -9,7 +11,9 @@ import typer
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
-from tgi_cli.config.settings import SERVE
+from tgi_cli.config.settings.setting import SERVE
+
+log = logging.getLogger(__name__)
 
 
 @takes(SERVE)
@@ -27,9 +31,7 @@ def serve(settings: ParsedSettings) -> None:
     if settings["parent_fd"] is not None:
         exit_with_parent(settings["parent_fd"])
     if settings["env"]:
-        from tgi_cli.cli.machine import log_machine
-
-        log_machine()
+        _log_machine()
     config = setup.serve_config(settings, hostname=setup.listen_address(settings))
     # The launcher fills in the model, the engine's address and the socket.
     own = {
@@ -41,3 +43,18 @@ def serve(settings: ParsedSettings) -> None:
     }
     router = RouterConfig(**settings.fields_of(RouterConfig) | setup.front(settings) | own)
     raise typer.Exit(run(config, router, locate))
+
+
+def _log_machine() -> None:
+    """Log versions, processor and GPUs of this machine as one record, for ``--env``."""
+    from tgi_cli.process import machine
+
+    found = machine.describe()
+    found = {
+        **found.pop("packages"),
+        **found,
+        "gpus": "; ".join(found["gpus"]) or "none found by nvidia-smi",
+        "docker label": os.environ.get("DOCKER_LABEL") or "none",
+    }
+    lines = [f"{name.replace('_', ' ')}: {value}" for name, value in found.items()]
+    log.info("environment:\n  %s", "\n  ".join(lines))

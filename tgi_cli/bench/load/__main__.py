@@ -12,9 +12,10 @@ import sys
 import threading
 from typing import BinaryIO, cast
 
+from tgi_cli.bench.events import ClientHealth
 from tgi_cli.bench.load import frames
 from tgi_cli.bench.load.client_lag import LagMonitor
-from tgi_cli.bench.load.generator import LoadGenerator
+from tgi_cli.bench.load.generator import HttpLoadGenerator, LoadGenerator
 from tgi_cli.errors import ExitCode, TgiError
 
 _COLLECT_AFTER = 50_000
@@ -58,11 +59,6 @@ def main() -> int:
     if not isinstance(job, frames.GeneratorJob):
         return ExitCode.FAILURE
     try:
-        if job.target.kind == "shard-v3":
-            from tgi_cli.bench.load import shard
-
-            shard.run(job, sys.stdin.buffer, out)
-            return ExitCode.OK
         try:
             import uvloop
         except ImportError:  # Windows
@@ -76,10 +72,16 @@ def main() -> int:
 
 
 async def _run(job: frames.GeneratorJob, out: BinaryIO) -> None:
-    """Run a job over HTTP; the parent process has the other ends of stdin and ``out``."""
+    """Run a job; the parent process has the other ends of stdin and ``out``."""
     loop = asyncio.get_running_loop()
     _, writer = await loop.connect_write_pipe(_FrameWriter, out)
-    generator = LoadGenerator(job, writer.report)
+    generator: LoadGenerator
+    if job.target.kind == "shard-v3":
+        from tgi_cli.bench.load.shard import ShardGenerator
+
+        generator = ShardGenerator(job, writer.report)
+    else:
+        generator = HttpLoadGenerator(job, writer.report)
     begin: asyncio.Future[float] = loop.create_future()
 
     def begin_at(origin: float) -> None:
@@ -121,7 +123,10 @@ async def _run(job: frames.GeneratorJob, out: BinaryIO) -> None:
     monitor = LagMonitor()
     monitor.start()
     await generator.run(origin)
-    writer.report(frames.GeneratorEnded(monitor.stop(generator.late), generator.stopped))
+    health = monitor.stop(generator.late)
+    if job.target.kind == "shard-v3":
+        health = ClientHealth()  # another thread times the calls of a shard
+    writer.report(frames.GeneratorEnded(health, generator.stopped))
     await writer.flush()
 
 

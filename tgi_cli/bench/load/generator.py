@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from tgi_cli.bench.events import (
@@ -17,7 +17,7 @@ from tgi_cli.bench.events import (
     StepProgress,
 )
 from tgi_cli.bench.load.frames import FromGenerator, GeneratorJob, IndexedRequest, RunNote
-from tgi_cli.bench.load.sender import ConversationState, RequestSender
+from tgi_cli.bench.load.sender import ConversationState, RequestSender, SenderState
 
 _CHECK_SECONDS = 0.05
 """Seconds between checks whether the step is over."""
@@ -90,22 +90,25 @@ class RequestSource:
 
 
 class LoadGenerator:
-    """Runs one job.
+    """Runs one job of batches; :class:`HttpLoadGenerator` runs every kind.
 
     Args:
         job: What to do.
         report: Sends frames to the parent process.
+        sender: Counts what is sent.
 
     Attributes:
         source: Takes the requests of the job.
         stopped: Why the step ended early; empty if it did not.
     """
 
-    def __init__(self, job: GeneratorJob, report: Callable[[FromGenerator], None]) -> None:
+    def __init__(
+        self, job: GeneratorJob, report: Callable[[FromGenerator], None], sender: SenderState
+    ) -> None:
         self._job = job
         self._step = job.step
         self._report = report
-        self._sender = RequestSender(job, lambda text: report(RunNote(text)))
+        self._sender = sender
         self._end = math.inf
         self._runs_done = 0
         self._rates: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
@@ -131,8 +134,7 @@ class LoadGenerator:
         await self._sleep_until(0.0)
         if self._step.warmup == 0 and self._step.seconds is not None:
             self._end = self._step.seconds
-        kinds = {"batch": self._batches, "concurrency": self._clients, "rate": self._arrivals}
-        main = asyncio.ensure_future(kinds[self._step.kind]())
+        main = asyncio.ensure_future(self._load())
         try:
             while not main.done():
                 await asyncio.wait({main}, timeout=_CHECK_SECONDS)
@@ -160,6 +162,73 @@ class LoadGenerator:
         return True
 
     def _has_failed(self) -> bool:
+        """Whether to give up; ``stopped`` says why."""
+        return False
+
+    def _fail(self, cause: str, remedy: str = "", fatal: bool = False) -> None:
+        self._report(StepFailed(self._job.index, cause, remedy, fatal))
+
+    async def _sleep_until(self, moment: float) -> None:
+        """Sleep until a second of the step; timers of whole milliseconds may be early."""
+        while (seconds := moment - self._sender.now()) > 0:  # noqa: ASYNC110 - no event to wait for
+            await asyncio.sleep(seconds)
+
+    def _count_time_from(self, moment: float, warmup: bool) -> None:
+        """Begin the step's time with the first request that counts."""
+        if not warmup and self._end == math.inf and self._step.seconds is not None:
+            self._end = moment + self._step.seconds
+
+    async def _load(self) -> None:
+        """Put the load of the step on the target."""
+        await self._batches()
+
+    async def _batches(self) -> None:
+        """Run one batch after another."""
+        size = int(self._step.value)
+        while not self.stopped and self._sender.now() < self._end:
+            taken = [taken for _ in range(size) if (taken := await self.source.take())]
+            if len(taken) < size:
+                return
+            warmup = self._runs_done < self._step.warmup
+            await self._run_batch([item for item, _ in taken], warmup)
+            self._runs_done += 1
+
+    async def _run_batch(self, items: Sequence[IndexedRequest], warmup: bool) -> None:
+        """Run a batch and report it."""
+        raise NotImplementedError
+
+    def _progress(self, last: bool = False) -> None:
+        now, counters, tokens = self._sender.now(), self._sender.counters, self._sender.tokens
+        if now - self._reported < PROGRESS_SECONDS and not last:
+            return
+        self._reported = now
+        self._rates.append((now, tokens))
+        began, before = self._rates[0]
+        self._report(
+            StepProgress(
+                index=self._job.index,
+                done=self._runs_done if self._step.kind == "batch" else counters.done,
+                expected=self._job.expected,
+                elapsed=now,
+                in_flight=counters.in_flight,
+                errors=counters.errors,
+                tokens_per_second=(tokens - before) / (now - began) if now > began else 0.0,
+            )
+        )
+
+
+class HttpLoadGenerator(LoadGenerator):
+    """Runs one job over HTTP."""
+
+    def __init__(self, job: GeneratorJob, report: Callable[[FromGenerator], None]) -> None:
+        self._requests = RequestSender(job, lambda text: report(RunNote(text)))
+        super().__init__(job, report, self._requests)
+
+    async def _load(self) -> None:
+        kinds = {"batch": self._batches, "concurrency": self._clients, "rate": self._arrivals}
+        await kinds[self._step.kind]()
+
+    def _has_failed(self) -> bool:
         """Whether to give up, because the server is unreachable or refuses every request."""
         counters, address = self._sender.counters, self._job.target.address
         since = self._sender.now() - counters.refused_since
@@ -175,14 +244,6 @@ class LoadGenerator:
             self._fail(self.stopped, remedy, fatal=bool(kinds & _FATAL))
             return True
         return False
-
-    def _fail(self, cause: str, remedy: str = "", fatal: bool = False) -> None:
-        self._report(StepFailed(self._job.index, cause, remedy, fatal))
-
-    async def _sleep_until(self, moment: float) -> None:
-        """Sleep until a second of the step; timers of whole milliseconds may be early."""
-        while (seconds := moment - self._sender.now()) > 0:  # noqa: ASYNC110 - no event to wait for
-            await asyncio.sleep(seconds)
 
     async def _clients(self) -> None:
         """Run clients that send the next request when they have their response."""
@@ -238,50 +299,21 @@ class LoadGenerator:
         due: float | None,
         warmup: bool,
     ) -> BenchRequestRecord:
-        if not warmup and self._end == math.inf and self._step.seconds is not None:
-            self._end = (self._sender.now() if due is None else due) + self._step.seconds
-        finished = await self._sender.send(item, due, conversation, warmup)
+        self._count_time_from(self._sender.now() if due is None else due, warmup)
+        finished = await self._requests.send(item, due, conversation, warmup)
         self._report(finished)
         return finished.record
 
-    async def _batches(self) -> None:
-        """Send a batch of requests at once, wait for all responses, and send the next."""
-        size = int(self._step.value)
-        while self._sender.now() < self._end:
-            taken = [taken for _ in range(size) if (taken := await self.source.take())]
-            if len(taken) < size:
-                return
-            warmup = self._runs_done < self._step.warmup
-            records = await asyncio.gather(
-                *(self._send(item, None, None, warmup) for item, _ in taken)
-            )
-            self._runs_done += 1
-            failed = [record for record in records if record.error]
-            if failed:
-                cause = f"{len(failed)} of {size} requests failed: {failed[0].error}"
-                self._fail(f"{cause}: {failed[0].detail}".removesuffix(": "))
-                await self._back_off()
-            elif all(record.arrivals for record in records):
-                self._report(BatchDone(self._job.index, batch_record(records, warmup)))
-
-    def _progress(self, last: bool = False) -> None:
-        now, counters, tokens = self._sender.now(), self._sender.counters, self._sender.tokens
-        if now - self._reported < PROGRESS_SECONDS and not last:
-            return
-        self._reported = now
-        self._rates.append((now, tokens))
-        began, before = self._rates[0]
-        self._report(
-            StepProgress(
-                index=self._job.index,
-                done=self._runs_done if self._step.kind == "batch" else counters.done,
-                expected=self._job.expected,
-                elapsed=now,
-                in_flight=counters.in_flight,
-                errors=counters.errors,
-                tokens_per_second=(tokens - before) / (now - began) if now > began else 0.0,
-            )
-        )
+    async def _run_batch(self, items: Sequence[IndexedRequest], warmup: bool) -> None:
+        """Send requests at once, and wait for all responses."""
+        records = await asyncio.gather(*(self._send(item, None, None, warmup) for item in items))
+        failed = [record for record in records if record.error]
+        if failed:
+            cause = f"{len(failed)} of {len(items)} requests failed: {failed[0].error}"
+            self._fail(f"{cause}: {failed[0].detail}".removesuffix(": "))
+            await self._back_off()
+        elif all(record.arrivals for record in records):
+            self._report(BatchDone(self._job.index, batch_record(records, warmup)))
 
 
 def batch_record(records: list[BenchRequestRecord], warmup: bool) -> BatchRecord:

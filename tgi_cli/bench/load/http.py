@@ -169,7 +169,8 @@ class ConnectionPool:
         self._tls = tls_context(insecure, ca_file) if parts.scheme == "https" else None
         self._timeout = connect_timeout
         self._idle: list[HttpConnection] = []
-        self._addresses: list[str] = []
+        self._address = ""
+        """Where the last connection was made, so that no further one waits for a name server."""
 
     async def send(self, request: bytes, sink: ResponseSink, on_write: Callable[[], None]) -> None:
         """Send a request and pass its response to ``sink``.
@@ -217,37 +218,22 @@ class ConnectionPool:
             connection.close()
 
     async def _connect(self) -> HttpConnection:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout):
-                if not self._addresses:
-                    found = await loop.getaddrinfo(self._host, self._port, type=1)
-                    self._addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-                return await self._connect_any(loop)
-        except TimeoutError as error:
-            raise ConnectError(f"no connection within {self._timeout:g} s") from error
-        except OSError as error:
-            raise ConnectError(str(error)) from error
-
-    async def _connect_any(self, loop: asyncio.AbstractEventLoop) -> HttpConnection:
-        """Connect to the first address that accepts; later attempts begin with it."""
-        last: OSError | None = None
-        for address in list(self._addresses):
-            try:
-                _, connection = await loop.create_connection(
+                transport, connection = await asyncio.get_running_loop().create_connection(
                     HttpConnection,
-                    address,
+                    self._address or self._host,
                     self._port,
                     ssl=self._tls,
                     server_hostname=self._host if self._tls else None,
                 )
-            except OSError as error:
-                last = error
-                continue
-            self._addresses.remove(address)
-            self._addresses.insert(0, address)
-            return connection
-        raise last or OSError(f"{self._host} has no address")
+        except TimeoutError as error:
+            raise ConnectError(f"no connection within {self._timeout:g} s") from error
+        except OSError as error:
+            self._address = ""
+            raise ConnectError(str(error)) from error
+        self._address = transport.get_extra_info("peername")[0]
+        return connection
 
 
 def tls_context(insecure: bool, ca_file: str) -> ssl.SSLContext:

@@ -149,19 +149,42 @@ class RequestCounters:
             self.refused_connections = 0
 
 
-class RequestSender:
-    """Sends requests over a pool of connections.
-
-    Args:
-        job: The target and the settings.
-        note: Called with notes for the reader of the results.
+class SenderState:
+    """The clock and the counts of a step.
 
     Attributes:
         origin: Second 0 of the step.
         expired: Whether the step's time is over; what is cancelled then counts as unfinished.
     """
 
+    def __init__(self) -> None:
+        self.counters = RequestCounters()
+        self.origin = 0.0
+        self.expired = False
+
+    def now(self) -> float:
+        """Seconds since the start of the step."""
+        return perf_counter() - self.origin
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far."""
+        return self.counters.tokens
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class RequestSender(SenderState):
+    """Sends requests over a pool of connections.
+
+    Args:
+        job: The target and the settings.
+        note: Called with notes for the reader of the results.
+    """
+
     def __init__(self, job: GeneratorJob, note: Callable[[str], None]) -> None:
+        super().__init__()
         settings = job.settings
         self._route, self._settings = job.route, settings
         self._note = note
@@ -176,18 +199,11 @@ class RequestSender:
             ca_file=settings.ca_file,
             connect_timeout=settings.connect_timeout,
         )
-        self.counters = RequestCounters()
-        self.origin = 0.0
-        self.expired = False
         self._active: set[StreamedResponse] = set()
 
     def close(self) -> None:
         """Close the connections."""
         self._pool.close()
-
-    def now(self) -> float:
-        """Seconds since the start of the step."""
-        return perf_counter() - self.origin
 
     @property
     def tokens(self) -> int:

@@ -8,33 +8,23 @@ generate.v3 then numbers blocks itself, and may have no other user meanwhile. On
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import signal
-import sys
-import threading
+import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 
-from tgi_cli.bench.events import (
-    BatchDone,
-    BatchRecord,
-    BenchRequest,
-    ClientHealth,
-    StepFailed,
-    StepProgress,
-)
-from tgi_cli.bench.load import frames
-from tgi_cli.bench.load.generator import PROGRESS_SECONDS
-from tgi_cli.bench.load.sender import sampling_fields
+from tgi_cli.bench.events import BatchDone, BatchRecord, BenchRequest
+from tgi_cli.bench.load.frames import FromGenerator, GeneratorJob, IndexedRequest
+from tgi_cli.bench.load.generator import LoadGenerator
+from tgi_cli.bench.load.sender import SenderState, sampling_fields
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc.services import make_stub
 from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
 
-_AHEAD = 512
+_REMEDY = "see the model server's log"
 _FAILURES = 2
 """Failed runs in a row after which the step is given up."""
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -80,10 +70,6 @@ class ShardGroup:
             call.result()
         return response
 
-    def clear_cache(self) -> None:
-        """Drop all batches. Raises grpc.RpcError."""
-        self.call("ClearCache", messages.ClearCacheRequest())
-
 
 def _stub(address: str) -> Any:
     path = address.removeprefix("unix:")
@@ -92,113 +78,71 @@ def _stub(address: str) -> Any:
     return make_stub(messages, channel)
 
 
-class _ShardStep:
-    """One step on the shards."""
+class ShardGenerator(LoadGenerator):
+    """Runs the batches of a job on its shard.
 
-    def __init__(self, job: frames.GeneratorJob, shards: ShardGroup, out: BinaryIO) -> None:
-        self._job = job
-        self._shards = shards
-        self._out = out
-        sampling = sampling_fields(job.settings.sampling)
+    One thread makes all calls, so that none overlaps the last one of a step that was stopped.
+
+    Raises:
+        ShardError: As :class:`ShardGroup` raises it.
+    """
+
+    def __init__(self, job: GeneratorJob, report: Callable[[FromGenerator], None]) -> None:
+        super().__init__(job, report, SenderState())
+        settings = job.settings
+        self._shards = ShardGroup(job.target.address, settings.timeout, settings.connect_timeout)
+        self._thread = ThreadPoolExecutor(1)
+        sampling = sampling_fields(settings.sampling)
         self._top_tokens = sampling.pop("top_n_tokens", 0)
         self._parameters = messages.NextTokenChooserParameters(**_TGI_DEFAULTS | sampling)
-        self._done = 0
-        self._failed = 0
-        self._reported = -1.0
-        self._rate = 0.0
-        self._origin = 0.0
-        self._items: queue.Queue[frames.IndexedRequest | None] = queue.Queue(_AHEAD)
-        self._begin: queue.Queue[float] = queue.Queue()
-        self._halted = threading.Event()
-        self.stopped = ""
+        self._failures = 0
 
-    def feed(self, stream: BinaryIO) -> None:
-        """Read frames until the parent process is gone."""
-        while True:
-            match frames.read(stream):
-                case frames.RequestChunk(items):
-                    for item in items:
-                        self._items.put(item)
-                case frames.EndOfRequests():
-                    self._items.put(None)
-                case frames.BeginStep(origin):
-                    self._begin.put(origin)
-                case _:
-                    self.halt()
-                    return
+    async def run(self, origin: float) -> None:
+        """Run until the step is over, and leave no batch on the shard."""
+        try:
+            await self._call("ClearCache", messages.ClearCacheRequest())
+            await super().run(origin)
+            await self._call("ClearCache", messages.ClearCacheRequest())
+        except grpc.RpcError as error:
+            if not self.stopped:
+                self.stopped = f"the shard on {self._job.target.address} failed: "
+                self.stopped += error_text(error)
+                self._fail(self.stopped, _REMEDY, fatal=True)
 
-    def halt(self) -> None:
-        """Stop after the running call."""
-        self._halted.set()
-        self._begin.put(0.0)
-        with contextlib.suppress(queue.Full):  # then nothing waits for an item
-            self._items.put_nowait(None)
+    async def _run_batch(self, items: Sequence[IndexedRequest], warmup: bool) -> None:
+        requests = [item.request for item in items]
+        self._count_time_from(self._sender.now(), warmup)
+        counters = self._sender.counters
+        counters.in_flight = len(requests)
+        try:
+            record = await self._prefill_and_decode(requests, warmup)
+        except grpc.RpcError as error:
+            self._failures += 1
+            counters.kinds["shard"] += 1
+            lost = error.code() == grpc.StatusCode.UNAVAILABLE
+            cause = f"batch of {len(requests)}: {error_text(error)}"
+            self._fail(cause, _REMEDY if lost else "", fatal=lost)
+            if lost or self._failures >= _FAILURES:
+                self.stopped = cause
+            else:
+                await self._call("ClearCache", messages.ClearCacheRequest())
+        else:
+            self._failures = 0
+            self._report(BatchDone(self._job.index, record))
+        finally:
+            counters.in_flight = 0
 
-    def report(self, message: frames.FromGenerator) -> None:
-        """Write a frame."""
-        self._out.write(frames.pack(message))
-
-    def run(self) -> None:
-        """Do all runs."""
-        step, failures = self._job.step, 0
-        self._origin = self._begin.get()
-        self._halted.wait(max(0.0, -self._now()))
-        counted_from: float | None = None
-        while (requests := self._batch(int(step.value))) and not self._halted.is_set():
-            warmup = self._done < step.warmup
-            if not warmup and counted_from is None:
-                counted_from = self._now()
-            elapsed = 0.0 if counted_from is None else self._now() - counted_from
-            if step.seconds is not None and elapsed >= step.seconds:
-                return
-            try:
-                record = self._run_batch(requests, warmup)
-            except grpc.RpcError as error:
-                failures += 1
-                self._failed += 1
-                lost = error.code() == grpc.StatusCode.UNAVAILABLE
-                cause = f"batch of {len(requests)}: {error_text(error)}"
-                if lost or failures >= _FAILURES:
-                    self.stopped = cause
-                remedy = "see the model server's log" if lost else ""
-                self.report(StepFailed(self._job.index, cause, remedy, lost))
-                if self.stopped:
-                    return
-                self._shards.clear_cache()
-                continue
-            failures = 0
-            self._done += 1
-            if record is not None:
-                self.report(BatchDone(self._job.index, record))
-            self._progress(0, last=True)
-
-    def _batch(self, size: int) -> list[BenchRequest] | None:
-        """The next requests, or None after the last."""
-        requests: list[BenchRequest] = []
-        while len(requests) < size:
-            item = self._items.get()
-            if item is None:
-                return None
-            requests.append(item.request)
-        return requests
-
-    def _run_batch(self, requests: Sequence[BenchRequest], warmup: bool) -> BatchRecord | None:
-        """Do one run; return None if it was stopped. Raises grpc.RpcError."""
-        batch = self._message(requests)
-        began = time.perf_counter()
-        response = self._shards.call("Prefill", messages.PrefillRequest(batch=batch))
-        now = time.perf_counter()
-        prefill, decodes = now - began, []
+    async def _prefill_and_decode(
+        self, requests: Sequence[BenchRequest], warmup: bool
+    ) -> BatchRecord:
+        """Do one run. Raises grpc.RpcError."""
+        request = messages.PrefillRequest(batch=self._message(requests))
+        response, prefill = await self._call("Prefill", request)
+        decodes = []
         while response.HasField("batch"):
-            self._progress(len(requests) / (now - began))
-            if self._halted.is_set():
-                self._shards.clear_cache()
-                return None
-            began = time.perf_counter()
             request = messages.DecodeRequest(batches=[response.batch])
-            response = self._shards.call("Decode", request)
-            now = time.perf_counter()
-            decodes.append(now - began)
+            response, seconds = await self._call("Decode", request)
+            decodes.append(seconds)
         return BatchRecord(
             batch_size=len(requests),
             sequence_length=max(request.prompt_tokens for request in requests),
@@ -207,6 +151,17 @@ class _ShardStep:
             decodes=decodes,
             warmup=warmup,
         )
+
+    async def _call(self, name: str, request: Any) -> tuple[Any, float]:
+        """Call the shards; return the response and the seconds it took. Raises grpc.RpcError."""
+
+        def call() -> tuple[Any, float]:
+            began = time.perf_counter()
+            return self._shards.call(name, request), time.perf_counter() - began
+
+        answer = await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        self._sender.counters.tokens += self._sender.counters.in_flight
+        return answer
 
     def _message(self, requests: Sequence[BenchRequest]) -> Any:
         """The batch, as TGI's benchmark builds it."""
@@ -228,50 +183,6 @@ class _ShardStep:
         longest = max(request.prompt_tokens + request.max_tokens for request in requests)
         size = len(requests)
         return messages.Batch(id=0, requests=batch, size=size, max_tokens=size * longest)
-
-    def _now(self) -> float:
-        return time.perf_counter() - self._origin
-
-    def _progress(self, rate: float, last: bool = False) -> None:
-        now = self._now()
-        self._rate = rate or self._rate
-        if now - self._reported < PROGRESS_SECONDS and not last:
-            return
-        self._reported = now
-        self.report(
-            StepProgress(
-                index=self._job.index,
-                done=self._done,
-                expected=self._job.expected,
-                elapsed=now,
-                in_flight=0 if last else int(self._job.step.value),
-                errors=self._failed,
-                tokens_per_second=self._rate,
-            )
-        )
-
-
-def run(job: frames.GeneratorJob, stream: BinaryIO, out: BinaryIO) -> None:
-    """Run a job on its shard. Raises ShardError."""
-    shards = ShardGroup(job.target.address, job.settings.timeout, job.settings.connect_timeout)
-    step = _ShardStep(job, shards, out)
-    signal.signal(signal.SIGTERM, lambda *_: step.halt())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=step.feed, args=(stream,), daemon=True).start()
-    step.report(frames.GeneratorReady())
-    try:
-        shards.clear_cache()
-        step.run()
-        shards.clear_cache()
-    except grpc.RpcError as error:
-        if not step.stopped:
-            step.stopped = error_text(error)
-            cause = f"the shard on {job.target.address} failed: {step.stopped}"
-            step.report(StepFailed(job.index, cause, "see the model server's log", True))
-    except BrokenPipeError:
-        print("the parent process is gone", file=sys.stderr)
-        return
-    step.report(frames.GeneratorEnded(ClientHealth(), step.stopped))
 
 
 def error_text(error: grpc.RpcError) -> str:

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from tgi_cli import demo
-from tgi_cli.bench import machine
 from tgi_cli.bench.events import BenchRequest, BenchRequestRecord, ClientHealth
 from tgi_cli.bench.load import client_lag, frames
 from tgi_cli.bench.load.frames import (
@@ -22,6 +21,7 @@ from tgi_cli.bench.load.frames import (
 from tgi_cli.bench.load.generator import batch_record
 from tgi_cli.bench.metrics_scrape import parse_metrics
 from tgi_cli.bench.token_counter import LocalTokenCounter, TokenEstimator
+from tgi_cli.process import machine
 
 
 def test_frames_survive_any_pieces() -> None:

@@ -1,26 +1,29 @@
-"""Describes the machine that a benchmark runs on."""
+"""Describes this machine, for saved runs of ``tgi bench`` and for ``tgi serve --env``."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("tgi-cli", "torch", "transformers", "tokenizers", "triton", "grpcio", "uvloop")
+_PACKAGES = (
+    *("tgi-cli", "torch", "transformers", "tokenizers", "triton", "grpcio", "uvloop"),
+    *("huggingface-hub", "safetensors"),
+)
 _SECONDS = 10
+_GPU_QUERY = "--query-gpu=name,memory.total,driver_version"
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, GPUs, system and versions, for ``BenchRun.machine``.
+    """Processor, cores, memory, GPUs, system and versions.
 
-    Keys: ``processor``, ``cores``, ``memory_bytes``, ``gpus`` (list of names), ``system``,
-    ``python``, ``packages`` (names to versions), ``hostname``. Never fails; unknown values
-    are omitted.
+    Keys: ``processor``, ``cores``, ``memory_bytes``, ``gpus`` (name, memory and driver of each, by
+    nvidia-smi), ``system``, ``python``, ``packages`` (names to versions), ``hostname``. Never
+    fails; unknown values are omitted.
     """
     found: dict[str, Any] = {
         "hostname": platform.node(),
@@ -29,7 +32,7 @@ def describe() -> dict[str, Any]:
         "processor": _processor(),
         "cores": _cores(),
         "memory_bytes": _memory(),
-        "gpus": _gpus(),
+        "gpus": _output_of("nvidia-smi", _GPU_QUERY, "--format=csv,noheader").splitlines(),
         "packages": _packages(),
     }
     return {name: value for name, value in found.items() if value not in (None, "")}
@@ -37,7 +40,7 @@ def describe() -> dict[str, Any]:
 
 def _processor() -> str:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
             if name.strip() in ("model name", "Model"):
                 return value.strip()
@@ -59,26 +62,13 @@ def _memory() -> int | None:
     return None
 
 
-def _gpus() -> list[str]:
-    """Name, memory and driver of each GPU, by nvidia-smi."""
-    output = _output_of(
-        "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
-    )
-    return [line.strip() for line in output.splitlines() if line.strip()]
-
-
 def _output_of(*command: str) -> str:
     """The output of a command, or nothing if it fails."""
-    path = shutil.which(command[0])
-    if path is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [path, *command[1:]], capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=True
+        ).stdout.strip()
+    return ""
 
 
 def _packages() -> dict[str, str]:
