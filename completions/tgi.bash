@@ -10,7 +10,7 @@ _tgi() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-            serve|env|download-weights|warmup|quantize|bench|model-server|router|completion) command=${COMP_WORDS[i]}; break ;;
+            serve|env|download-weights|warmup|quantize|bench|model-server|router|connect|completion) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command $previous" in
@@ -345,6 +345,10 @@ _tgi() {
         'router --max-image-fetch-size') return ;;
         'router --ngrok-authtoken') return ;;
         'router --ngrok-edge') return ;;
+        'connect --model') return ;;
+        'connect --api-key-env') return ;;
+        'connect --api-key') return ;;
+        'connect --file') COMPREPLY=($(compgen -f -- "$word")); return ;;
     esac
     case $command in
         serve) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --measured-limits --no-measured-limits --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --speculate --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --max-image-fetch-size --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
@@ -355,9 +359,10 @@ _tgi() {
         bench) flags='--revision --config --tokenizer-name -t --master-shard-uds-path -m --url --api-key --header -H --route --serve-args --timeout --batch-size -b --sequence-length -s --decode-length -d --runs -r --concurrency -c --rate --ramp --sweep --trace --slo --slo-share --arrival --speed --duration --requests -n --warmups -w --input-tokens --output-tokens --prefix --prompts --conversations --think --ignore-eos --no-ignore-eos --extra-body --seed --temperature --top-k --top-p --typical-p --repetition-penalty --frequency-penalty --top-n-tokens --watermark --do-sample --output -o --csv --jsonl --html --markdown --svg --ui --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
         model-server) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --measured-limits --no-measured-limits --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --speculate --master-addr --master-port --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
         router) flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --watermark-gamma --watermark-delta --generation-config --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --max-image-fetch-size --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        connect) flags='--model --api-key-env --api-key --write --file --help -h'; COMPREPLY=($(compgen -W 'codex claude opencode qwen-code continue zed open-webui' -- "$word")) ;;
         completion) flags='--help -h'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback --help -h'
-            COMPREPLY=($(compgen -W 'serve env download-weights warmup quantize bench model-server router completion' -- "$word")) ;;
+            COMPREPLY=($(compgen -W 'serve env download-weights warmup quantize bench model-server router connect completion' -- "$word")) ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$word"))

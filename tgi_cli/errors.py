@@ -7,6 +7,8 @@ command line's interface (docs/commands.md) and never change meaning.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -119,3 +121,18 @@ class RouterError(TgiError):
     """A router that failed to start or exited."""
 
     exit_code = ExitCode.ROUTER_FAILED
+
+
+class LibraryPanicError(Exception):
+    """A library written in Rust has panicked; its own exception is no :class:`Exception`."""
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """Turn a panic of a library written in Rust into a LibraryPanicError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise LibraryPanicError(" ".join(str(error).split())[:200]) from error

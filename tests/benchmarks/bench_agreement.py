@@ -8,7 +8,7 @@ Three questions, each answered by a table on stdout:
 - repetition: the same server compared with itself, ``--rounds`` times: nothing may be called.
 - regression: the same server behind a proxy that makes every answer 10 % slower: must be called.
 
-``--stub`` asks them of a server that only waits. A server that is faster than a load generator
+``--stub`` measures a server that only waits. A server that is faster than a load generator
 shows the generator: give one whose steps take ten milliseconds or more.
 """
 
@@ -99,12 +99,12 @@ def slowed(url: str, factor: float) -> Iterator[str]:
         listener.close()
 
 
-def ours(url: str, asked: argparse.Namespace, folder: Path, name: str) -> BenchRun:
+def ours(url: str, options: argparse.Namespace, folder: Path, name: str) -> BenchRun:
     """What ``tgi bench`` measures."""
     path = folder / f"{name}.json"
     command = [sys.executable, "-m", "tgi_cli", "bench", "--url", url, "--ui", "none"]
-    command += ["--concurrency", str(asked.clients), "--requests", str(asked.requests)]
-    command += ["--input-tokens", str(asked.input), "--output-tokens", str(asked.output)]
+    command += ["--concurrency", str(options.clients), "--requests", str(options.requests)]
+    command += ["--input-tokens", str(options.input), "--output-tokens", str(options.output)]
     command += ["--route", "completions", "--ignore-eos", "--output", str(path)]
     subprocess.run(command, check=True)
     return saved_runs.load(path)
@@ -120,9 +120,9 @@ def of_ours(run: BenchRun) -> Figures:
     }
 
 
-def of_script(url: str, asked: argparse.Namespace) -> Figures:
+def of_script(url: str, options: argparse.Namespace) -> Figures:
     """What the forty lines measure, in a process of their own."""
-    numbers = [asked.clients, asked.requests, asked.input, asked.output]
+    numbers = [options.clients, options.requests, options.input, options.output]
     done = subprocess.run(
         [sys.executable, "-m", "tests.tools.httpx_load", url, *map(str, numbers)],
         check=True,
@@ -133,15 +133,15 @@ def of_script(url: str, asked: argparse.Namespace) -> Figures:
     return found
 
 
-def of_guidellm(url: str, asked: argparse.Namespace, folder: Path) -> Figures:
+def of_guidellm(url: str, options: argparse.Namespace, folder: Path) -> Figures:
     """What guidellm 0.8 measures; what it calls inter-token latency is our TPOT."""
     path = folder / "guidellm.json"
-    tokenizer = asked.tokenizer or str(demo.model_path())
-    lengths = f"prompt_tokens={asked.input},output_tokens={asked.output}"
+    tokenizer = options.tokenizer or str(demo.model_path())
+    lengths = f"prompt_tokens={options.input},output_tokens={options.output}"
     backend = {"kind": "openai_http", "target": url, "request_format": "/v1/completions"}
-    command = [asked.guidellm, "-m", "guidellm", "run", "--backend", json.dumps(backend)]
-    command += ["--profile", f"kind=concurrent,streams={asked.clients}"]
-    command += ["--constraint", f"kind=max_requests,count={asked.requests}"]
+    command = [options.guidellm, "-m", "guidellm", "run", "--backend", json.dumps(backend)]
+    command += ["--profile", f"kind=concurrent,streams={options.clients}"]
+    command += ["--constraint", f"kind=max_requests,count={options.requests}"]
     command += ["--tokenizer", json.dumps({"kind": "huggingface_auto", "model": tokenizer})]
     command += ["--data", f"kind=synthetic_text,{lengths}", "--disable-console"]
     command += ["--output", f"kind=json,path={path}"]
@@ -179,66 +179,66 @@ def agreement(sides: dict[str, list[Figures]]) -> str:
     return table(["median of the rounds", *middle], rows)
 
 
-async def measured(url: str, asked: argparse.Namespace, folder: Path) -> None:
+async def measured(url: str, options: argparse.Namespace, folder: Path) -> None:
     """All three tables."""
     sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
-    if asked.guidellm:
+    if options.guidellm:
         sides["guidellm"] = []
     runs: list[BenchRun] = []
-    for number in range(asked.rounds):
-        runs.append(await asyncio.to_thread(ours, url, asked, folder, f"run-{number}"))
+    for number in range(options.rounds):
+        runs.append(await asyncio.to_thread(ours, url, options, folder, f"run-{number}"))
         sides["tgi bench"].append(of_ours(runs[-1]))
-        sides["script"].append(await asyncio.to_thread(of_script, url, asked))
-        if asked.guidellm:
-            found = await asyncio.to_thread(of_guidellm, url, asked, folder)
+        sides["script"].append(await asyncio.to_thread(of_script, url, options))
+        if options.guidellm:
+            found = await asyncio.to_thread(of_guidellm, url, options, folder)
             sides["guidellm"].append(found)
-    print(f"## Agreement, {asked.clients} clients, {asked.rounds} rounds in turns\n")
+    print(f"## Agreement, {options.clients} clients, {options.rounds} rounds in turns\n")
     print(agreement(sides), end="\n\n")
     print("## The same server again\n")
     for number, again in enumerate(runs[1:], start=1):
         print(f"- first run and run {number + 1}: {verdict(compare(runs[0], again))}")
-    with slowed(url, 1 + asked.slower / 100) as slow, slowed(url, 1.0) as plain:
-        first = await asyncio.to_thread(ours, plain, asked, folder, "plain")
-        second = await asyncio.to_thread(ours, slow, asked, folder, "slow")
-    print(f"\n## Through a proxy, and through one that makes it {asked.slower:g} % slower\n")
+    with slowed(url, 1 + options.slower / 100) as slow, slowed(url, 1.0) as plain:
+        first = await asyncio.to_thread(ours, plain, options, folder, "plain")
+        second = await asyncio.to_thread(ours, slow, options, folder, "slow")
+    print(f"\n## Through a proxy, and through one that makes it {options.slower:g} % slower\n")
     print(comparison(compare(first, second)))
 
 
-def stubbed(asked: argparse.Namespace) -> None:
+def stubbed(options: argparse.Namespace) -> None:
     """The same against a server that only waits, so that its true metrics are known."""
-    slower = 1 + asked.slower / 100
+    slower = 1 + options.slower / 100
     stub, slow = (Stub(prefill=0.05 * factor, token=0.02 * factor) for factor in (1.0, slower))
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as name:
         folder = Path(name)
         runs: list[BenchRun] = []
         sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
-        if asked.guidellm:
+        if options.guidellm:
             sides["guidellm"] = []
         with stub.serving():
-            for number in range(asked.rounds):
-                runs.append(ours(stub.url, asked, folder, f"run-{number}"))
+            for number in range(options.rounds):
+                runs.append(ours(stub.url, options, folder, f"run-{number}"))
                 sides["tgi bench"].append(of_ours(runs[-1]))
-                sides["script"].append(of_script(stub.url, asked))
-                if asked.guidellm:
-                    sides["guidellm"].append(of_guidellm(stub.url, asked, folder))
-        print(f"## 50 ms to the first token, 20 ms to each other, {asked.clients} clients\n")
+                sides["script"].append(of_script(stub.url, options))
+                if options.guidellm:
+                    sides["guidellm"].append(of_guidellm(stub.url, options, folder))
+        print(f"## 50 ms to the first token, 20 ms to each other, {options.clients} clients\n")
         print(agreement(sides), end="\n\n")
         for number, again in enumerate(runs[1:], start=1):
             print(f"- first run and run {number + 1}: {verdict(compare(runs[0], again))}")
         with slow.serving():
-            second = ours(slow.url, asked, folder, "slow")
-        print(f"\n## {asked.slower:g} % slower\n")
+            second = ours(slow.url, options, folder, "slow")
+        print(f"\n## {options.slower:g} % slower\n")
         print(comparison(compare(runs[0], second)))
 
 
-async def run(asked: argparse.Namespace) -> None:
+async def run(options: argparse.Namespace) -> None:
     """With a server of its own, unless one is given."""
     context: Any = contextlib.nullcontext()
-    if not asked.url:
+    if not options.url:
         context = start_server("", log_line=lambda line: None)
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as folder:
         async with context as server:
-            await measured(asked.url or server.url, asked, Path(folder))
+            await measured(options.url or server.url, options, Path(folder))
 
 
 def main() -> None:
@@ -255,11 +255,11 @@ def main() -> None:
         "--tokenizer", default="", help="for guidellm, with --url: a folder or an id"
     )
     parser.add_argument("--stub", action="store_true", help="a server that only waits")
-    asked = parser.parse_args()
-    if asked.stub:
-        stubbed(asked)
+    options = parser.parse_args()
+    if options.stub:
+        stubbed(options)
     else:
-        asyncio.run(run(asked))
+        asyncio.run(run(options))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ async def measure(client: str, url: str, streams: int) -> dict[str, float]:
     began, cpu = time.perf_counter(), time.process_time()
     arrivals = await CLIENTS[client](url, streams)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    told = watch.stop([])
+    load = watch.stop([])
     gaps = [b - a for times in arrivals for a, b in itertools.pairwise(times)]
     events = sum(map(len, arrivals))
     return {
@@ -165,7 +165,7 @@ async def measure(client: str, url: str, streams: int) -> dict[str, float]:
         "rate": events / seconds,
         "cpu_us": cpu / events * 1e6,
         "share": cpu / seconds,
-        "lag": told.lag_p99,
+        "lag": load.lag_p99,
         "median": percentile(gaps, 0.5),
         "p99": percentile(gaps, 0.99),
     }
@@ -203,12 +203,12 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    if told.serve:
-        uvloop.run(serve(told.gap[0] / 1e3, told.events))
+    options = parser.parse_args()
+    if options.serve:
+        uvloop.run(serve(options.gap[0] / 1e3, options.events))
         return
-    if told.client:
-        print(json.dumps(uvloop.run(measure(told.client, told.url, told.streams[0]))))
+    if options.client:
+        print(json.dumps(uvloop.run(measure(options.client, options.url, options.streams[0]))))
         return
     print(f"{os.cpu_count()} cores\n")
     print(
@@ -217,11 +217,11 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     clients = [name for name in CLIENTS if name == "ours" or importlib.util.find_spec(name)]
-    for gap in told.gap:
-        for streams in told.streams:
+    for gap in options.gap:
+        for streams in options.streams:
             asked = f"{streams / gap * 1e3:.0f}" if gap else "-"
             for client in clients:
-                found = run(client, streams, gap, told.events)
+                found = run(client, streams, gap, options.events)
                 print(
                     f"| {streams} | {gap:g} | {asked} | {client} | {found['rate']:.0f} "
                     f"| {found['cpu_us']:.1f} | {found['share']:.0%} | {found['lag'] * 1e3:.1f} "

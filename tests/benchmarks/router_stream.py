@@ -102,12 +102,12 @@ class TickingStream:
 
 async def send_bytes(request: Request) -> Response:
     """What the server and the sockets cost without us: the same event again and again."""
-    told = await request.json()
+    body = await request.json()
     wanted = GenerationRequest(
         request_id=0,
         prompt_ids=(1,),
         sampling=SamplingParams(),
-        max_new_tokens=told["max_tokens"],
+        max_new_tokens=body["max_tokens"],
     )
     stream = request.app.state.router.client.submit(wanted)
 
@@ -262,13 +262,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--tokens", type=int, default=500, help="of each of 64 streams")
     parser.add_argument("--requests", type=int, default=4000)
-    told = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tiny.write_model(Path(folder))
         print("| route | pace | streams | events/s | CPU us/event | peak MiB |")
         print("|---|---|---|---|---|---|")
-        for streams in told.streams:
-            tokens = max(told.tokens * 64 // streams, 200)
+        for streams in options.streams:
+            tokens = max(options.tokens * 64 // streams, 200)
             for name, (route, body) in ROUTES.items():
                 for pace, seconds in (("10 ms", STEP_SECONDS), ("burst", 0.0)):
                     work = partial(drive, route=route, body=body, streams=streams, tokens=tokens)
@@ -281,10 +281,10 @@ def main() -> None:
                     )
         print("\n| route | connections | requests/s | CPU us/request | peak MiB |")
         print("|---|---|---|---|---|")
-        for streams in told.streams:
+        for streams in options.streams:
             for name, route in WHOLE.items():
                 body = ROUTES[name][1]
-                count = told.requests // streams * streams
+                count = options.requests // streams * streams
                 work = partial(ask, route=route, body=body, connections=streams, count=count)
                 wall, cpu, peak = measure(folder, streams, None, work)
                 print(

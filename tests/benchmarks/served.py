@@ -89,8 +89,8 @@ class Threads:
 class Variant:
     """A server process, and what was measured of it."""
 
-    def __init__(self, told: str, model: Path, extra: Iterable[str]) -> None:
-        head, _, variables = told.partition(":")
+    def __init__(self, variant: str, model: Path, extra: Iterable[str]) -> None:
+        head, _, variables = variant.partition(":")
         self.name, _, checkout = head.partition("@")
         self.waves: dict[int, list[Wave]] = defaultdict(list)
         self.profile: dict[int, list[tuple[str, float, float, float]]] = {}
@@ -171,29 +171,29 @@ class Variant:
         stop(self._process, 30)
 
 
-def measure(variants: list[Variant], told: argparse.Namespace) -> None:
-    vocab = json.loads((told.model / "config.json").read_text())["vocab_size"]
+def measure(variants: list[Variant], options: argparse.Namespace) -> None:
+    vocab = json.loads((options.model / "config.json").read_text())["vocab_size"]
     dice = random.Random(0)
-    for streams in told.streams:
-        for number in range(told.rounds + 1):  # the first warms up
+    for streams in options.streams:
+        for number in range(options.rounds + 1):  # the first warms up
             for variant in variants[number % len(variants) :] + variants[: number % len(variants)]:
                 prompts = [
-                    [dice.randrange(10, vocab) for _ in range(told.prompt_tokens)]
+                    [dice.randrange(10, vocab) for _ in range(options.prompt_tokens)]
                     for _ in range(streams)
                 ]
                 before = Threads.of(variant.processes)
-                wave = variant.wave(streams, prompts, told.new_tokens)
+                wave = variant.wave(streams, prompts, options.new_tokens)
                 if number:
                     variant.waves[streams].append(wave)
                     after = Threads.of(variant.processes)
-                    variant.profile[streams] = after.since(before, told.new_tokens)
+                    variant.profile[streams] = after.since(before, options.new_tokens)
 
 
-def report(variants: list[Variant], told: argparse.Namespace) -> None:
+def report(variants: list[Variant], options: argparse.Namespace) -> None:
     first = variants[0]
     print("| streams | variant | output tok/s (min-max) | to the first | TTFT ms | between ms |")
     print("|---|---|---|---|---|---|")
-    for streams in told.streams:
+    for streams in options.streams:
         base = statistics.median(wave.rate for wave in first.waves[streams])
         for variant in variants:
             waves = variant.waves[streams]
@@ -205,11 +205,11 @@ def report(variants: list[Variant], told: argparse.Namespace) -> None:
                 f"| {streams} | {variant.name} | {middle:.1f} ({rates[0]:.1f}-{rates[-1]:.1f}) "
                 f"| {middle / base:.3f} | {ttft:.0f} | {between:.2f} |"
             )
-    if not told.threads:
+    if not options.threads:
         return
     print("\n| streams | variant | thread | CPU us a step | sleeps a step | displaced a step |")
     print("|---|---|---|---|---|---|")
-    for streams in told.streams:
+    for streams in options.streams:
         for variant in variants:
             for name, cpu, slept, displaced in variant.profile[streams]:
                 print(
@@ -228,16 +228,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", action="store_true")
     parser.add_argument("--serve", nargs="*", default=[], help="more of `tgi serve`: --x=y")
-    told = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no server is left behind
     variants: list[Variant] = []
     try:
-        for text in told.variant or ["base"]:
-            variants.append(Variant(text, told.model, told.serve))
+        for text in options.variant or ["base"]:
+            variants.append(Variant(text, options.model, options.serve))
         for variant in variants:
             variant.wait_until_ready()
-        measure(variants, told)
-        report(variants, told)
+        measure(variants, options)
+        report(variants, options)
     finally:
         for variant in variants:
             variant.close()

@@ -113,7 +113,7 @@ def cpu_seconds(command: Sequence[str]) -> float:
 
 
 def of(values: Sequence[float]) -> dict[str, float]:
-    """What is told of some rounds."""
+    """The medians of some rounds."""
     return {
         "median": statistics.median(values),
         "least": min(values),
@@ -168,17 +168,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--variant", action="append", help="NAME:FLAGS of `tgi serve`")
     parser.add_argument("--skip-help", action="store_true", help="measure starts alone")
-    told = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no server is left behind
-    named = (each.partition(":") for each in told.variant or [":"])
+    named = (each.partition(":") for each in options.variant or [":"])
     variants = {name: shlex.split(flags) for name, _, flags in named}
     found: dict[str, dict[str, dict[str, float]]] = {}
     tasks: dict[str, Callable[[], dict[str, dict[str, float]]]] = {
         "from the command to ready": lambda: measure(
-            told.model or ["bundled"], told.rounds, variants
+            options.model or ["bundled"], options.rounds, variants
         )
     }
-    if not told.skip_help:
+    if not options.skip_help:
         tasks["CPU time"] = help_times
     for title, task in tasks.items():
         found[title] = task()

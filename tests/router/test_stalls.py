@@ -20,6 +20,7 @@ from tests.tools.event_loop_gap import loop_gap
 from tgi_cli.router.api import kserve, tgi, vertex
 from tgi_cli.router.state import RouterState
 from tgi_cli.text import windowed_encoding
+from tgi_cli.text.spans import Spans
 from tgi_cli.text.tokenizer import Tokenizer
 
 LONG = "the quick brown fox jumps over the lazy dog. " * 30_000
@@ -35,9 +36,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     loop = threading.get_ident()
     spans = Tokenizer.spans
 
-    def watched(
-        self: Tokenizer, text: str, add_special_tokens: bool = True
-    ) -> list[windowed_encoding.Span]:
+    def watched(self: Tokenizer, text: str, add_special_tokens: bool = True) -> Spans:
         seen.append((len(text), threading.get_ident() == loop))
         return spans(self, text, add_special_tokens)
 
@@ -62,7 +61,7 @@ class TestTokenize:
         assert not any(here for _, here in encoded)
         assert gap.work < SECONDS
         found = msgspec.json.decode(text)
-        whole = state.text.tokenizer.spans(LONG)
+        whole = list(state.text.tokenizer.spans(LONG))
         assert [(token["id"], token["start"], token["stop"]) for token in found] == whole
         assert all(token["text"] == LONG[token["start"] : token["stop"]] for token in found[:999])
 
@@ -82,7 +81,7 @@ class TestTokenize:
         answer = await client.post("/tokenize", json={"inputs": short})
         assert int(answer.headers["content-length"]) == len(answer.content)
         found = [(token["id"], token["start"], token["stop"]) for token in answer.json()]
-        assert found == state.text.tokenizer.spans(short)
+        assert found == list(state.text.tokenizer.spans(short))
 
 
 class TestPrompts:

@@ -18,10 +18,11 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from tgi_cli.errors import ModelError
+from tgi_cli.errors import LibraryPanicError, ModelError, no_panic
 from tgi_cli.files import TOKENIZER_BYTES, require_file
 from tgi_cli.files import read_json as read_bounded
 from tgi_cli.process.spawn import child_environment, module_command
+from tgi_cli.text.spans import Spans
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
@@ -119,19 +120,16 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Token ids of several texts; see :meth:`encode`."""
         # The batch call releases the interpreter lock and computes no offsets.
-        with _no_panic():
+        with _encoding():
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
-    def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
-        """Each token id with the start and the end of its characters in the text."""
+    def spans(self, text: str, add_special_tokens: bool = True) -> Spans:
+        """Token ids of a text, each with the start and the end of its characters."""
         # The batch call releases the interpreter lock.
-        with _no_panic():
+        with _encoding():
             encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-        return [
-            (token_id, start, stop)
-            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
-        ]
+        return Spans(encoding.ids, encoding.offsets)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; invalid UTF-8 becomes U+FFFD."""
@@ -161,20 +159,17 @@ class Tokenizer:
 
 
 @contextmanager
-def _no_panic() -> Iterator[None]:
-    """Turn a panic of the library, which is not an Exception, into a ModelError.
+def _encoding() -> Iterator[None]:
+    """Turn a panic of the library into a ModelError.
 
     Regular expressions in tokenizer.json may backtrack endlessly; the library panics after ten
     million steps (0.7 s). https://github.com/kkos/oniguruma, doc/API
     """
     try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ModelError(
-            f"the model's tokenizer fails on a text: {' '.join(str(error).split())[:200]}"
-        ) from error
+        with no_panic():
+            yield
+    except LibraryPanicError as error:
+        raise ModelError(f"the model's tokenizer fails on a text: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -193,7 +188,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def _read_backend(path: Path) -> Backend:
     try:
         require_file(path, TOKENIZER_BYTES)
-        return Backend.from_file(str(path))
+        with no_panic():
+            return Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any unreadable file
         raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
 

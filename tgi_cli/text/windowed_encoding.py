@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tgi_cli.text.spans import Span, Spans
+
 if TYPE_CHECKING:
     from tgi_cli.text.tokenizer import Tokenizer
 
@@ -24,9 +26,6 @@ _AGREED_TOKENS = 32
 _END_TOKENS = 64
 """Last tokens of a window, which depend on where the text was split."""
 
-Span = tuple[int, int, int]
-"""A token id with the start and the end of its characters in the text."""
-
 
 def is_long(text: str) -> bool:
     """Whether a text must be encoded in windows."""
@@ -37,31 +36,31 @@ def is_long(text: str) -> bool:
 
 def encode_in_windows(
     tokenizer: Tokenizer, text: str, add_special_tokens: bool, window: int = WINDOW_CHARACTERS
-) -> Iterator[list[Span]]:
+) -> Iterator[Spans]:
     """All tokens of the text, one window at a time."""
     first, last = _specials(tokenizer) if add_special_tokens else ([], [])
-    yield [(token_id, 0, 0) for token_id in first]
+    yield Spans(first, [(0, 0)] * len(first))
     yield from _windows(tokenizer, text, window)
-    yield [(token_id, 0, 0) for token_id in last]
+    yield Spans(last, [(0, 0)] * len(last))
 
 
-def _windows(tokenizer: Tokenizer, text: str, window: int) -> Iterator[list[Span]]:
+def _windows(tokenizer: Tokenizer, text: str, window: int) -> Iterator[Spans]:
     start, size = 0, window
     known = 0
     """Tokens of the window that the caller has already."""
-    before: list[Span] = []
+    before = Spans([], [])
     """Tokens of the previous window from this one's start on."""
     longer = (0, 0, 0)
     """``start``, ``size`` and ``known`` of the previous window, to encode it again."""
     while True:
-        found = _encode(tokenizer, text, start, start + size)
+        found = tokenizer.spans(text[start : start + size], add_special_tokens=False).at(start)
         if before:
-            agreed = _agreement(before, found)
+            agreed = _agreement(list(before), list(found[: 4 * len(before)]))
             if agreed is None:
-                (start, size, known), before = longer, []
+                (start, size, known), before = longer, Spans([], [])
                 continue
             yield before[: agreed[0]]
-            known, before = agreed[1], []
+            known, before = agreed[1], Spans([], [])
         if start + size >= len(text):
             yield found[known:]
             return
@@ -73,25 +72,21 @@ def _windows(tokenizer: Tokenizer, text: str, window: int) -> Iterator[list[Span
         yield found[known:cut]
         before = found[cut:end]
         longer = (start, size * 2, cut)
-        start, size = before[0][1], window
+        start, size = start + before.offsets[0][0], window
 
 
-def _encode(tokenizer: Tokenizer, text: str, start: int, stop: int) -> list[Span]:
-    found = tokenizer.spans(text[start:stop], add_special_tokens=False)
-    return [(token_id, start + begin, start + end) for token_id, begin, end in found]
-
-
-def _boundary(found: list[Span], first: int, last: int) -> int | None:
+def _boundary(found: Spans, first: int, last: int) -> int | None:
     """The last index up to ``last`` at which a token begins with a character, or None."""
+    offsets = found.offsets
     for index in range(last, first, -1):
-        if found[index - 1][2] <= found[index][1] < found[index][2]:
+        if offsets[index - 1][1] <= offsets[index][0] < offsets[index][1]:
             return index
     return None
 
 
 def _agreement(before: list[Span], found: list[Span]) -> tuple[int, int] | None:
     """Where in both lists the first long run of equal tokens begins, or None."""
-    indices = {token: index for index, token in enumerate(found[: 4 * len(before)])}
+    indices = {token: index for index, token in enumerate(found)}
     for index in range(len(before) - _AGREED_TOKENS + 1):
         other = indices.get(before[index])
         if other is None:

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from tgi_cli.text.spans import Spans
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windowed_encoding import Span, encode_in_windows, is_long
+from tgi_cli.text.windowed_encoding import encode_in_windows, is_long
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,13 +54,13 @@ class TextWorkers:
         else:
             found: deque[int] = deque(maxlen=last)
             async for window in self.spans(text, add_special_tokens):
-                found.extend(span[0] for span in window)
+                found.extend(window.ids)
                 if most is not None and len(found) > most:
                     break
             return list(found)
         return ids if last is None else ids[-last:]
 
-    async def spans(self, text: str, add_special_tokens: bool) -> AsyncIterator[list[Span]]:
+    async def spans(self, text: str, add_special_tokens: bool) -> AsyncIterator[Spans]:
         """See :meth:`Tokenizer.spans`; long texts give some thousand tokens at a time."""
         if len(text) <= self._inline_characters:
             yield self._inline(self._tokenizer.spans, text, add_special_tokens)

@@ -30,6 +30,7 @@ from tokenizers import Tokenizer as Backend
 
 from tgi_cli.device import default_threads
 from tgi_cli.engine.step import GrammarMatcher
+from tgi_cli.errors import no_panic
 from tgi_cli.files import TOKENIZER_BYTES, read_json, require_file
 from tgi_cli.worker.grammar_errors import NOTHING_FITS, limit_passed
 
@@ -78,6 +79,9 @@ class Matcher:
         self.took(time.thread_time() - start)
         return not self.error and (accepted or not self.failed())
 
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        return self.inner.validate_tokens(list(token_ids)) == len(token_ids)
+
     def forced(self) -> list[int]:
         return self.inner.compute_ff_tokens() if self._canonical else []
 
@@ -112,15 +116,12 @@ class LLGuidance:
         known = Backend.from_str(tokenizer).get_vocab_size(with_added_tokens=True)
         eos = [i for i in dict.fromkeys(eos_token_ids) if i < known]
         try:
-            self._tokenizer = llguidance.LLTokenizer(
-                tokenizer, n_vocab=max(vocab_size, known), eos_token=eos or None
-            )
+            with no_panic():
+                self._tokenizer = llguidance.LLTokenizer(
+                    tokenizer, n_vocab=max(vocab_size, known), eos_token=eos or None
+                )
         except Exception as error:
             raise ValueError(_first_line(str(error))) from error
-        except BaseException as error:  # a panic of the library is no Exception
-            if type(error).__name__ != "PanicException":
-                raise
-            raise ValueError(f"llguidance failed: {_first_line(str(error))}") from error
         self.eos_token_ids: tuple[int, ...] = tuple(eos or self._tokenizer.eos_tokens)
         self._words = -(-vocab_size // 32)
         self._bits: NDArray[np.int32] = np.zeros((1, -(-max(vocab_size, known) // 32)), np.int32)
@@ -217,7 +218,8 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
     path = model_path / "tokenizer.json"
     if path.is_file():
         require_file(path, TOKENIZER_BYTES)
-        backend = Backend.from_file(str(path))
+        with no_panic():
+            backend = Backend.from_file(str(path))
     else:
         from transformers import AutoTokenizer  # takes seconds, and is rarely needed
 

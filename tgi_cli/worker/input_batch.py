@@ -62,7 +62,7 @@ class InputBatch:
     ) -> None:
         self.block_size = block_size
         self.width = max_tokens + 1
-        self.tokens = torch.zeros(max_rows, self.width, dtype=torch.int32, device=device)
+        self.tokens = _zeros(max_rows, self.width, device)
         self._flat = self.tokens.view(-1)
         max_blocks = -(-self.width // block_size)
         self.host_blocks: NDArray[np.int32] = np.zeros((max_rows, max_blocks), np.int32)
@@ -136,3 +136,13 @@ class InputBatch:
         flat = np.concatenate(spans)
         indices, values = self.upload(flat, self.host_blocks.reshape(-1)[flat])
         self.blocks.view(-1).index_copy_(0, indices, values)
+
+
+def _zeros(rows: int, width: int, device: torch.device) -> Tensor:
+    """An int32 table of zeros.
+
+    A CPU's memory is taken page by page as rows are written: 128 rows of 2**24 tokens have 8 GB.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros((rows, width), np.int32))
+    return torch.zeros(rows, width, dtype=torch.int32, device=device)

@@ -27,7 +27,8 @@ from tests.tools.checkpoints import make_llama
 from tests.tools.lora_adapters import make_adapter
 from tests.tools.process_tree import descendants_of
 from tgi_cli import demo
-from tgi_cli.config.settings import SERVE, settings_of
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.setting import SERVE
 from tgi_cli.errors import ExitCode, TgiError
 
 SECONDS = 15.0

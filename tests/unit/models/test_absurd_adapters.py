@@ -13,7 +13,13 @@ import torch
 from tests.tools.checkpoints import make_llama
 from tests.tools.lora_adapters import make_adapter
 from tgi_cli import demo
-from tgi_cli.errors import CheckpointError, CorruptFileError, ModelError, TgiError
+from tgi_cli.errors import (
+    CheckpointError,
+    CorruptFileError,
+    LibraryPanicError,
+    ModelError,
+    TgiError,
+)
 from tgi_cli.hub.lora_files import resolve_adapter
 from tgi_cli.hub.merge_lora import LoraAdapter
 from tgi_cli.layers.lora import LoraTable
@@ -164,6 +170,17 @@ def test_tokenizers_that_are_no_files(kind: str, tmp_path: Path) -> None:
             opened.truncate(1 << 40)
     with pytest.raises(ModelError):
         Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_that_the_library_panics_on_is_an_error(tmp_path: Path) -> None:
+    file = tokenizer(tmp_path) / "tokenizer.json"
+    raw = json.loads(file.read_text())
+    raw["model"]["continuing_subword_prefix"] = "a" * 1000
+    file.write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match="cannot be read: range"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(LibraryPanicError):
+        read_tokenizer(tmp_path)
 
 
 def test_an_expression_that_backtracks_without_end_is_an_error(tmp_path: Path) -> None:

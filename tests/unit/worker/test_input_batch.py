@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -42,3 +45,16 @@ def test_a_row_is_one_token_longer_than_the_context():
     rows.apply(step_of(new=[new_row(1, range(8), [0, 1])]))
     assert rows.tokens.shape == (2, 9)
     assert rows.tokens[1].tolist() == [*range(8), 0]
+
+
+def test_rows_of_a_long_context_take_memory_as_they_are_written():
+    before = resident_bytes()
+    rows = InputBatch(128, 1 << 22, 16, CPU, Uploader(CPU))
+    rows.apply(step_of(new=[new_row(5, [7], [0])]))
+    assert rows.tokens.nbytes > 1 << 31
+    assert resident_bytes() - before < 64 << 20
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

@@ -18,8 +18,9 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import first_key, parse
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.state import RouterState
+from tgi_cli.text.spans import Spans
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windowed_encoding import WHOLE_BYTES, Span
+from tgi_cli.text.windowed_encoding import WHOLE_BYTES
 
 INLINE_IDS = 2048
 """Longest list handled on the event loop: 0.3 us an id to decode, and about as much to write."""
@@ -171,19 +172,19 @@ async def _tgi_tokens(
 ) -> AsyncIterator[bytes]:
     """A JSON array of :class:`SimpleToken`: whole, or of long texts some kilobytes at a time."""
 
-    def encoded(spans: list[Span]) -> list[bytes]:
+    def encoded(spans: Spans) -> bytes:
         # Encoding holds the interpreter lock.
         tokens = [SimpleToken(index, text[start:stop], start, stop) for index, start, stop in spans]
-        return [
-            _encode(tokens[start : start + _SLICE])[1:-1] for start in range(0, len(tokens), _SLICE)
-        ]
+        return _encode(tokens)[1:-1]
 
     between = b"["
     async for spans in state.workers.spans(text, add_special_tokens):
         short = len(spans) <= _SLICE
-        for piece in encoded(spans) if short else await state.workers.run(encoded, spans):
+        # A slice at a time: threads compete for the interpreter lock with the event loop.
+        for start in range(0, len(spans), _SLICE):
+            part = spans[start : start + _SLICE]
             yield between
-            yield piece
+            yield encoded(part) if short else await state.workers.run(encoded, part)
             between = b","
     yield b"[]" if between == b"[" else b"]"
 
