@@ -130,6 +130,11 @@ def decode_json(data: bytes, max_values: int | None = MAX_VALUES) -> Any:
 
 def read_yaml(path: Path) -> Any:
     """Read a YAML file of settings. Raises OSError and ValueError as :func:`read_json`."""
+    return decode_yaml(read_bytes(path, SETTINGS_BYTES, pipes=True))
+
+
+def decode_yaml(data: bytes) -> Any:
+    """Parse YAML of settings, within limits on depth, aliases and values. Raises ValueError."""
     import yaml  # takes a dozen milliseconds, and few commands need it
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -154,7 +159,7 @@ def read_yaml(path: Path) -> Any:
             _require_few(len(node.value))
 
     try:
-        value = yaml.load(read_bytes(path, SETTINGS_BYTES, pipes=True), Loader)
+        value = yaml.load(data, Loader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     except (RecursionError, OverflowError) as error:

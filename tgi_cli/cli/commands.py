@@ -78,6 +78,9 @@ COMMANDS = (
     CommandEntry("model-server", "Run a model behind a unix socket, for a router to connect to."),
     CommandEntry("router", "Serve HTTP in front of a model server."),
     CommandEntry(
+        "connect", "Print or write the settings that make a client use a server, as Codex's."
+    ),
+    CommandEntry(
         "completion",
         "Print the script that completes tgi's commands and flags in a shell.",
         module="completions",

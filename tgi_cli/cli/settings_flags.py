@@ -6,13 +6,17 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal
 
 import typer
 
 from tgi_cli.cli.commands import PlainCommand
 from tgi_cli.cli.parsed_settings import FILE, NEGATION, ParsedSettings
-from tgi_cli.config.settings import Setting, settings_of
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.setting import Setting
+
+_LISTS = ("--served-model-name",)
+"""Flags that take several words, as in vLLM."""
 
 Runner = Callable[[ParsedSettings], None]
 
@@ -61,6 +65,33 @@ class SettingsCommand(PlainCommand):
                 read = partial(_read, param, setting, param.process_value)
                 param.process_value = read  # type: ignore[method-assign]
 
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        """Parse the command line, on which flags of ``NAME...`` may have several words."""
+        rest: list[str] = super().parse_args(context, repeat_flags(args))
+        return rest
+
+
+def repeat_flags(args: list[str]) -> list[str]:
+    """The command line with a flag for each name of ``--served-model-name A B``, as click expects.
+
+    The words up to the next flag are names. The last of several is MODEL if none is given before.
+    """
+    found: list[str] = []
+    flag = ""
+    model = bool(args) and not args[0].startswith("-")
+    for index, word in enumerate(args):
+        if word.startswith("-"):
+            flag = word if word in _LISTS else ""
+            model = model or word.partition("=")[0] in ("--model", "--model-id")
+            found.append(word)
+            continue
+        if flag and args[index - 1] != flag:
+            ends = index + 1 == len(args) or args[index + 1].startswith("-")
+            if not ends or model:
+                found.append(flag)
+        found.append(word)
+    return found
+
 
 def _read(
     param: Any,
@@ -93,15 +124,10 @@ def _parameter(name: str, annotation: Any, *default: Any) -> inspect.Parameter:
 def _annotation(setting: Setting, command: str) -> Any:
     """The setting as a declaration for Typer."""
     kind = setting.kind
-    base: Any = kind.type
+    # SettingsCommand parses the words; Typer only has to tell switches and repeated flags.
+    base: Any = {bool: bool, list: list[str], Path: Path}.get(kind.type, str)
     if kind.choices:
         base = Literal[kind.choices]
-    elif kind.type is list:
-        base = list[str]
-    elif kind.type is tuple:
-        base = Any
-    if setting.default is None and base is not Any and not setting.required:
-        base = Optional[base]  # noqa: UP045 (built at run time)
     common: dict[str, Any] = {
         "metavar": kind.metavar or None,
         "help": setting.help,
@@ -113,8 +139,6 @@ def _annotation(setting: Setting, command: str) -> Any:
     if setting.argument:
         common |= {"show_default": False, "rich_help_panel": None}
         return Annotated[base, typer.Argument(**common)]
-    if kind.parse is not None and kind.type is not list:
-        common["parser"] = _parser(kind.parse)
     if setting.name == "config":
         common |= {"is_eager": True, "callback": _file_reader(command)}
     names = [setting.flag]
@@ -124,20 +148,6 @@ def _annotation(setting: Setting, command: str) -> Any:
         names.append(f"-{setting.short}")
     shown = setting.default not in ((), "")
     return Annotated[base, typer.Option(*names, show_default=shown, **common)]
-
-
-def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A parser for Typer, from a function that raises ValueError."""
-
-    def parsed(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value  # a default
-        try:
-            return parse(value)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return parsed
 
 
 def _file_reader(command: str) -> Callable[[typer.Context, Path | None], Path | None]:

@@ -63,7 +63,7 @@ async def _warm(
     async with httpx.AsyncClient(
         base_url=url, headers=headers, timeout=_SECONDS, limits=limits
     ) as client:
-        info = await _ask(client, "GET", "/info")
+        info = await ask_server(client, "GET", "/info")
         try:
             longest, total = int(info["max_input_tokens"]), int(info["max_total_tokens"])
             concurrency = int(info["max_concurrent_requests"])
@@ -99,14 +99,23 @@ async def _generate(client: httpx.AsyncClient, length: int, new: int) -> int:
     words = " ".join(str(random.randrange(10**6)) for _ in range(length))  # at least a token each
     parameters = {"truncate": length, "max_new_tokens": new, "details": True}
     body = {"inputs": words, "parameters": parameters}
-    answer = await _ask(client, "POST", "/generate", body)
+    answer = await ask_server(client, "POST", "/generate", body)
     try:
         return int(answer["details"]["generated_tokens"])
     except (KeyError, TypeError) as error:
         raise _not_tgi(str(client.base_url), "its /generate has no details") from error
 
 
-async def _ask(client: httpx.AsyncClient, method: str, path: str, body: Any = None) -> Any:
+async def ask_server(
+    client: httpx.AsyncClient,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    key: str = "--api-key or API_KEY",
+) -> dict[str, Any]:
+    """Send a request and return the JSON object that answers it; ``key`` names the settings of the
+    API key. Raises ServerError."""
     import httpx
 
     url = str(client.base_url).rstrip("/")
@@ -117,7 +126,7 @@ async def _ask(client: httpx.AsyncClient, method: str, path: str, body: Any = No
             f"{url} is unavailable: {error or type(error).__name__}", "is a server running there?"
         ) from error
     if response.status_code in (401, 403):
-        raise ServerError(f"{url} rejects the API key", "set --api-key or API_KEY")
+        raise ServerError(f"{url} rejects the API key", f"set {key}")
     if response.status_code != 200:
         cause = response.text.strip()[:200]
         raise ServerError(f"{url}{path} returned status {response.status_code}: {cause}")

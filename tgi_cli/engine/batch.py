@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from tgi_cli.engine.config import SchedulerConfig
-from tgi_cli.engine.grammar import Grammars, failure
+from tgi_cli.engine.forced_tokens import failure, follow
+from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.lora_slots import LoraSlots
 from tgi_cli.engine.messages import (
@@ -110,6 +111,8 @@ class Batch:
                 raise ValueError(f"fork_of {request.fork_of} is a request of another prompt")
             if source.adapter_id != request.adapter_id:
                 raise ValueError(f"fork_of {request.fork_of} is a request of another adapter")
+        if request.thinking is not None and request.return_generation_logits:
+            raise ValueError("forced tokens have no logits, so a thinking budget excludes them")
         self.adapters.validate(request)
         self.grammars.validate(request)
 
@@ -266,12 +269,12 @@ class Batch:
         outputs.logprobs.append(result.logprobs[sample])
         outputs.top_ids.append(result.top_ids[sample])
         outputs.top_logprobs.append(result.top_logprobs[sample])
-        if token in sequence.stop_ids:
-            outputs.finished.append(self.finish(sequence, FinishReason.EOS_TOKEN))
-        elif sequence.matcher is not None:
-            reason, error = self.grammars.accept(sequence, token, outputs)
+        if sequence.followed:
+            reason, error = follow(sequence, token, outputs, self.grammars.eos_token_ids)
             if reason is not None:
                 outputs.finished.append(self.finish(sequence, reason, error))
+        elif token in sequence.stop_ids:
+            outputs.finished.append(self.finish(sequence, FinishReason.EOS_TOKEN))
         elif len(sequence.token_ids) >= sequence.max_tokens:
             outputs.finished.append(self.finish(sequence, FinishReason.LENGTH))
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from typing import Any
 
-from tgi_cli.engine.messages import FinishReason, GenerationRequest, StepOutputs
+from tgi_cli.engine.forced_tokens import failure
+from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.sequence import ScheduledSequence, Sequence
 from tgi_cli.engine.step import GrammarCompiler, GrammarMatcher
 
@@ -53,6 +54,11 @@ class Grammars:
             self._compiling.pop(sequence.request.request_id, None)
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """End tokens that a grammar that may end allows, the usual one first."""
+        return () if self._compiler is None else self._compiler.eos_token_ids
+
+    @property
     def compiling(self) -> bool:
         """Whether grammars are being compiled, for :meth:`collect` to wait for."""
         return bool(self._compiling)
@@ -66,7 +72,10 @@ class Grammars:
             del self._compiling[request_id]
             error = future.exception()
             if error is None:
-                sequence.matcher = future.result()
+                sequence.matcher = matcher = future.result()
+                begun = sequence.token_ids[sequence.prompt_tokens :]
+                if not all(map(matcher.accept, begun)):
+                    failed.append((sequence, failure(sequence)[1]))
             else:
                 failed.append((sequence, f"invalid grammar: {error}".splitlines()[0]))
         return failed
@@ -98,70 +107,3 @@ class Grammars:
                 indices.append(index)
                 matchers.append(matcher)
         return (indices, self._compiler.fill(matchers)) if indices else None
-
-    def accept(
-        self, sequence: Sequence, token_id: int, outputs: StepOutputs
-    ) -> tuple[FinishReason | None, str]:
-        """Accept the token that was chosen, and append the tokens that the grammar forces then.
-
-        Returns:
-            Why the sequence ends, or None if it does not, and the error if that is the reason.
-        """
-        forced, reason, error = self._forced_after(sequence, token_id)
-        if forced:
-            sequence.jump(forced)
-            top = sequence.request.sampling.top_logprobs > 0
-            outputs.request_ids += [sequence.request.request_id] * len(forced)
-            outputs.token_ids += forced
-            outputs.logprobs += [0.0] * len(forced)
-            outputs.top_ids += [[i] if top else [] for i in forced]
-            outputs.top_logprobs += [[0.0] if top else [] for _ in forced]
-        return reason, error
-
-    def _forced_after(
-        self, sequence: Sequence, token_id: int
-    ) -> tuple[list[int], FinishReason | None, str]:
-        """The forced tokens after ``token_id``, within the sequence's length, and its end."""
-        matcher, request = sequence.matcher, sequence.request
-        assert matcher is not None
-        remaining = sequence.max_tokens - len(sequence.token_ids)
-        min_tokens = sequence.prompt_tokens + request.sampling.min_new_tokens
-        forced: list[int] = []
-        queue: list[int] = []
-        while True:
-            if not matcher.accept(token_id):
-                return forced, *failure(sequence)
-            if matcher.stopped:
-                eos = self._eos_after(sequence, token_id)
-                return forced + eos[:remaining], FinishReason.EOS_TOKEN, ""
-            if not remaining:
-                return forced, FinishReason.LENGTH, ""
-            if not queue and sequence.skip_forced:
-                queue = matcher.forced()
-            if not queue:
-                return forced, None, ""
-            token_id = queue.pop(0)
-            early = len(sequence.token_ids) + len(forced) < min_tokens
-            if early and token_id in request.stop_token_ids:
-                return forced, None, ""  # left to the sampler, which will find no other token
-            forced.append(token_id)
-            remaining -= 1
-            if token_id in sequence.stop_ids:
-                return forced, FinishReason.EOS_TOKEN, ""
-
-    def _eos_after(self, sequence: Sequence, token_id: int) -> list[int]:
-        """The stop id that a complete grammar forces, if any."""
-        assert self._compiler is not None
-        ids = self._compiler.eos_token_ids
-        if token_id in ids or not sequence.skip_forced:
-            return []
-        return [i for i in ids if i in sequence.stop_ids][:1]
-
-
-def failure(sequence: Sequence, cause: str = "") -> tuple[FinishReason, str]:
-    """How a sequence ends that cannot continue, and why: perhaps because of its grammar."""
-    error = "" if sequence.matcher is None else sequence.matcher.error
-    if error:
-        lines = f"the grammar cannot be completed: {error}".splitlines()
-        return FinishReason.GRAMMAR, lines[0]
-    return FinishReason.ERROR, cause or "the grammar does not allow the token that was chosen"

@@ -43,12 +43,14 @@ class KVCache:
     def match(self, sequence: Sequence) -> list[int]:
         """The longest run of cached blocks that begins the sequence; nothing is taken.
 
-        At least one token is left to be computed: its logits choose the next one.
+        At least one token is left to be computed: its logits choose the next one. Of a new
+        sequence, that is one of the prompt, which forks wait for.
         """
         if not self._reuse or sequence.request.computes_whole_prompt:
             return []
         self._extend_hashes(sequence, len(sequence.token_ids))
-        usable = (len(sequence.token_ids) - 1) // self.block_size
+        known = len(sequence.token_ids) if sequence.started else sequence.prompt_tokens
+        usable = (known - 1) // self.block_size
         found: list[int] = []
         for content in sequence.block_hashes[:usable]:
             block = self.pool.find(content)

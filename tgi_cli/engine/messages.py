@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any, Protocol
 
+from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.sampling.params import SamplingParams, sample_seed
 
 
@@ -80,6 +81,7 @@ class GenerationRequest:
             generated text (https://github.com/guidance-ai/llguidance), or None for free text. It
             ends the request, as a stop id does, where only a stop id may follow, even with
             ``ignore_eos``.
+        thinking: the most reasoning that the request may generate, or None for any.
     """
 
     request_id: int
@@ -94,6 +96,7 @@ class GenerationRequest:
     fork_of: int | None = None
     adapter_id: int = 0
     grammar: str | None = None
+    thinking: ThinkingBudget | None = None
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None

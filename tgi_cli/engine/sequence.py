@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.step import GrammarMatcher
+from tgi_cli.engine.thinking import ThinkingProgress
 
 
 class Status(Enum):
@@ -31,6 +32,9 @@ class Sequence:
         max_tokens: upper bound of prompt and generated tokens.
         stop_ids: token ids that end it.
         skip_forced: whether tokens that its grammar forces may be appended without being sampled.
+        followed: whether it has a grammar or a thinking budget, which follow its tokens.
+        thinking: its progress in its thinking budget, or None without one.
+        num_unreported: tokens that were forced before the first choice; reported with that.
         priority_key: sorts by priority, then arrival; the lowest is served first and preempted
             last.
         matcher: its state in its grammar, or None before that is compiled and without a grammar.
@@ -62,6 +66,9 @@ class Sequence:
     max_tokens: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     skip_forced: bool = field(init=False)
+    followed: bool = field(init=False)
+    thinking: ThinkingProgress | None = field(init=False, default=None)
+    num_unreported: int = field(init=False, default=0)
     priority_key: tuple[int, int] = field(init=False)
     arrival_ns: int = field(default_factory=time.monotonic_ns)
     matcher: GrammarMatcher | None = None
@@ -97,7 +104,24 @@ class Sequence:
             or request.sampling.bad_words
             or request.sampling.allowed_token_ids
         )
+        self.followed = request.grammar is not None or request.thinking is not None
+        if request.thinking is not None:
+            self.thinking = ThinkingProgress(request.thinking)
+            self._begin()
         self.priority_key = (-request.priority, order)
+
+    def _begin(self) -> None:
+        """Append what a budget of 0 forces behind a prompt that ends within reasoning."""
+        assert self.thinking is not None
+        due = self.thinking.due()
+        # Those that would end the sequence are forced behind its first token instead.
+        if not due or len(due) >= self.request.max_new_tokens or self.stop_ids.intersection(due):
+            return
+        self.thinking.enforce()
+        for token_id in due:
+            self.thinking.accept(token_id)
+        self.token_ids.extend(due)
+        self.num_unreported = len(due)
 
     @property
     def num_tokens(self) -> int:

@@ -203,6 +203,10 @@ class GrammarMatcher(Protocol):
         """Advance by the next token; False, with an error, if the grammar does not allow it."""
         ...
 
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        """Whether these tokens may all follow, one after another; none is accepted."""
+        ...
+
     def forced(self) -> list[int]:
         """Tokens that the grammar forces next, in canonical tokenization; not accepted yet."""
         ...

@@ -12,6 +12,8 @@ from tgi_cli.sampling.params import MAX_TOKEN_IDS
 _MAX_STOP_IDS = 2 * MAX_TOKEN_IDS
 """Stop token ids of the request and of the model."""
 _MAX_SALT_BYTES = 4096
+_MAX_MARKER_IDS = 64
+"""Token ids of all markers of a thinking budget."""
 
 
 class LengthLimits(Protocol):
@@ -69,16 +71,20 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
     """
     validate_length(len(request.prompt_ids), request.max_new_tokens, info)
     sampling = request.sampling
+    marker_ids = () if request.thinking is None else request.thinking.token_ids
     token_ids = chain(
         request.prompt_ids,
         (token_id for token_id, _ in sampling.logit_bias),
         sampling.allowed_token_ids,
         *sampling.bad_words,
+        marker_ids,
     )
     if max(token_ids) >= info.vocab_size:
         raise ValueError(f"a token id is not below the vocabulary's size ({info.vocab_size})")
     if len(request.stop_token_ids) > _MAX_STOP_IDS:
         raise ValueError(f"more than {_MAX_STOP_IDS} stop token ids")
+    if len(marker_ids) > _MAX_MARKER_IDS:
+        raise ValueError(f"a thinking budget with markers of more than {_MAX_MARKER_IDS} tokens")
     if len(request.cache_salt) > _MAX_SALT_BYTES:
         raise ValueError(f"a cache salt of more than {_MAX_SALT_BYTES} bytes")
     if max(sampling.top_logprobs, request.prompt_logprobs or 0) > info.vocab_size:

@@ -22,6 +22,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram
+from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
@@ -67,6 +68,8 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
         value = getattr(request, name)
         if value is not None:
             setattr(submit, name, value)
+    if request.thinking is not None:
+        submit.thinking.CopyFrom(pb.ThinkingBudget(**asdict(request.thinking)))
     return pb.ClientMessage(submit=submit)
 
 
@@ -74,7 +77,7 @@ def decode_submit(message: pb.Submit) -> GenerationRequest:
     """Decode a request, without its adapter's id.
 
     Raises:
-        ValueError: A sampling value is out of range.
+        ValueError: A sampling value is out of range, or a thinking budget lacks a marker.
     """
     present = [name for name in _OPTIONAL if message.HasField(name)]
     return GenerationRequest(
@@ -82,7 +85,13 @@ def decode_submit(message: pb.Submit) -> GenerationRequest:
         prompt_ids=tuple(message.prompt_ids),
         sampling=_decode_sampling(message.sampling),
         stop_token_ids=frozenset(message.stop_token_ids),
+        thinking=_decode_thinking(message.thinking) if message.HasField("thinking") else None,
     )
+
+
+def _decode_thinking(message: pb.ThinkingBudget) -> ThinkingBudget:
+    markers = {name: tuple(getattr(message, name)) for name in ("open", "close", "then", "answer")}
+    return ThinkingBudget(tokens=message.tokens, inside=message.inside, **markers)
 
 
 def _encode_sampling(sampling: SamplingParams) -> pb.Sampling:

@@ -175,7 +175,7 @@ class ClientMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "adapter", "grammar")
+    __slots__ = ("request_id", "prompt_ids", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "adapter", "grammar", "thinking")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class Submit(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -204,7 +205,24 @@ class Submit(_message.Message):
     client_id: int
     adapter: str
     grammar: str
-    def __init__(self, request_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., fork_of: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., client_id: _Optional[int] = ..., adapter: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
+    thinking: ThinkingBudget
+    def __init__(self, request_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., fork_of: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., client_id: _Optional[int] = ..., adapter: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ...) -> None: ...
+
+class ThinkingBudget(_message.Message):
+    __slots__ = ("tokens", "open", "close", "then", "answer", "inside")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    THEN_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    INSIDE_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    open: _containers.RepeatedScalarFieldContainer[int]
+    close: _containers.RepeatedScalarFieldContainer[int]
+    then: _containers.RepeatedScalarFieldContainer[int]
+    answer: _containers.RepeatedScalarFieldContainer[int]
+    inside: bool
+    def __init__(self, tokens: _Optional[int] = ..., open: _Optional[_Iterable[int]] = ..., close: _Optional[_Iterable[int]] = ..., then: _Optional[_Iterable[int]] = ..., answer: _Optional[_Iterable[int]] = ..., inside: bool = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed", "top_logprobs", "relative_frequency_penalty", "bias_ids", "biases", "bad_word_ids", "bad_word_lengths", "min_new_tokens", "watermark", "watermark_gamma", "watermark_delta", "allowed_token_ids")

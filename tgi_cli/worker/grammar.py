@@ -79,6 +79,9 @@ class Matcher:
         self.took(time.thread_time() - start)
         return not self.error and (accepted or not self.failed())
 
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        return self.inner.validate_tokens(list(token_ids)) == len(token_ids)
+
     def forced(self) -> list[int]:
         return self.inner.compute_ff_tokens() if self._canonical else []
 

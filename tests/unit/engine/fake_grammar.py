@@ -49,9 +49,16 @@ class FakeMatcher:
         self.position += not self.ended
         return True
 
+    def _copy(self) -> FakeMatcher:
+        copy = FakeMatcher(json.dumps([self.slots, self.repeat]))
+        copy.position, copy.ended = self.position, self.ended
+        return copy
+
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        return all(map(self._copy().accept, token_ids))
+
     def forced(self) -> list[int]:
-        ahead = FakeMatcher(json.dumps([self.slots, self.repeat]))
-        ahead.position, ahead.ended = self.position, self.ended
+        ahead = self._copy()
         tokens: list[int] = []
         while not ahead.stopped and len(ahead.allowed()) == 1 and len(tokens) < 50:
             tokens += ahead.allowed()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
+from tests.unit.engine.fake_thinking import budget, budgeted
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.config import Batching, CapacityPolicy
@@ -28,6 +29,13 @@ GRAMMARS = [
     slots(range(100, 120), [11], [12], [13], range(30), repeat=True),
     slots([21], range(100, 120), *([i] for i in range(30, 50))),
 ]
+RULES_OF_REQUESTS = st.sampled_from(
+    [
+        {},
+        *({"grammar": grammar} for grammar in GRAMMARS),
+        *({"thinking": budget(tokens)} for tokens in (0, 3, 12)),
+    ]
+)
 EXAMPLES, RULES = 120, 100
 """Together at least 10,000 steps of the machine."""
 
@@ -81,37 +89,45 @@ class Engine(RuleBasedStateMachine):
         length=st.integers(1, 16),
         new=st.integers(1, 32),
         priority=st.integers(-1, 1),
-        grammar=st.sampled_from([None, *GRAMMARS]),
+        rules=RULES_OF_REQUESTS,
         data=st.data(),
     )
     def add(
-        self, family: int, length: int, new: int, priority: int, data: st.DataObject, **more: Any
+        self,
+        family: int,
+        length: int,
+        new: int,
+        priority: int,
+        rules: dict[str, Any],
+        data: st.DataObject,
     ) -> None:
         adapter_id = data.draw(st.sampled_from([0, *self.adapters])) if self.adapters else 0
         prompt = [family * 100 + i for i in range(length)]
-        self._add(prompt, new, priority=priority, adapter_id=adapter_id, **more)
+        self._add(prompt, new, priority=priority, adapter_id=adapter_id, **rules)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), new=st.integers(1, 32), grammar=st.sampled_from([None, *GRAMMARS]))
-    def fork(self, data: st.DataObject, new: int, grammar: str | None) -> None:
+    @rule(data=st.data(), new=st.integers(1, 32), rules=RULES_OF_REQUESTS)
+    def fork(self, data: st.DataObject, new: int, rules: dict[str, Any]) -> None:
         source = data.draw(st.sampled_from(sorted(self.live)))
         adapter_id = self.used_adapters[source]
         if not adapter_id or adapter_id in self.adapters:
             prompt = self.prompts[source]
-            self._add(prompt, new, fork_of=source, adapter_id=adapter_id, grammar=grammar)
+            self._add(prompt, new, fork_of=source, adapter_id=adapter_id, **rules)
 
     def _add(self, prompt: list[int], new: int, **more: Any) -> None:
         request_id = len(self.expected)
-        grammar, adapter_id = more["grammar"], more["adapter_id"]
+        grammar, thinking = more.get("grammar"), more.get("thinking")
+        adapter_id = more["adapter_id"]
         stops = frozenset({EOS} if grammar else ())
         sent = request(request_id, prompt, new, stop_token_ids=stops, **more)
         assert self.scheduler.add(sent) is None
         self.used_adapters[request_id] = adapter_id
-        self.expected[request_id] = (
-            constrained(prompt, new, grammar, adapter_id)
-            if grammar
-            else continuation(prompt, new, 1000, adapter_id)
-        )
+        if grammar:
+            self.expected[request_id] = constrained(prompt, new, grammar, adapter_id)
+        elif thinking:
+            self.expected[request_id] = budgeted(prompt, new, thinking, adapter_id)
+        else:
+            self.expected[request_id] = continuation(prompt, new, 1000, adapter_id)
         self.prompts[request_id] = prompt
         self.seen[request_id] = []
 

@@ -17,6 +17,7 @@ from tgi_cli.engine.messages import (
     Started,
     StepOutputs,
 )
+from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import Adapter, Adapters
@@ -50,6 +51,7 @@ SAMPLING = {
     "watermark_delta": st.floats(-10, 10),
     "allowed_token_ids": st.lists(int31, max_size=3).map(tuple),
 }
+ids = st.lists(uint32, min_size=1, max_size=3).map(tuple)
 REQUEST = {
     "request_id": uint64,
     "prompt_ids": st.lists(uint32).map(tuple),
@@ -58,6 +60,16 @@ REQUEST = {
     "stop_token_ids": st.frozensets(uint32),
     "ignore_eos": st.booleans(),
     "grammar": st.none() | st.text(),
+    "thinking": st.none()
+    | st.builds(
+        ThinkingBudget,
+        tokens=uint32,
+        open=ids,
+        close=ids,
+        then=st.just(()) | ids,
+        answer=st.just(()) | ids,
+        inside=st.booleans(),
+    ),
     "cache_salt": st.binary(max_size=40),
     "priority": st.integers(-(2**63), 2**63 - 1),
     "timeout_seconds": st.none() | st.floats(0, 1e9),
