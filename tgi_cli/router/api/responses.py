@@ -124,7 +124,7 @@ class ResponseEvents:
         if finish is None:
             return
         response = self._writer.response
-        response.usage = self._usage(response)
+        response.usage = self._usage()
         if finish.reason is FinishReason.LENGTH:
             response.incomplete_details = schemas.IncompleteDetails()
         self._writer.end("incomplete" if response.incomplete_details else "completed")
@@ -148,22 +148,14 @@ class ResponseEvents:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
         return b""
 
-    def _usage(self, response: schemas.ResponseObject) -> schemas.ResponseUsage:
+    def _usage(self) -> schemas.ResponseUsage:
         generation = self._generation
-        thought = "".join(
-            part.text
-            for item in response.output
-            if isinstance(item, schemas.ReasoningItem)
-            for part in item.content
-        )
-        # Encoded again, as a token may be part of a marker or span two items.
-        reasoning = len(self._tokenizer.encode(thought, False)) if thought else 0
         return schemas.ResponseUsage(
             input_tokens=generation.prompt_tokens,
             input_tokens_details=schemas.InputDetails(cached_tokens=generation.cached_tokens),
             output_tokens=generation.generated_tokens,
             output_tokens_details=schemas.OutputDetails(
-                reasoning_tokens=min(reasoning, generation.generated_tokens)
+                reasoning_tokens=generation.reasoning_tokens
             ),
             total_tokens=generation.prompt_tokens + generation.generated_tokens,
         )
