@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tgi_cli.cli import main
-from tgi_cli.config.settings import SERVE, SETTINGS
+from tgi_cli.config.settings import SETTINGS
 from tgi_cli.config.settings.file import read_file
+from tgi_cli.config.settings.setting import SERVE
 from tgi_cli.errors import ExitCode
 
 

@@ -9,15 +9,8 @@ import pytest
 
 from tgi_cli.cli import commands, reference
 from tgi_cli.config import ServeConfig
-from tgi_cli.config.settings import (
-    COMMANDS,
-    COMPARE,
-    COMPLETION,
-    SERVE,
-    SETTINGS,
-    VIEW,
-    settings_of,
-)
+from tgi_cli.config.settings import SETTINGS, settings_of
+from tgi_cli.config.settings.setting import COMMANDS, COMPARE, COMPLETION, SERVE, VIEW
 from tgi_cli.router.config import RouterConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tgi_cli.cli import main
-from tgi_cli.config.settings import SERVE, SETTINGS, Setting
+from tgi_cli.config.settings import SETTINGS
+from tgi_cli.config.settings.setting import SERVE, Setting
 from tgi_cli.config.settings.values import LARGEST, LARGEST_RATIO, MAX_SIZES
 from tgi_cli.errors import ExitCode
 

@@ -15,7 +15,8 @@ import tgi_cli.router.server as router_server
 from tgi_cli import demo
 from tgi_cli.cli import main, tgi_aliases
 from tgi_cli.cli.commands import COMMANDS
-from tgi_cli.config.settings import SERVE, settings_of
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.setting import SERVE
 from tgi_cli.errors import ExitCode
 from tgi_cli.model_server.config import ModelServerConfig
 

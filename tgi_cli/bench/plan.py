@@ -17,7 +17,8 @@ import msgspec
 
 from tgi_cli.bench.events import BenchRequest, BenchStep, StepRecord
 from tgi_cli.bench.statistics.metrics import ENOUGH, StepMetrics, find_knee, meets, step_metrics
-from tgi_cli.config.settings import BENCH, default
+from tgi_cli.config.settings import default
+from tgi_cli.config.settings.setting import BENCH
 from tgi_cli.errors import ConfigError
 
 DEFAULT_SIZES = (1, 2, 4, 8, 16, 32)

@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tgi_cli.bench.events import BenchTarget
-from tgi_cli.config.settings import BENCH, default
+from tgi_cli.config.settings import default
+from tgi_cli.config.settings.setting import BENCH
 from tgi_cli.errors import ConfigError
 
 Route = Literal["generate_stream", "completions", "chat"]

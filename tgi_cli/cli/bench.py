@@ -10,7 +10,7 @@ import typer
 
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import SettingsCommand, takes
-from tgi_cli.config.settings import BENCH, COMPARE, VIEW
+from tgi_cli.config.settings.setting import BENCH, COMPARE, VIEW
 from tgi_cli.errors import ConfigError, ExitCode, TgiError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tgi_cli.cli.commands import COMMANDS
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.cli.shells import CommandWords
-from tgi_cli.config.settings import COMPLETION, Setting
+from tgi_cli.config.settings.setting import COMPLETION, Setting
 from tgi_cli.config.settings.values import SWITCH
 
 SCRIPTS = {
@@ -25,10 +25,10 @@ SCRIPTS = {
 }
 """By shell: the file name under which it looks for the script, and the function that writes it."""
 
-_HELP = Setting("help", SWITCH, False, "Show help", short="h")
+_HELP = Setting(SWITCH, "Show help", name="help", short="h")
 _ROOT_SETTINGS = (
-    Setting("version", SWITCH, False, "Print the version", short="V"),
-    Setting("traceback", SWITCH, False, "Print the traceback of an error"),
+    Setting(SWITCH, "Print the version", name="version", short="V"),
+    Setting(SWITCH, "Print the traceback of an error", name="traceback"),
     _HELP,
 )
 

@@ -14,7 +14,7 @@ from tgi_cli.cli.client_settings import CLIENTS, Server, file_of
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.cli.warmup_server import ServerError, ask_server
-from tgi_cli.config.settings import CONNECT
+from tgi_cli.config.settings.setting import CONNECT
 from tgi_cli.errors import ConfigError
 
 _SECONDS = 30.0

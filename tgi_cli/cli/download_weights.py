@@ -9,7 +9,7 @@ import typer
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
-from tgi_cli.config.settings import DOWNLOAD
+from tgi_cli.config.settings.setting import DOWNLOAD
 from tgi_cli.errors import ConfigError, ExitCode
 
 

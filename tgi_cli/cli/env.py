@@ -8,7 +8,7 @@ from typing import Any
 
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
-from tgi_cli.config.settings import SERVE, Setting
+from tgi_cli.config.settings.setting import SERVE, Setting
 
 HIDDEN = "********"
 """Shown instead of a secret."""

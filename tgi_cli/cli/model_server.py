@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
-from tgi_cli.config.settings import SERVER
+from tgi_cli.config.settings.setting import SERVER
 
 if TYPE_CHECKING:
     from tgi_cli.engine.messages import EngineInfo

@@ -10,7 +10,9 @@ from typing import Any
 
 import typer
 
-from tgi_cli.config.settings import Setting, settings_of, variable_notes
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.inherited import variable_notes
+from tgi_cli.config.settings.setting import Setting
 from tgi_cli.config.settings.values import parse_bool
 from tgi_cli.errors import ConfigError
 
@@ -146,11 +148,12 @@ class ParsedSettings(Mapping[str, Any]):
                 "leave it off, and run `ngrok http PORT` beside the server",
             )
         for setting in self.settings:
-            if setting.has_no_effect(self.command) and self.is_set(setting.name):
+            note = setting.note_for(self.command)
+            if note and self.is_set(setting.name):
                 value = self._values[setting.name]
                 if value is False or value == 0:
                     continue  # the behavior in any case
-                log.warning("%s: %s", self.source_of(setting.name), setting.note)
+                log.warning("%s: %s", self.source_of(setting.name), note)
         if self.origins.get("port", DEFAULT).name == "HF_MODEL_ID":
             log.info("HF_MODEL_ID: listening on port %d, as on SageMaker", SAGEMAKER_PORT)
         for name, note in variable_notes(os.environ):

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from tgi_cli.config.settings import COMMANDS, COMPLETION, SERVE, SETTINGS, Setting
+from tgi_cli.config.settings import SETTINGS
+from tgi_cli.config.settings.setting import COMMANDS, COMPLETION, SERVE, Setting
 
 BEGIN = "<!-- Written by `make reference` from tgi_cli/config/settings. -->"
 END = "<!-- The end of that. -->"

@@ -11,7 +11,7 @@ import typer
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
-from tgi_cli.config.settings import SERVE
+from tgi_cli.config.settings.setting import SERVE
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Literal
 
 import typer
 
 from tgi_cli.cli.commands import PlainCommand
 from tgi_cli.cli.parsed_settings import FILE, NEGATION, ParsedSettings
-from tgi_cli.config.settings import Setting, settings_of
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.setting import Setting
 
 Runner = Callable[[ParsedSettings], None]
 
@@ -93,15 +94,10 @@ def _parameter(name: str, annotation: Any, *default: Any) -> inspect.Parameter:
 def _annotation(setting: Setting, command: str) -> Any:
     """The setting as a declaration for Typer."""
     kind = setting.kind
-    base: Any = kind.type
+    # SettingsCommand parses the words; Typer only has to tell switches and repeated flags.
+    base: Any = {bool: bool, list: list[str], Path: Path}.get(kind.type, str)
     if kind.choices:
         base = Literal[kind.choices]
-    elif kind.type is list:
-        base = list[str]
-    elif kind.type is tuple:
-        base = Any
-    if setting.default is None and base is not Any and not setting.required:
-        base = Optional[base]  # noqa: UP045 (built at run time)
     common: dict[str, Any] = {
         "metavar": kind.metavar or None,
         "help": setting.help,
@@ -113,8 +109,6 @@ def _annotation(setting: Setting, command: str) -> Any:
     if setting.argument:
         common |= {"show_default": False, "rich_help_panel": None}
         return Annotated[base, typer.Argument(**common)]
-    if kind.parse is not None and kind.type is not list:
-        common["parser"] = _parser(kind.parse)
     if setting.name == "config":
         common |= {"is_eager": True, "callback": _file_reader(command)}
     names = [setting.flag]
@@ -124,20 +118,6 @@ def _annotation(setting: Setting, command: str) -> Any:
         names.append(f"-{setting.short}")
     shown = setting.default not in ((), "")
     return Annotated[base, typer.Option(*names, show_default=shown, **common)]
-
-
-def _parser(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A parser for Typer, from a function that raises ValueError."""
-
-    def parsed(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value  # a default
-        try:
-            return parse(value)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return parsed
 
 
 def _file_reader(command: str) -> Callable[[typer.Context, Path | None], Path | None]:

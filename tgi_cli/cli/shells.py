@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tgi_cli.config.settings import Setting
+from tgi_cli.config.settings.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)

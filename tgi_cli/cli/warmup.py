@@ -10,7 +10,7 @@ from typing import Any
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
-from tgi_cli.config.settings import WARMUP
+from tgi_cli.config.settings.setting import WARMUP
 from tgi_cli.errors import ConfigError
 from tgi_cli.process.units import format_memory
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tgi_cli.config.settings import QUANTIZE, default
+from tgi_cli.config.settings import default
+from tgi_cli.config.settings.setting import QUANTIZE
 
 Method = Literal["gptq", "awq", "rtn", "fp8", "int8"]
 Layout = Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]

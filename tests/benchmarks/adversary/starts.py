@@ -27,7 +27,8 @@ from tests.tools.checkpoints import make_llama
 from tests.tools.lora_adapters import make_adapter
 from tests.tools.process_tree import descendants_of
 from tgi_cli import demo
-from tgi_cli.config.settings import SERVE, settings_of
+from tgi_cli.config.settings import settings_of
+from tgi_cli.config.settings.setting import SERVE
 from tgi_cli.errors import ExitCode, TgiError
 
 SECONDS = 15.0
@@ -110,8 +111,8 @@ def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
 
 def _load(folder: Path, adapter: Path) -> str:
     """What a start reads, and a chat. Raises TgiError."""
-    from tgi_cli.llm.errors import GenerationError
     from tgi_cli.llm.llm import LLM
+    from tgi_cli.llm.outputs import GenerationError
     from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
     from tgi_cli.text.chat_template import ChatTemplateError
 

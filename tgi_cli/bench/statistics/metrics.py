@@ -17,7 +17,8 @@ from tgi_cli.bench.statistics.rates import (
     windows,
 )
 from tgi_cli.bench.statistics.summary import Summary, summarize
-from tgi_cli.config.settings import BENCH, default
+from tgi_cli.config.settings import default
+from tgi_cli.config.settings.setting import BENCH
 
 MERGED = 1.05
 """Tokens per event above which ITL and TPOT differ."""

@@ -12,26 +12,11 @@ from tgi_cli.config.settings.bench import BENCH_SETTINGS
 from tgi_cli.config.settings.connect import CONNECT_SETTINGS
 from tgi_cli.config.settings.connection import CONNECTION_SETTINGS
 from tgi_cli.config.settings.engine import ENGINE_SETTINGS
-from tgi_cli.config.settings.inherited import INHERITED_SETTINGS, variable_notes
+from tgi_cli.config.settings.inherited import INHERITED_SETTINGS
 from tgi_cli.config.settings.model import LOADING_SETTINGS, MODEL_SETTINGS
 from tgi_cli.config.settings.quantize import COMPLETION_SETTINGS, QUANTIZE_SETTINGS
 from tgi_cli.config.settings.router import NETWORK_SETTINGS, ROUTER_SETTINGS
-from tgi_cli.config.settings.setting import (
-    BENCH,
-    COMMANDS,
-    COMPARE,
-    COMPLETION,
-    CONNECT,
-    DOWNLOAD,
-    QUANTIZE,
-    ROUTER,
-    SERVE,
-    SERVER,
-    SERVING,
-    VIEW,
-    WARMUP,
-    Setting,
-)
+from tgi_cli.config.settings.setting import SERVE, Setting
 
 SETTINGS: tuple[Setting, ...] = (
     *MODEL_SETTINGS,
@@ -57,25 +42,3 @@ def settings_of(command: str) -> tuple[Setting, ...]:
 def default(name: str, command: str = SERVE) -> Any:
     """The default of a setting, for the dataclasses that are made from settings."""
     return next(s.default for s in SETTINGS if s.name == name and command in s.commands)
-
-
-__all__ = [
-    "BENCH",
-    "COMMANDS",
-    "COMPARE",
-    "COMPLETION",
-    "CONNECT",
-    "DOWNLOAD",
-    "QUANTIZE",
-    "ROUTER",
-    "SERVE",
-    "SERVER",
-    "SERVING",
-    "SETTINGS",
-    "VIEW",
-    "WARMUP",
-    "Setting",
-    "default",
-    "settings_of",
-    "variable_notes",
-]

@@ -10,41 +10,32 @@ CLIENT_NAMES = ("codex", "claude", "opencode", "qwen-code", "continue", "zed", "
 CONNECT_SETTINGS = panel(
     "Clients",
     (CONNECT,),
-    Setting(
-        "client",
+    variables=(),
+    client=Setting(
         one_of("CLIENT", *CLIENT_NAMES),
-        None,
         f"Client: {', '.join(CLIENT_NAMES)}.",
         argument=True,
         required=True,
     ),
-    Setting(
-        "url",
+    url=Setting(
         text("URL"),
-        "http://127.0.0.1:3000",
         "URL of the server. Default: http://127.0.0.1:3000.",
+        "http://127.0.0.1:3000",
         argument=True,
     ),
-    Setting("model", text("NAME"), None, "Model or adapter to use. Default: the served model."),
-    Setting(
-        "api_key_env",
+    model=Setting(text("NAME"), "Model or adapter to use. Default: the served model."),
+    api_key_env=Setting(
         text("VARIABLE"),
-        "TGI_API_KEY",
         "Environment variable from which the client reads the API key.",
+        "TGI_API_KEY",
     ),
-    Setting(
-        "api_key",
+    api_key=Setting(
         text("KEY"),
-        None,
         "API key to store in the settings in plain text, instead of the variable's name.",
         secret=True,
     ),
-    Setting(
-        "write",
-        SWITCH,
-        False,
-        "Merge the settings into the client's file instead of printing them; keep a backup.",
+    write=Setting(
+        SWITCH, "Merge the settings into the client's file instead of printing them; keep a backup."
     ),
-    Setting("file", path("FILE"), None, "File to merge into. Default: the client's."),
-    variables=(),
+    file=Setting(path("FILE"), "File to merge into. Default: the client's."),
 )

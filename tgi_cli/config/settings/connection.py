@@ -9,103 +9,77 @@ CONNECTION_SETTINGS = (
     *panel(
         "Between router and model server",
         (ROUTER,),
-        Setting(
-            "engine_url",
+        engine_url=Setting(
             text("URL"),
-            None,
             "Address of the model server: unix:/PATH, tcp://HOST:PORT, or grpcs://HOST:PORT (TLS). "
             "Default: the socket of the user's model server.",
         ),
-        Setting(
-            "master_shard_uds_path",
+        master_shard_uds_path=Setting(
             path(),
-            None,
             "Unix socket of the model server, by the name of TGI's router.",
             alias_of="engine_url",
         ),
-        Setting(
-            "engine_listen",
+        engine_listen=Setting(
             text("URL"),
-            None,
             "Also listen on TCP, for a router on another machine: tcp://HOST:PORT. See the TLS "
             "flags.",
-            (SERVER,),
+            commands=(SERVER,),
         ),
-        Setting(
-            "insecure_tcp",
+        insecure_tcp=Setting(
             SWITCH,
-            False,
             "Allow --engine-listen on addresses beyond this machine without client certificates. "
             "Any client that reaches the port controls the model.",
-            (SERVER,),
+            commands=(SERVER,),
         ),
-        Setting(
-            "engine_tls_cert",
+        engine_tls_cert=Setting(
             path("PEM"),
-            None,
             "TLS certificate chain of this side of the connection.",
-            (SERVER, ROUTER),
+            commands=(SERVER, ROUTER),
         ),
-        Setting(
-            "engine_tls_key",
-            path("PEM"),
-            None,
-            "Private key of the certificate.",
-            (SERVER, ROUTER),
+        engine_tls_key=Setting(
+            path("PEM"), "Private key of the certificate.", commands=(SERVER, ROUTER)
         ),
-        Setting(
-            "engine_tls_client_ca",
+        engine_tls_client_ca=Setting(
             path("PEM"),
-            None,
             "Require client certificates signed by one of these authorities.",
-            (SERVER,),
+            commands=(SERVER,),
         ),
-        Setting(
-            "engine_tls_ca",
+        engine_tls_ca=Setting(
             path("PEM"),
-            None,
             "Certificate authorities of model servers. Default with grpcs://: the system's.",
         ),
-        Setting(
-            "engine_tls_server_name",
+        engine_tls_server_name=Setting(
             text("NAME"),
-            None,
             "Expected name in the model server's certificate. Default: the URL's host.",
         ),
     ),
     *panel(
         "Supervision",
         (SERVE,),
-        Setting(
-            "max_restarts",
+        max_restarts=Setting(
             whole(0),
-            5,
             "Restarts of a model server that exited or hung, within ten minutes; the next failure "
             "ends the command with code 7. 0: never restart.",
+            5,
         ),
-        Setting(
-            "watchdog_timeout",
+        watchdog_timeout=Setting(
             SECONDS,
-            60.0,
             "Seconds without a step, while requests are waiting, after which the model server "
             "counts as hung (longer if its steps take longer). 0: never.",
-            (SERVE, ROUTER),
+            60.0,
+            commands=(SERVE, ROUTER),
         ),
-        Setting(
-            "config_fd",
+        config_fd=Setting(
             whole(0),
-            None,
             "File descriptor of the configuration of a child of `tgi serve`.",
-            (SERVER, ROUTER),
+            commands=(SERVER, ROUTER),
             hidden=True,
             variables=(),
         ),
-        Setting(
-            "parent_fd",
+        parent_fd=Setting(
             whole(0),
-            None,
             "File descriptor of a pipe that closes when the parent of `tgi serve` is gone.",
-            (SERVE,),
+            commands=(SERVE,),
             hidden=True,
             variables=(),
         ),

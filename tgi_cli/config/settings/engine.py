@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tgi_cli.config.settings.setting import ROUTER, SERVE, SERVER, WARMUP, Setting, panel
-from tgi_cli.config.settings.values import FRACTION, RATIO, SIZES, SWITCH, one_of, path, whole
+from tgi_cli.config.settings.values import (
+    FRACTION,
+    OPTIONAL_SWITCH,
+    RATIO,
+    SIZES,
+    SWITCH,
+    one_of,
+    path,
+    whole,
+)
 
 DEFAULT_PREFILL_TOKENS = 4096
 """Default prefill tokens per step on an accelerator, as in TGI."""
@@ -34,202 +43,146 @@ ATTENTIONS = {
 
 _ENGINE = (SERVE, SERVER, WARMUP)
 _ALL = (SERVE, SERVER, ROUTER, WARMUP)
-_SCHEDULED = "the model server decides that: give it to `tgi model-server`"
+_SCHEDULED = {ROUTER: "the model server decides that: give it to `tgi model-server`"}
 
 ENGINE_SETTINGS = (
     *panel(
         "Limits",
         _ALL,
-        Setting(
-            "max_concurrent_requests",
-            whole(1),
-            128,
-            "Maximum requests in flight; further ones get status 429.",
+        max_concurrent_requests=Setting(
+            whole(1), "Maximum requests in flight; further ones get status 429.", 128
         ),
-        Setting(
-            "max_input_tokens",
-            whole(1),
-            None,
-            "Maximum prompt tokens per request. Default: max-total-tokens - 1.",
+        max_input_tokens=Setting(
+            whole(1), "Maximum prompt tokens per request. Default: max-total-tokens - 1."
         ),
-        Setting(
-            "max_input_length",
-            whole(1),
-            None,
-            "Deprecated name of --max-input-tokens.",
-            alias_of="max_input_tokens",
+        max_input_length=Setting(
+            whole(1), "Deprecated name of --max-input-tokens.", alias_of="max_input_tokens"
         ),
-        Setting(
-            "max_total_tokens",
+        max_total_tokens=Setting(
             whole(2),
-            None,
             "Maximum prompt and generated tokens per request. Default: the model's context, or "
             "what fits into memory.",
         ),
-        Setting(
-            "max_batch_prefill_tokens",
+        max_batch_prefill_tokens=Setting(
             whole(1),
-            None,
             "Prompt tokens per step; longer prompts take several steps. Default: "
             f"{DEFAULT_PREFILL_TOKENS}, on a CPU {DEFAULT_CPU_PREFILL_TOKENS}.",
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
-        Setting(
-            "max_batch_total_tokens",
+        max_batch_total_tokens=Setting(
             whole(1),
-            None,
             "KV cache size in tokens. Default: what fits into memory, as measured at startup.",
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
-        Setting(
-            "max_batch_size",
+        max_batch_size=Setting(
             whole(1),
-            None,
             "Maximum sequences in the running batch. Default: max-concurrent-requests.",
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
-        Setting(
-            "max_queued_requests",
+        max_queued_requests=Setting(
             whole(1),
-            None,
             "Maximum requests in the queue; further ones get status 429. Default: unlimited.",
-            _ENGINE,
+            commands=_ENGINE,
         ),
-        Setting(
-            "max_queued_tokens",
+        max_queued_tokens=Setting(
             whole(1),
-            None,
             "Maximum prompt tokens in the queue, likewise. Default: unlimited.",
-            _ENGINE,
+            commands=_ENGINE,
         ),
-        Setting(
-            "disable_grammar_support",
-            SWITCH,
-            False,
-            "Reject requests with constrained output (grammars, tools, response formats).",
+        disable_grammar_support=Setting(
+            SWITCH, "Reject requests with constrained output (grammars, tools, response formats)."
         ),
     ),
     *panel(
         "Scheduling",
         _ENGINE,
-        Setting(
-            "batching",
+        batching=Setting(
             one_of("POLICY", *BATCHINGS),
-            "fused",
             "When requests join the running batch: fused (at any step), inflight (TGI's policy: "
             "prefills run alone and unchunked), static (once the batch has finished).",
+            "fused",
         ),
-        Setting(
-            "capacity_policy",
+        capacity_policy=Setting(
             one_of("POLICY", *CAPACITY_POLICIES),
-            "max_utilization",
             "KV cache allocation: max_utilization (on demand; the newest request is preempted and "
             "recomputed) or guaranteed_no_evict (all that a request may need, on admission).",
+            "max_utilization",
         ),
-        Setting(
-            "waiting_served_ratio",
+        waiting_served_ratio=Setting(
             RATIO,
-            None,
             "With inflight: prefills interrupt decoding once queued requests reach this share of "
             f"the batch. Default: {WAITING_SERVED_RATIO}.",
-            _ALL,
+            commands=_ALL,
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
-        Setting(
-            "max_waiting_tokens",
+        max_waiting_tokens=Setting(
             whole(0),
-            None,
             "With inflight: decode steps after which prefills interrupt in any case. Default: "
             f"{MAX_WAITING_TOKENS}.",
-            _ALL,
+            commands=_ALL,
             note=_SCHEDULED,
-            note_on=(ROUTER,),
         ),
     ),
     *panel(
         "Cache and kernels",
         _ENGINE,
-        Setting(
-            "prefix_caching",
-            SWITCH,
-            True,
-            "Reuse the KV cache of shared prompt prefixes.",
-            negative=True,
+        prefix_caching=Setting(
+            SWITCH, "Reuse the KV cache of shared prompt prefixes.", True, negative=True
         ),
-        Setting(
-            "kv_cache_dtype",
+        kv_cache_dtype=Setting(
             one_of("TYPE", *KV_CACHE_DTYPES),
-            "auto",
             "Data type of the KV cache: auto (that of the weights), fp8_e4m3fn, fp8_e5m2.",
-        ),
-        Setting(
-            "attention",
-            one_of("NAME", *ATTENTIONS),
             "auto",
+        ),
+        attention=Setting(
+            one_of("NAME", *ATTENTIONS),
             "Attention backend: auto, triton or flashinfer (CUDA), native or cpu (CPU), torch (any "
             "device, slow). TGI's paged and flashdecoding mean auto.",
+            "auto",
         ),
-        Setting(
-            "cuda_graphs",
+        cuda_graphs=Setting(
             SIZES,
-            None,
             "Batch sizes to capture CUDA graphs for, as 1,2,4,8; 0: no graphs. Default: sizes up "
             "to the maximum batch size.",
         ),
-        Setting(
-            "measured_limits",
+        measured_limits=Setting(
             SWITCH,
-            True,
             "Start with the limits that `tgi warmup` measured for this model, device and settings, "
             "if they still apply.",
-            (SERVE, SERVER),
+            True,
+            commands=(SERVE, SERVER),
             negative=True,
         ),
     ),
     *panel(
         "Devices",
         _ENGINE,
-        Setting(
-            "sharded",
-            SWITCH,
-            None,
+        sharded=Setting(
+            OPTIONAL_SWITCH,
             "Shard the model over all available devices, or run it on one.",
             negative=True,
         ),
-        Setting(
-            "num_shard",
+        num_shard=Setting(
             whole(1, 256),
-            None,
             "Number of shards, each a process on its own device. Default: the number of GPUs in "
             "CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES, else 1; with --sharded, all.",
             variables=("NUM_SHARD", "SM_NUM_GPUS"),
         ),
-        Setting(
-            "cuda_memory_fraction",
-            FRACTION,
-            1.0,
-            "Share of a GPU's memory to use; the KV cache shrinks accordingly.",
+        cuda_memory_fraction=Setting(
+            FRACTION, "Share of a GPU's memory to use; the KV cache shrinks accordingly.", 1.0
         ),
-        Setting(
-            "uds_path",
+        uds_path=Setting(
             path(),
-            None,
             "Unix socket to listen on, in a folder that only its owner may enter. Default: "
             "tgi/engine.sock in XDG_RUNTIME_DIR.",
-            (SERVER,),
+            commands=(SERVER,),
             variables=(),
         ),
-        Setting(
-            "shard_uds_path",
+        shard_uds_path=Setting(
             path("PREFIX"),
-            None,
             "Also listen on PREFIX-0, the shard socket of TGI's clients (generate.v2, "
             "generate.v3).",
-            (SERVE, SERVER),
+            commands=(SERVE, SERVER),
         ),
     ),
 )

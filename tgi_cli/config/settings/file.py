@@ -13,7 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tgi_cli.config.settings import COMMANDS, SETTINGS, Setting, settings_of
+from tgi_cli.config.settings import SETTINGS, settings_of
+from tgi_cli.config.settings.setting import COMMANDS, Setting
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import FileRefusedError, read_yaml
 

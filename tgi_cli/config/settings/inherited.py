@@ -16,73 +16,57 @@ _ENGINE = (SERVE, SERVER)
 INHERITED_SETTINGS = panel(
     "Accepted for compatibility with TGI, without effect",
     _HTTP,
-    Setting(
-        "speculate",
+    speculate=Setting(
         whole(0),
-        None,
         "Tokens to speculate. Speculative decoding is not supported.",
-        _ENGINE,
+        commands=_ENGINE,
         note="nothing is speculated, the model computes every token",
     ),
-    Setting(
-        "prometheus_port",
+    prometheus_port=Setting(
         whole(0, 65535),
-        9000,
         "Port of metrics. They are on the HTTP port, under /metrics.",
+        9000,
         note="metrics are on the HTTP port, under /metrics; no other port is opened",
     ),
-    Setting(
-        "master_addr",
+    master_addr=Setting(
         text("ADDRESS"),
-        "localhost",
         "Rendezvous address of shards. They meet in a private folder of this machine.",
-        _ENGINE,
+        "localhost",
+        commands=_ENGINE,
         note="shards meet in a private folder of this machine, not at an address",
     ),
-    Setting(
-        "master_port",
+    master_port=Setting(
         whole(0, 65535),
-        29500,
         "Rendezvous port of shards. No port is opened.",
-        _ENGINE,
+        29500,
+        commands=_ENGINE,
         note="shards meet in a private folder of this machine, no port is opened",
     ),
-    Setting(
-        "usage_stats",
+    usage_stats=Setting(
         one_of("MODE", "on", "off", "no-stack"),
-        "on",
         "Usage statistics for TGI's authors. Nothing is ever sent to anybody.",
+        "on",
         note="nothing is ever sent to anybody",
     ),
-    Setting(
-        "enable_prefill_logprobs",
+    enable_prefill_logprobs=Setting(
         SWITCH,
-        False,
         "Enable log probabilities of prompts. They are always available.",
         note="prompt log probabilities are always available to requests (decoder_input_details)",
     ),
-    Setting(
-        "max_image_fetch_size",
+    max_image_fetch_size=Setting(
         whole(0),
-        1 << 30,
         "Maximum size of a fetched image in bytes. Models here take text only.",
+        1 << 30,
         note="no image is ever fetched, models here take text only",
     ),
-    Setting(
-        "ngrok",
-        SWITCH,
-        False,
-        "Open a tunnel through ngrok. Rejected: run ngrok beside the server.",
-    ),
-    Setting(
-        "ngrok_authtoken",
+    ngrok=Setting(SWITCH, "Open a tunnel through ngrok. Rejected: run ngrok beside the server."),
+    ngrok_authtoken=Setting(
         text("TOKEN"),
-        None,
         "For --ngrok.",
         secret=True,
         note="no tunnel is opened, the token is not used",
     ),
-    Setting("ngrok_edge", text("NAME"), None, "For --ngrok.", note="no tunnel is opened"),
+    ngrok_edge=Setting(text("NAME"), "For --ngrok.", note="no tunnel is opened"),
 )
 
 _NO_EXLLAMA = "there are no exllama kernels; --attention and --quantize select kernels"

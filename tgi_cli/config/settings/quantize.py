@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tgi_cli.config.settings.setting import COMPLETION, QUANTIZE, Setting, panel
 from tgi_cli.config.settings.values import (
+    OPTIONAL_SWITCH,
     RATIO,
     SWITCH,
     ValueKind,
@@ -38,168 +39,119 @@ QUANTIZE_SETTINGS = (
     *panel(
         "Checkpoints",
         (QUANTIZE,),
-        Setting(
-            "model_id",
+        variables=(),
+        model_id=Setting(
             text("MODEL_ID"),
-            None,
             "Model id on the hub, or a local folder.",
             argument=True,
             required=True,
         ),
-        Setting("output_dir", path("OUTPUT_DIR"), None, "Folder to create.", argument=True),
-        Setting("inspect", SWITCH, False, "Describe the checkpoint instead of quantizing it."),
-        Setting(
-            "upload_to_model_id", text("MODEL_ID"), None, "Upload the result to this repository."
-        ),
-        variables=(),
+        output_dir=Setting(path("OUTPUT_DIR"), "Folder to create.", argument=True),
+        inspect=Setting(SWITCH, "Describe the checkpoint instead of quantizing it."),
+        upload_to_model_id=Setting(text("MODEL_ID"), "Upload the result to this repository."),
     ),
     *panel(
         "Quantization",
         (QUANTIZE,),
-        Setting(
-            "method",
+        variables=(),
+        method=Setting(
             one_of("METHOD", "gptq", "awq", "rtn", "fp8", "int8"),
-            "gptq",
             "Algorithm: gptq or awq (with calibration), rtn (round to nearest), fp8 or int8.",
+            "gptq",
         ),
-        Setting("bits", _BITS, None, "2, 3, 4 or 8. Default: 4, with fp8 and int8 8."),
-        Setting(
-            "groupsize",
+        bits=Setting(_BITS, "2, 3, 4 or 8. Default: 4, with fp8 and int8 8."),
+        groupsize=Setting(
             _GROUP_SIZE,
-            None,
             "Inputs per scale; -1: one scale per row; fp8 also 0: one scale per weight. Default: "
             "128, with fp8 and int8 -1.",
             alias_of="group_size",
         ),
-        Setting(
-            "group_size",
-            _GROUP_SIZE,
-            None,
-            "The same as --groupsize.",
-            hidden=True,
-        ),
-        Setting(
-            "sym",
-            SWITCH,
-            None,
+        group_size=Setting(_GROUP_SIZE, "The same as --groupsize.", hidden=True),
+        sym=Setting(
+            OPTIONAL_SWITCH,
             "Symmetric quantization, or asymmetric with zero points. Default: --sym, with awq "
             "--asym.",
             negative="--asym",
         ),
-        Setting(
-            "act_order",
+        act_order=Setting(
             SWITCH,
-            False,
             "gptq: quantize columns by decreasing activation size; costs a gather when serving.",
             negative=True,
         ),
-        Setting(
-            "desc_act",
-            SWITCH,
-            False,
-            "The same as --act-order.",
-            negative=True,
-            alias_of="act_order",
-            hidden=True,
+        desc_act=Setting(
+            SWITCH, "The same as --act-order.", negative=True, alias_of="act_order", hidden=True
         ),
-        Setting(
-            "static_groups", SWITCH, False, "gptq: compute all scales before quantizing columns."
-        ),
-        Setting(
-            "group_aware",
-            SWITCH,
-            None,
+        static_groups=Setting(SWITCH, "gptq: compute all scales before quantizing columns."),
+        group_aware=Setting(
+            OPTIONAL_SWITCH,
             "gptq: reorder within and among groups, at no cost when serving. Default: without "
             "--act-order.",
             negative=True,
         ),
-        Setting("mse", SWITCH, False, "Search for the scales with the least squared error."),
-        Setting(
-            "percdamp",
-            RATIO,
-            0.01,
-            "gptq: dampening, as a share of the Hessian's mean diagonal.",
+        mse=Setting(SWITCH, "Search for the scales with the least squared error."),
+        percdamp=Setting(
+            RATIO, "gptq: dampening, as a share of the Hessian's mean diagonal.", 0.01
         ),
-        Setting(
-            "format",
+        format=Setting(
             one_of("FORMAT", "gptq", "gptq_v2", "awq", "compressed-tensors"),
-            None,
             "Checkpoint format: gptq, gptq_v2, awq or compressed-tensors (fp8 and int8). Default: "
             "the method's, with --asym gptq_v2.",
         ),
-        variables=(),
     ),
     *panel(
         "Calibration",
         (QUANTIZE,),
-        Setting(
-            "calibration",
+        variables=(),
+        calibration=Setting(
             text("FILE|DATASET"),
-            None,
             "Calibration text: .txt, .jsonl, .parquet, a data set on the hub (NAME or "
             "NAME:SUBSET), or bundled. Default: wikitext2, or the bundled text if the hub is "
             "unavailable.",
         ),
-        Setting("samples", whole(1), 128, "Number of calibration samples."),
-        Setting(
-            "seq_len",
-            whole(2),
-            None,
-            "Tokens per sample. Default: 2048, less for short texts and contexts.",
+        samples=Setting(whole(1), "Number of calibration samples.", 128),
+        seq_len=Setting(
+            whole(2), "Tokens per sample. Default: 2048, less for short texts and contexts."
         ),
-        Setting("seed", whole(0), 0, "Random seed of the samples."),
-        variables=(),
+        seed=Setting(whole(0), "Random seed of the samples.", 0),
     ),
     *panel(
         "Layers",
         (QUANTIZE,),
-        Setting(
-            "include",
-            words("PATTERN"),
-            None,
-            "Quantize only layers that match, as '*.down_proj'; may be repeated.",
-        ),
-        Setting(
-            "exclude", words("PATTERN"), None, "Do not quantize layers that match; may be repeated."
-        ),
         variables=(),
+        include=Setting(
+            words("PATTERN"), "Quantize only layers that match, as '*.down_proj'; may be repeated."
+        ),
+        exclude=Setting(words("PATTERN"), "Do not quantize layers that match; may be repeated."),
     ),
     *panel(
         "Execution",
         (QUANTIZE,),
-        Setting(
-            "evaluate",
+        variables=(),
+        evaluate=Setting(
             SWITCH,
-            False,
             "Compare with the original afterwards: perplexity, KL divergence, top-1 agreement.",
         ),
-        Setting("resume", SWITCH, False, "Resume an interrupted run."),
-        Setting(
-            "device",
+        resume=Setting(SWITCH, "Resume an interrupted run."),
+        device=Setting(
             one_of("DEVICE", "cpu", "cuda"),
-            None,
             "Device to compute on: cpu or cuda. Default: cuda if available.",
         ),
-        Setting(
-            "backend",
+        backend=Setting(
             one_of("BACKEND", "builtin", "gptqmodel"),
-            "builtin",
             "Implementation of the algorithms: builtin or gptqmodel.",
+            "builtin",
         ),
-        variables=(),
     ),
 )
 
 COMPLETION_SETTINGS = panel(
     "Completion",
     (COMPLETION,),
-    Setting(
-        "shell",
+    variables=(),
+    shell=Setting(
         one_of("SHELL", "bash", "zsh", "fish", "powershell"),
-        None,
         "Shell to print the script for.",
         argument=True,
         required=True,
     ),
-    variables=(),
 )

@@ -16,98 +16,75 @@ from tgi_cli.config.settings.values import RATIO, SHARE, SWITCH, one_of, path, t
 
 _HTTP = (SERVE, ROUTER)
 _ALL = (SERVE, SERVER, ROUTER)
-_TRACES = "traces are the router's: give it to `tgi router`"
+_TRACES = {SERVER: "traces are the router's: give it to `tgi router`"}
 
 NETWORK_SETTINGS = panel(
     "Network",
     _HTTP,
-    Setting("hostname", text("HOST"), "0.0.0.0", "Address to listen on."),
-    Setting(
-        "port",
+    hostname=Setting(text("HOST"), "Address to listen on.", "0.0.0.0"),
+    port=Setting(
         whole(0, 65535),
-        3000,
         "HTTP port; 0: any free port.",
+        3000,
         short="p",
         variables=("AIP_HTTP_PORT", "PORT"),
     ),
-    Setting(
-        "graceful_termination_timeout",
+    graceful_termination_timeout=Setting(
         whole(0),
-        90,
         "Seconds to let requests in flight finish after SIGTERM or Ctrl-C.",
-        _ALL,
+        90,
+        commands=_ALL,
         short="g",
     ),
-    Setting(
-        "api_key",
+    api_key=Setting(
         words("KEY"),
-        None,
         "API key that clients must send (Authorization: Bearer KEY). Repeat the flag or separate "
         "keys by commas to accept several. Prefer the variable API_KEY: the list of processes "
         "shows flags.",
-        (*_HTTP, WARMUP),
+        commands=(*_HTTP, WARMUP),
         secret=True,
     ),
-    Setting(
-        "cors_allow_origin",
+    cors_allow_origin=Setting(
         words("URL"),
-        None,
         "Origin that CORS allows (https://HOST); repeat the flag or separate by commas. Default: "
         "all.",
     ),
-    Setting("ssl_certfile", path("PEM"), None, "Serve HTTPS with this certificate chain."),
-    Setting(
-        "ssl_keyfile",
-        path("PEM"),
-        None,
-        "Private key of the certificate. Default: in the same file.",
-    ),
+    ssl_certfile=Setting(path("PEM"), "Serve HTTPS with this certificate chain."),
+    ssl_keyfile=Setting(path("PEM"), "Private key of the certificate. Default: in the same file."),
 )
 
 ROUTER_SETTINGS = (
     *panel(
         "Requests",
         _HTTP,
-        Setting("max_best_of", whole(1, 4096), 2, "Maximum best_of."),
-        Setting("max_stop_sequences", whole(0), 4, "Maximum stop sequences per request."),
-        Setting("max_top_n_tokens", whole(0), 5, "Maximum top_n_tokens on TGI's routes."),
-        Setting(
-            "max_client_batch_size",
-            whole(1, 65536),
-            4,
-            "Maximum prompts per request to /v1/completions.",
+        max_best_of=Setting(whole(1, 4096), "Maximum best_of.", 2),
+        max_stop_sequences=Setting(whole(0), "Maximum stop sequences per request.", 4),
+        max_top_n_tokens=Setting(whole(0), "Maximum top_n_tokens on TGI's routes.", 5),
+        max_client_batch_size=Setting(
+            whole(1, 65536), "Maximum prompts per request to /v1/completions.", 4
         ),
-        Setting("validation_workers", whole(1, 256), 2, "Tokenizer threads."),
-        Setting("payload_limit", whole(1), 2_000_000, "Maximum size of a request body in bytes."),
-        Setting(
-            "watermark_gamma",
-            SHARE,
-            0.5,
-            "Share of the vocabulary that watermarking favors.",
-            _ALL,
+        validation_workers=Setting(whole(1, 256), "Tokenizer threads.", 2),
+        payload_limit=Setting(whole(1), "Maximum size of a request body in bytes.", 2_000_000),
+        watermark_gamma=Setting(
+            SHARE, "Share of the vocabulary that watermarking favors.", 0.5, commands=_ALL
         ),
-        Setting(
-            "watermark_delta", RATIO, 2.0, "Bias that watermarking adds to their logits.", _ALL
+        watermark_delta=Setting(
+            RATIO, "Bias that watermarking adds to their logits.", 2.0, commands=_ALL
         ),
-        Setting(
-            "generation_config",
+        generation_config=Setting(
             one_of("SOURCE", "auto", "none"),
-            "auto",
             "Source of default sampling parameters on /v1 routes: auto (the model's "
             "generation_config.json) or none (OpenAI's defaults).",
+            "auto",
         ),
     ),
     *panel(
         "Chat",
         _HTTP,
-        Setting(
-            "tokenizer_config_path",
-            path(),
-            None,
-            "tokenizer_config.json with a chat template that overrides the model's.",
+        tokenizer_config_path=Setting(
+            path(), "tokenizer_config.json with a chat template that overrides the model's."
         ),
-        Setting(
-            "tool_call_parser",
+        tool_call_parser=Setting(
             one_of(
                 "FORMAT",
                 "auto",
@@ -121,69 +98,53 @@ ROUTER_SETTINGS = (
                 "mistral_list",
                 "qwen3_coder",
             ),
-            "auto",
             "Parser for the model's tool calls: auto (detect), none (leave as text), or a format: "
             "hermes, llama3_json, mistral, mistral_list, harmony, qwen3_coder, glm45, deepseek.",
-        ),
-        Setting(
-            "reasoning_parser",
-            one_of("FORMAT", "auto", "none", "harmony", "mistral", "seed_oss", "think"),
             "auto",
+        ),
+        reasoning_parser=Setting(
+            one_of("FORMAT", "auto", "none", "harmony", "mistral", "seed_oss", "think"),
             "Parser for the model's reasoning: auto (detect), none (leave as text), or a format: "
             "think, harmony, mistral, seed_oss.",
+            "auto",
         ),
     ),
     *panel(
         "Logs, traces and metrics",
         SERVING,
-        Setting(
-            "otlp_endpoint",
+        otlp_endpoint=Setting(
             text("URL"),
-            None,
             "Export traces to this OpenTelemetry collector (gRPC, http://HOST:4317).",
-            _ALL,
+            commands=_ALL,
             note=_TRACES,
-            note_on=(SERVER,),
         ),
-        Setting(
-            "otlp_service_name",
+        otlp_service_name=Setting(
             text("NAME"),
-            "text-generation-inference.router",
             "Service name in traces.",
-            _ALL,
+            "text-generation-inference.router",
+            commands=_ALL,
             note=_TRACES,
-            note_on=(SERVER,),
         ),
-        Setting(
-            "vllm_metrics",
+        vllm_metrics=Setting(
             SWITCH,
-            False,
             "Also export the metrics that gateways read, under vLLM's names.",
-            _HTTP,
+            commands=_HTTP,
         ),
-        Setting(
-            "logger_level",
+        logger_level=Setting(
             text("LEVEL"),
-            "INFO",
             "Log level: debug, info, warning or error; info,router=debug overrides it for one "
             "package.",
-            (*SERVING, QUANTIZE),
+            "INFO",
+            commands=(*SERVING, QUANTIZE),
             variables=("LOG_LEVEL", "LOGGER_LEVEL"),
         ),
-        Setting(
-            "json_output",
-            SWITCH,
-            False,
-            "Write logs and results as JSON.",
-            (*SERVING, QUANTIZE),
-            negative=True,
+        json_output=Setting(
+            SWITCH, "Write logs and results as JSON.", commands=(*SERVING, QUANTIZE), negative=True
         ),
-        Setting(
-            "env",
+        env=Setting(
             SWITCH,
-            False,
             "Log versions and devices before serving.",
-            (SERVE,),
+            commands=(SERVE,),
             short="e",
             variables=(),
         ),

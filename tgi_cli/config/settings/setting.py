@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +26,11 @@ class Setting:
     """One setting. Its flag is its name with dashes, its variable its name in capitals.
 
     Attributes:
-        name: its key, and the field of :class:`tgi_cli.config.ServeConfig` and its like.
         kind: the kind of its values.
-        default: its value if it is not set, or None if that depends on model or device.
         help: one or two sentences.
+        default: its value if it is not set, or None if that depends on model or device. Default:
+            that of its kind.
+        name: its key, and the field of :class:`tgi_cli.config.ServeConfig` and its like.
         commands: the commands that take it.
         panel: the heading under which help shows it.
         short: a one-letter flag, without its dash.
@@ -40,14 +42,13 @@ class Setting:
         secret: whether to mask its value.
         variables: environment variables, by precedence. Default: its name in capitals.
         inherited: whether child processes keep the variable, for libraries that read it.
-        note: what happens instead, if it has no effect.
-        note_on: the commands on which it has no effect; empty: all.
+        note: what happens instead, if it has no effect; by command, if it has one on others.
     """
 
-    name: str
     kind: ValueKind
-    default: Any
     help: str
+    default: Any = None
+    name: str = ""
     commands: tuple[str, ...] = ()
     panel: str = ""
     short: str = ""
@@ -59,8 +60,7 @@ class Setting:
     secret: bool = False
     variables: tuple[str, ...] | None = None
     inherited: bool = False
-    note: str = ""
-    note_on: tuple[str, ...] = ()
+    note: str | Mapping[str, str] = ""
 
     @property
     def flag(self) -> str:
@@ -83,23 +83,27 @@ class Setting:
         """The environment variables, by precedence."""
         return (self.name.upper(),) if self.variables is None else self.variables
 
-    def has_no_effect(self, command: str) -> bool:
-        return bool(self.note) and (not self.note_on or command in self.note_on)
+    def note_for(self, command: str) -> str:
+        """What happens instead on a command, or an empty string if it has its effect there."""
+        return self.note if isinstance(self.note, str) else self.note.get(command, "")
 
 
 def panel(
     title: str,
     commands: tuple[str, ...],
-    *settings: Setting,
+    *,
     variables: tuple[str, ...] | None = None,
+    **settings: Setting,
 ) -> tuple[Setting, ...]:
-    """Settings under one heading, with ``commands`` and ``variables`` where they have none."""
+    """Settings by name under one heading, with ``commands`` and ``variables`` if they have none."""
     return tuple(
         replace(
             setting,
+            name=name,
+            default=setting.kind.default if setting.default is None else setting.default,
             panel=title,
             commands=setting.commands or commands,
             variables=variables if setting.variables is None else setting.variables,
         )
-        for setting in settings
+        for name, setting in settings.items()
     )

@@ -35,12 +35,14 @@ class ValueKind:
         metavar: how help names a value.
         parse: converts a word, where ``type`` alone cannot. Raises ValueError.
         choices: allowed words; empty: any.
+        default: the value of a setting without a default of its own.
     """
 
     type: type
     metavar: str = ""
     parse: Callable[[str], Any] | None = None
     choices: tuple[str, ...] = ()
+    default: Any = None
 
     def read(self, word: str) -> Any:
         """Parse a word. Raises ValueError with the reason."""
@@ -135,7 +137,8 @@ def path(metavar: str = "PATH") -> ValueKind:
     return ValueKind(Path, metavar)
 
 
-SWITCH = ValueKind(bool)
+SWITCH = ValueKind(bool, default=False)
+OPTIONAL_SWITCH = ValueKind(bool)
 RATIO = number(0)
 FACTOR = number(1, LARGEST_FACTOR)
 SECONDS = number(0, metavar="SECONDS")

@@ -26,6 +26,7 @@ from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.prompt_logprobs import INLINE_SCORES, encoded_rows
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import Endpoint, Handler, Operation
+from tgi_cli.router.http.error_styles import openai_body
 from tgi_cli.router.state import RouterState, leads
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.workers import TextWorkers
@@ -192,4 +193,4 @@ async def chat_report(
 
 def fail_stream(error: errors.ApiError) -> bytes:
     """An error in the middle of a /v1 stream, and its end."""
-    return b"data: " + errors.openai_body(error) + b"\n\n" + DONE
+    return b"data: " + openai_body(error) + b"\n\n" + DONE

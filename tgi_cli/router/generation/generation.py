@@ -275,7 +275,7 @@ class Generation:
         timings.last_token = now
 
     def _succeed(self, reason: FinishReason) -> Finish:
-        self._finish = Finish(reason, self._text.text, self.generated_tokens)
+        self._finish = Finish(reason, self._text.text, self.generated_tokens, self._text.stop)
         timings = self.timings
         timings.finished = time.perf_counter()
         metrics = self._context.metrics

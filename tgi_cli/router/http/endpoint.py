@@ -20,7 +20,7 @@ from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.validation import request_timeout
 from tgi_cli.router.http.bodies import json_response, parse, read_body
 from tgi_cli.router.http.errors import ApiError
-from tgi_cli.router.http.sse import EventEncoder, EventStream
+from tgi_cli.router.http.sse import KEEP_ALIVE, EventEncoder, EventStream
 from tgi_cli.router.state import RouterState, state_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -105,9 +105,15 @@ class RequestContext(Generic[T_co]):
         """A complete answer as JSON, with TGI's timing headers."""
         return json_response(content, self.state.timing_headers(generations))
 
-    def stream(self, source: DeltaSource, encoder: EventEncoder, characters: int) -> EventStream:
+    def stream(
+        self,
+        source: DeltaSource,
+        encoder: EventEncoder,
+        characters: int,
+        keep_alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
+    ) -> EventStream:
         """A stream of events; ``characters`` is the length of the prompts."""
-        return EventStream(source, encoder, self.state.stream_headers(characters))
+        return EventStream(source, encoder, self.state.stream_headers(characters), keep_alive)
 
 
 Handler = Callable[[RequestContext[Any]], Awaitable[Any]]
