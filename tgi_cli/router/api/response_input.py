@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from inspect import get_annotations
 from typing import Any
 
+from msgspec import UNSET
+
 from tgi_cli.router.api.openai_parameters import check_stream_options, requested_logprobs
 from tgi_cli.router.api.schemas.openai import (
     ChatMessage,
@@ -66,7 +68,10 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),
-        reasoning=ChatReasoning(effort=reasoning.effort, max_tokens=reasoning.max_tokens or None),
+        reasoning=ChatReasoning(
+            effort=reasoning.effort,
+            max_tokens=None if reasoning.max_tokens is UNSET else reasoning.max_tokens,
+        ),
         chat_template_kwargs=body.chat_template_kwargs,
         continue_final_message=False,
     )

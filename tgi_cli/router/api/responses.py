@@ -28,7 +28,6 @@ from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
-from tgi_cli.text.tokenizer import Tokenizer
 
 
 async def responses(context: RequestContext[schemas.ResponsesRequest]) -> Response | EventStream:
@@ -49,7 +48,7 @@ async def responses(context: RequestContext[schemas.ResponsesRequest]) -> Respon
     logprobs = None
     if reports_logprobs(body):
         logprobs = TextLogprobs(tokenizer, spec.shown_ids, bool(body.return_tokens_as_token_ids))
-    events = ResponseEvents(writer, generation, conversation.parser(), tokenizer, logprobs)
+    events = ResponseEvents(writer, generation, conversation.parser(), logprobs)
     if body.stream:
         return context.stream(generation, events, len(spec.prompt))
     await unless_disconnected(context.request, events.read())
@@ -89,13 +88,11 @@ class ResponseEvents:
         writer: ResponseWriter,
         generation: Generation,
         reader: ResponseParser | None,
-        tokenizer: Tokenizer,
         logprobs: TextLogprobs | None,
     ) -> None:
         self._writer = writer
         self._generation = generation
         self._reader = reader
-        self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._begun = False
 

@@ -19,6 +19,8 @@ from tgi_cli.text.response_format import ResponseFormat
 from tgi_cli.text.tokenizer import Tokenizer
 
 _NO_EFFORT = "none"
+_SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that switch thinking on and off (Qwen3's and DeepSeek V3.1's)."""
 _BUDGETS = ("thinking_token_budget", "thinking_budget_tokens")
 
 
@@ -39,8 +41,9 @@ def thinking_variables(body: ChatRequest) -> dict[str, Any]:
     """The variables of the chat template for the requested effort. Raises ApiError."""
     effort = requested_effort(body)
     variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if effort == _NO_EFFORT:
-        variables |= {"enable_thinking": False, "thinking": False}
+    thinks = effort != _NO_EFFORT
+    if not thinks or (body.reasoning is not None and body.reasoning.enabled):
+        variables |= dict.fromkeys(_SWITCHES, thinks)
     return variables
 
 
@@ -75,7 +78,8 @@ def thinking_budget(
     if tokens is not None and tokens < -1:
         raise errors.validation(f"`{name}` must be >= -1. Given: {tokens}", name)
     if tokens is None and requested_effort(body) == _NO_EFFORT:
-        tokens = 0
+        given = body.chat_template_kwargs or {}
+        tokens = None if any(given.get(name) for name in _SWITCHES) else 0
     if tokens is None or tokens == -1:
         return None
     try:

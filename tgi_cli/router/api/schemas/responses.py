@@ -37,7 +37,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
 
     effort: Name | None = None
     summary: Name | None = None
-    max_tokens: Signed64 | None | msgspec.UnsetType = msgspec.UNSET
+    max_tokens: Signed64 | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
