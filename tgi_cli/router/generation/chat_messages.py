@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tgi_cli.router.api.schemas.openai import ChatMessage
@@ -18,7 +18,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def with_tools_as_text(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_prompt: str | None
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], tool_prompt: str | None
 ) -> list[dict[str, Any]]:
     """The messages for a template without tools, with any tools and calls as text."""
     if not tools and not any(m["role"] == "tool" or "tool_calls" in m for m in messages):
@@ -70,8 +70,18 @@ def _content(message: ChatMessage) -> str:
     return "".join(texts)
 
 
+def _custom_call(custom: Any) -> dict[str, Any]:
+    """The call of a custom tool as that of the function that it is for the model."""
+    text = custom.get("input") if isinstance(custom, dict) else None
+    if not isinstance(text, str):
+        raise errors.validation("the call of a custom tool must have its `input`", "messages")
+    return {"name": custom.get("name"), "arguments": {"input": text}}
+
+
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
+    if call.get("type") == "custom":
+        function = _custom_call(call.get("custom"))
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise errors.validation("a tool call must name its function", "messages")
     arguments = function.get("arguments")

@@ -10,15 +10,15 @@ from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
 from tgi_cli.router.api.openai_parameters import openai_spec, requested_logprobs
 from tgi_cli.router.api.schemas.openai import ChatRequest
 from tgi_cli.router.generation.chat_messages import template_message, with_tools_as_text
-from tgi_cli.router.generation.chat_tools import chat_tools
+from tgi_cli.router.generation.chat_tools import ChatTools, chat_tools
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import chat_grammar
 from tgi_cli.router.generation.thinking import thinking_budget, thinking_variables
 from tgi_cli.router.http import errors
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, is_continued
+from tgi_cli.text.custom_calls import CustomCallReader, ResponseReader
 from tgi_cli.text.response_format import ResponseFormat
-from tgi_cli.text.response_parser import ResponseParser
 
 INLINE_MESSAGES = 64
 """Most messages and tools of a chat that is read on the event loop. Each costs microseconds,
@@ -35,7 +35,7 @@ class Conversation:
         spec: The prompt and everything that shapes the response.
         continued: End of the prompt that the response continues.
         echoed: Text in front of the response.
-        tools: Tools that the model may call.
+        tools: Tools, and which of them the model may call.
         parallel: Whether a response may have several tool calls.
         response_format: How responses are parsed, or None if they are plain text.
     """
@@ -43,23 +43,28 @@ class Conversation:
     spec: GenerationSpec
     continued: str
     echoed: str
-    tools: Sequence[Mapping[str, Any]]
+    tools: ChatTools
     parallel: bool
     response_format: ResponseFormat | None
 
-    def parser(self) -> ResponseParser | None:
+    def parser(self) -> ResponseReader | None:
         """A parser for one response, or None if responses are plain text."""
         if self.response_format is None:
             return None
         prompt = self.spec.prompt
         assert isinstance(prompt, str)
-        return self.response_format.parser(prompt, self.continued, self.tools, self.parallel)
+        parser = self.response_format.parser(
+            prompt, self.continued, self.tools.allowed, self.parallel
+        )
+        if parser is not None and self.tools.custom:
+            return CustomCallReader(parser, self.tools.custom)
+        return parser
 
     def to_generate(self, end_ids: frozenset[int]) -> GenerationSpec:
         """The spec with the special tokens in its text that :meth:`parser` needs."""
         if self.response_format is None:
             return self.spec
-        shown = self.response_format.shown(bool(self.tools))
+        shown = self.response_format.shown(bool(self.tools.allowed))
         shown = (shown - end_ids - self.spec.stop_token_ids) | self.spec.shown_ids
         return replace(self.spec, shown_ids=shown)
 
@@ -73,7 +78,7 @@ class _Draft:
     messages: Sequence[Mapping[str, Any]]
     template_tools: Sequence[Mapping[str, Any]] | None
     variables: Mapping[str, Any]
-    tools: Sequence[Mapping[str, Any]]
+    tools: ChatTools
     continues: bool
 
 
@@ -106,12 +111,15 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     template = state.text.chat_template
     if template is None:
         raise errors.template("template not found")
-    tools = chat_tools(body, state.text.response_format)
+    tools = chat_tools(body, state.text.response_format, state.generator.grammars is not None)
     messages = [template_message(index, each, template) for index, each in enumerate(body.messages)]
-    template_tools: Sequence[Mapping[str, Any]] | None = tools
+    template_tools: Sequence[Mapping[str, Any]] | None = tools.offered
     form = state.text.response_format
     if form is not None and form.tools_as_text:
-        messages, template_tools = with_tools_as_text(messages, tools, body.tool_prompt), None
+        messages, template_tools = (
+            with_tools_as_text(messages, tools.offered, body.tool_prompt),
+            None,
+        )
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
     spec = openai_spec(body, state, top_logprobs=_top_logprobs(body), add_special_tokens=False)
@@ -183,9 +191,7 @@ def _constrained(
     grammar = chat_grammar(
         spec.grammar,
         conversation.tools,
-        body.tool_choice or "auto",
         conversation.parallel,
-        {tool.function.name for tool in body.tools or () if tool.function and tool.function.strict},
         form,
         inside,
         constrain=state.generator.grammars is not None,

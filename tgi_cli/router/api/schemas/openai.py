@@ -148,11 +148,24 @@ class Function(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
+class CustomTool(msgspec.Struct, kw_only=True):
+    """A tool that takes text.
+
+    ``format`` is ``{"type": "text"}`` or ``{"type": "grammar", "grammar": {"syntax",
+    "definition"}}`` with the syntax ``lark`` or ``regex``.
+    """
+
+    name: Name
+    description: Text | None = None
+    format: JsonObject | None = None
+
+
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool; functions are the only type."""
+    """A tool: ``function`` or ``custom``."""
 
     type: Name = "function"
     function: Function | None = None
+    custom: CustomTool | None = None
 
 
 Messages = Annotated[list[ChatMessage], Meta(max_length=bounds.MESSAGES)]
@@ -174,7 +187,8 @@ class ChatReasoning(msgspec.Struct, kw_only=True):
 class ChatRequest(CompletionParameters, kw_only=True):
     """The body of ``/v1/chat/completions``.
 
-    ``tool_choice`` is ``auto``, ``none``, ``required``, a function's name or an object around it.
+    ``tool_choice`` is ``auto``, ``none``, ``required``, a tool's name or an object around it, or
+    ``{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}``.
     ``echo`` prepends the last message to an answer that continues it. ``thinking_token_budget``
     (vLLM) and ``thinking_budget_tokens`` (llama.cpp) are the most tokens of reasoning; -1 means any
     number.
