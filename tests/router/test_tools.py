@@ -327,7 +327,8 @@ async def test_reasoning_opened_by_the_prompt_is_recognised(
     ("fields", "param", "words"),
     [
         ({"tool_choice": {"function": {"name": "time"}}}, "tool_choice", "'time', which is no"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "must name a function"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "needs `tools`"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "must name a function"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "`tools` has none"),
         ({"tools": [{"type": "web_search"}]}, "tools", r"tools[0] is of type 'web_search'"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "has no name"),

@@ -32,7 +32,8 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState
-from tgi_cli.text.response_parser import Content, ParsedResponse, ResponseParser, ResponsePart
+from tgi_cli.text.custom_calls import ResponseReader
+from tgi_cli.text.response_parser import Content, ParsedResponse, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
 
@@ -41,6 +42,9 @@ _encode = msgspec.json.Encoder().encode
 TOOL_CALLS = "tool_calls"
 """The finish reason of an answer with tool calls. TGI used ``stop``, which OpenAI's clients take
 for the end of the conversation."""
+
+_ARGUMENTS = {False: ("function", "arguments"), True: ("custom", "input")}
+"""Keys of a call and of what follows its name, by whether the tool is custom."""
 
 
 async def chat_completions(context: RequestContext[ChatRequest]) -> Response | EventStream:
@@ -95,7 +99,7 @@ async def _report(
 def _choice(
     body: ChatRequest,
     whole: Whole,
-    reader: ResponseParser | None,
+    reader: ResponseReader | None,
     logprobs: schemas.ChatLogprobs | None,
     echoed: str,
 ) -> schemas.ChatChoice:
@@ -110,9 +114,7 @@ def _choice(
         if read.calls:
             message.content = read.content or None
             message.tool_calls = [
-                schemas.ToolCall(
-                    id=call.id, function=schemas.CalledFunction(name=call.name, arguments=arguments)
-                )
+                _tool_call(call, arguments)
                 for call, arguments in zip(read.calls, read.arguments, strict=True)
             ]
             reason = _with_calls(reason)
@@ -125,6 +127,14 @@ def _choice(
         finish_reason=reason,
         token_ids=[token.id for token in whole.tokens] if body.return_token_ids else UNSET,
     )
+
+
+def _tool_call(call: ToolCallStart, arguments: str) -> schemas.ToolCall:
+    if call.custom:
+        custom = schemas.CalledCustom(name=call.name, input=arguments)
+        return schemas.ToolCall(id=call.id, type="custom", custom=custom)
+    function = schemas.CalledFunction(name=call.name, arguments=arguments)
+    return schemas.ToolCall(id=call.id, function=function)
 
 
 def _with_calls(reason: str) -> str:
@@ -143,7 +153,7 @@ class ChatEvents:
         body: ChatRequest,
         identity: Identity,
         generations: Sequence[Generation],
-        readers: Sequence[ResponseParser | None],
+        readers: Sequence[ResponseReader | None],
         tokenizer: Tokenizer,
         echoed: str,
     ) -> None:
@@ -219,16 +229,17 @@ class ChatEvents:
         calls: dict[int, dict[str, Any]] = {}
         for piece in pieces:
             if isinstance(piece, ToolCallStart):
-                function = {"name": piece.name, "arguments": ""}
+                kind, text = _ARGUMENTS[piece.custom]
                 calls[piece.index] = {
                     "index": piece.index,
                     "id": piece.id,
-                    "type": "function",
-                    "function": function,
+                    "type": kind,
+                    kind: {"name": piece.name, text: ""},
                 }
             elif isinstance(piece, ToolCallArguments):
-                entry = {"index": piece.index, "function": {"arguments": ""}}
-                calls.setdefault(piece.index, entry)["function"]["arguments"] += piece.text
+                kind, text = _ARGUMENTS[piece.custom]
+                entry = {"index": piece.index, kind: {text: ""}}
+                calls.setdefault(piece.index, entry)[kind][text] += piece.text
             elif isinstance(piece, Content):
                 fields["content"] = fields.get("content", "") + piece.text
             elif self._reasoning:

@@ -41,7 +41,7 @@ async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response
     (generation,) = await context.open([spec])
     message = schemas.Message(
         id=f"msg_{uuid.uuid4().hex}",
-        model=body.model if body.model != "tgi" else state.config.model_id,
+        model=state.model_name(body.model),
         content=[],
         usage=schemas.MessageUsage(
             input_tokens=generation.prompt_tokens, cache_read_input_tokens=0, output_tokens=0

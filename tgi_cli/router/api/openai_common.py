@@ -64,12 +64,11 @@ class Identity:
 
     @classmethod
     def new(cls, prefix: str, request: CompletionParameters, state: RouterState) -> Identity:
-        """Generate an id. TGI's clients send "tgi" as the name of any served model."""
-        model = request.model if request.model and request.model != "tgi" else None
+        """Generate an id."""
         return cls(
             f"{prefix}-{uuid.uuid4().hex}",
             int(time.time()),
-            model or state.config.model_id,
+            state.model_name(request.model),
             state.fingerprint,
         )
 

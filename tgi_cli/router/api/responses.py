@@ -66,7 +66,7 @@ def _response(body: schemas.ResponsesRequest, state: RouterState) -> schemas.Res
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
-        model=body.model if body.model and body.model != "tgi" else state.config.model_id,
+        model=state.model_name(body.model),
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning=body.reasoning or schemas.ReasoningOptions(),

@@ -103,8 +103,18 @@ def _content(message: ChatMessage) -> str:
     return "".join(texts)
 
 
+def _custom_call(custom: Any) -> dict[str, Any]:
+    """The call of a custom tool as that of the function that it is for the model."""
+    text = custom.get("input") if isinstance(custom, dict) else None
+    if not isinstance(text, str):
+        raise errors.validation("the call of a custom tool must have its `input`", "messages")
+    return {"name": custom.get("name"), "arguments": {"input": text}}
+
+
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
+    if call.get("type") == "custom":
+        function = _custom_call(call.get("custom"))
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise errors.validation("a tool call must name its function", "messages")
     arguments = function.get("arguments")

@@ -10,14 +10,14 @@ from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
 from tgi_cli.router.api.openai_parameters import openai_spec, requested_logprobs
 from tgi_cli.router.api.schemas.openai import ChatRequest
 from tgi_cli.router.generation.chat_messages import TemplateChat, template_chat
-from tgi_cli.router.generation.chat_tools import chat_tools
+from tgi_cli.router.generation.chat_tools import ChatTools, chat_tools
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import chat_grammar
 from tgi_cli.router.http import errors
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, is_continued
+from tgi_cli.text.custom_calls import CustomCallReader, ResponseReader
 from tgi_cli.text.response_format import ResponseFormat
-from tgi_cli.text.response_parser import ResponseParser
 
 INLINE_MESSAGES = 64
 """Most messages and tools of a chat that is read on the event loop. Each costs microseconds,
@@ -34,7 +34,7 @@ class Conversation:
         spec: The prompt and everything that shapes the response.
         continued: End of the prompt that the response continues.
         echoed: Text in front of the response.
-        tools: Tools that the model may call.
+        tools: Tools, and which of them the model may call.
         parallel: Whether a response may have several tool calls.
         response_format: How responses are parsed, or None if they are plain text.
     """
@@ -42,23 +42,28 @@ class Conversation:
     spec: GenerationSpec
     continued: str
     echoed: str
-    tools: Sequence[Mapping[str, Any]]
+    tools: ChatTools
     parallel: bool
     response_format: ResponseFormat | None
 
-    def parser(self) -> ResponseParser | None:
+    def parser(self) -> ResponseReader | None:
         """A parser for one response, or None if responses are plain text."""
         if self.response_format is None:
             return None
         prompt = self.spec.prompt
         assert isinstance(prompt, str)
-        return self.response_format.parser(prompt, self.continued, self.tools, self.parallel)
+        parser = self.response_format.parser(
+            prompt, self.continued, self.tools.allowed, self.parallel
+        )
+        if parser is not None and self.tools.custom:
+            return CustomCallReader(parser, self.tools.custom)
+        return parser
 
     def to_generate(self, end_ids: frozenset[int]) -> GenerationSpec:
         """The spec with the special tokens in its text that :meth:`parser` needs."""
         if self.response_format is None:
             return self.spec
-        shown = self.response_format.shown(bool(self.tools))
+        shown = self.response_format.shown(bool(self.tools.allowed))
         shown = (shown - end_ids - self.spec.stop_token_ids) | self.spec.shown_ids
         return replace(self.spec, shown_ids=shown)
 
@@ -71,7 +76,7 @@ class _Draft:
     template: ChatTemplate
     chat: TemplateChat
     variables: Mapping[str, Any]
-    tools: Sequence[Mapping[str, Any]]
+    tools: ChatTools
     continues: bool
 
 
@@ -104,8 +109,8 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     template = state.text.chat_template
     if template is None:
         raise errors.template("template not found")
-    tools = chat_tools(body, state.text.response_format)
-    chat = template_chat(body, tools, template, state.text.response_format)
+    tools = chat_tools(body, state.text.response_format, state.generator.grammars is not None)
+    chat = template_chat(body, tools.offered, template, state.text.response_format)
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
     spec = openai_spec(body, state, top_logprobs=_top_logprobs(body), add_special_tokens=False)
@@ -174,9 +179,7 @@ def _constrained(
     grammar = chat_grammar(
         spec.grammar,
         conversation.tools,
-        body.tool_choice or "auto",
         conversation.parallel,
-        {tool.function.name for tool in body.tools or () if tool.function and tool.function.strict},
         form,
         form.is_reasoning(spec.prompt, conversation.continued),
         constrain=state.generator.grammars is not None,

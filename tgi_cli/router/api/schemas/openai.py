@@ -148,11 +148,24 @@ class Function(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
+class CustomTool(msgspec.Struct, kw_only=True):
+    """A tool that takes text.
+
+    ``format`` is ``{"type": "text"}`` or ``{"type": "grammar", "grammar": {"syntax",
+    "definition"}}`` with the syntax ``lark`` or ``regex``.
+    """
+
+    name: Name
+    description: Text | None = None
+    format: JsonObject | None = None
+
+
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool; functions are the only type."""
+    """A tool: ``function`` or ``custom``."""
 
     type: Name = "function"
     function: Function | None = None
+    custom: CustomTool | None = None
 
 
 Messages = Annotated[list[ChatMessage], Meta(max_length=bounds.MESSAGES)]
@@ -162,7 +175,8 @@ Tools = Annotated[list[Tool], Meta(max_length=bounds.TOOLS)]
 class ChatRequest(CompletionParameters, kw_only=True):
     """The body of ``/v1/chat/completions``.
 
-    ``tool_choice`` is ``auto``, ``none``, ``required``, a function's name or an object around it.
+    ``tool_choice`` is ``auto``, ``none``, ``required``, a tool's name or an object around it, or
+    ``{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}``.
     ``echo`` prepends the last message to an answer that continues it.
     """
 
