@@ -9,7 +9,7 @@ from typing import Any
 from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
 from tgi_cli.router.api.openai_parameters import openai_spec, requested_logprobs
 from tgi_cli.router.api.schemas.openai import ChatRequest
-from tgi_cli.router.generation.chat_messages import template_message, with_tools_as_text
+from tgi_cli.router.generation.chat_messages import TemplateChat, template_chat
 from tgi_cli.router.generation.chat_tools import ChatTools, chat_tools
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import chat_grammar
@@ -75,8 +75,7 @@ class _Draft:
 
     spec: GenerationSpec
     template: ChatTemplate
-    messages: Sequence[Mapping[str, Any]]
-    template_tools: Sequence[Mapping[str, Any]] | None
+    chat: TemplateChat
     variables: Mapping[str, Any]
     tools: ChatTools
     continues: bool
@@ -112,30 +111,23 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     if template is None:
         raise errors.template("template not found")
     tools = chat_tools(body, state.text.response_format, state.generator.grammars is not None)
-    messages = [template_message(index, each, template) for index, each in enumerate(body.messages)]
-    template_tools: Sequence[Mapping[str, Any]] | None = tools.offered
-    form = state.text.response_format
-    if form is not None and form.tools_as_text:
-        messages, template_tools = (
-            with_tools_as_text(messages, tools.offered, body.tool_prompt),
-            None,
-        )
+    chat = template_chat(body, tools.offered, template, state.text.response_format)
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
     spec = openai_spec(body, state, top_logprobs=_top_logprobs(body), add_special_tokens=False)
     try:
-        continues = is_continued(messages, body.continue_final_message)
+        continues = is_continued(chat.messages, body.continue_final_message)
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
-    return _Draft(spec, template, messages, template_tools or None, variables, tools, continues)
+    return _Draft(spec, template, chat, variables, tools, continues)
 
 
 async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str:
     """The prompt. Raises ApiError."""
     try:
         return await draft.template.render_async(
-            draft.messages,
-            draft.template_tools,
+            draft.chat.messages,
+            draft.chat.tools,
             continue_final_message=draft.continues,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=draft.variables,
@@ -153,8 +145,8 @@ def _conversation(
 ) -> Conversation:
     conversation = Conversation(
         spec=replace(draft.spec, prompt=prompt, prompt_param="messages"),
-        continued=draft.messages[-1]["content"] if draft.continues else "",
-        echoed=_echoed(body, draft.messages),
+        continued=draft.chat.messages[-1]["content"] if draft.continues else "",
+        echoed=_echoed(body, draft.chat.messages),
         tools=draft.tools,
         parallel=body.parallel_tool_calls is not False,
         response_format=state.text.response_format,
@@ -174,7 +166,7 @@ def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
     """The last message if it has the role of the response, as in vLLM."""
     last = messages[-1]
     same = last["role"] == "assistant" or body.add_generation_prompt is False
-    return str(last["content"]) if body.echo and same else ""
+    return str(last["content"] or "") if body.echo and same else ""
 
 
 def _constrained(
