@@ -11,7 +11,7 @@ import pytest
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.router.http.errors import openai_status
+from tgi_cli.router.http.error_styles import OPENAI
 from tgi_cli.router.state import RouterState
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -305,7 +305,7 @@ class TestEngine:
         native = events((await client.post("/generate_stream", json=NATIVE)).text)
         assert [event["error_type"] for event in native] == [error_type]
         found = await client.post("/v1/chat/completions", json=CHAT)
-        reported = openai_status(status)
+        reported = OPENAI.statuses.get(status, status)
         assert (found.status_code, found.json()["error_type"]) == (reported, error_type)
         *_, error, done = events(
             (await client.post("/v1/chat/completions", json={**CHAT, "stream": True})).text

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from tgi_cli.router.api.docs import kind
 from tgi_cli.router.api.openapi import endpoints_of
 from tgi_cli.router.app import ROUTES
-from tgi_cli.router.http.errors import is_openai
+from tgi_cli.router.http.error_styles import TGI, style_of
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ async def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
             reported = set(operation["responses"])
             if "requestBody" in operation:
                 assert {"400", "413", "415"} <= reported
-                assert ("422" in reported) != is_openai(path), "400 in OpenAI's form"
-            assert "424" not in reported or not is_openai(path), "500 in OpenAI's form"
+                assert ("422" in reported) == (style_of(path) is TGI), "400 in other forms"
+            assert "424" not in reported or style_of(path) is TGI, "500 in other forms"
 
 
 async def test_schemas_are_those_that_the_routes_decode(document: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class TestKey:
         ) as client:
             reported = (await client.get("/api-doc/openapi.json")).json()
             page = (await client.get("/docs")).text
-        assert reported["security"] == [{"key": []}]
+        assert reported["security"] == [{"key": []}, {"x-api-key": []}]
         assert "401" in reported["paths"]["/generate"]["post"]["responses"]
         for path in ("/health", "/ping", "/metrics"):
             assert reported["paths"][path]["get"]["security"] == []

@@ -101,7 +101,7 @@ class ProgressReporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
     def line(self) -> str:

@@ -20,6 +20,7 @@ from tgi_cli.router.api import (
     completions,
     docs,
     kserve,
+    messages,
     models,
     openapi,
     responses,
@@ -37,6 +38,7 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.admission import ConcurrencyLimiter
 from tgi_cli.router.http.auth import ApiKeyMiddleware
 from tgi_cli.router.http.cors import cors
+from tgi_cli.router.http.error_styles import error_response
 from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.middleware import ObservabilityMiddleware
@@ -55,6 +57,7 @@ ROUTES = [
     *chat.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
+    *messages.ROUTES,
     *models.ROUTES,
     *adapters.ROUTES,
     *sagemaker.ROUTES,
@@ -101,7 +104,7 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         },
     )
     app.router.redirect_slashes = False
-    names = AdapterNames(client, config.model_id, dynamic)
+    names = AdapterNames(client, config.model_id, dynamic, config.served_model_name)
     defaults = SamplingDefaults()
     if config.generation_config == "auto":
         defaults = SamplingDefaults.read(config.model_path)
@@ -120,7 +123,7 @@ def schema() -> str:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.ApiError)
     access_log.note(error)
-    return errors.error_response(request.scope, error)
+    return error_response(request.scope, error)
 
 
 async def _model_error(request: Request, error: Exception) -> Response:
@@ -143,7 +146,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }
     message, kind, code = words.get(error.status_code, (str(error.detail), "validation", None))
     text = f"{message}: {request.method} {request.scope['path']}"
-    return errors.error_response(
+    return error_response(
         request.scope,
         errors.ApiError(
             error.status_code, text, kind, code=code, headers=dict(error.headers or {})

@@ -15,6 +15,7 @@ import msgspec
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.schemas.openai import CompletionParameters, StreamOptions
 from tgi_cli.router.api.schemas.openai_answers import (
+    CompletionDetails,
     PromptDetails,
     TokenLogprob,
     TopLogprob,
@@ -25,6 +26,7 @@ from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.prompt_logprobs import INLINE_SCORES, encoded_rows
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import Endpoint, Handler, Operation
+from tgi_cli.router.http.error_styles import openai_body
 from tgi_cli.router.state import RouterState, leads
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.workers import TextWorkers
@@ -63,12 +65,11 @@ class Identity:
 
     @classmethod
     def new(cls, prefix: str, request: CompletionParameters, state: RouterState) -> Identity:
-        """Generate an id. TGI's clients send "tgi" as the name of any served model."""
-        model = request.model if request.model and request.model != "tgi" else None
+        """Generate an id."""
         return cls(
             f"{prefix}-{uuid.uuid4().hex}",
             int(time.time()),
-            model or state.config.model_id,
+            state.model_name(request.model),
             state.fingerprint,
         )
 
@@ -129,6 +130,9 @@ def usage_of(generations: Sequence[Generation]) -> Usage:
         prompt_tokens_details=PromptDetails(
             cached_tokens=sum(lead.cached_tokens for lead in prompts)
         ),
+        completion_tokens_details=CompletionDetails(
+            reasoning_tokens=sum(generation.reasoning_tokens for generation in generations)
+        ),
     )
 
 
@@ -188,4 +192,4 @@ async def chat_report(
 
 def fail_stream(error: errors.ApiError) -> bytes:
     """An error in the middle of a /v1 stream, and its end."""
-    return b"data: " + errors.openai_body(error) + b"\n\n" + DONE
+    return b"data: " + openai_body(error) + b"\n\n" + DONE

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 from starlette.routing import BaseRoute
 
+from tgi_cli.router.api.schemas.messages import AnthropicErrorResponse
 from tgi_cli.router.api.schemas.openai_answers import OpenAIErrorResponse
 from tgi_cli.router.api.schemas.refused import RefusedParameters, refused_names
 from tgi_cli.router.api.schemas.tgi import ErrorResponse
 from tgi_cli.router.http.endpoint import Endpoint, Operation
-from tgi_cli.router.http.errors import is_openai, openai_status
+from tgi_cli.router.http.error_styles import ANTHROPIC, TGI, ErrorStyle, style_of
 from tgi_cli.version import __version__
 
 _ERRORS = {
@@ -35,6 +36,7 @@ _ERRORS = {
     500: "Generation ended without a reason, or an internal error",
     503: "The server is not ready, or is shutting down",
     504: "Not complete within x-request-timeout",
+    529: "Too many requests; see Retry-After",
 }
 _PLAIN = (400, 413, 415)
 """Errors in plain text on TGI's routes, as from TGI's web framework; 422 has both forms."""
@@ -90,8 +92,11 @@ def document(routes: Sequence[BaseRoute], guarded: bool) -> dict[str, Any]:
         "components": components,
     }
     if guarded:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        found["security"] = [{"key": []}, {"x-api-key": []}]
     return found
 
 
@@ -99,7 +104,9 @@ class _Schemas:
     """The schemas of all types that the operations name."""
 
     def __init__(self, described: Sequence[Operation]) -> None:
-        types: dict[Any, None] = dict.fromkeys((ErrorResponse, OpenAIErrorResponse))
+        types: dict[Any, None] = dict.fromkeys(
+            (ErrorResponse, OpenAIErrorResponse, AnthropicErrorResponse)
+        )
         for each in described:
             types |= dict.fromkeys((*each.body, *each.answer, *each.events, *each.referenced))
         schemas, self.components = msgspec.json.schema_components(
@@ -134,6 +141,9 @@ def _describe(
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in endpoint.param_convertors
     ]
+    parameters += [
+        {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
+    ]
     if operation.generates:
         parameters.append(_TIMEOUT)
     if parameters:
@@ -142,14 +152,14 @@ def _describe(
         example = {} if operation.example is None else {"example": operation.example}
         content = schemas.content("application/json", operation.body, **example)
         described["requestBody"] = {"required": True, "content": content}
-    openai = is_openai(path, endpoint.name)
-    statuses = set(map(openai_status, operation.statuses) if openai else operation.statuses)
+    style = style_of(path, endpoint.name)
+    statuses = style.possible(set(operation.statuses))
     if guarded and operation.public:
         described["security"] = []
     elif guarded:
         statuses.add(401)
     described["responses"] = {"200": _success(operation, schemas)} | {
-        str(status): _failure(status, openai, schemas) for status in sorted(statuses)
+        str(status): _failure(status, style, schemas) for status in sorted(statuses)
     }
     return described
 
@@ -172,8 +182,10 @@ def _success(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
     return described
 
 
-def _failure(status: int, openai: bool, schemas: _Schemas) -> dict[str, Any]:
-    if openai:
+def _failure(status: int, style: ErrorStyle, schemas: _Schemas) -> dict[str, Any]:
+    if style is ANTHROPIC:
+        content = schemas.content("application/json", [AnthropicErrorResponse])
+    elif style is not TGI:
         content = schemas.content("application/json", [OpenAIErrorResponse])
     else:
         plain = status in _PLAIN

@@ -19,6 +19,7 @@ from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.validation import generation_spec
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
+from tgi_cli.router.http.error_styles import tgi_body
 from tgi_cli.router.http.sse import EventStream, FailedSource
 from tgi_cli.router.state import RouterState, leads
 from tgi_cli.text.tokenizer import Tokenizer
@@ -204,7 +205,7 @@ class TgiEvents:
 
     def fail(self, error: errors.ApiError) -> bytes:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
-        return b"data: " + errors.tgi_body(error) + b"\n\n"
+        return b"data: " + tgi_body(error) + b"\n\n"
 
     def end(self) -> bytes:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""

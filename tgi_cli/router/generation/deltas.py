@@ -21,11 +21,12 @@ class Token(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Finish:
-    """The end of a generation: its finish reason and its whole text."""
+    """The end of a generation: its finish reason, its whole text, and the stop string found."""
 
     reason: FinishReason
     text: str
     generated_tokens: int
+    stop: str | None = None
 
 
 @dataclass(slots=True)

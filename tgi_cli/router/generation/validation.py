@@ -70,6 +70,10 @@ def fit_length(
             context=info.max_total_tokens,
             most=info.max_input_tokens,
             prompt=input_length,
+            longest=min(
+                info.max_input_tokens,
+                info.max_total_tokens - min(requested, VALIDATED_NEW_TOKENS),
+            ),
         )
         if error.fault is LengthFault.TOTAL_TOO_LONG:
             raise too_long(

@@ -15,11 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import Endpoint
+from tgi_cli.router.http.error_styles import error_response
 from tgi_cli.router.observability import access_log
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware: 401 for requests without ``Authorization: Bearer KEY``.
+    """ASGI middleware: 401 without ``Authorization: Bearer KEY`` or Anthropic's ``x-api-key: KEY``.
+
+    A request may have both if they are the same key, and each of them once: which of several
+    counts must not depend on who reads them.
 
     A path that was sent with escapes is always guarded, so that no spelling of a guarded path
     passes for a public one. Comparing keys takes a time that depends neither on how much of one
@@ -39,18 +43,28 @@ class ApiKeyMiddleware:
         error = errors.unauthorized()
         access_log.note(error)
         scope.setdefault("route", self._route(scope))
-        await errors.error_response(scope, error)(scope, receive, send)
+        await error_response(scope, error)(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
+        bearers, keys = (
+            [value for name, value in scope["headers"] if name == header]
+            for header in (b"authorization", b"x-api-key")
+        )
+        if len(bearers) > 1 or len(keys) > 1 or not (bearers or keys):
             return False
-        scheme, _, key = given[0].partition(b" ")
-        digest = sha256(key.strip()).digest()
+        valid = True
+        for given in bearers:
+            scheme, _, key = given.partition(b" ")
+            valid &= scheme.lower() == b"bearer"
+            keys.append(key)
+        digests = [sha256(key.strip()).digest() for key in keys]
         found = False
         for known in self._keys:  # all, so that the time does not depend on the match
-            found |= hmac.compare_digest(digest, known)
-        return found and scheme.lower() == b"bearer"
+            same = True
+            for digest in digests:
+                same &= hmac.compare_digest(digest, known)
+            found |= same
+        return found and valid
 
     def _is_public(self, scope: Scope) -> bool:
         raw = scope.get("raw_path") or b""

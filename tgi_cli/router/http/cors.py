@@ -13,13 +13,15 @@ from starlette.middleware.cors import CORSMiddleware
 _REQUEST_HEADERS = (
     "authorization", "content-type", "traceparent", "tracestate", "x-request-id",
     "x-request-timeout",
+    # those of Anthropic's clients
+    "x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access",
     # those of OpenAI's client for browsers
     "user-agent", "openai-organization", "openai-project", "x-stainless-arch", "x-stainless-lang",
     "x-stainless-os", "x-stainless-package-version", "x-stainless-retry-count",
     "x-stainless-runtime", "x-stainless-runtime-version", "x-stainless-timeout",
 )  # fmt: skip
 _RESPONSE_HEADERS = (
-    "retry-after", "x-compute-characters", "x-compute-time", "x-compute-type",
+    "request-id", "retry-after", "x-compute-characters", "x-compute-time", "x-compute-type",
     "x-generated-tokens", "x-inference-time", "x-prompt-tokens", "x-queue-time", "x-request-id",
     "x-time-per-token", "x-total-time", "x-validation-time",
 )  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,7 @@ from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.validation import request_timeout
 from tgi_cli.router.http.bodies import json_response, parse, read_body
 from tgi_cli.router.http.errors import ApiError
-from tgi_cli.router.http.sse import EventEncoder, EventStream
+from tgi_cli.router.http.sse import KEEP_ALIVE, EventEncoder, EventStream
 from tgi_cli.router.state import RouterState, state_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -42,6 +42,7 @@ class Operation:
         answer: the types of a complete answer, in ``media_type``.
         events: the types of a stream's events.
         referenced: types that the schemas refer to by name only.
+        query: schemas of the query's parameters, by name.
         errors: statuses besides those that reading a body and generating imply.
         generates: the request may set a deadline, and the answer has TGI's timing headers.
         public: no API key is needed.
@@ -54,6 +55,7 @@ class Operation:
     media_type: str = "application/json"
     events: tuple[Any, ...] = ()
     referenced: tuple[Any, ...] = ()
+    query: Mapping[str, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
     generates: bool = False
     public: bool = False
@@ -105,9 +107,15 @@ class RequestContext(Generic[T_co]):
         """A complete answer as JSON, with TGI's timing headers."""
         return json_response(content, self.state.timing_headers(generations))
 
-    def stream(self, source: DeltaSource, encoder: EventEncoder, characters: int) -> EventStream:
+    def stream(
+        self,
+        source: DeltaSource,
+        encoder: EventEncoder,
+        characters: int,
+        keep_alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
+    ) -> EventStream:
         """A stream of events; ``characters`` is the length of the prompts."""
-        return EventStream(source, encoder, self.state.stream_headers(characters))
+        return EventStream(source, encoder, self.state.stream_headers(characters), keep_alive)
 
 
 Handler = Callable[[RequestContext[Any]], Awaitable[Any]]

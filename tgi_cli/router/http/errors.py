@@ -1,39 +1,12 @@
-"""Errors of the HTTP API, in TGI's and in OpenAI's form.
+"""Errors of the HTTP API, independent of the form in which they are written.
 
-TGI's routes answer ``{"error": TEXT, "error_type": TYPE}``, and plain text where TGI's web
-framework did. OpenAI's routes answer as OpenAI
-(https://platform.openai.com/docs/guides/error-codes), with ``error_type`` added: 400 where TGI
-has 422, so that clients raise ``BadRequestError``, and 500 where TGI has 424, which OpenAI's
-clients take for a server error and retry. The path decides on the form when the error is written.
+Statuses and messages are those of TGI's routes; :mod:`tgi_cli.router.http.error_styles` translates
+them for the APIs of other vendors.
 """
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field, replace
-
-import msgspec
-from starlette.responses import Response
-from starlette.types import Scope
-
-_OPENAI_STATUSES = {422: 400, 424: 500}
-_OPENAI_PATHS = frozenset(
-    (
-        "/v1", "/chat/completions", "/completions", "/responses", "/models", "/embeddings",
-        "/detokenize", "/version",
-    )
-)  # fmt: skip
-_OPENAI_PREFIXES = ("/v1/", "/models/")
-_VERTEX_ROUTES = ("vertex_predict", "vertex_health")
-"""Names of routes whose paths Vertex AI chooses, such as /v1/endpoints/..., in TGI's form."""
-_RESPONSES = ("/v1/responses", "/responses")
-_RESPONSES_NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-}
-"""Names of a chat's parameters in a request for a response, which is translated into a chat."""
+from dataclasses import KW_ONLY, dataclass, field
 
 _FAILURE_LABELS = {
     "overloaded": "overloaded",
@@ -56,7 +29,8 @@ class ApiError(Exception):
         param: OpenAI's name of the invalid parameter.
         code: OpenAI's error code.
         openai_message: text in OpenAI's form. Default: ``message``.
-        keep_names: the error names parameters as the client did, also on /v1/responses.
+        keep_names: the error names parameters as the client did, in every API.
+        overflow: tokens of a prompt that is too long, and the most that it may have.
         headers: headers of the answer, such as Retry-After.
         plain: the body in TGI's form is the plain message.
     """
@@ -69,6 +43,7 @@ class ApiError(Exception):
     code: str | None = None
     openai_message: str = ""
     keep_names: bool = False
+    overflow: tuple[int, int] | None = None
     headers: dict[str, str] = field(default_factory=dict)
     plain: bool = False
 
@@ -79,18 +54,17 @@ class ApiError(Exception):
         return self.message
 
     @property
-    def openai_type(self) -> str:
-        """OpenAI's type of error; for 429 the type whose limit was reached."""
-        if self.status == 429:
-            return "requests"
-        return "invalid_request_error" if openai_status(self.status) < 500 else "server_error"
+    def is_servers(self) -> bool:
+        """Whether the server is at fault, and not the request. TGI tells a failed generation by a
+        status below 500, 424."""
+        return self.status >= 500 or self.status == 424
 
     @property
     def response_code(self) -> str:
         """``error.code`` of a failed response, one of those that OpenAI lists."""
         if self.code in ("rate_limit_exceeded", "context_length_exceeded"):
             return self.code
-        return "invalid_prompt" if openai_status(self.status) < 500 else "server_error"
+        return "server_error" if self.is_servers else "invalid_prompt"
 
     @property
     def failure_label(self) -> str:
@@ -127,7 +101,14 @@ def unsupported(
 
 
 def context_length(
-    message: str, param: str, *, context: int, most: int, prompt: int, completion: int | None
+    message: str,
+    param: str,
+    *,
+    context: int,
+    most: int,
+    prompt: int,
+    completion: int | None,
+    longest: int,
 ) -> ApiError:
     """More tokens than the context holds.
 
@@ -140,6 +121,7 @@ def context_length(
         most: limit of a prompt.
         prompt: tokens of the prompt.
         completion: requested tokens, or None if the prompt alone is too long.
+        longest: longest prompt that this request may have.
     """
     words = f"This model's maximum context length is {context} tokens"
     if completion is not None:
@@ -154,7 +136,9 @@ def context_length(
             f". However, your {param} resulted in {prompt} tokens. Please reduce the length of "
             f"the {param}."
         )
-    return validation(message, param, "context_length_exceeded", words)
+    error = validation(message, param, "context_length_exceeded", words)
+    error.overflow = int(prompt), longest
+    return error
 
 
 def bad_request(message: str) -> ApiError:
@@ -171,7 +155,7 @@ def unauthorized() -> ApiError:
     """A missing or wrong API key."""
     return ApiError(
         401,
-        "the request needs the server's API key: Authorization: Bearer KEY",
+        "the request needs the server's API key: Authorization: Bearer KEY, or x-api-key: KEY",
         "unauthorized",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
@@ -248,54 +232,3 @@ def incomplete() -> ApiError:
 def internal() -> ApiError:
     """An unexpected exception, whose traceback is in the log."""
     return ApiError(500, "Internal server error", "internal")
-
-
-def tgi_body(error: ApiError) -> bytes:
-    """The JSON object of TGI's routes and their streams."""
-    return msgspec.json.encode({"error": error.message, "error_type": error.error_type})
-
-
-def openai_body(error: ApiError) -> bytes:
-    """The JSON object of OpenAI's routes and their streams."""
-    details = {
-        "message": error.openai_message,
-        "type": error.openai_type,
-        "param": error.param,
-        "code": error.code,
-    }
-    return msgspec.json.encode({"error": details, "error_type": error.error_type})
-
-
-def openai_status(status: int) -> int:
-    """Translate a status of TGI's routes for OpenAI's."""
-    return _OPENAI_STATUSES.get(status, status)
-
-
-def is_openai(path: str, route: str = "") -> bool:
-    """Whether errors of the path, or of the route with this name, have OpenAI's form."""
-    if route in _VERTEX_ROUTES:
-        return False
-    return path in _OPENAI_PATHS or path.startswith(_OPENAI_PREFIXES)
-
-
-def error_response(scope: Scope, error: ApiError) -> Response:
-    """The error in the form of the API that the request's path belongs to."""
-    path = scope["path"]
-    status, media_type = error.status, "application/json"
-    if is_openai(path, getattr(scope.get("route"), "name", "")):
-        if path in _RESPONSES and not error.keep_names:
-            error = _with_names_of_responses(error)
-        body, status = openai_body(error), openai_status(status)
-    elif error.plain:
-        body, media_type = error.message.encode(), "text/plain"
-    else:
-        body = tgi_body(error)
-    return Response(body, status, headers=error.headers, media_type=media_type)
-
-
-def _with_names_of_responses(error: ApiError) -> ApiError:
-    message = error.openai_message
-    for name, own in _RESPONSES_NAMES.items():
-        message = message.replace(f"`{name}`", f"`{own}`")
-    param = _RESPONSES_NAMES.get(error.param or "", error.param)
-    return replace(error, openai_message=message, param=param)

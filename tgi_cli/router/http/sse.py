@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -46,14 +46,22 @@ class EventStream:
     """An ASGI response that streams a source until it ends or the client disconnects.
 
     It always closes the source, which frees its sequences.
+
+    Args:
+        keep_alive: Makes what is sent after 15 seconds without events. Default: a comment.
     """
 
     def __init__(
-        self, source: DeltaSource, encoder: EventEncoder, headers: Mapping[str, str] | None = None
+        self,
+        source: DeltaSource,
+        encoder: EventEncoder,
+        headers: Mapping[str, str] | None = None,
+        keep_alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
     ) -> None:
         self._source = source
         self._encoder = encoder
         self._headers = headers or {}
+        self._keep_alive = keep_alive
         self._written = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,12 +109,14 @@ class EventStream:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _watch(self, receive: Receive, send: Send) -> None:
-        """Send keep-alive comments until the client disconnects."""
+        """Keep the connection alive until the client disconnects."""
         clock = asyncio.get_running_loop().time
         while True:
             rest = self._written + KEEP_ALIVE_SECONDS - clock()
             if rest <= 0:
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": self._keep_alive(), "more_body": True}
+                )
                 self._written = clock()
                 continue
             try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tgi_cli.router.http import errors
+from tgi_cli.router.http.error_styles import ANTHROPIC, error_response, style_for
 from tgi_cli.router.http.sse import DIRECT_SEND
 from tgi_cli.router.observability import access_log
 
@@ -23,7 +24,10 @@ _ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 
 
 class ObservabilityMiddleware:
-    """ASGI middleware that sets ``x-request-id`` on every answer, errors included."""
+    """ASGI middleware that sets ``x-request-id`` on every answer, errors included.
+
+    Anthropic's clients read it as ``request-id``.
+    """
 
     def __init__(self, app: ASGIApp, tracing: Tracing | None = None) -> None:
         self._app = app
@@ -37,13 +41,15 @@ class ObservabilityMiddleware:
         record = access_log.AccessRecord(_request_id(scope), scope["method"], scope["path"])
         access_log.begin(record)
         span = None if self._tracing is None else self._tracing.begin(record, scope["headers"])
-        named = (b"x-request-id", record.request_id.encode())
+        named = [(b"x-request-id", record.request_id.encode())]
+        if style_for(scope) is ANTHROPIC:
+            named.append((b"request-id", record.request_id.encode()))
         scope[DIRECT_SEND] = send
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), named]
+                message["headers"] = [*message.get("headers", ()), *named]
             await send(message)
 
         try:
@@ -54,7 +60,7 @@ class ObservabilityMiddleware:
             if record.status:
                 raise  # uvicorn logs it and closes the connection
             logger.exception("a request failed", extra={"request_id": record.request_id})
-            await errors.error_response(scope, failure)(scope, receive, send_named)
+            await error_response(scope, failure)(scope, receive, send_named)
         finally:
             route = scope.get("route")
             record.route = getattr(route, "path", "")
