@@ -136,6 +136,18 @@ def checked_origins(words: list[str] | None) -> tuple[str, ...]:
     return () if "*" in origins else tuple(origins)
 
 
+def checked_names(words: list[str] | None) -> tuple[str, ...]:
+    """The names that a model is served under, without duplicates.
+
+    Raises:
+        ConfigError: an empty name.
+    """
+    names = [part.strip() for word in words or () for part in word.split(",")]
+    if not all(names):
+        raise ConfigError("--served-model-name is empty", "give the model a name")
+    return tuple(dict.fromkeys(names))
+
+
 def check_tls(certfile: Path | None, keyfile: Path | None) -> None:
     """Raise ConfigError if the certificate cannot be used."""
     if certfile is not None:
@@ -162,4 +174,5 @@ def front(settings: ParsedSettings) -> dict[str, object]:
         "api_key": checked_key(settings),
         "cors_allow_origin": checked_origins(settings["cors_allow_origin"]),
         "otlp_endpoint": settings["otlp_endpoint"] or None,
+        "served_model_name": checked_names(settings["served_model_name"]),
     }
