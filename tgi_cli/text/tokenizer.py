@@ -19,8 +19,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tgi_cli.errors import LibraryPanicError, ModelError, no_panic
-from tgi_cli.files import TOKENIZER_BYTES, require_file
 from tgi_cli.files import read_json as read_bounded
+from tgi_cli.files import require_tokenizer
 from tgi_cli.process.spawn import child_environment, module_command
 from tgi_cli.text.spans import Spans
 
@@ -189,7 +189,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_backend(path: Path) -> Backend:
     try:
-        require_file(path, TOKENIZER_BYTES)
+        require_tokenizer(path)
         with no_panic():
             return Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any unreadable file
