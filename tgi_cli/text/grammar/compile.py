@@ -18,6 +18,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from tgi_cli.text.grammar import dry_run, json_schema
 from tgi_cli.text.grammar.grammar import GrammarError
 from tgi_cli.text.grammar.json_schema import Path
+from tgi_cli.text.grammar.json_text import quoted_regex
+from tgi_cli.text.grammar.lark_regex import quoted_lark
 from tgi_cli.text.grammar.tokens import SpecialTokens, quoted
 from tgi_cli.worker.grammar_errors import NOTHING_FITS, limit_passed
 
@@ -41,6 +43,8 @@ _WHY = re.compile(r"regex parse error:.*^error: (?P<why>.+?)$", re.DOTALL | re.M
 _PLACE = re.compile(r"^at 1\(\d+\): (invalid regex .* \(in regex\): )?", re.DOTALL)
 _KEYS = re.compile(r"Unimplemented keys: (?P<keys>\[.*\])$")
 _REMOTE = re.compile(r"Resource '(?P<uri>.*?)' is not present in a registry")
+_SLASH = re.compile(r"\\?.", re.DOTALL)
+_DOLLAR = re.compile(r"(?<!\\)(?P<even>(?:\\\\)*)\$$")
 _POINTER = re.compile(r"Pointer '(?P<pointer>.*)' does not exist")
 
 
@@ -202,8 +206,7 @@ class Compiler:
         first, between, last = (request[name] for name in ("first", "between", "last"))
         literal = self._tokens.literal
         others = [
-            {"name": f"s{index}", "json_schema": self._arguments(each)}
-            for index, each in enumerate(structures)
+            {"name": f"s{index}", **self._arguments(each)} for index, each in enumerate(structures)
         ]
         otherwise = ""
         if request["otherwise"] is not None:
@@ -256,12 +259,42 @@ class Compiler:
         return [{"name": "start", "lark_grammar": "\n".join(rules)}, *others]
 
     def _arguments(self, structure: Mapping[str, Any]) -> dict[str, Any]:
+        if "text" in structure:
+            return self._text_argument(structure)
         try:
-            return self._schema(structure["schema"], name=structure["name"])
+            return {"json_schema": self._schema(structure["schema"], name=structure["name"])}
         except GrammarError:
             if structure["strict"]:
                 raise
-            return self._schema({"type": "object"})
+            return {"json_schema": self._schema({"type": "object"})}
+
+    def _text_argument(self, structure: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a tool whose ``input`` is text of a grammar of its own."""
+        text = structure["text"]
+        try:
+            if "lark" in text:
+                pattern = quoted_lark(text["lark"])
+            else:
+                pattern = text["regex"]
+                if "|" not in pattern:  # the whole text must match anyway
+                    pattern = _DOLLAR.sub(r"\g<even>", pattern.removeprefix("^"))
+                pattern = quoted_regex(pattern)
+            # One terminal, hence one lexeme, which JSON's escapes cannot divide.
+            lark = _slashed(f'\\{{"input": ?"(?:{pattern})"\\}}')
+            lark = f"start: TEXT\nTEXT: /{lark}/"
+            if error := self._error(json.dumps({"grammars": [{"lark_grammar": lark}]})):
+                raise GrammarError(_explain(error))
+        except (GrammarError, RecursionError) as error:
+            cause = error if isinstance(error, GrammarError) else "it is nested too deeply"
+            raise GrammarError(f"grammar of `{structure['name']}`: {cause}") from None
+        return {"lark_grammar": lark}
+
+
+def _slashed(pattern: str) -> str:
+    """A pattern for Lark, where slashes end it."""
+    return _SLASH.sub(
+        lambda match: r"\/" if match.group().endswith("/") else match.group(), pattern
+    )
 
 
 def _unescaped(pattern: str, column: int) -> int:

@@ -154,7 +154,9 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
     between them, and ``last``; if ``at_most`` is 1, there is one structure. With ``first`` or
     ``last``, several may also follow each other in free text. ``otherwise`` is a Grammar of text
     without structures, behind ``otherwise_begin``. A structure that is not ``strict`` accepts any
-    object if its schema cannot be compiled. Raises GrammarError.
+    object if its schema cannot be compiled. A structure with ``text`` is the call of a tool that
+    takes free text: ``{"lark": grammar}`` or ``{"regex": pattern}`` of the string ``input`` in its
+    arguments. Raises GrammarError.
     """
     if not isinstance(data, Mapping):
         raise GrammarError("it must be an object")
@@ -190,10 +192,21 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
                 "begin": begin,
                 "schema": _ANY_OBJECT if schema is None else _schema(schema),
                 "strict": each.get("strict") is not False,
+                **_free_text(each.get("text"), f"`structures[{index}].text`"),
                 "end": _text(each.get("end", ""), f"`structures[{index}].end`"),
             }
         )
     return Grammar.of({"tags": tag}, param)
+
+
+def _free_text(data: Any, where: str) -> dict[str, Any]:
+    """The member ``text`` of a structure, if there is one."""
+    if data is None:
+        return {}
+    kind, text = next(iter(data.items()), ("", None)) if isinstance(data, Mapping) else ("", None)
+    if kind not in ("lark", "regex"):
+        raise GrammarError(f"{where} must be an object with `lark` or `regex`")
+    return {"text": {kind: _text(text, where)}}
 
 
 def _kind(data: Any) -> str:
