@@ -13,6 +13,7 @@ from tgi_cli.router.generation.chat_messages import TemplateChat, template_chat
 from tgi_cli.router.generation.chat_tools import ChatTools, chat_tools
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import chat_grammar
+from tgi_cli.router.generation.thinking import thinking_budget, thinking_variables
 from tgi_cli.router.http import errors
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, is_continued
@@ -171,29 +172,34 @@ def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
 def _constrained(
     conversation: Conversation, body: ChatRequest, state: RouterState
 ) -> GenerationSpec:
-    """The spec with the grammar of the whole response: its content and its tool calls."""
+    """The spec with the bounds of the whole response: reasoning, content and tool calls."""
     form, spec = conversation.response_format, conversation.spec
+    assert isinstance(spec.prompt, str)
+    inside = form is not None and form.is_reasoning(spec.prompt, conversation.continued)
+    info, tokenizer = state.client.info, state.text.tokenizer
+    thinking = thinking_budget(body, form, inside, tokenizer, info)
     if form is None:
         return spec
-    assert isinstance(spec.prompt, str)
     grammar = chat_grammar(
         spec.grammar,
         conversation.tools,
         conversation.parallel,
         form,
-        form.is_reasoning(spec.prompt, conversation.continued),
+        inside,
         constrain=state.generator.grammars is not None,
     )
-    return replace(spec, grammar=grammar)
+    return replace(
+        spec,
+        grammar=grammar,
+        reasoning=form.markers if form.markers.open else None,
+        is_reasoning=inside,
+        thinking=thinking,
+    )
 
 
 def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
     """Template variables that the request sets. Raises ApiError."""
-    variables: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == "none":
-            variables |= {"enable_thinking": False, "thinking": False}
+    variables = thinking_variables(body)
     if body.documents:
         if "documents" not in template.text:
             raise errors.unsupported("documents", "`documents` (not used by the chat template)")
