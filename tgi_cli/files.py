@@ -191,8 +191,7 @@ def require_tokenizer(path: Path) -> None:
         OSError: the file does not exist.
         ValueError: the file is refused, or is not valid JSON.
     """
-    require_file(path, TOKENIZER_BYTES)
-    data = path.read_bytes()
+    data = read_bytes(path, TOKENIZER_BYTES)
     if not _HAS_PREFIX.search(data):
         return
     model = decode_json(data, max_values=None).get("model", {})

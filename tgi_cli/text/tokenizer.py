@@ -39,6 +39,7 @@ class Tokenizer:
 
     Attributes:
         backend: The compiled tokenizer.
+        added_ids: Added tokens; no other token holds a part of their texts.
         special_ids: Special tokens, which are left out of generated text.
         bos_token: Its text in chat templates; empty if there is none.
         eos_token: Its text in chat templates; empty if there is none.
@@ -57,6 +58,7 @@ class Tokenizer:
         self.eos_token = _content(config.get("eos_token"))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
         special = {index for index, token in added.items() if token.special}
         for name in _NAMED:
             index = backend.token_to_id(_content(config.get(name)))
