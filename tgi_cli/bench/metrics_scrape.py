@@ -8,6 +8,7 @@ translated where they mean the same.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tgi_cli.bench.load.http import tls_context
 from tgi_cli.bench.settings import RequestSettings
 
 _SECONDS = 1.0
@@ -81,13 +81,11 @@ class MetricsScraper:
 
     Args:
         url: URL of the server; empty to read nothing.
-        latest: Updated with the latest values.
     """
 
-    def __init__(self, url: str, settings: RequestSettings, latest: dict[str, float]) -> None:
+    def __init__(self, url: str, settings: RequestSettings) -> None:
         self._url = f"{url.removesuffix('/').removesuffix('/v1')}/metrics" if url else ""
         self._settings = settings
-        self._latest = latest
         self._first = self._last = _NOTHING
         self._levels: dict[str, list[float]] = defaultdict(list)
         self._client: httpx.AsyncClient | None = None
@@ -95,7 +93,6 @@ class MetricsScraper:
 
     async def start(self) -> None:
         """Start with the step."""
-        self._latest.clear()
         if not self._url:
             return
         self._client = httpx.AsyncClient(**client_options(self._settings, _TIMEOUT))
@@ -148,8 +145,6 @@ class MetricsScraper:
         if not now.values:
             return False
         self._last = now
-        self._latest.clear()
-        self._latest.update(now.values)
         return True
 
 
@@ -158,6 +153,6 @@ def client_options(settings: RequestSettings, timeout: float) -> dict[str, Any]:
     return {
         "headers": settings.all_headers,
         "timeout": timeout,
-        "verify": tls_context(settings.insecure, settings.ca_file),
+        "verify": ssl.create_default_context(),
         "trust_env": False,  # measured requests use no proxy either
     }

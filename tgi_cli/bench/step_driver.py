@@ -22,9 +22,10 @@ from tgi_cli.bench import events
 from tgi_cli.bench.generators import GeneratorLost, GeneratorProcess, RequestFeeder
 from tgi_cli.bench.load import frames
 from tgi_cli.bench.load.client_lag import worst_of
-from tgi_cli.bench.load.http import request_head, tls_context
+from tgi_cli.bench.load.http import request_head
 from tgi_cli.bench.metrics_scrape import MetricsScraper
 from tgi_cli.bench.settings import RequestSettings, Route, TokenCounter, route_of
+from tgi_cli.bench.statistics.observations import measured_seconds
 from tgi_cli.bench.token_counter import TokenRecount
 from tgi_cli.errors import ConfigError
 
@@ -47,8 +48,6 @@ class LoadDriver:
 
     Attributes:
         notes: Notes for the reader of the results (``BenchRun.notes``), without repeats.
-        server: The current metrics of the target by TGI's names, read once a second during a step;
-            empty if it has none.
     """
 
     def __init__(
@@ -58,16 +57,10 @@ class LoadDriver:
         tokenizer: TokenCounter | None = None,
     ) -> None:
         self.notes: list[str] = []
-        self.server: dict[str, float] = {}
         self.target = target
         self.settings = settings
         self.recount = TokenRecount(tokenizer)
         self._running: _StepRun | None = None
-        if target.kind == "engine":
-            raise ConfigError(
-                "a model server is measured by generate.v3, not by its own sessions",
-                "name its socket as a shard (shard-v3)",
-            )
 
     @property
     def pids(self) -> list[int]:
@@ -157,7 +150,7 @@ class _StepRun:
         if self._target.kind != "shard-v3":
             route = route_of(self._target, self._settings, bool(first and first[0].messages))
             url = self._target.address
-        scraper = MetricsScraper(url, self._settings, driver.server)
+        scraper = MetricsScraper(url, self._settings)
         rest: asyncio.Task[None] | None = None
         try:
             await self._start(route)
@@ -195,7 +188,10 @@ class _StepRun:
         record = events.StepRecord(
             step=self._step,
             began=self._began,
-            duration=_duration(records, self._batches),
+            duration=measured_seconds(records)
+            or sum(
+                batch.prefill + sum(batch.decodes) for batch in self._batches if not batch.warmup
+            ),
             requests=records,
             batches=self._batches,
             client=worst_of(self._clients),
@@ -261,18 +257,8 @@ class _StepRun:
             index=self._index,
             expected=self._step.requests or 0,
             elapsed=max(part.elapsed for part in parts),
-            queued=int(self._driver.server.get("tgi_queue_size", 0)),
             **{name: sum(getattr(part, name) for part in parts) for name in summed},
         )
-
-
-def _duration(records: list[events.BenchRequestRecord], batches: list[events.BatchRecord]) -> float:
-    """Seconds from the first counted request to the end of the last; for a shard, in calls."""
-    counted = [record for record in records if not record.warmup]
-    if counted:
-        whole = [record for record in counted if record.error != "unfinished"] or counted
-        return max(r.finished for r in whole) - min(r.scheduled for r in counted)
-    return sum(batch.prefill + sum(batch.decodes) for batch in batches if not batch.warmup)
 
 
 def _shares(
@@ -295,7 +281,6 @@ def _check(step: events.BenchStep, target: events.BenchTarget, settings: Request
     """Raise ConfigError for an invalid step, before a process starts for it."""
     if target.kind != "shard-v3":
         request_head(target.address, "/", settings.headers)
-        tls_context(settings.insecure, settings.ca_file)
     elif step.kind != "batch":
         raise ConfigError(
             f"a shard is driven in batches, not by {step.kind}", "name a server's URL instead"

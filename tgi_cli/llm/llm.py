@@ -26,9 +26,11 @@ from tgi_cli.llm.options import (
 )
 from tgi_cli.llm.outputs import Completion, GenerationError
 from tgi_cli.llm.stream import Stream
+from tgi_cli.llm.thinking import ThinkingBudgets
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.chat_template import ChatTemplateError
+from tgi_cli.text.conversation import adapt, text_of
 from tgi_cli.text.stop import StopStrings
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -86,6 +88,7 @@ class LLM:
             **settings,
         )
         self._text = TextBundle.load(local.path, trust_remote_code)
+        self._thinking = ThinkingBudgets(local.path, trust_remote_code)
         self._engine, self.info = start_engine(serve, local.path, on_stats)
         self._close = weakref.finalize(self, self._engine.close)
 
@@ -298,8 +301,9 @@ class LLM:
             raise ConfigError(
                 f"{self.info.model_id} has no chat template", "use generate() with a prompt"
             )
+        texts = [{**each, "content": text_of(each.get("content"))} for each in messages]
         try:
-            return template.render(messages)
+            return template.render(adapt(texts, template.traits(False)))
         except ChatTemplateError as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
@@ -329,6 +333,7 @@ class LLM:
                     self._engine.request_ids,
                     adapter_id,
                     grammar,
+                    self._thinking.of(prompt, options.thinking_token_budget),
                 )
             )
         ]
