@@ -27,7 +27,8 @@ from tgi_cli.router.http.bodies import unless_disconnected
 from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState
-from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
+from tgi_cli.text.custom_calls import ResponseReader
+from tgi_cli.text.response_parser import Content, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 
 
@@ -88,7 +89,7 @@ class ResponseEvents:
         self,
         writer: ResponseWriter,
         generation: Generation,
-        reader: ResponseParser | None,
+        reader: ResponseReader | None,
         tokenizer: Tokenizer,
         logprobs: TextLogprobs | None,
     ) -> None:
