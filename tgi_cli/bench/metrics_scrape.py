@@ -8,6 +8,7 @@ translated where they mean the same.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tgi_cli.bench.load.http import tls_context
 from tgi_cli.bench.settings import RequestSettings
 
 _SECONDS = 1.0
@@ -158,6 +158,6 @@ def client_options(settings: RequestSettings, timeout: float) -> dict[str, Any]:
     return {
         "headers": settings.all_headers,
         "timeout": timeout,
-        "verify": tls_context(settings.insecure, settings.ca_file),
+        "verify": ssl.create_default_context(),
         "trust_env": False,  # measured requests use no proxy either
     }

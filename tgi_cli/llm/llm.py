@@ -29,6 +29,7 @@ from tgi_cli.llm.stream import Stream
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.chat_template import ChatTemplateError
+from tgi_cli.text.conversation import adapt, text_of
 from tgi_cli.text.stop import StopStrings
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -298,8 +299,9 @@ class LLM:
             raise ConfigError(
                 f"{self.info.model_id} has no chat template", "use generate() with a prompt"
             )
+        texts = [{**each, "content": text_of(each.get("content"))} for each in messages]
         try:
-            return template.render(messages)
+            return template.render(adapt(texts, template.traits(False)))
         except ChatTemplateError as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 

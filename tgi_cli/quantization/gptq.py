@@ -43,7 +43,7 @@ class GPTQ(CheckpointFormat):
         self.minus_one = config.get("checkpoint_format", config.get("format")) != "gptq_v2"
 
     def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
-        names = ("qweight", "qzeros", "scales")
+        names: tuple[str, ...] = ("qweight", "qzeros", "scales")
         self.check(module, tensors, are_matrices(tensors, names))
         words, outputs = tensors["qweight"].shape
         num_groups, zero_words = tensors["qzeros"].shape

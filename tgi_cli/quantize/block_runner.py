@@ -251,8 +251,12 @@ class BlockRunner:
 
 def _deduplicated(calls: list[_LayerCall], first: list[_LayerCall]) -> list[_LayerCall]:
     """The same calls, sharing equal tensors with each other and with the first batch's."""
-    known = [each for call in first for each in tree_leaves((call.arguments, call.keywords))]
-    known = [each for each in known if isinstance(each, Tensor)]
+    known: list[Tensor] = [
+        each
+        for call in first
+        for each in tree_leaves((call.arguments, call.keywords))
+        if isinstance(each, Tensor)
+    ]
 
     def shared(tensor: Tensor) -> Tensor:
         for other in known:

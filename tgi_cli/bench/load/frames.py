@@ -113,7 +113,8 @@ def pack(message: ToGenerator | FromGenerator) -> bytes:
 
 def decode(frame: bytes) -> FromGenerator:
     """Decode a frame of a generator. Raises msgspec.DecodeError."""
-    return _from_generator.decode(frame)
+    message: FromGenerator = _from_generator.decode(frame)
+    return message
 
 
 def read(stream: BinaryIO) -> ToGenerator | None:

@@ -28,6 +28,7 @@ from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import Whole, merge
+from tgi_cli.router.generation.thinking import includes_reasoning
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
@@ -109,7 +110,7 @@ def _choice(
         pieces = reader.push(whole.finish.text)
         read = ParsedResponse.of([*pieces, *reader.finish(cut_off=reason == "length")])
         message.content = read.content
-        if read.reasoning and body.include_reasoning is not False:
+        if read.reasoning and includes_reasoning(body):
             message.reasoning_content = message.reasoning = read.reasoning
         if read.calls:
             message.content = read.content or None
@@ -163,7 +164,7 @@ class ChatEvents:
         self._logprobs = _reports(body)
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._token_ids = bool(body.return_token_ids)
-        self._reasoning = body.include_reasoning is not False
+        self._reasoning = includes_reasoning(body)
         self._usage = StreamUsage.of(body.stream_options)
         head = identity.head("chat.completion.chunk")
         self._empty = head + b'[],"usage":'

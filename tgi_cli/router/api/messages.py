@@ -25,8 +25,8 @@ from tgi_cli.router.http.endpoint import Operation, RequestContext
 from tgi_cli.router.http.error_styles import ANTHROPIC
 from tgi_cli.router.http.sse import KEEP_ALIVE, EventStream
 from tgi_cli.router.state import RouterState
-from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
-from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.text.custom_calls import ResponseReader
+from tgi_cli.text.response_parser import Content, ResponsePart
 
 
 async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response | EventStream:
@@ -49,7 +49,7 @@ async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response
     )
     writer = MessageWriter(message, bool(body.stream), _shown_thinking(body))
     parser = conversation.parser()
-    events = MessageEvents(writer, generation, parser, state.text.tokenizer, body.max_tokens)
+    events = MessageEvents(writer, generation, parser, body.max_tokens)
     if body.stream:
         return context.stream(generation, events, len(spec.prompt), events.keep_alive)
     (whole,) = await context.collect([generation])
@@ -95,14 +95,12 @@ class MessageEvents:
         self,
         writer: MessageWriter,
         generation: Generation,
-        parser: ResponseParser | None,
-        tokenizer: Tokenizer,
+        parser: ResponseReader | None,
         max_tokens: int,
     ) -> None:
         self._writer = writer
         self._generation = generation
         self._parser = parser
-        self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._begun = False
 
@@ -149,7 +147,9 @@ class MessageEvents:
         writer = self._writer
         usage = writer.message.usage
         usage.output_tokens = finish.generated_tokens if self._max_tokens else 0
-        usage.output_tokens_details = schemas.ThinkingUsage(thinking_tokens=0)
+        usage.output_tokens_details = schemas.ThinkingUsage(
+            thinking_tokens=self._generation.reasoning_tokens if self._max_tokens else 0
+        )
         reason: schemas.StopReason = "end_turn"
         if finish.reason is FinishReason.LENGTH:
             cut = finish.generated_tokens < self._max_tokens

@@ -15,6 +15,7 @@ import msgspec
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.schemas.openai import CompletionParameters, StreamOptions
 from tgi_cli.router.api.schemas.openai_answers import (
+    CompletionDetails,
     PromptDetails,
     TokenLogprob,
     TopLogprob,
@@ -128,6 +129,9 @@ def usage_of(generations: Sequence[Generation]) -> Usage:
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptDetails(
             cached_tokens=sum(lead.cached_tokens for lead in prompts)
+        ),
+        completion_tokens_details=CompletionDetails(
+            reasoning_tokens=sum(generation.reasoning_tokens for generation in generations)
         ),
     )
 

@@ -10,12 +10,19 @@ from dataclasses import dataclass
 from inspect import get_annotations
 from typing import Any
 
+from msgspec import UNSET
+
 from tgi_cli.router import bounds
 from tgi_cli.router.api.openai_parameters import check_stream_options, requested_logprobs
 from tgi_cli.router.api.response_tools import ChatToolSet, chat_tool_set, flat_name
-from tgi_cli.router.api.schemas.openai import ChatMessage, ChatRequest, SharedParameters
+from tgi_cli.router.api.schemas.openai import (
+    ChatMessage,
+    ChatReasoning,
+    ChatRequest,
+    SharedParameters,
+)
 from tgi_cli.router.api.schemas.refused import refuse
-from tgi_cli.router.api.schemas.responses import ResponsesRequest
+from tgi_cli.router.api.schemas.responses import ReasoningOptions, ResponsesRequest
 from tgi_cli.router.http import errors
 
 Item = Mapping[str, Any]
@@ -79,6 +86,7 @@ def response_chat(body: ResponsesRequest, items: Sequence[Item]) -> ResponseChat
     _check(body)
     if len(items) > bounds.ITEMS:
         raise errors.validation(f"the conversation has more than {bounds.ITEMS} items", "input")
+    reasoning = body.reasoning or ReasoningOptions()
     messages = _messages(items)
     if body.instructions:
         messages.insert(0, ChatMessage(role="system", content=body.instructions))
@@ -94,7 +102,10 @@ def response_chat(body: ResponsesRequest, items: Sequence[Item]) -> ResponseChat
         tool_choice=tools.choice,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),
-        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        reasoning=ChatReasoning(
+            effort=reasoning.effort,
+            max_tokens=None if reasoning.max_tokens is UNSET else reasoning.max_tokens,
+        ),
         chat_template_kwargs=body.chat_template_kwargs,
         continue_final_message=False,
     )

@@ -156,7 +156,7 @@ def _reference(
     given: Mapping[str, Any], names: Mapping[str, tuple[str | None, str]]
 ) -> dict[str, Any]:
     """A chat's reference to a tool; without ``namespace`` the name may be any tool's."""
-    kind, name, namespace = given.get("type"), given.get("name"), given.get("namespace")
+    kind, name, namespace = str(given.get("type")), given.get("name"), given.get("namespace")
     flat = name
     if isinstance(namespace, str) and isinstance(name, str):
         flat = flat_name(namespace, name)

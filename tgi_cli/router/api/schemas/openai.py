@@ -172,12 +172,26 @@ Messages = Annotated[list[ChatMessage], Meta(max_length=bounds.MESSAGES)]
 Tools = Annotated[list[Tool], Meta(max_length=bounds.TOOLS)]
 
 
+class ChatReasoning(msgspec.Struct, kw_only=True):
+    """OpenRouter's object: an effort, or the most tokens of reasoning.
+
+    ``exclude`` leaves it out of the answer; ``enabled: false`` is the effort ``none``.
+    """
+
+    effort: Name | None = None
+    max_tokens: Signed64 | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
+
+
 class ChatRequest(CompletionParameters, kw_only=True):
     """The body of ``/v1/chat/completions``.
 
     ``tool_choice`` is ``auto``, ``none``, ``required``, a tool's name or an object around it, or
     ``{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}``.
-    ``echo`` prepends the last message to an answer that continues it.
+    ``echo`` prepends the last message to an answer that continues it. ``thinking_token_budget``
+    (vLLM) and ``thinking_budget_tokens`` (llama.cpp) are the most tokens of reasoning; -1 means any
+    number.
     """
 
     messages: Messages
@@ -191,6 +205,9 @@ class ChatRequest(CompletionParameters, kw_only=True):
     functions: Json = None
     function_call: Json = None
     reasoning_effort: Name | None = None
+    reasoning: ChatReasoning | None = None
+    thinking_token_budget: Signed64 | None = None
+    thinking_budget_tokens: Signed64 | None = None
     include_reasoning: bool | None = None
     chat_template: Text | None = None
     chat_template_kwargs: JsonObject | None = None

@@ -54,6 +54,12 @@ class PromptDetails(msgspec.Struct, kw_only=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, kw_only=True):
+    """Details of the completions' tokens; those of reasoning are without its markers."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True):
     """Token counts of a request."""
 
@@ -61,6 +67,7 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):

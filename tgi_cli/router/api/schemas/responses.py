@@ -26,12 +26,14 @@ ResponseTools = Annotated[list[JsonObject], Meta(max_length=bounds.TOOLS)]
 class ReasoningOptions(msgspec.Struct, kw_only=True):
     """The reasoning effort, and whether reasoning is given as a summary.
 
-    ``generate_summary`` is an old name of ``summary``.
+    ``generate_summary`` is an old name of ``summary``. ``max_tokens`` (OpenRouter) are the most
+    tokens of reasoning.
     """
 
     effort: Name | None = None
     summary: Name | None = None
-    generate_summary: Name | None = None
+    generate_summary: Name | UnsetType | None = UNSET
+    max_tokens: Signed64 | UnsetType | None = UNSET
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
