@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from tgi_cli.text.known_formats import ToolFormat
+from tgi_cli.text.formats.syntax import (
+    INDEX,
+    NAME,
+    CallSyntax,
+    LiteralSyntax,
+    TagSyntax,
+    ToolFormat,
+)
 
 _CALL_FIELDS = ("tool_calls", "tool_call_id")
 
@@ -83,7 +91,8 @@ def tool_grammar(
     """The grammar of the tool calls in a response, or None if the format has none.
 
     The result is a structural tag: ``{"type": "structural_tag", "triggers": [text], "structures":
-    [{"name", "begin", "schema", "end"}, ...], "first", "between", "last", "at_least", "at_most"}``.
+    [{"name", "begin", "schema", "end", "counter", "arguments"}, ...], "first", "between", "last",
+    "at_least", "at_most"}``.
     If ``at_least`` is 0 (``auto``), text that does not begin with a trigger is free. If it is 1,
     the response is ``first``, structures with ``between`` between them, and ``last``. ``at_most``
     None means any number.
@@ -95,12 +104,16 @@ def tool_grammar(
         return None
     only = choice["function"]["name"] if isinstance(choice, Mapping) else None
     grammar = form.grammar
+    counter = INDEX if INDEX in grammar.begin else ""
+    arguments = _arguments(form.syntax)
     structures = [
         {
             "name": function["name"],
-            "begin": grammar.begin.replace("NAME", function["name"]),
+            "begin": grammar.begin.replace(NAME, function["name"]),
             "schema": function.get("parameters") or {"type": "object"},
             "end": grammar.end,
+            "counter": counter,
+            "arguments": arguments,
         }
         for function in (tool["function"] for tool in tools)
         if only is None or function["name"] == only
@@ -113,5 +126,13 @@ def tool_grammar(
         "between": grammar.between,
         "last": grammar.last,
         "at_least": 0 if choice == "auto" else 1,
-        "at_most": None if parallel and only is None else 1,
+        "at_most": None if parallel and only is None and not grammar.single else 1,
     }
+
+
+def _arguments(syntax: CallSyntax | None) -> dict[str, Any] | None:
+    """How a grammar writes arguments, or None for JSON."""
+    if syntax is None or (isinstance(syntax, LiteralSyntax) and syntax.json):
+        return None
+    kind = "tags" if isinstance(syntax, TagSyntax) else "literals"
+    return {"kind": kind, **asdict(syntax)}

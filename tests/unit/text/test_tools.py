@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.text.test_response_parser import TOOLS
-from tgi_cli.text.known_formats import TOOL_FORMATS
+from tests.unit.text.call_samples import TOOLS
+from tgi_cli.text.formats.tools import TOOL_FORMATS
 from tgi_cli.text.tools import TOOL_PROMPT, as_text, tool_grammar
 
 CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": {"city": "Köln"}}}
@@ -62,19 +62,5 @@ def test_grammar() -> None:
     required = tool_grammar(TOOLS, "required", False, hermes)
     assert required is not None
     assert (required["at_least"], required["at_most"]) == (1, 1)
-    assert tool_grammar(TOOLS, "auto", True, TOOL_FORMATS["glm45"]) is None
     assert tool_grammar([], "auto", True, hermes) is None
     assert tool_grammar(TOOLS, "auto", True, None) is None
-
-
-def test_output_of_the_grammar_is_parsed_as_calls() -> None:
-    from tests.unit.text.test_response_parser import _TOKENIZER, calls, form, read
-
-    for name, tools in TOOL_FORMATS.items():
-        told = tool_grammar(TOOLS, "required", True, tools)
-        if told is None:
-            continue
-        written = [f'{part["begin"]}{{"city": "x"}}{part["end"]}' for part in told["structures"]]
-        text = told["first"] + told["between"].join(written) + told["last"]
-        message = read(form(_TOKENIZER, name, "harmony" if name == "harmony" else None), [text])
-        assert calls(message) == [("weather", {"city": "x"}), ("time", {"city": "x"})], name

@@ -16,6 +16,7 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from tgi_cli.text.grammar import dry_run, json_schema
+from tgi_cli.text.grammar.call_arguments import ArgumentRules
 from tgi_cli.text.grammar.grammar import GrammarError
 from tgi_cli.text.grammar.json_schema import Path
 from tgi_cli.text.grammar.tokens import SpecialTokens, quoted
@@ -202,8 +203,7 @@ class Compiler:
         first, between, last = (request[name] for name in ("first", "between", "last"))
         literal = self._tokens.literal
         others = [
-            {"name": f"s{index}", "json_schema": self._arguments(each)}
-            for index, each in enumerate(structures)
+            {"name": f"s{index}", **self._arguments(each)} for index, each in enumerate(structures)
         ]
         otherwise = ""
         if request["otherwise"] is not None:
@@ -215,7 +215,7 @@ class Compiler:
         def alternatives(cut: int = 0, trigger: str = "") -> str:
             """The structures that begin with the trigger, without ``cut`` characters."""
             return " | ".join(
-                f"{literal(each['begin'][cut:])} @s{index} {literal(each['end'])}"
+                f"{self._begin(each, cut)} @s{index} {literal(each['end'])}"
                 for index, each in enumerate(structures)
                 if each["begin"].startswith(trigger)
             )
@@ -255,13 +255,34 @@ class Compiler:
             ]
         return [{"name": "start", "lark_grammar": "\n".join(rules)}, *others]
 
+    def _begin(self, structure: Mapping[str, Any], cut: int) -> str:
+        """The beginning of a structure, without ``cut`` characters."""
+        begin, counter = structure["begin"][cut:], structure.get("counter", "")
+        parts = begin.split(counter) if counter else [begin]
+        return " /[0-9]{1,4}/ ".join(map(self._tokens.literal, parts))
+
     def _arguments(self, structure: Mapping[str, Any]) -> dict[str, Any]:
+        """The grammar of a structure's arguments."""
         try:
-            return self._schema(structure["schema"], name=structure["name"])
+            return self._written(structure, structure["schema"])
         except GrammarError:
             if structure["strict"]:
                 raise
-            return self._schema({"type": "object"})
+            return self._written(structure, {"type": "object"})
+
+    def _written(self, structure: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+        name, syntax = structure["name"], structure.get("arguments")
+        checked = self._schema(schema, name=name)
+        if syntax is None:
+            return {"json_schema": checked}
+        options = checked.pop("x-guidance")
+        try:
+            lark = ArgumentRules(syntax, checked, self._tokens, options).lark()
+        except GrammarError as error:
+            raise GrammarError(f"schema of `{name}`: {error}") from None
+        if error := self._error(json.dumps({"grammars": [{"lark_grammar": lark}]})):
+            raise GrammarError(f"schema of `{name}`: {_explain(error)}")
+        return {"lark_grammar": lark}
 
 
 def _unescaped(pattern: str, column: int) -> int:

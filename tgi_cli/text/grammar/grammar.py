@@ -153,7 +153,9 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
     it. Extensions: if ``at_least`` is 1, the whole text is ``first``, structures with ``between``
     between them, and ``last``; if ``at_most`` is 1, there is one structure. With ``first`` or
     ``last``, several may also follow each other in free text. ``otherwise`` is a Grammar of text
-    without structures, behind ``otherwise_begin``. A structure that is not ``strict`` accepts any
+    without structures, behind ``otherwise_begin``. A structure may have ``arguments``, a syntax of
+    :mod:`tgi_cli.text.formats.syntax` in which its schema's values are written, and ``counter``, a
+    text that stands for a number in ``begin``. A structure that is not ``strict`` accepts any
     object if its schema cannot be compiled. Raises GrammarError.
     """
     if not isinstance(data, Mapping):
@@ -193,7 +195,38 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
                 "end": _text(each.get("end", ""), f"`structures[{index}].end`"),
             }
         )
+        if each.get("counter"):
+            counter = _text(each["counter"], f"`structures[{index}].counter`")
+            tag["structures"][-1]["counter"] = counter
+        if each.get("arguments") is not None:
+            tag["structures"][-1]["arguments"] = _syntax(each["arguments"])
     return Grammar.of({"tags": tag}, param)
+
+
+def _syntax(data: Any) -> dict[str, Any]:
+    """The ``arguments`` of a structure. Raises GrammarError."""
+    if not isinstance(data, Mapping):
+        raise GrammarError("`arguments` must be an object")
+    if data.get("kind") == "tags":
+        fields = ["key", "value", "close", "gap", "pad"]
+        types = data.get("types", [])
+        if not isinstance(types, list | tuple) or not all(
+            isinstance(each, list | tuple)
+            and len(each) == 2
+            and all(isinstance(text, str) for text in each)
+            for each in types
+        ):
+            raise GrammarError("`arguments.types` must be a list of pairs of texts")
+        extra: dict[str, Any] = {"types": [list(each) for each in types]}
+    elif data.get("kind") == "literals":
+        fields = ["equals", "quotes"]
+        extra = {"python": data.get("python") is True}
+    else:
+        raise GrammarError("`arguments.kind` must be `tags` or `literals`")
+    for name in fields:
+        if not isinstance(data.get(name), str):
+            raise GrammarError(f"`arguments.{name}` must be a text")
+    return {"kind": data["kind"], **{name: data[name] for name in fields}, **extra}
 
 
 def _kind(data: Any) -> str:
