@@ -381,6 +381,33 @@ def test_cors_origins_are_validated(
         assert "is not an origin" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["org/model", "--served-model-name", "big", "gpt-9"],
+        ["org/model", "--served-model-name", "big", "gpt-9", "--port", "0"],
+        ["org/model", "--served-model-name", "big", "--served-model-name", "gpt-9"],
+        ["org/model", "--served-model-name=big, gpt-9,big"],
+        ["--served-model-name", "big", "gpt-9", "org/model"],
+        ["--model-id", "org/model", "--served-model-name", "big", "gpt-9"],
+    ],
+)
+def test_served_names_are_a_list(served: dict[str, Any], flags: list[str]) -> None:
+    assert main.run(["serve", *flags]) == ExitCode.OK
+    assert served["router"].served_model_name == ("big", "gpt-9")
+    assert served["config"].model_id == "org/model"
+
+
+def test_one_served_name_is_followed_by_the_model(
+    served: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["serve", "--served-model-name", "big", "org/model"]) == ExitCode.OK
+    assert served["router"].served_model_name == ("big",)
+    assert served["config"].model_id == "org/model"
+    assert main.run(["serve", "org/model", "--served-model-name", ""]) == ExitCode.USAGE
+    assert "--served-model-name is empty" in capsys.readouterr().err
+
+
 def test_certificates_are_validated_before_anything_starts(
     served: dict[str, Any], files: CertificateFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,19 +17,29 @@ from tgi_cli.router.config import RouterConfig
 from tgi_cli.text.tokenizer import Tokenizer
 
 
+def serve(engine: FakeEngine, config: RouterConfig) -> int:
+    """Run a router over ``engine`` until it is stopped; the exit status, as a command's."""
+
+    class Client:
+        @classmethod
+        async def connect(cls, target: str, timeout: float | None, **_: Any) -> Any:  # noqa: ASYNC109
+            assert target == config.engine_url
+            return engine
+
+    server.GrpcEngineClient = Client  # type: ignore[assignment,misc]
+    try:
+        server.run_router(config)
+    except TgiError as error:
+        print(f"error: {error.cause}", file=sys.stderr)
+        return int(error.exit_code)
+    return 0
+
+
 def main() -> int:
     """The exit status, as a command's."""
     model_path, where, pause, grace = sys.argv[1:5]
     engine = FakeEngine(Tokenizer.load(Path(model_path)), "one two three four five six seven")
     engine.pause = float(pause)
-
-    class Client:
-        @classmethod
-        async def connect(cls, target: str, timeout: float | None, **_: Any) -> Any:  # noqa: ASYNC109
-            assert target == "unix:///engine"
-            return engine
-
-    server.GrpcEngineClient = Client  # type: ignore[assignment,misc]
     port = int(where.removeprefix("-p")) if where.startswith("-p") else None
     config = RouterConfig(
         model_path=Path(model_path),
@@ -40,12 +50,7 @@ def main() -> int:
         port=port or 0,
         graceful_termination_timeout=int(grace),
     )
-    try:
-        server.run_router(config)
-    except TgiError as error:
-        print(f"error: {error.cause}", file=sys.stderr)
-        return int(error.exit_code)
-    return 0
+    return serve(engine, config)
 
 
 if __name__ == "__main__":

@@ -166,14 +166,8 @@ async def test_models_and_info_list_adapters(client: httpx.AsyncClient, engine: 
     engine.load_names("org/one")
     base, one = (await client.get("/v1/models")).json()["data"]
     assert base["id"] == "acme/tiny"
-    assert one == {
-        "id": "org/one",
-        "object": "model",
-        "created": 0,
-        "owned_by": "org/one",
-        "root": "/adapters/org/one",
-        "parent": "acme/tiny",
-    }
+    named = {"id": "org/one", "display_name": "org/one", "owned_by": "org/one"}
+    assert one == {**base, **named, "root": "/adapters/org/one", "parent": "acme/tiny"}
     assert (await client.get("/v1/models/org/one")).json() == one
     assert (await client.get("/v1/models/tgi")).json() == base
     assert (await client.get("/v1/models/two")).status_code == 404

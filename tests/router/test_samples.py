@@ -104,6 +104,7 @@ class TestN:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         }
         assert answer.headers["x-prompt-tokens"] == str(prompt)
         if logprobs:

@@ -42,9 +42,10 @@ async def test_info_has_tgis_fields(client: httpx.AsyncClient) -> None:
 
 
 async def test_models_lists_the_served_model(client: httpx.AsyncClient) -> None:
-    model = {"id": "acme/tiny", "object": "model", "created": 0, "owned_by": "acme/tiny"}
-    assert (await client.get("/v1/models")).json() == {"object": "list", "data": [model]}
-    assert (await client.get("/v1/models/acme/tiny")).json() == model
+    model = (await client.get("/v1/models/acme/tiny")).json()
+    assert model | {"id": "acme/tiny", "object": "model", "owned_by": "acme/tiny"} == model
+    listed = (await client.get("/v1/models")).json()
+    assert (listed["object"], listed["data"]) == ("list", [model])
     assert (await client.get("/v1/models/tgi")).json() == model
     answer = await client.get("/v1/models/gpt-9")
     assert answer.status_code == 404

@@ -44,6 +44,8 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln \\"x\\""}}
 ANSWER = f"<think>Hm.</think>\n\nLet me see.\n{CALL}\n{CALL}"
 ARGUMENTS = {"city": 'Köln "x"'}
 
+TOOL_CALL = {"name": "weather", "arguments": '{"city": "Köln \\"x\\""}'}
+
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tgi", "messages": USER, "tools": [TOOL], **fields}
@@ -325,7 +327,8 @@ async def test_reasoning_opened_by_the_prompt_is_recognised(
     ("fields", "param", "words"),
     [
         ({"tool_choice": {"function": {"name": "time"}}}, "tool_choice", "'time', which is no"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "must name a function"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "needs `tools`"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "must name a function"),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "`tools` has none"),
         ({"tools": [{"type": "web_search"}]}, "tools", r"tools[0] is of type 'web_search'"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "has no name"),
@@ -411,10 +414,23 @@ class TestOtherModels:
         found, engine = await ask(tiny.CHAT_TEMPLATE, (), f"Sure. {CALL}")
         assert len(found["tool_calls"]) == 1
         text = prompt_of(engine)
-        assert "hi\n---\n" + json.dumps(TOOL) in text
+        assert f"system\nYou can call these functions:\n{json.dumps(TOOL)}\n" in text
         assert "between <tool_call> and </tool_call>" in text
         _, engine = await ask(tiny.CHAT_TEMPLATE, (), "x", fields={"tool_prompt": "Call!"})
-        assert prompt_of(engine).endswith("Call!<|im_end|>\n<|im_start|>assistant\n")
+        assert "\n\nCall!<|im_end|>\n<|im_start|>user\nhi<|im_end|>" in prompt_of(engine)
+
+    async def test_template_without_tools_gets_calls_as_text(self, ask: Any) -> None:
+        calls = [{"id": "1", "type": "function", "function": TOOL_CALL}]
+        messages = [
+            *USER,
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "1", "content": "rain"},
+        ]
+        _, engine = await ask(tiny.CHAT_TEMPLATE, (), "x", fields={"messages": messages})
+        assert prompt_of(engine).endswith(
+            f"<|im_start|>assistant\n{CALL}<|im_end|>\n<|im_start|>user\n"
+            "<tool_response>\nrain\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        )
 
     async def test_unknown_formats_are_refused(self, config: RouterConfig, tmp_path: Path) -> None:
         text = bundle(tmp_path, "{{ tools }}{{ messages[0].content }}")

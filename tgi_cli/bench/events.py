@@ -154,12 +154,12 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The server that is measured.
 
     Attributes:
-        kind: ``shard-v3`` or ``engine`` (a socket), ``tgi`` or ``openai`` routes of a URL.
+        kind: ``shard-v3`` (a socket), ``tgi`` or ``openai`` routes of a URL.
         info: The server's /info or its entry in /v1/models.
         started_here: The command with which this run started the server, if it did.
     """
 
-    kind: Literal["shard-v3", "engine", "tgi", "openai"]
+    kind: Literal["shard-v3", "tgi", "openai"]
     address: str
     model: str
     info: dict[str, Any] = {}

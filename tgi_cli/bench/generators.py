@@ -14,6 +14,7 @@ import msgspec
 
 from tgi_cli.bench.events import BenchRequest, BenchStep
 from tgi_cli.bench.load import frames
+from tgi_cli.process.framing import FrameDecoder
 from tgi_cli.process.spawn import child_environment, module_command
 
 _CHUNK = 32
@@ -111,11 +112,11 @@ class GeneratorProcess:
 
     async def _read_frames(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        reader = frames.FrameReader()
+        decoder = FrameDecoder()
         invalid = ""
         while data := await process.stdout.read(_READ_BYTES):
             try:
-                messages = reader.feed(data)
+                messages = [frames.decode(frame) for frame in decoder.feed(data)]
             except msgspec.DecodeError as error:
                 invalid = f"the load generator wrote an invalid message: {error}"
                 self._signal(signal.SIGKILL)

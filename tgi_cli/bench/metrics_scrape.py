@@ -8,8 +8,10 @@ translated where they mean the same.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -96,7 +98,7 @@ class MetricsScraper:
         self._latest.clear()
         if not self._url:
             return
-        self._client = http_client(self._settings, _TIMEOUT)
+        self._client = httpx.AsyncClient(**client_options(self._settings, _TIMEOUT))
         if await self._read():
             self._first = self._last
             self._task = asyncio.create_task(self._follow())
@@ -151,13 +153,11 @@ class MetricsScraper:
         return True
 
 
-def http_client(settings: RequestSettings, timeout: float) -> httpx.AsyncClient:
-    """A client for requests that are not measured."""
-    from tgi_cli.bench.load.http import tls_context
-
-    return httpx.AsyncClient(
-        headers=settings.all_headers,
-        timeout=timeout,
-        verify=tls_context(settings.insecure, settings.ca_file),
-        trust_env=False,  # measured requests use no proxy either
-    )
+def client_options(settings: RequestSettings, timeout: float) -> dict[str, Any]:
+    """The arguments of httpx's clients for requests that are not measured."""
+    return {
+        "headers": settings.all_headers,
+        "timeout": timeout,
+        "verify": ssl.create_default_context(),
+        "trust_env": False,  # measured requests use no proxy either
+    }

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -26,24 +26,6 @@ from tgi_cli.version import __version__
 INTERRUPTED = "interrupted"
 
 
-class StepDriver(Protocol):
-    """What a run needs of a driver (:class:`tgi_cli.bench.step_driver.LoadDriver`)."""
-
-    notes: list[str]
-
-    def drive(
-        self,
-        step: events.BenchStep,
-        requests: Iterable[events.BenchRequest],
-        index: int = 0,
-        total: int = 0,
-    ) -> AsyncGenerator[events.Event, None]:
-        """Yield the events of one step; the last is StepEnded."""
-
-    def stop(self, reason: str = "stopped") -> None:
-        """End the running step."""
-
-
 class PlanRunner:
     """Drives the steps of a plan.
 
@@ -57,7 +39,7 @@ class PlanRunner:
         self,
         plan: BenchPlan,
         target: events.BenchTarget,
-        driver: StepDriver,
+        driver: LoadDriver,
         requests: RequestsOfStep,
         fields: Mapping[str, Any] | None = None,
     ) -> None:

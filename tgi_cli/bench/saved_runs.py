@@ -19,7 +19,14 @@ import msgspec
 from tgi_cli.bench import events
 from tgi_cli.bench.events import BenchRun, StepRecord
 from tgi_cli.bench.statistics.metrics import step_metrics
-from tgi_cli.bench.statistics.observations import BATCH_METRICS, LATENCIES, MS, RATES, tpot
+from tgi_cli.bench.statistics.observations import (
+    BATCH_METRICS,
+    LATENCIES,
+    MS,
+    RATES,
+    measured_seconds,
+    tpot,
+)
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import WORKLOAD_BYTES, FileRefusedError, read_bytes
 
@@ -159,25 +166,22 @@ def _from_lines(data: bytes, path: Path) -> BenchRun:
     ended, over = False, set()
     steps: dict[int, StepRecord] = {}
     for line in whole:
-        event = _LINES.decode(line)
-        if isinstance(event, RunStarted):
-            run = event.run
-        elif isinstance(event, events.StepStarted):
-            steps[event.index] = StepRecord(step=event.step, began=0.0, duration=0.0)
-        elif isinstance(event, events.RequestDone):
-            steps[event.index].requests.append(event.record)
-        elif isinstance(event, events.BatchDone):
-            steps[event.index].batches.append(event.record)
-        elif isinstance(event, events.StepEnded):
-            over.add(event.index)
-            done = steps[event.index]
-            steps[event.index] = msgspec.structs.replace(
-                event.record,
-                requests=sorted(done.requests, key=lambda request: request.index),
-                batches=done.batches,
-            )
-        elif isinstance(event, events.RunEnded):
-            run, ended = event.run, True
+        match _LINES.decode(line):
+            case RunStarted(run):
+                pass
+            case events.StepStarted(index, _, step):
+                steps[index] = StepRecord(step=step, began=0.0, duration=0.0)
+            case events.RequestDone(index, request):
+                steps[index].requests.append(request)
+            case events.BatchDone(index, batch):
+                steps[index].batches.append(batch)
+            case events.StepEnded(index, record):
+                over.add(index)
+                requests = sorted(steps[index].requests, key=lambda request: request.index)
+                batches = steps[index].batches
+                steps[index] = msgspec.structs.replace(record, requests=requests, batches=batches)
+            case events.RunEnded(run):
+                ended = True
     if run is None:
         raise msgspec.ValidationError("it lacks its first line")
     for index in steps.keys() - over:
@@ -190,10 +194,7 @@ def _from_lines(data: bytes, path: Path) -> BenchRun:
 
 def cut_short(record: StepRecord, why: str) -> StepRecord:
     """The record of a step that ended early."""
-    counted = [request for request in record.requests if not request.warmup]
-    first = min((request.scheduled for request in counted), default=0.0)
-    last = max((request.finished for request in counted), default=first)
-    return msgspec.structs.replace(record, duration=last - first, stopped=why)
+    return msgspec.structs.replace(record, duration=measured_seconds(record.requests), stopped=why)
 
 
 STATISTICS = ("count", "mean", "minimum", "maximum", "p50", "p90", "p95", "p99", "p999")

@@ -28,7 +28,6 @@ class BenchSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     top_n_tokens: int | None = None
-    seed: int | None = None
     watermark: bool = False
     do_sample: bool = False
 
@@ -42,11 +41,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         model: Model in OpenAI's requests. Default: the target's.
         extra_body: Merged into every request last.
         ignore_eos: Generate up to ``max_tokens``. TGI's routes have no such field.
-        include_usage: Request usage in OpenAI's streams, unless the server rejects it.
         timeout, connect_timeout: Seconds for a whole request, and for its connection.
         drain: Seconds for requests in flight at the end of a step of limited time; those that take
             longer count as errors of the kind ``unfinished``.
-        insecure: Accept any certificate; ``ca_file`` names one to trust.
         processes: Load generator processes. Default: one per 256 streams, as far as there are
             cores for them.
     """
@@ -58,12 +55,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     extra_body: dict[str, Any] = {}
     sampling: BenchSampling = BenchSampling()
     ignore_eos: bool = False
-    include_usage: bool = True
     timeout: float = default("timeout", BENCH)
     connect_timeout: float = 10.0
     drain: float = 60.0
-    insecure: bool = False
-    ca_file: str = ""
     processes: int = 0
 
     @property

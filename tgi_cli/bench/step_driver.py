@@ -22,9 +22,10 @@ from tgi_cli.bench import events
 from tgi_cli.bench.generators import GeneratorLost, GeneratorProcess, RequestFeeder
 from tgi_cli.bench.load import frames
 from tgi_cli.bench.load.client_lag import worst_of
-from tgi_cli.bench.load.http import request_head, tls_context
+from tgi_cli.bench.load.http import request_head
 from tgi_cli.bench.metrics_scrape import MetricsScraper
 from tgi_cli.bench.settings import RequestSettings, Route, TokenCounter, route_of
+from tgi_cli.bench.statistics.observations import measured_seconds
 from tgi_cli.bench.token_counter import TokenRecount
 from tgi_cli.errors import ConfigError
 
@@ -63,11 +64,6 @@ class LoadDriver:
         self.settings = settings
         self.recount = TokenRecount(tokenizer)
         self._running: _StepRun | None = None
-        if target.kind == "engine":
-            raise ConfigError(
-                "a model server is measured by generate.v3, not by its own sessions",
-                "name its socket as a shard (shard-v3)",
-            )
 
     @property
     def pids(self) -> list[int]:
@@ -195,7 +191,10 @@ class _StepRun:
         record = events.StepRecord(
             step=self._step,
             began=self._began,
-            duration=_duration(records, self._batches),
+            duration=measured_seconds(records)
+            or sum(
+                batch.prefill + sum(batch.decodes) for batch in self._batches if not batch.warmup
+            ),
             requests=records,
             batches=self._batches,
             client=worst_of(self._clients),
@@ -266,15 +265,6 @@ class _StepRun:
         )
 
 
-def _duration(records: list[events.BenchRequestRecord], batches: list[events.BatchRecord]) -> float:
-    """Seconds from the first counted request to the end of the last; for a shard, in calls."""
-    counted = [record for record in records if not record.warmup]
-    if counted:
-        whole = [record for record in counted if record.error != "unfinished"] or counted
-        return max(r.finished for r in whole) - min(r.scheduled for r in counted)
-    return sum(batch.prefill + sum(batch.decodes) for batch in batches if not batch.warmup)
-
-
 def _shares(
     step: events.BenchStep, target: events.BenchTarget, settings: RequestSettings
 ) -> list[int]:
@@ -295,7 +285,6 @@ def _check(step: events.BenchStep, target: events.BenchTarget, settings: Request
     """Raise ConfigError for an invalid step, before a process starts for it."""
     if target.kind != "shard-v3":
         request_head(target.address, "/", settings.headers)
-        tls_context(settings.insecure, settings.ca_file)
     elif step.kind != "batch":
         raise ConfigError(
             f"a shard is driven in batches, not by {step.kind}", "name a server's URL instead"

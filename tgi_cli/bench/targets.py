@@ -12,8 +12,7 @@ import httpx
 import msgspec
 
 from tgi_cli.bench.events import BenchTarget
-from tgi_cli.bench.load.http import tls_context
-from tgi_cli.bench.metrics_scrape import http_client
+from tgi_cli.bench.metrics_scrape import client_options
 from tgi_cli.bench.settings import RequestSettings, TokenCounter
 from tgi_cli.bench.token_counter import LocalTokenCounter, ServerTokenCounter, TokenEstimator
 from tgi_cli.errors import ConfigError, HubError, ModelError, RouterError, ShardError
@@ -79,7 +78,7 @@ async def resolve_target(
 
 
 async def _server(url: str, settings: RequestSettings) -> BenchTarget:
-    async with http_client(settings, _SECONDS) as client:
+    async with httpx.AsyncClient(**client_options(settings, _SECONDS)) as client:
         info = await _get_json(client, f"{url}/info")
         if isinstance(info, dict) and isinstance(info.get("model_id"), str):
             return BenchTarget(kind="tgi", address=url, model=info["model_id"], info=info)
@@ -174,12 +173,7 @@ def _tokenizer(
     except (HubError, ModelError) as error:
         cause = error.cause
     if url:
-        client = httpx.Client(
-            headers=settings.all_headers,
-            timeout=_SECONDS,
-            verify=tls_context(settings.insecure, settings.ca_file),
-            trust_env=False,
-        )
+        client = httpx.Client(**client_options(settings, _SECONDS))
         counter = ServerTokenCounter.find(url, client, settings.model or target.model)
         if counter is not None:
             notes.append(

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from tgi_cli.bench.events import (
-    Event,
-    RunEnded,
-    StepEnded,
-    StepFailed,
-    StepProgress,
-    StepStarted,
-)
+from tgi_cli.bench.events import Event, RunEnded, StepEnded, StepFailed, StepProgress, StepStarted
 from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
 
 PATIENCE = 10.0
@@ -33,25 +26,23 @@ class TextReporter:
         self._reported = 0.0
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StepStarted):
-            number = f"{event.index + 1}/{event.total}" if event.total else f"{event.index + 1}"
-            self._prefix = f"[{number}] {event.step.title}"
-            self._reported = 0.0
-        elif isinstance(event, StepProgress):
-            if event.elapsed - self._reported >= PATIENCE:
+        match event:
+            case StepStarted(index, total, step):
+                number = f"{index + 1}/{total}" if total else f"{index + 1}"
+                self._prefix, self._reported = f"[{number}] {step.title}", 0.0
+            case StepProgress() if event.elapsed - self._reported >= PATIENCE:
                 self._reported = event.elapsed
                 self._print(f"{self._prefix}: {_progress(event)}")
-        elif isinstance(event, StepFailed):
-            remedy = f" ({event.remedy})" if event.remedy else ""
-            self._print(f"{self._prefix}: error: {event.cause}{remedy}")
-        elif isinstance(event, StepEnded):
-            metrics = step_metrics(event.record, self._slo, intervals=False)
-            self._print(f"{self._prefix}: {line(metrics)}")
-            for warning in metrics.warnings:
-                self._print(f"{' ' * len(self._prefix)}  warning: {warning}")
-        elif isinstance(event, RunEnded):
-            for note in event.run.notes:
-                self._print(f"note: {note}")
+            case StepFailed(_, cause, remedy):
+                self._print(f"{self._prefix}: error: {cause}{f' ({remedy})' if remedy else ''}")
+            case StepEnded(_, record):
+                metrics = step_metrics(record, self._slo, intervals=False)
+                self._print(f"{self._prefix}: {line(metrics)}")
+                for warning in metrics.warnings:
+                    self._print(f"{' ' * len(self._prefix)}  warning: {warning}")
+            case RunEnded(run):
+                for note in run.notes:
+                    self._print(f"note: {note}")
 
     def _print(self, text: str) -> None:
         print(text, file=self._out, flush=True)

@@ -196,7 +196,7 @@ def _slo(text: str | None) -> dict[str, float]:
 
 
 def _request_settings(settings: ParsedSettings, options: BenchOptions) -> RequestSettings:
-    sampling = {n: settings[n] for n in BenchSampling.__struct_fields__ if n != "seed"}
+    sampling = {n: settings[n] for n in BenchSampling.__struct_fields__}
     return RequestSettings(
         route=_ROUTES[settings["route"]],  # type: ignore[arg-type]
         model=(settings["model"] or "") if settings["url"] else "",

@@ -15,6 +15,9 @@ from tgi_cli.cli.parsed_settings import FILE, NEGATION, ParsedSettings
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.setting import Setting
 
+_LISTS = ("--served-model-name",)
+"""Flags that take several words, as in vLLM."""
+
 Runner = Callable[[ParsedSettings], None]
 
 
@@ -61,6 +64,33 @@ class SettingsCommand(PlainCommand):
             if setting is not None:
                 read = partial(_read, param, setting, param.process_value)
                 param.process_value = read  # type: ignore[method-assign]
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        """Parse the command line, on which flags of ``NAME...`` may have several words."""
+        rest: list[str] = super().parse_args(context, repeat_flags(args))
+        return rest
+
+
+def repeat_flags(args: list[str]) -> list[str]:
+    """The command line with a flag for each name of ``--served-model-name A B``, as click expects.
+
+    The words up to the next flag are names. The last of several is MODEL if none is given before.
+    """
+    found: list[str] = []
+    flag = ""
+    model = bool(args) and not args[0].startswith("-")
+    for index, word in enumerate(args):
+        if word.startswith("-"):
+            flag = word if word in _LISTS else ""
+            model = model or word.partition("=")[0] in ("--model", "--model-id")
+            found.append(word)
+            continue
+        if flag and args[index - 1] != flag:
+            ends = index + 1 == len(args) or args[index + 1].startswith("-")
+            if not ends or model:
+                found.append(flag)
+        found.append(word)
+    return found
 
 
 def _read(

@@ -4,10 +4,9 @@
 """
 
 from tgi_cli.llm.beam import BeamHypothesis
-from tgi_cli.llm.errors import EngineDeadError, GenerationError
 from tgi_cli.llm.llm import LLM
 from tgi_cli.llm.options import GenerationOptions
-from tgi_cli.llm.outputs import Completion, Piece
+from tgi_cli.llm.outputs import Completion, EngineDeadError, GenerationError, Piece
 from tgi_cli.llm.stream import Stream
 
 __all__ = [

@@ -30,7 +30,7 @@ from tgi_cli.engine.messages import (
 from tgi_cli.engine.metrics import StepStats
 from tgi_cli.engine.step import GrammarCompiler, Worker
 from tgi_cli.errors import TgiError
-from tgi_cli.llm.errors import EngineDeadError
+from tgi_cli.llm.outputs import EngineDeadError
 from tgi_cli.model_server.adapters import AdapterRegistry, EngineEndedError
 from tgi_cli.rpc.interface import TokenBatch
 from tgi_cli.rpc.streams import OutputBuffer, split_by_request

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Any, Unpack
 
 from tgi_cli.config import ServeConfig
@@ -13,7 +12,6 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.llm.beam import BeamHypothesis, BeamOptions, EarlyStopping, search
 from tgi_cli.llm.collector import Collector, completions_of, run
 from tgi_cli.llm.engine import RequestGroup
-from tgi_cli.llm.errors import GenerationError
 from tgi_cli.llm.load import find_adapter, find_adapters, locate, start_engine
 from tgi_cli.llm.options import (
     EngineSettings,
@@ -26,11 +24,13 @@ from tgi_cli.llm.options import (
     read_prompts,
     requests_of,
 )
-from tgi_cli.llm.outputs import Completion
+from tgi_cli.llm.outputs import Completion, GenerationError
 from tgi_cli.llm.stream import Stream
+from tgi_cli.llm.thinking import ThinkingBudgets
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.chat_template import ChatTemplateError
+from tgi_cli.text.conversation import adapt, text_of
 from tgi_cli.text.stop import StopStrings
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -88,6 +88,7 @@ class LLM:
             **settings,
         )
         self._text = TextBundle.load(local.path, trust_remote_code)
+        self._thinking = ThinkingBudgets(local.path, trust_remote_code)
         self._engine, self.info = start_engine(serve, local.path, on_stats)
         self._close = weakref.finalize(self, self._engine.close)
 
@@ -103,12 +104,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     # ------------------------------------------------------------------ adapters
@@ -305,8 +301,9 @@ class LLM:
             raise ConfigError(
                 f"{self.info.model_id} has no chat template", "use generate() with a prompt"
             )
+        texts = [{**each, "content": text_of(each.get("content"))} for each in messages]
         try:
-            return template.render(messages)
+            return template.render(adapt(texts, template.traits(False)))
         except ChatTemplateError as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
@@ -336,6 +333,7 @@ class LLM:
                     self._engine.request_ids,
                     adapter_id,
                     grammar,
+                    self._thinking.of(prompt, options.thinking_token_budget),
                 )
             )
         ]

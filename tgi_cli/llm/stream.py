@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from tgi_cli.llm.collector import Collector
 from tgi_cli.llm.engine import RequestGroup
-from tgi_cli.llm.errors import GenerationError
-from tgi_cli.llm.outputs import Completion, Piece
+from tgi_cli.llm.outputs import Completion, GenerationError, Piece
 
 
 class Stream:
@@ -57,12 +54,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -74,21 +74,14 @@ def run_model_server(
     signal.signal(signal.SIGTERM, _exit)
     serve = server_config.serve
     with HeartbeatWriter(None if fd is None else SharedHeartbeat.attach(fd)).beating() as heartbeat:
-        with _load_progress(serve.json_output) as progress:
+        show_bar = False if serve.json_output else None
+        with ProgressReporter(show_bar=show_bar, delay=_BAR_DELAY, transient=True) as progress:
+            progress.start("loading weights", 0)
             worker, config = load_worker(serve, server_config.model_path, progress.update)
         try:
             _serve(server_config, services, worker, config.max_total_tokens, heartbeat)
         finally:
             worker.close()
-
-
-def _load_progress(json_output: bool) -> ProgressReporter:
-    """Start the progress of loading a model, in bytes."""
-    progress = ProgressReporter(
-        show_bar=False if json_output else None, delay=_BAR_DELAY, transient=True
-    )
-    progress.start("loading weights", 0)
-    return progress
 
 
 def _serve(
@@ -248,13 +241,12 @@ def _shut_down(
     heartbeat.enter(State.DRAINING)
     server.drain()
     end = time.monotonic() + grace
-    while (live := _live(engine)) and signals.empty() and time.monotonic() < end:
+    while (
+        (live := engine.live_requests + engine.driven_requests)
+        and signals.empty()
+        and time.monotonic() < end
+    ):
         time.sleep(_POLL_SECONDS)
     if live:
         log.warning("cancelling %d requests that have not finished", live)
     engine.inbox.put(Shutdown())
-
-
-def _live(engine: EngineCore) -> int:
-    """Number of requests that clients wait for."""
-    return engine.live_requests + engine.driven_requests

@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from tgi_cli.process.units import format_duration, format_size
@@ -102,12 +101,7 @@ class ProgressReporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
     def line(self) -> str:

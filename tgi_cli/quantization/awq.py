@@ -19,7 +19,7 @@ from tgi_cli.quantization.formats import (
     MergedWeight,
     ModuleTensors,
     ReadTensor,
-    check_tensors,
+    are_matrices,
 )
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
@@ -48,10 +48,8 @@ class AWQ(CheckpointFormat):
             )
 
     def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
-        right = "qzeros" in tensors and all(
-            len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
-        )
-        check_tensors(right, "awq", module, tensors)
+        names = ("qweight", "qzeros", "scales")
+        self.check(module, tensors, are_matrices(tensors, names))
         inputs, words = tensors["qweight"].shape
         num_groups, outputs = tensors["scales"].shape
         right = (
@@ -60,10 +58,9 @@ class AWQ(CheckpointFormat):
             and num_groups > 0
             and inputs % num_groups == 0
         )
-        check_tensors(right, "awq", module, tensors)
+        self.check(module, tensors, right)
         group = inputs // num_groups
         about = f"4 bits, groups of {group}"
-        names = ("qweight", "qzeros", "scales")
         return MergedWeight((outputs, inputs), names, partial(_read, group), about)
 
 

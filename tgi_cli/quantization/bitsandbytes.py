@@ -14,13 +14,7 @@ from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
 from tgi_cli.files import decode_json
-from tgi_cli.quantization.formats import (
-    CheckpointFormat,
-    MergedWeight,
-    ModuleTensors,
-    ReadTensor,
-    check_tensors,
-)
+from tgi_cli.quantization.formats import CheckpointFormat, MergedWeight, ModuleTensors, ReadTensor
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
 BLOCK = 64
@@ -61,9 +55,7 @@ class Bitsandbytes(CheckpointFormat):
         if "SCB" in tensors:
             shape = tensors["weight"].shape
             right = len(shape) == 2 and tensors["weight"].dtype == "I8"
-            check_tensors(
-                right and tensors["SCB"].shape == shape[:1], "bitsandbytes", module, tensors
-            )
+            self.check(module, tensors, right and tensors["SCB"].shape == shape[:1])
             if "weight_format" in tensors and int(peek("weight_format")) != 0:
                 raise CheckpointError(
                     f"{module} is in bitsandbytes' layout for one kind of GPU",
@@ -80,12 +72,9 @@ class Bitsandbytes(CheckpointFormat):
             names += ["weight.nested_absmax", "weight.nested_quant_map"]
         right = all(name in tensors for name in names)
         right = right and 2 * torch.Size(tensors["weight"].shape).numel() == outputs * inputs
-        check_tensors(right, "bitsandbytes", module, tensors)
+        self.check(module, tensors, right)
         about = f"{kind}, blocks of {block}" + (", their scales in 8 bits" if nested else "")
-        if inputs % block:
-            read = partial(_read_spanning, state)
-        else:
-            read = partial(_read_4bit, state)
+        read = partial(_read_spanning if inputs % block else _read_4bit, state)
         return MergedWeight((outputs, inputs), tuple(names), read, about)
 
 

@@ -17,13 +17,7 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.patterns import Patterns
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.bits import unpack
-from tgi_cli.quantization.formats import (
-    CheckpointFormat,
-    MergedWeight,
-    ModuleTensors,
-    ReadTensor,
-    check_tensors,
-)
+from tgi_cli.quantization.formats import CheckpointFormat, MergedWeight, ModuleTensors, ReadTensor
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
 
 _WIDTHS = (2, 3, 4, 8)
@@ -62,7 +56,7 @@ class CompressedTensors(CheckpointFormat):
         scheme = self._scheme(module)
         bits, block = int(scheme.get("num_bits", 8)), _block(scheme)
         if scheme.get("type") == "float" and bits == 8 and "weight" in tensors:
-            return fp8.merge_tensors(module, tensors, block)
+            return fp8.merge_tensors(self, module, tensors, block)
         if scheme.get("type", "int") != "int" or bits not in _WIDTHS:
             raise UnsupportedModelError(
                 f"{module} has weights of {bits} bits of type {scheme.get('type')!r}, "
@@ -73,23 +67,17 @@ class CompressedTensors(CheckpointFormat):
         )
         if "weight" in tensors:
             shape = tensors["weight"].shape
-            check_tensors(
-                tensors["weight"].dtype == "I8" and len(shape) == 2, self.name, module, tensors
-            )
+            self.check(module, tensors, tensors["weight"].dtype == "I8" and len(shape) == 2)
         else:
-            check_tensors("weight_shape" in tensors, self.name, module, tensors)
+            self.check(module, tensors, "weight_shape" in tensors)
             shape = tuple(peek("weight_shape").tolist())
             words = tensors["weight_packed"].shape
             right = words in {(shape[0], width) for width in _widths(shape[1], bits)}
-            check_tensors(right, self.name, module, tensors)
+            self.check(module, tensors, right)
         whole = (shape[0], shape[1])
         scales = tensors["weight_scale"].shape
-        check_tensors(
-            "weight_g_idx" in tensors or can_expand_scales(scales, whole, block),
-            self.name,
-            module,
-            tensors,
-        )
+        right = "weight_g_idx" in tensors or can_expand_scales(scales, whole, block)
+        self.check(module, tensors, right)
         main = "weight" if "weight" in tensors else "weight_packed"
         extra = [name for name in ("weight_zero_point", "weight_g_idx") if name in tensors]
         read = partial(_read, bits, whole, block, tuple(extra))

@@ -24,7 +24,7 @@ class TensorHeader(Protocol):
         """safetensors' name, such as ``I32`` or ``F8_E4M3``."""
 
 
-H = TypeVar("H", bound=TensorHeader)
+T = TypeVar("T")
 
 ModuleTensors = Mapping[str, TensorHeader]
 """Entries of a module's tensors by suffix."""
@@ -81,9 +81,9 @@ class CheckpointFormat(ABC):
             UnsupportedModelError: this variant of the format is not supported.
         """
 
-    def modules(self, stored: Mapping[str, H]) -> dict[str, dict[str, H]]:
+    def modules(self, stored: Mapping[str, T]) -> dict[str, dict[str, T]]:
         """The quantized modules of a checkpoint, with their tensors by suffix."""
-        found: dict[str, dict[str, H]] = {}
+        found: dict[str, dict[str, T]] = {}
         for name in stored:
             main = next((each for each in self.code_suffixes if name.endswith(f".{each}")), None)
             if main is None:
@@ -101,28 +101,25 @@ class CheckpointFormat(ABC):
     def plain_names(self, names: Iterable[str]) -> list[str]:
         """The names of tensors that a loader sees."""
         plain = dict.fromkeys(names)
-        headers = {name: _EmptyHeader() for name in plain}
-        for module, tensors in self.modules(headers).items():
+        for module, tensors in self.modules(dict(plain)).items():
             for suffix in tensors:
                 del plain[f"{module}.{suffix}"]
             plain[f"{module}.weight"] = None
         return list(plain)
 
+    def check(self, module: str, tensors: ModuleTensors, valid: bool) -> None:
+        """Raise CheckpointError, with the shapes, unless a module's tensors are ``valid``."""
+        if valid:
+            return
+        shapes = ", ".join(
+            f"{suffix} {each.dtype} {list(each.shape)}" for suffix, each in tensors.items()
+        )
+        raise CheckpointError(
+            f"{module} is not a valid {self.name} weight: its tensors are {shapes}",
+            "download the model again, or correct its quantization_config",
+        )
 
-@dataclass(frozen=True, slots=True)
-class _EmptyHeader:
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
 
-
-def check_tensors(valid: bool, format_name: str, module: str, tensors: ModuleTensors) -> None:
-    """Raise CheckpointError, with the shapes, unless the tensors are ``valid``."""
-    if valid:
-        return
-    shapes = ", ".join(
-        f"{suffix} {each.dtype} {list(each.shape)}" for suffix, each in tensors.items()
-    )
-    raise CheckpointError(
-        f"{module} is not a valid {format_name} weight: its tensors are {shapes}",
-        "download the model again, or correct its quantization_config",
-    )
+def are_matrices(tensors: ModuleTensors, names: Iterable[str]) -> bool:
+    """Whether all of these tensors exist and are matrices."""
+    return all(name in tensors and len(tensors[name].shape) == 2 for name in names)

@@ -12,13 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.quantization.formats import (
-    CheckpointFormat,
-    MergedWeight,
-    ModuleTensors,
-    ReadTensor,
-    check_tensors,
-)
+from tgi_cli.quantization.formats import CheckpointFormat, MergedWeight, ModuleTensors, ReadTensor
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
@@ -44,24 +38,23 @@ class FP8(CheckpointFormat):
         self.inverse = config.get("weight_scale_semantics") == "inverse"
 
     def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
-        return merge_tensors(module, tensors, self.block, self.inverse)
+        return merge_tensors(self, module, tensors, self.block, self.inverse)
 
 
 def merge_tensors(
+    layout: CheckpointFormat,
     module: str,
     tensors: ModuleTensors,
     block: tuple[int, int] | None,
     inverse: bool = False,
 ) -> MergedWeight:
-    """Implements :meth:`CheckpointFormat.merge`, with an optional block size."""
+    """Implements :meth:`CheckpointFormat.merge` of a format, with an optional block size."""
     weight = tensors["weight"]
     scale = next(name for name in FP8.required_suffixes if name in tensors)
-    shape = weight.shape
-    check_tensors(weight.dtype in DTYPES and len(shape) == 2, "fp8", module, tensors)
-    outputs, inputs = shape
-    check_tensors(
-        can_expand_scales(tensors[scale].shape, (outputs, inputs), block), "fp8", module, tensors
-    )
+    layout.check(module, tensors, weight.dtype in DTYPES and len(weight.shape) == 2)
+    outputs, inputs = weight.shape
+    fits = can_expand_scales(tensors[scale].shape, (outputs, inputs), block)
+    layout.check(module, tensors, fits)
     about = "8 bits, floating point" + (f", blocks of {block[0]} x {block[1]}" if block else "")
     return MergedWeight((outputs, inputs), ("weight", scale), partial(_read, block, inverse), about)
 

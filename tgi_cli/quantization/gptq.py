@@ -17,7 +17,7 @@ from tgi_cli.quantization.formats import (
     MergedWeight,
     ModuleTensors,
     ReadTensor,
-    check_tensors,
+    are_matrices,
 )
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
@@ -43,10 +43,8 @@ class GPTQ(CheckpointFormat):
         self.minus_one = config.get("checkpoint_format", config.get("format")) != "gptq_v2"
 
     def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
-        right = "qzeros" in tensors and all(
-            len(tensors[suffix].shape) == 2 for suffix in ("qweight", "qzeros", "scales")
-        )
-        check_tensors(right, "gptq", module, tensors)
+        names: tuple[str, ...] = ("qweight", "qzeros", "scales")
+        self.check(module, tensors, are_matrices(tensors, names))
         words, outputs = tensors["qweight"].shape
         num_groups, zero_words = tensors["qzeros"].shape
         bits = 32 * zero_words // max(1, outputs)
@@ -54,17 +52,15 @@ class GPTQ(CheckpointFormat):
         group = self.group_size if self.group_size > 0 else inputs
         if -(-inputs // group) != num_groups and num_groups and inputs % num_groups == 0:
             group = inputs // num_groups  # a module with its own group size
-        check_tensors(
+        right = (
             bits in (2, 3, 4, 8)
             and outputs * bits == 32 * zero_words
             and tensors["scales"].shape == (num_groups, outputs)
             and ("g_idx" in tensors or -(-inputs // group) == num_groups)
-            and ("g_idx" not in tensors or tensors["g_idx"].shape == (inputs,)),
-            "gptq",
-            module,
-            tensors,
+            and ("g_idx" not in tensors or tensors["g_idx"].shape == (inputs,))
         )
-        names = ("qweight", "qzeros", "scales") + (("g_idx",) if "g_idx" in tensors else ())
+        self.check(module, tensors, right)
+        names += ("g_idx",) if "g_idx" in tensors else ()
         read = partial(_read, bits, group, self.minus_one)
         return MergedWeight((outputs, inputs), names, read, f"{bits} bits, groups of {group}")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.quantize.offloaded_model import OffloadedModel
@@ -66,17 +66,6 @@ class ActivationFile:
         """Close and delete the file."""
         self._file.close()
         self.path.unlink(missing_ok=True)
-
-    def __enter__(self) -> ActivationFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.close()
 
 
 def _memory(flat: Tensor) -> memoryview:
@@ -262,38 +251,25 @@ class BlockRunner:
 
 def _deduplicated(calls: list[_LayerCall], first: list[_LayerCall]) -> list[_LayerCall]:
     """The same calls, sharing equal tensors with each other and with the first batch's."""
-    known: list[Tensor] = []
-    for call in first:
-        known.extend(_tensors((call.arguments, call.keywords)))
-    chosen: dict[int, Tensor] = {}
-
-    def shared(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if id(value) not in chosen:
-                equal = (other for other in known if _equal(other, value))
-                chosen[id(value)] = next(equal, value)
-                if chosen[id(value)] is value:
-                    known.append(value)
-            return chosen[id(value)]
-        if isinstance(value, tuple | list):
-            return type(value)(map(shared, value))
-        if isinstance(value, dict):
-            return {key: shared(each) for key, each in value.items()}
-        return value
-
-    return [
-        replace(call, arguments=shared(call.arguments), keywords=shared(call.keywords))
-        for call in calls
+    known: list[Tensor] = [
+        each
+        for call in first
+        for each in tree_leaves((call.arguments, call.keywords))
+        if isinstance(each, Tensor)
     ]
 
+    def shared(tensor: Tensor) -> Tensor:
+        for other in known:
+            if tensor is other or (tensor.dtype == other.dtype and torch.equal(tensor, other)):
+                return other
+        known.append(tensor)
+        return tensor
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
+    return [
+        replace(
+            call,
+            arguments=tree_map_only(Tensor, shared, call.arguments),
+            keywords=tree_map_only(Tensor, shared, call.keywords),
+        )
+        for call in calls
+    ]

@@ -23,6 +23,8 @@ from tgi_cli.files import WORKLOAD_BYTES, decode_json, require_file
 from tgi_cli.hub.client import HubEnvironment, transport_errors
 from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimitError
+from tgi_cli.text.conversation import adapt
+from tgi_cli.text.template_traits import TemplateTraits
 from tgi_cli.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -295,6 +297,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
 def _conversation_renderer(folder: Path, tokenizer: Tokenizer) -> _Render:
     """A function that applies the model's chat template, or joins the messages without one."""
     template = ChatTemplate.load(folder, tokenizer)
+    traits = TemplateTraits() if template is None else template.traits(False)
 
     def render(turns: list[Mapping[str, Any]]) -> str:
         messages = [
@@ -307,7 +310,9 @@ def _conversation_renderer(folder: Path, tokenizer: Tokenizer) -> _Render:
         if template is not None:
             try:
                 return template.render(
-                    messages, continue_final_message=False, add_generation_prompt=False
+                    adapt(messages, traits),
+                    continue_final_message=False,
+                    add_generation_prompt=False,
                 )
             except ChatTemplateLimitError as error:  # it would recur for each of thousands
                 raise ModelError(str(error), "correct the model's chat template") from error

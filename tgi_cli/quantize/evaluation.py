@@ -64,7 +64,6 @@ def evaluate(
     device: torch.device,
     *,
     trust_remote_code: bool = False,
-    dtype: torch.dtype | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Compare two checkpoints of one architecture on windows of text.
@@ -76,15 +75,12 @@ def evaluate(
         ids: int64 [windows, tokens].
         device: where to compute.
         trust_remote_code: run code from the checkpoints.
-        dtype: of the computation. Default: float32 on a CPU, else the checkpoint's.
         progress: called with the number of finished blocks and their total.
     """
     ids = ids[: max(1, TOKENS // ids.shape[1])]
     with torch.no_grad(), TemporaryDirectory(prefix="tgi-evaluation-") as scratch:
         sides = [
-            _EvaluatedModel(
-                folder, ids, device, dtype, trust_remote_code, Path(scratch) / f"{number}-"
-            )
+            _EvaluatedModel(folder, ids, device, trust_remote_code, Path(scratch) / f"{number}-")
             for number, folder in enumerate((original, quantized))
         ]
         count = len(sides[0].model.blocks)
@@ -121,11 +117,10 @@ class _EvaluatedModel:
         folder: Path,
         ids: Tensor,
         device: torch.device,
-        dtype: torch.dtype | None,
         trust_remote_code: bool,
         scratch: Path,
     ) -> None:
-        self.model = OffloadedModel(folder, device, dtype, trust_remote_code)
+        self.model = OffloadedModel(folder, device, trust_remote_code)
         self.runner = BlockRunner(self.model, ids)
         self._scratch = scratch
         hidden = self.runner.begin(self._path(0))

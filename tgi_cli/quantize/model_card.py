@@ -5,9 +5,13 @@ https://huggingface.co/docs/hub/model-cards
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+
+import jinja2
 
 from tgi_cli.files import read_text
 from tgi_cli.quantize.evaluation import Evaluation
@@ -18,7 +22,11 @@ _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_t
 """Keys of the original's metadata that apply to the quantized model, too."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_WORST = 5
+_TEMPLATE = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    trim_blocks=True,
+    keep_trailing_newline=True,
+).get_template("model_card.md.jinja")
 
 
 def model_card(
@@ -46,38 +54,22 @@ def model_card(
         ignored: number of linear layers that were not quantized.
         evaluation: comparison with the original, or None.
     """
-    lines = ["---", *_metadata(original, folder), "---", "", f"# {name}", ""]
-    lines += [
-        f"{Path(original).name} quantized by tgi "
-        f"{__version__}: {description}. {len(layers)} linear layers are quantized, "
-        f"{ignored} are not; embeddings and norms are unchanged.",
-        "",
-        "```",
-        command,
-        "```",
-        "",
-        f"Calibrated with {calibration}." if calibration else "No calibration was needed.",
-    ]
-    if evaluation is not None:
-        lines += ["", f"On {evaluation.tokens} tokens of held-out text:", ""]
-        lines += ["| | original | quantized |", "|---|---|---|"]
-        lines += [f"| {' | '.join(row)} |" for row in evaluation.rows()]
-    known = sorted((each for each in layers if each.loss == each.loss), key=lambda e: -e.loss)
-    if known:
-        mean = sum(each.loss for each in known) / len(known)
-        lines += [
-            "",
-            f"Squared error of a layer's outputs relative to their mean square: {mean:.1e} on "
-            "average; the largest:",
-            "",
-            "| layer | error |",
-            "|---|---|",
-            *(f"| {each.name} | {each.loss:.1e} |" for each in known[:_WORST]),
-        ]
-    if notes := [each for each in layers if each.note]:
-        lines += ["", f"{len(notes)} layers deviate from the recipe, such as:", ""]
-        lines += [f"- {each.name}: {each.note}" for each in notes[:_WORST]]
-    return "\n".join(lines) + "\n"
+    known = sorted((each for each in layers if not math.isnan(each.loss)), key=lambda e: -e.loss)
+    return _TEMPLATE.render(
+        metadata=_metadata(original, folder),
+        name=name,
+        base=Path(original).name,
+        version=__version__,
+        description=description,
+        command=command,
+        calibration=calibration,
+        layers=layers,
+        ignored=ignored,
+        evaluation=evaluation,
+        known=known,
+        mean=fmean(each.loss for each in known) if known else math.nan,
+        notes=[each for each in layers if each.note],
+    )
 
 
 def _metadata(original: str, folder: Path) -> list[str]:

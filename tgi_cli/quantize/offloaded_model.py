@@ -65,8 +65,7 @@ class OffloadedModel:
 
     Args:
         folder: a checkpoint, plain or quantized.
-        device: destination of weights.
-        dtype: of weights and activations. Default: float32 on a CPU, else the checkpoint's.
+        device: destination of weights; on a CPU they are float32, else in the checkpoint's dtype.
         trust_remote_code: run code from the checkpoint.
 
     Attributes:
@@ -82,23 +81,16 @@ class OffloadedModel:
         CheckpointError, ModelError: its files are invalid.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        device: torch.device,
-        dtype: torch.dtype | None = None,
-        trust_remote_code: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, device: torch.device, trust_remote_code: bool = False) -> None:
         self.config = read_config(folder, trust_remote_code)
         self.device = device
-        if dtype is None:
-            on_cpu = device.type == "cpu"
-            dtype = torch.float32 if on_cpu else getattr(torch, self.config.dtype)
-        self.dtype: torch.dtype = dtype
+        self.dtype: torch.dtype = (
+            torch.float32 if device.type == "cpu" else getattr(torch, self.config.dtype)
+        )
         layout = checkpoint_format(self.config)
         headers = read_headers(folder)
         check_sizes(folder, self.config.raw, layout is not None)
-        self.whole = _model(self.config, dtype)
+        self.whole = _model(self.config, self.dtype)
         self.decoder = self.whole.get_decoder()
         at, self.blocks = _blocks(self.whole, self.decoder)
         self.block_paths = [f"{at}.{index}" for index in range(len(self.blocks))]

@@ -106,7 +106,7 @@ def quantize(job: QuantizeJob, progress: ProgressReporter | None = None) -> Quan
     progress = progress or ProgressReporter(show_bar=False, log_interval=None)
     with torch.no_grad(), large_blocks_apart(), progress:
         device = torch.device(describe_device(job.options.device).kind)
-        model = OffloadedModel(job.model, device, trust_remote_code=job.options.trust_remote_code)
+        model = OffloadedModel(job.model, device, job.options.trust_remote_code)
         if model.config.quantization is not None:
             raise ConfigError(
                 f"the model is already quantized with {quantization_name(model.config)}",

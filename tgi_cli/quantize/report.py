@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -25,13 +26,9 @@ def show_result(result: QuantizeResult, json_output: bool, address: str | None =
         _loss_table(result, console)
     if result.evaluation is not None:
         if console.is_terminal:
-            table = Table(title=f"on {result.evaluation.tokens} tokens of held-out text")
-            table.add_column("")
-            for column in ("original", "quantized"):
-                table.add_column(column, justify="right")
-            for row in result.evaluation.rows():
-                table.add_row(*row)
-            console.print(table)
+            title = f"on {result.evaluation.tokens} tokens of held-out text"
+            rows = result.evaluation.rows()
+            console.print(_table(title, ["", "original", "quantized"], rows))
         else:
             for what, before, after in result.evaluation.rows():
                 print(f"{what}: {before} -> {after}")
@@ -55,23 +52,31 @@ def show_inspection(name: str, report: CheckpointReport, json_output: bool) -> N
             print(line)
         return
     size = f"{report.num_bytes / 2**20:.1f} MiB"
-    table = Table(title=f"{name}: {report.architecture}, {report.method or 'plain'}, {size}")
-    table.add_column("format")
-    table.add_column("tensors", justify="right")
-    table.add_column("MiB", justify="right")
-    table.add_column("bits per number", justify="right")
-    table.add_column(f"kernel on {report.device}")
-    for group in (*report.quantized, *report.plain):
-        table.add_row(
+    title = f"{name}: {report.architecture}, {report.method or 'plain'}, {size}"
+    columns = ["format", "tensors", "MiB", "bits per number", f"kernel on {report.device}"]
+    rows = [
+        (
             group.how,
             str(len(group.modules)),
             f"{group.num_bytes / 2**20:.1f}",
             f"{_per_number(group):.2f}",
             group.kernel or "",
         )
-    console.print(table)
+        for group in (*report.quantized, *report.plain)
+    ]
+    console.print(_table(title, columns, rows))
     for module, how in report.exceptions.items():
         console.print(f"{module}: {how}", highlight=False)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of names in the first column, and numbers in the others."""
+    table = Table(title=title)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _loss_table(result: QuantizeResult, console: Console) -> None:
@@ -84,14 +89,12 @@ def _loss_table(result: QuantizeResult, console: Console) -> None:
     kinds = list(dict.fromkeys(kind for row in cells.values() for kind in row))
     if not kinds:
         return
-    table = Table(title="squared error of outputs, relative to their mean square")
-    table.add_column("block", justify="right")
-    for kind in kinds:
-        table.add_column(kind, justify="right")
-    for block, row in cells.items():
-        means = (sum(row[kind]) / len(row[kind]) if kind in row else None for kind in kinds)
-        table.add_row(block, *("" if mean is None else f"{mean:.1e}" for mean in means))
-    console.print(table)
+    rows = [
+        (block, *(f"{fmean(row[kind]):.1e}" if kind in row else "" for kind in kinds))
+        for block, row in cells.items()
+    ]
+    title = "squared error of outputs, relative to their mean square"
+    console.print(_table(title, ["block", *kinds], rows))
     for layer in result.layers:
         if layer.note:
             console.print(f"{layer.name}: {layer.note}", highlight=False)
@@ -112,11 +115,7 @@ def _result_json(result: QuantizeResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 1),
         "calibration": result.source,
         "layers": [
-            {
-                "name": layer.name,
-                "loss": layer.loss if math.isfinite(layer.loss) else None,
-                "note": layer.note,
-            }
+            asdict(layer) | {"loss": layer.loss if math.isfinite(layer.loss) else None}
             for layer in result.layers
         ],
         "ignored": list(result.ignored),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from tgi_cli.errors import ShardError
@@ -19,12 +20,25 @@ _REFRESH_SECONDS = 0.25
 
 
 class AdapterNames:
-    """Resolves the names that requests give adapters. Use from the event loop only."""
+    """Resolves the names that requests give adapters. Use from the event loop only.
 
-    def __init__(self, client: EngineClient, model_id: str, dynamic: DynamicAdapters) -> None:
+    Args:
+        served: Names of the base model in ``model``. Default: its id, and any name that is no
+            adapter's if there can be no adapters.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        model_id: str,
+        dynamic: DynamicAdapters,
+        served: Sequence[str] = (),
+    ) -> None:
         self.dynamic = dynamic
         self._client = client
         self._base = {"", BASE_NAME, model_id, client.info.model_id}
+        self._served = served
+        self._served_base = {"", BASE_NAME, *served} if served else self._base
         self._refreshed = time.monotonic()
         self._refreshing = asyncio.Lock()
 
@@ -45,7 +59,8 @@ class AdapterNames:
     async def for_openai(self, model: str | None, adapter_id: str | None = None) -> str:
         """The adapter that a /v1 request names by ``model`` or TGI's ``adapter_id``.
 
-        Empty for the base. A server without adapters accepts any model, as TGI does. Raises
+        Empty for the base. A server without adapters accepts any model, as TGI does, unless its
+        model has names of its own. Raises
         ApiError: 404 or 503, and 422 for an unknown adapter or two that differ.
         """
         named = await self._of_model(model)
@@ -60,9 +75,12 @@ class AdapterNames:
 
     async def _of_model(self, model: str | None) -> str:
         name = model or ""
-        if name in self._base or not self.loaded.max_loras:
+        if name in self._served_base or not (self.loaded.max_loras or self._served):
             return ""
         if not await self._is_loaded(name):
+            if self._served:
+                names = ", ".join([*self._served, *sorted(self.loaded.names)])
+                raise errors.no_model(f"The model `{name}` does not exist; served: {names}")
             raise errors.no_model(self._unknown(f"The model `{name}`"))
         return name
 

@@ -104,7 +104,7 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         },
     )
     app.router.redirect_slashes = False
-    names = AdapterNames(client, config.model_id, dynamic)
+    names = AdapterNames(client, config.model_id, dynamic, config.served_model_name)
     defaults = SamplingDefaults()
     if config.generation_config == "auto":
         defaults = SamplingDefaults.read(config.model_path)

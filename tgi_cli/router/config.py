@@ -23,6 +23,8 @@ class RouterConfig:
         validation_workers: threads that tokenize long prompts.
         payload_limit: bytes of a request's body.
         watermark_gamma, watermark_delta: parameters of requested watermarks.
+        served_model_name: names of the model on /v1 routes; requests with others are refused.
+            Default: its id, and any name is accepted.
         generation_config: ``auto`` for the sampling defaults of the model's
             generation_config.json in /v1 requests, or ``none``.
         tokenizer_config_path: tokenizer_config.json for the chat template. Default: the model's.
@@ -66,6 +68,7 @@ class RouterConfig:
     payload_limit: int = default("payload_limit")
     watermark_gamma: float = default("watermark_gamma")
     watermark_delta: float = default("watermark_delta")
+    served_model_name: tuple[str, ...] = ()
     generation_config: str = default("generation_config")
     tokenizer_config_path: Path | None = None
     tool_call_parser: str = default("tool_call_parser")
@@ -78,6 +81,11 @@ class RouterConfig:
     otlp_endpoint: str | None = None
     otlp_service_name: str = default("otlp_service_name")
     vllm_metrics: bool = False
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names of the model in lists; the first is the one in answers."""
+        return self.served_model_name or (self.model_id,)
 
     @property
     def api_keys(self) -> tuple[str, ...]:

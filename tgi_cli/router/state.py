@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from tgi_cli.hub.lora_files import BASE_NAME
 from tgi_cli.router.adapter_names import AdapterNames
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.generation.generation import Generation
@@ -36,7 +38,10 @@ def prompt_characters(generations: Sequence[Generation]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """One router's parts, created by :func:`tgi_cli.router.app.create_app`."""
+    """One router's parts, created by :func:`tgi_cli.router.app.create_app`.
+
+    ``started`` is the Unix time of their creation.
+    """
 
     config: RouterConfig
     client: EngineClient
@@ -48,6 +53,18 @@ class RouterState:
     adapters: AdapterNames
     defaults: SamplingDefaults
     tracing: Tracing | None = None
+    started: float = field(default_factory=time.time)
+
+    def model_name(self, requested: str | None) -> str:
+        """The name of the model in an answer.
+
+        Without ``--served-model-name``, it is that of the request; TGI's clients send "tgi" for
+        any model.
+        """
+        config = self.config
+        if not requested or requested == BASE_NAME or requested in config.served_model_name:
+            return config.served_names[0]
+        return requested
 
     @property
     def fingerprint(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from tgi_cli.errors import ModelError
 from tgi_cli.process.worker_pool import LimitError, Limits, WorkerPool
 from tgi_cli.text.template_files import of_holder, sources_of
+from tgi_cli.text.template_traits import TemplateTraits, probe, with_parts
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,9 @@ class ChatTemplate:
             self.pool.close()
             raise ChatTemplateError(f"the model's chat template is invalid: {answer['error']}")
         self.variables: frozenset[str] = frozenset(answer["variables"])
+        self._traits = {
+            name: self._probe(name, sources[name]) for name in {self._name(False), self._name(True)}
+        }
 
     @classmethod
     def load(
@@ -136,6 +140,10 @@ class ChatTemplate:
             return False
         return variable in self.variables or variable in _SWITCHES
 
+    def traits(self, tools: bool) -> TemplateTraits:
+        """What the template accepts that renders conversations with tools, or without."""
+        return self._traits[self._name(tools)]
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -146,6 +154,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a conversation; blocks. Messages, tools and variables are JSON values.
+
+        The messages are what the template accepts: see :func:`tgi_cli.text.conversation.adapt`.
+        Their contents are strings, also for templates that expect parts.
 
         Args:
             continue_final_message: End the prompt within the last message. Default: if it is the
@@ -203,16 +214,29 @@ class ChatTemplate:
         conversation = [dict(message) for message in messages]
         if continued:
             conversation[-1]["content"] += _CONTINUE
-        name = "tool_use" if tools and "tool_use" in self._names else "default"
+        name = self._name(bool(tools))
+        if self._traits[name].parts:
+            conversation = [with_parts(message) for message in conversation]
+        generate = add_generation_prompt and not continued
+        return self._encoded(name, conversation, tools, generate, variables)
+
+    @staticmethod
+    def _encoded(
+        name: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> bytes:
         given = {
             "tools": list(tools) if tools else None,
-            "add_generation_prompt": add_generation_prompt and not continued,
+            "add_generation_prompt": add_generation_prompt,
         }
         try:
             # json, not msgspec: the arguments of a tool call may contain NaN or lone surrogates.
             encoded = [
-                _dumps(conversation[start : start + _AT_ONCE])[1:-1]
-                for start in range(0, len(conversation), _AT_ONCE)
+                _dumps(messages[start : start + _AT_ONCE])[1:-1]
+                for start in range(0, len(messages), _AT_ONCE)
             ]
             body = (
                 f'{{"variables": {_dumps(dict(variables or {}))}, "given": '
@@ -224,10 +248,31 @@ class ChatTemplate:
             raise ChatTemplateError(f"the conversation is not valid JSON: {error}") from error
         job = {
             "job": "render",
-            "name": name if name in self._names else self._names[0],
+            "name": name,
             "most": max(MOST_CHARACTERS, MOST_EXPANSION * len(body)),
         }
         return b"%b, %b" % (json.dumps(job)[:-1].encode(), body[1:].encode(errors="surrogatepass"))
+
+    def _name(self, tools: bool) -> str:
+        """The template that renders conversations with tools, or without."""
+        name = "tool_use" if tools and "tool_use" in self._names else "default"
+        return name if name in self._names else self._names[0]
+
+    def _probe(self, name: str, source: str) -> TemplateTraits:
+        """What a template accepts; it takes 5 to 20 ms."""
+
+        def render(
+            messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+        ) -> str | None:
+            text: str | None = self.pool.run(self._encoded(name, messages, tools, False, None)).get(
+                "text"
+            )
+            return text
+
+        try:
+            return probe(render, source, self.takes_tools)
+        except LimitError:  # requests will find it, too, and tell
+            return TemplateTraits()
 
     def _text_of(self, answer: Mapping[str, Any], continued: bool) -> str:
         if "exceeded" in answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +14,7 @@ from tgi_cli.text.formats.json_calls import shape_of
 from tgi_cli.text.formats.reasoning import REASONING_FIELDS, REASONING_FORMATS
 from tgi_cli.text.formats.syntax import ToolFormat
 from tgi_cli.text.formats.tools import TOOL_FORMATS
+from tgi_cli.text.reasoning import AnswerMarkers
 from tgi_cli.text.response_parser import ResponseParser, ResponseTemplates
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -22,44 +22,6 @@ logger = logging.getLogger(__name__)
 
 _START_KEYS = ("start_anchor", "start_anchor_pattern")
 _MARKERS = ("open", "open_pattern", "close", "close_pattern")
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerMarkers:
-    """The texts around reasoning and in front of the content; empty: none.
-
-    They let a grammar constrain the content alone, behind any reasoning.
-    """
-
-    open: str = ""
-    close: str = ""
-    then: str = ""
-
-    @classmethod
-    def of(cls, template: Mapping[str, Any]) -> AnswerMarkers:
-        """Those markers of a response template that are fixed texts."""
-        fields = template["fields"]
-        then = _first_text(fields.get("content", {}), "open")
-        # Where even the content is marked, a turn of its own follows the reasoning's.
-        turn = template.get("start_anchor", "") if then else ""
-        for name in REASONING_FIELDS:
-            region = fields.get(name, {})
-            opening, close = _first_text(region, "open"), _first_text(region, "close")
-            if opening and close:
-                return cls(opening, close + turn, then)
-        return cls(then=then)
-
-    def before(self, inside: bool) -> dict[str, Any] | None:
-        """The argument of :meth:`~tgi_cli.text.grammar.grammar.Grammar.behind`.
-
-        None if there is nothing but content.
-
-        Args:
-            inside: generation starts within reasoning.
-        """
-        if not self.open and not self.then:
-            return None
-        return {"open": self.open, "close": self.close, "then": self.then, "inside": inside}
 
 
 class ResponseFormat:
@@ -159,9 +121,7 @@ class ResponseFormat:
 
     def is_reasoning(self, prompt: str, continued: str = "") -> bool:
         """Whether a response to ``prompt`` begins within reasoning."""
-        prefix = self._prefix(prompt, continued)
-        opened = prefix.rfind(self.markers.open) if self.markers.open else -1
-        return opened >= 0 and self.markers.close not in prefix[opened:]
+        return self.markers.is_open(self._prefix(prompt, continued))
 
     def _prefix(self, prompt: str, continued: str) -> str:
         """The end of the prompt that belongs to the response: templates may open the reasoning."""
@@ -242,14 +202,6 @@ def _neutral(template: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str
             for name, field in fields.items()
         },
     }
-
-
-def _first_text(region: Mapping[str, Any], key: str) -> str:
-    """The first marker of a region, or an empty text if it is a pattern."""
-    found = region.get(key, "")
-    if isinstance(found, list | tuple):
-        found = found[0] if found else ""
-    return found if isinstance(found, str) else ""
 
 
 def _texts(value: Any) -> Iterator[str]:

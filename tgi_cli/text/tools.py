@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
 from typing import Any
 
+from tgi_cli.text.conversation import instructions
+from tgi_cli.text.formats.detect import FALLBACK
 from tgi_cli.text.formats.syntax import (
     INDEX,
     NAME,
@@ -16,70 +17,77 @@ from tgi_cli.text.formats.syntax import (
     TagSyntax,
     ToolFormat,
 )
+from tgi_cli.text.formats.tools import TOOL_FORMATS
+from tgi_cli.text.formats.written import written_calls
 
 _CALL_FIELDS = ("tool_calls", "tool_call_id")
 
 TOOL_PROMPT = """\
-If one of these functions helps with the message above, call it: write a JSON object with its \
-name and its arguments between <tool_call> and </tool_call>, for each call one, like this:
+To call functions, write a JSON object with the name and the arguments of each call between \
+<tool_call> and </tool_call>, like this:
 <tool_call>
 {"name": "NAME", "arguments": {...}}
 </tool_call>
-If none does, answer without a call."""
+If none of them helps, answer without a call."""
 """Text behind the list of tools. Requests may replace it: ``tool_prompt``."""
 
 
-def as_text(
+def with_tools_in_front(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     tool_prompt: str | None = None,
-) -> list[dict[str, Any]]:
-    """A conversation without tools for the template: they are part of the messages' text.
+) -> list[Mapping[str, Any]]:
+    """The conversation with the tools described in a system message.
 
-    As in TGI, the tools are listed at the end of the user's last message. Calls become text of
-    the assistant, and their results become messages of the user.
+    It follows the instructions at the start. Behind the last message, where TGI describes tools,
+    the description would move with every turn, and no prompt would be a prefix of the next.
     """
-    converted = [_without_calls(message) for message in messages]
-    if tools:
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        text = f"\n---\n{listed}\n{TOOL_PROMPT if tool_prompt is None else tool_prompt}"
-        for message in reversed(converted):
-            if message["role"] == "user":
-                message["content"] += text
-                break
-        else:
-            converted.append({"role": "user", "content": text.lstrip()})
-    return _join_user_messages(converted)
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    prompt = TOOL_PROMPT if tool_prompt is None else tool_prompt
+    text = f"You can call these functions:\n{listed}\n\n{prompt}"
+    first = instructions(messages)
+    return [*first, {"role": "system", "content": text}, *messages[len(first) :]]
 
 
-def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    converted = {key: value for key, value in message.items() if key not in _CALL_FIELDS}
-    content = converted.get("content") or ""
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    calls = [
-        json.dumps(
-            {"name": call["function"]["name"], "arguments": call["function"]["arguments"]},
-            ensure_ascii=False,
-        )
-        for call in message.get("tool_calls") or ()
+def with_calls_as_text(
+    messages: Sequence[Mapping[str, Any]],
+    form: ToolFormat | None,
+    *,
+    calls: bool = True,
+    results: bool = True,
+) -> list[Mapping[str, Any]]:
+    """The conversation without calls, or without results, for the template.
+
+    Args:
+        form: Format of the calls; :data:`FALLBACK` if it is unknown.
+        calls: Make calls text of the assistant.
+        results: Make results messages of the user.
+    """
+    if form is None or form.grammar is None:
+        form = TOOL_FORMATS[FALLBACK]
+    return [
+        _result_as_text(message)
+        if results and message["role"] == "tool"
+        else _calls_as_text(message, form)
+        if calls and message.get("tool_calls")
+        else message
+        for message in messages
     ]
-    written = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
-    converted["content"] = "\n".join([*([content] if content else []), *written])
-    return converted
 
 
-def _join_user_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Join consecutive messages of the user: many templates require alternating roles."""
-    joined: list[dict[str, Any]] = []
-    for is_user, group in groupby(messages, lambda message: message["role"] == "user"):
-        if is_user:
-            first, *others = group
-            content = "\n".join([first["content"], *(other["content"] for other in others)])
-            joined.append({**first, "content": content})
-        else:
-            joined += map(dict, group)
-    return joined
+def _result_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "role": "user",
+        "content": f"<tool_response>\n{message['content']}\n</tool_response>",
+    }
+
+
+def _calls_as_text(message: Mapping[str, Any], form: ToolFormat) -> Mapping[str, Any]:
+    functions = [call["function"] for call in message["tool_calls"]]
+    text = written_calls(form, [(each["name"], each["arguments"]) for each in functions])
+    content = "\n".join(filter(None, (message["content"], text)))
+    rest = {key: value for key, value in message.items() if key not in _CALL_FIELDS}
+    return {**rest, "content": content}
 
 
 def tool_grammar(

@@ -111,8 +111,8 @@ def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
 
 def _load(folder: Path, adapter: Path) -> str:
     """What a start reads, and a chat. Raises TgiError."""
-    from tgi_cli.llm.errors import GenerationError
     from tgi_cli.llm.llm import LLM
+    from tgi_cli.llm.outputs import GenerationError
     from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
     from tgi_cli.text.chat_template import ChatTemplateError
 

@@ -12,7 +12,7 @@ from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.llm.engine import InProcessEngine, RequestGroup
-from tgi_cli.llm.errors import EngineDeadError
+from tgi_cli.llm.outputs import EngineDeadError
 
 
 @contextmanager

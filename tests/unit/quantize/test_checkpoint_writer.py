@@ -63,11 +63,11 @@ def test_shards_hold_every_tensor_bit_by_bit(max_bytes: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activation_files_return_what_was_written(dtype: torch.dtype, tmp_path: Path) -> None:
     rows = torch.randn(5, 3, 4).to(dtype)
-    with ActivationFile(tmp_path / "x.bin", 5, 3, 4, dtype) as kept:
-        kept.write(2, rows[2:])
-        kept.write(0, rows[:2])
-        assert torch.equal(kept.read(1, 4), rows[1:4])
-        kept.flush()
+    kept = ActivationFile(tmp_path / "x.bin", 5, 3, 4, dtype)
+    kept.write(2, rows[2:])
+    kept.write(0, rows[:2])
+    assert torch.equal(kept.read(1, 4), rows[1:4])
+    kept.flush()
     again = ActivationFile(tmp_path / "x.bin", 5, 3, 4, dtype)
     assert torch.equal(again.read(0, 5), rows)
     with pytest.raises(OSError, match="shorter than it was written"):

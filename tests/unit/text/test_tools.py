@@ -7,7 +7,12 @@ from typing import Any
 
 from tests.unit.text.call_samples import TOOLS
 from tgi_cli.text.formats.tools import TOOL_FORMATS
-from tgi_cli.text.tools import TOOL_PROMPT, as_text, tool_grammar
+from tgi_cli.text.tools import (
+    TOOL_PROMPT,
+    tool_grammar,
+    with_calls_as_text,
+    with_tools_in_front,
+)
 
 CALL = {"id": "1", "type": "function", "function": {"name": "time", "arguments": {"city": "Köln"}}}
 TALK: list[dict[str, Any]] = [
@@ -19,32 +24,48 @@ TALK: list[dict[str, Any]] = [
 ]
 
 
-def test_tools_follow_the_last_user_message() -> None:
-    told = as_text(TALK, TOOLS)
-    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
-    assert told[:2] == TALK[:2]
-    call = '<tool_call>\n{"name": "time", "arguments": {"city": "Köln"}}\n</tool_call>'
-    assert told[2] == {"role": "assistant", "content": f"{call}\n{call}"}
-    results = (
-        "<tool_response>\nnoon\n</tool_response>\n<tool_response>\none\n</tool_response>\n---\n"
-    )
-    text = told[3]["content"]
-    assert text.startswith(results)
-    listed, _, words = text.removeprefix(results).partition("\n" + TOOL_PROMPT)
-    assert [json.loads(line) for line in listed.splitlines()] == TOOLS
+def test_tools_are_described_in_front_of_the_first_turn() -> None:
+    first, described, *rest = with_tools_in_front(TALK, TOOLS)
+    assert [first, *rest] == TALK
+    assert described["role"] == "system"
+    listed, _, words = described["content"].partition("\n\n" + TOOL_PROMPT)
+    assert [json.loads(line) for line in listed.splitlines()[1:]] == TOOLS
     assert words == ""
 
 
 def test_a_prompt_of_the_requests_own() -> None:
-    [message] = as_text([{"role": "system", "content": "x"}], TOOLS, "Call!")[1:]
-    assert message["role"] == "user"
-    assert message["content"].startswith("---\n{")
-    assert message["content"].endswith("\nCall!")
+    [message, user] = with_tools_in_front(TALK[1:2], TOOLS, "Call!")
+    assert user == TALK[1]
+    assert message["content"].endswith("\n\nCall!")
+    assert TOOL_PROMPT not in message["content"]
 
 
-def test_without_tools_only_past_calls_become_text() -> None:
-    assert "---" not in str(as_text(TALK, []))
-    assert as_text(TALK[:2], []) == TALK[:2]
+def test_calls_and_results_become_text() -> None:
+    told = with_calls_as_text(TALK, None)
+    assert told[:2] == TALK[:2]
+    call = '<tool_call>\n{"name": "time", "arguments": {"city": "Köln"}}\n</tool_call>'
+    assert told[2] == {"role": "assistant", "content": f"{call}\n{call}"}
+    assert told[3:] == [
+        {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"},
+        {"role": "user", "content": "<tool_response>\none\n</tool_response>"},
+    ]
+    with_text = {**TALK[2], "content": "Let me see."}
+    assert with_calls_as_text([with_text], None)[0]["content"] == f"Let me see.\n{call}\n{call}"
+
+
+def test_calls_alone_or_results_alone_become_text() -> None:
+    calls = with_calls_as_text(TALK, None, results=False)
+    assert ("tool_calls" in calls[2], calls[3:]) == (False, TALK[3:])
+    results = with_calls_as_text(TALK, None, calls=False)
+    assert (results[2], results[3]["role"]) == (TALK[2], "user")
+
+
+def test_calls_are_written_in_the_models_format() -> None:
+    """What the model reads of its earlier calls is what it is expected to write."""
+    told = with_calls_as_text(TALK, TOOL_FORMATS["mistral_list"])
+    call = '{"name": "time", "arguments": {"city": "Köln"}}'
+    assert told[2]["content"] == f"[TOOL_CALLS] [{call}, {call}]"
+    assert with_calls_as_text(TALK, TOOL_FORMATS["glm45"]) == with_calls_as_text(TALK, None)
 
 
 def test_grammar() -> None:

@@ -9,27 +9,24 @@ import time
 from dataclasses import replace
 from typing import ClassVar
 
+from rich.text import Text
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.widgets import ContentSwitcher
+from textual.widgets import ContentSwitcher, Tab
 
 from tgi_cli.bench.dashboard import widgets
 from tgi_cli.bench.dashboard.metrics import MetricsCache
 from tgi_cli.bench.dashboard.poller import INTERVAL, ServerPoller
-from tgi_cli.bench.dashboard.run_state import (
-    EventQueue,
-    RunState,
-    StepState,
-)
+from tgi_cli.bench.dashboard.run_state import EventQueue, RunState, StepState
 from tgi_cli.bench.dashboard.views import VIEWS, ScreenOptions, ViewName, ViewState
 from tgi_cli.bench.dashboard.views.compare import CompareView
 from tgi_cli.bench.dashboard.views.percentiles import PercentilesView
 from tgi_cli.bench.dashboard.views.requests import MAX_ZOOM, RequestsView
 from tgi_cli.bench.dashboard.views.server import ServerView
 from tgi_cli.bench.dashboard.views.steps import StepsView
-from tgi_cli.bench.dashboard.widgets import DrawnText, Tab, TabRow
+from tgi_cli.bench.dashboard.widgets import DrawnText, TabRow
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.errors import ConfigError, TgiError
 
@@ -239,10 +236,10 @@ class BenchApp(App[None]):
             lambda width, height: widgets.head_line(self.heading, status, width),
             (self.heading, status),
         )
-        tabs = widgets.step_tabs(state)
+        labels = widgets.step_labels(state)
         index = self.run_state.steps.index(self.shown) if self.shown in self.run_state.steps else -1
-        self.query_one("#tabs", TabRow).show(tabs, index)
-        names = [Tab(f"{n} {name.capitalize()}") for n, name in enumerate(VIEWS, start=1)]
+        self.query_one("#tabs", TabRow).show(labels, index)
+        names = [Text(f"{n} {name.capitalize()}") for n, name in enumerate(VIEWS, start=1)]
         self.query_one("#view-tabs", TabRow).show(names, VIEWS.index(self.current))
         message = widgets.message_line(state, self.leaving)
         drawing = self.query_one("#message", DrawnText)
@@ -263,16 +260,15 @@ class BenchApp(App[None]):
             here = steps.index(self.shown) if self.shown in steps else 0
             self._choose(steps[(here + by) % len(steps)])
 
-    @on(TabRow.Chosen, "#tabs")
-    def choose_tab(self, event: TabRow.Chosen) -> None:
-        """A step's tab was clicked."""
-        if event.index < len(self.run_state.steps):
-            self._choose(self.run_state.steps[event.index])
-
-    @on(TabRow.Chosen, "#view-tabs")
-    async def choose_view(self, event: TabRow.Chosen) -> None:
-        """A view's tab was clicked."""
-        await self.action_open(VIEWS[event.index])
+    @on(Tab.Clicked)
+    async def choose_tab(self, event: Tab.Clicked) -> None:
+        """A tab of a step or of a view was clicked."""
+        row = self.query_one("#view-tabs")
+        if event.tab.parent is row:
+            await self.action_open(VIEWS[row.children.index(event.tab)])
+        else:
+            index = self.query_one("#tabs").children.index(event.tab)
+            self._choose(self.run_state.steps[index])
 
     def _choose(self, step: StepState) -> None:
         self.following = False

@@ -62,14 +62,12 @@ class ServerHistory:
 
     Attributes:
         error: Error of the latest scrape; empty if it succeeded.
-        since: Since when scrapes fail.
         version: Grows with every scrape.
     """
 
     url: str
     samples: deque[ServerSample] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     error: str = ""
-    since: float = 0.0
     version: int = 0
 
 
@@ -120,8 +118,6 @@ class ServerPoller:
         await self._client.aclose()
 
     def _failed(self, why: str) -> None:
-        if not self.history.error:
-            self.history.since = self._clock()
         self.history.error = why
         self._before = None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tgi_cli.bench import events
-from tgi_cli.bench.statistics.observations import without_warmup
+from tgi_cli.bench.statistics.observations import measured_seconds
 
 Emit = Callable[[events.Event | str], None]
 """Sends the screen an event, or a line of text about what is awaited before the first step."""
@@ -89,14 +89,10 @@ class StepState:
             return self.record
         requests = self.requests[-LIVE_REQUESTS:]
         elapsed = self.progress.elapsed if self.progress else 0.0
-        counted = without_warmup(requests)
-        if counted:
-            first = min(request.scheduled for request in counted)
-            elapsed = max(max(request.finished for request in counted) - first, 1e-9)
         return events.StepRecord(
             step=self.step,
             began=0.0,
-            duration=elapsed,
+            duration=measured_seconds(requests) or elapsed,
             requests=requests,
             batches=self.batches[-LIVE_BATCHES:],
         )

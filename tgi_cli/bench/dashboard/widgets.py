@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
-from textual.message import Message
+from textual.containers import HorizontalScroll, VerticalScroll
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Static, Tab
 
 from tgi_cli.bench.dashboard.formatting import error_style, step_color, warning_style
 from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle, StepState
@@ -99,103 +96,33 @@ class ProgressGauge(Widget):
         return Text.assemble(f"{self._label} ", inside, no_wrap=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Tab:
-    """A tab; ``bad`` if something in it failed."""
-
-    text: str
-    style: str = ""
-    bad: bool = False
-
-
-class TabRow(Widget):
+class TabRow(HorizontalScroll, can_focus=False):
     """Tabs in one line, scrolled to the active one."""
 
     DEFAULT_CSS = """
-    TabRow { height: 1; text-wrap: nowrap; text-overflow: clip; }
-    TabRow > .tab-row--bad { color: $text-error; text-style: bold; }
+    TabRow { height: 1; scrollbar-size: 0 0; }
+    TabRow Tab { color: $foreground; }
+    TabRow Tab:hover { text-style: underline; }
     """
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"tab-row--bad"}
 
-    @dataclass
-    class Chosen(Message):
-        """A tab was clicked."""
+    _key: object = None
 
-        row: TabRow
-        index: int
-
-        @property
-        def control(self) -> TabRow:
-            """The row, for ``@on(TabRow.Chosen, "#id")``."""
-            return self.row
-
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id)
-        self._tabs: list[Tab] = []
-        self._active = 0
-        self._first = 0
-        self._tab_spans: list[tuple[int, int, int]] = []
-
-    def show(self, tabs: Sequence[Tab], active: int) -> None:
+    def show(self, labels: Sequence[Text], active: int) -> None:
         """Show tabs from left to right."""
-        if list(tabs) != self._tabs or active != self._active:
-            self._tabs, self._active = list(tabs), active
-            self.refresh()
-
-    def render(self) -> Text:
-        """Implement Textual's hook."""
-        width = self.content_size.width
-        widths = [cell_len(self._text(tab)) for tab in self._tabs]
-        self._first = _first_seen(widths, self._active, self._first, width)
-        text = Text(no_wrap=True)
-        self._tab_spans = []
-        if self._first > 0:
-            text.append("‹", style="dim")
-        for index in range(self._first, len(self._tabs)):
-            more = index + 1 < len(self._tabs)
-            if self._tab_spans and text.cell_len + widths[index] + more > width:
-                text.append("›", style="dim")
-                break
-            start = text.cell_len
-            text.append(self._text(self._tabs[index]), style=self._style(index))
-            self._tab_spans.append((start, text.cell_len, index))
-        text.truncate(width, overflow="crop")
-        return text
-
-    def on_click(self, event: events.Click) -> None:
-        """Choose the tab under the pointer, or the next one beyond an arrow."""
-        if not self._tab_spans:
+        key = ([label.markup for label in labels], active)
+        if key == self._key:
             return
-        index: int | None = None
-        if event.x < self._tab_spans[0][0]:
-            index = self._tab_spans[0][2] - 1
-        for start, end, tab in self._tab_spans:
-            if start <= event.x < end:
-                index = tab
-        if event.x == self._tab_spans[-1][1] and self._tab_spans[-1][2] + 1 < len(self._tabs):
-            index = self._tab_spans[-1][2] + 1
-        if index is not None:
-            self.post_message(self.Chosen(self, index))
-
-    @staticmethod
-    def _text(tab: Tab) -> str:
-        return f" {tab.text}{'!' if tab.bad else ''} "
-
-    def _style(self, index: int) -> str:
-        tab = self._tabs[index]
-        style = str(self.get_component_rich_style("tab-row--bad")) if tab.bad else tab.style
-        return f"{style} bold reverse" if index == self._active else style
-
-
-def _first_seen(widths: list[int], active: int, first: int, space: int) -> int:
-    """The leftmost visible tab, scrolled no further than the active tab needs."""
-    if sum(widths) <= space:
-        return 0
-    first = min(first, active)
-    # Two cells are reserved for the arrows at the edges.
-    while first < active and sum(widths[first : active + 1]) + 2 > space:
-        first += 1
-    return first
+        self._key = key
+        tabs = list(self.query(Tab))
+        for tab in tabs[len(labels) :]:
+            tab.remove()
+        added = [Tab(label) for label in labels[len(tabs) :]]
+        self.mount_all(added)
+        for number, (tab, label) in enumerate(zip([*tabs, *added], labels, strict=False)):
+            if number == active:
+                label.stylize("bold reverse")
+                self.scroll_to_widget(tab, animate=False)
+            tab.label = label
 
 
 def head_line(title: ScreenTitle, status: str, width: int) -> Text:
@@ -233,10 +160,12 @@ def status_text(state: ViewState, leaving: bool, live: bool) -> str:
     return "running" if seen is None else f"{seen.in_flight} in flight"
 
 
-def step_tabs(state: ViewState) -> list[Tab]:
-    """A tab per step, in the color of its points."""
+def step_labels(state: ViewState) -> list[Text]:
+    """The labels of the steps' tabs, in the colors of their points."""
     return [
-        Tab(_one_line(step.label), step_color(index, state.dark), step.bad)
+        Text(f"{_one_line(step.label)}!", error_style(state.dark))
+        if step.bad
+        else Text(_one_line(step.label), step_color(index, state.dark))
         for index, step in enumerate(state.run_state)
     ]
 

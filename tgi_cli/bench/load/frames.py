@@ -22,7 +22,7 @@ from tgi_cli.bench.events import (
     StepProgress,
 )
 from tgi_cli.bench.settings import RequestSettings, Route
-from tgi_cli.process.framing import FrameDecoder, encode_frame, read_frame
+from tgi_cli.process.framing import encode_frame, read_frame
 
 
 class GeneratorJob(msgspec.Struct, frozen=True, tag=True):
@@ -111,15 +111,10 @@ def pack(message: ToGenerator | FromGenerator) -> bytes:
     return encode_frame(_encode(message))
 
 
-class FrameReader:
-    """Decodes what a generator writes."""
-
-    def __init__(self) -> None:
-        self._decoder = FrameDecoder()
-
-    def feed(self, data: bytes) -> list[FromGenerator]:
-        """Return the messages that are complete by now. Raises msgspec.DecodeError."""
-        return [_from_generator.decode(frame) for frame in self._decoder.feed(data)]
+def decode(frame: bytes) -> FromGenerator:
+    """Decode a frame of a generator. Raises msgspec.DecodeError."""
+    message: FromGenerator = _from_generator.decode(frame)
+    return message
 
 
 def read(stream: BinaryIO) -> ToGenerator | None:

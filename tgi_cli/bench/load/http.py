@@ -151,22 +151,19 @@ class ConnectionPool:
 
     Args:
         url: Scheme, host and port; the rest is ignored.
-        insecure: Accept any certificate; ``ca_file`` names one to trust.
         connect_timeout: Seconds.
 
     Raises:
         ConfigError: Not an HTTP or HTTPS URL.
     """
 
-    def __init__(
-        self, url: str, *, insecure: bool = False, ca_file: str = "", connect_timeout: float = 10.0
-    ) -> None:
+    def __init__(self, url: str, connect_timeout: float = 10.0) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{url!r} is not a URL", "write http://HOST:PORT")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = tls_context(insecure, ca_file) if parts.scheme == "https" else None
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._timeout = connect_timeout
         self._idle: list[HttpConnection] = []
         self._address = ""
@@ -234,20 +231,6 @@ class ConnectionPool:
             raise ConnectError(str(error)) from error
         self._address = transport.get_extra_info("peername")[0]
         return connection
-
-
-def tls_context(insecure: bool, ca_file: str) -> ssl.SSLContext:
-    """The TLS context of a client. Raises ConfigError."""
-    try:
-        context = ssl.create_default_context(cafile=ca_file or None)
-    except OSError as error:
-        raise ConfigError(
-            f"{ca_file} holds no certificates: {error}", "name a PEM file of certificates"
-        ) from error
-    if insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def request_head(url: str, path: str, headers: dict[str, str]) -> bytes:

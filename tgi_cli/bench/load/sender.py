@@ -189,16 +189,11 @@ class RequestSender(SenderState):
         self._route, self._settings = job.route, settings
         self._note = note
         self._model = settings.model or job.target.model
-        self._usage = settings.include_usage and job.route != "generate_stream"
+        self._usage = job.route != "generate_stream"
         self._usage_accepted = False
         address = job.target.address.removesuffix("/").removesuffix("/v1")
         self._head = request_head(address, PATHS[job.route], settings.all_headers)
-        self._pool = ConnectionPool(
-            address,
-            insecure=settings.insecure,
-            ca_file=settings.ca_file,
-            connect_timeout=settings.connect_timeout,
-        )
+        self._pool = ConnectionPool(address, settings.connect_timeout)
         self._active: set[StreamedResponse] = set()
 
     def close(self) -> None:

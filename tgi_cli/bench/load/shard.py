@@ -136,8 +136,8 @@ class ShardGenerator(LoadGenerator):
         self, requests: Sequence[BenchRequest], warmup: bool
     ) -> BatchRecord:
         """Do one run. Raises grpc.RpcError."""
-        request = messages.PrefillRequest(batch=self._message(requests))
-        response, prefill = await self._call("Prefill", request)
+        batch = self._message(requests)
+        response, prefill = await self._call("Prefill", messages.PrefillRequest(batch=batch))
         decodes = []
         while response.HasField("batch"):
             request = messages.DecodeRequest(batches=[response.batch])

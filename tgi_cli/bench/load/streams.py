@@ -7,6 +7,7 @@ other servers (``reasoning_content``, an ``error`` event, a usage in every event
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -64,6 +65,7 @@ class _StreamEvent(msgspec.Struct):
 _decode = msgspec.json.Decoder(_StreamEvent).decode
 
 
+@dataclass(slots=True, eq=False)
 class StreamedResponse:
     """A response as it arrives; a :class:`tgi_cli.bench.load.http.ResponseSink`.
 
@@ -77,26 +79,20 @@ class StreamedResponse:
         error, detail: The error's kind and message, or None and empty.
     """
 
-    __slots__ = (
-        *("_ended", "_plain", "_rest", "_running", "arrivals", "counts", "detail", "error"),
-        *("finish_reason", "input_tokens", "output_tokens", "pieces", "status", "touched"),
-    )
-
-    def __init__(self) -> None:
-        self.arrivals: list[float] = []
-        self.counts: list[int] = []
-        self.pieces: list[str] = []
-        self.input_tokens: int | None = None
-        self.output_tokens: int | None = None
-        self.finish_reason = ""
-        self.error: str | None = None
-        self.detail = ""
-        self.status = 0
-        self.touched = 0.0
-        self._rest = b""
-        self._plain: list[bytes] | None = None
-        self._running: list[int] = []
-        self._ended = False
+    arrivals: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: str = ""
+    error: str | None = None
+    detail: str = ""
+    status: int = 0
+    touched: float = 0.0
+    _rest: bytes = b""
+    _plain: list[bytes] | None = None
+    _running: list[int] = field(default_factory=list)
+    _ended: bool = False
 
     def head(self, status: int, content_type: str) -> None:
         """Take the status and the content type."""

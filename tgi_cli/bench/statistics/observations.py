@@ -105,6 +105,18 @@ def without_warmup(requests: Iterable[BenchRequestRecord]) -> list[BenchRequestR
     return [request for request in requests if not request.warmup]
 
 
+def measured_seconds(requests: Iterable[BenchRequestRecord]) -> float:
+    """Seconds from when the first request that counts was due to the end of the last.
+
+    Requests that the end of a step has cut off do not extend it.
+    """
+    counted = without_warmup(requests)
+    if not counted:
+        return 0.0
+    whole = [request for request in counted if request.error != "unfinished"] or counted
+    return max(r.finished for r in whole) - min(r.scheduled for r in counted)
+
+
 def tokens_after_first(request: BenchRequestRecord) -> int:
     """Tokens of a request after its first event."""
     if not request.counts:

@@ -19,14 +19,13 @@ from tgi_cli.bench.plan import (
 )
 from tgi_cli.bench.settings import RequestSettings, TokenCounter
 from tgi_cli.bench.workloads.distributions import ArrivalProcess, LengthDistribution, scheduled
-from tgi_cli.bench.workloads.files import ShareGptWorkload, file_prompts, sharegpt
+from tgi_cli.bench.workloads.files import ShareGptWorkload, file_prompts, sharegpt, trace
 from tgi_cli.bench.workloads.synthetic import (
     ConversationWorkload,
     SyntheticWorkload,
     conversations,
     synthetic,
 )
-from tgi_cli.bench.workloads.traces import trace
 from tgi_cli.errors import ConfigError
 
 DEFAULT_OUTPUT = "128"

@@ -122,6 +122,11 @@ ROUTER_SETTINGS = (
     *panel(
         "Requests",
         _HTTP,
+        served_model_name=Setting(
+            words("NAME..."),
+            "Names of the model on /v1 routes: the first is reported, all are accepted, requests "
+            "with others get 404. Default: the model's id, and any name is accepted.",
+        ),
         max_best_of=Setting(whole(1, 4096), "Maximum best_of.", 2),
         max_stop_sequences=Setting(whole(0), "Maximum stop sequences per request.", 4),
         max_top_n_tokens=Setting(whole(0), "Maximum top_n_tokens on TGI's routes.", 5),

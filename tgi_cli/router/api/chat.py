@@ -28,12 +28,14 @@ from tgi_cli.router.generation.chat_prompt import render_chat
 from tgi_cli.router.generation.deltas import Delta
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.merge import Whole, merge
+from tgi_cli.router.generation.thinking import includes_reasoning
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState
+from tgi_cli.text.custom_calls import ResponseReader
 from tgi_cli.text.formats.calls import ToolCallArguments, ToolCallStart
-from tgi_cli.text.response_parser import Content, ParsedResponse, ResponseParser, ResponsePart
+from tgi_cli.text.response_parser import Content, ParsedResponse, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
@@ -41,6 +43,9 @@ _encode = msgspec.json.Encoder().encode
 TOOL_CALLS = "tool_calls"
 """The finish reason of an answer with tool calls. TGI used ``stop``, which OpenAI's clients take
 for the end of the conversation."""
+
+_ARGUMENTS = {False: ("function", "arguments"), True: ("custom", "input")}
+"""Keys of a call and of what follows its name, by whether the tool is custom."""
 
 
 async def chat_completions(context: RequestContext[ChatRequest]) -> Response | EventStream:
@@ -95,7 +100,7 @@ async def _report(
 def _choice(
     body: ChatRequest,
     whole: Whole,
-    reader: ResponseParser | None,
+    reader: ResponseReader | None,
     logprobs: schemas.ChatLogprobs | None,
     echoed: str,
 ) -> schemas.ChatChoice:
@@ -105,14 +110,12 @@ def _choice(
         pieces = reader.push(whole.finish.text)
         read = ParsedResponse.of([*pieces, *reader.finish(cut_off=reason == "length")])
         message.content = read.content
-        if read.reasoning and body.include_reasoning is not False:
+        if read.reasoning and includes_reasoning(body):
             message.reasoning_content = message.reasoning = read.reasoning
         if read.calls:
             message.content = read.content or None
             message.tool_calls = [
-                schemas.ToolCall(
-                    id=call.id, function=schemas.CalledFunction(name=call.name, arguments=arguments)
-                )
+                _tool_call(call, arguments)
                 for call, arguments in zip(read.calls, read.arguments, strict=True)
             ]
             reason = _with_calls(reason)
@@ -125,6 +128,14 @@ def _choice(
         finish_reason=reason,
         token_ids=[token.id for token in whole.tokens] if body.return_token_ids else UNSET,
     )
+
+
+def _tool_call(call: ToolCallStart, arguments: str) -> schemas.ToolCall:
+    if call.custom:
+        custom = schemas.CalledCustom(name=call.name, input=arguments)
+        return schemas.ToolCall(id=call.id, type="custom", custom=custom)
+    function = schemas.CalledFunction(name=call.name, arguments=arguments)
+    return schemas.ToolCall(id=call.id, function=function)
 
 
 def _with_calls(reason: str) -> str:
@@ -143,7 +154,7 @@ class ChatEvents:
         body: ChatRequest,
         identity: Identity,
         generations: Sequence[Generation],
-        readers: Sequence[ResponseParser | None],
+        readers: Sequence[ResponseReader | None],
         tokenizer: Tokenizer,
         echoed: str,
     ) -> None:
@@ -153,7 +164,7 @@ class ChatEvents:
         self._logprobs = _reports(body)
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._token_ids = bool(body.return_token_ids)
-        self._reasoning = body.include_reasoning is not False
+        self._reasoning = includes_reasoning(body)
         self._usage = StreamUsage.of(body.stream_options)
         head = identity.head("chat.completion.chunk")
         self._empty = head + b'[],"usage":'
@@ -219,16 +230,17 @@ class ChatEvents:
         calls: dict[int, dict[str, Any]] = {}
         for piece in pieces:
             if isinstance(piece, ToolCallStart):
-                function = {"name": piece.name, "arguments": ""}
+                kind, text = _ARGUMENTS[piece.custom]
                 calls[piece.index] = {
                     "index": piece.index,
                     "id": piece.id,
-                    "type": "function",
-                    "function": function,
+                    "type": kind,
+                    kind: {"name": piece.name, text: ""},
                 }
             elif isinstance(piece, ToolCallArguments):
-                entry = {"index": piece.index, "function": {"arguments": ""}}
-                calls.setdefault(piece.index, entry)["function"]["arguments"] += piece.text
+                kind, text = _ARGUMENTS[piece.custom]
+                entry = {"index": piece.index, kind: {text: ""}}
+                calls.setdefault(piece.index, entry)[kind][text] += piece.text
             elif isinstance(piece, Content):
                 fields["content"] = fields.get("content", "") + piece.text
             elif self._reasoning:

@@ -17,7 +17,13 @@ from typing import Any
 import msgspec
 
 from tgi_cli.router.api.schemas.messages import Block, MessagesRequest, MessageTool, Prompt, Turn
-from tgi_cli.router.api.schemas.openai import ChatMessage, ChatRequest, Function, Tool
+from tgi_cli.router.api.schemas.openai import (
+    ChatMessage,
+    ChatReasoning,
+    ChatRequest,
+    Function,
+    Tool,
+)
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.body_errors import wrong_types
 
@@ -116,11 +122,10 @@ def _set_thinking(request: ChatRequest, body: Prompt) -> None:
         )
     if thinking.display not in (None, "summarized", "omitted"):
         raise errors.validation("`thinking.display` must be summarized or omitted", "thinking")
-    if thinking.type in ("enabled", "disabled"):
-        enabled = thinking.type == "enabled"
-        request.chat_template_kwargs = {"enable_thinking": enabled, "thinking": enabled}
-        if enabled:
-            request.thinking_token_budget = thinking.budget_tokens  # type: ignore[attr-defined]
+    if thinking.type == "enabled":
+        request.reasoning = ChatReasoning(enabled=True, max_tokens=thinking.budget_tokens)
+    elif thinking.type == "disabled":
+        request.reasoning_effort, request.reasoning = None, ChatReasoning(enabled=False)
 
 
 def _tool(index: int, tool: MessageTool) -> Tool:

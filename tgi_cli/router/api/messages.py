@@ -26,7 +26,6 @@ from tgi_cli.router.http.error_styles import ANTHROPIC
 from tgi_cli.router.http.sse import KEEP_ALIVE, EventStream
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
-from tgi_cli.text.tokenizer import Tokenizer
 
 
 async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response | EventStream:
@@ -41,7 +40,7 @@ async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response
     (generation,) = await context.open([spec])
     message = schemas.Message(
         id=f"msg_{uuid.uuid4().hex}",
-        model=body.model if body.model != "tgi" else state.config.model_id,
+        model=state.model_name(body.model),
         content=[],
         usage=schemas.MessageUsage(
             input_tokens=generation.prompt_tokens, cache_read_input_tokens=0, output_tokens=0
@@ -49,7 +48,7 @@ async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response
     )
     writer = MessageWriter(message, bool(body.stream), _shown_thinking(body))
     parser = conversation.parser()
-    events = MessageEvents(writer, generation, parser, state.text.tokenizer, body.max_tokens)
+    events = MessageEvents(writer, generation, parser, body.max_tokens)
     if body.stream:
         return context.stream(generation, events, len(spec.prompt), events.keep_alive)
     (whole,) = await context.collect([generation])
@@ -96,13 +95,11 @@ class MessageEvents:
         writer: MessageWriter,
         generation: Generation,
         parser: ResponseParser | None,
-        tokenizer: Tokenizer,
         max_tokens: int,
     ) -> None:
         self._writer = writer
         self._generation = generation
         self._parser = parser
-        self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self._begun = False
 
@@ -149,7 +146,9 @@ class MessageEvents:
         writer = self._writer
         usage = writer.message.usage
         usage.output_tokens = finish.generated_tokens if self._max_tokens else 0
-        usage.output_tokens_details = schemas.ThinkingUsage(thinking_tokens=0)
+        usage.output_tokens_details = schemas.ThinkingUsage(
+            thinking_tokens=self._generation.reasoning_tokens if self._max_tokens else 0
+        )
         reason: schemas.StopReason = "end_turn"
         if finish.reason is FinishReason.LENGTH:
             cut = finish.generated_tokens < self._max_tokens

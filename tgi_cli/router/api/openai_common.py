@@ -15,6 +15,7 @@ import msgspec
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.schemas.openai import CompletionParameters, StreamOptions
 from tgi_cli.router.api.schemas.openai_answers import (
+    CompletionDetails,
     PromptDetails,
     TokenLogprob,
     TopLogprob,
@@ -64,12 +65,11 @@ class Identity:
 
     @classmethod
     def new(cls, prefix: str, request: CompletionParameters, state: RouterState) -> Identity:
-        """Generate an id. TGI's clients send "tgi" as the name of any served model."""
-        model = request.model if request.model and request.model != "tgi" else None
+        """Generate an id."""
         return cls(
             f"{prefix}-{uuid.uuid4().hex}",
             int(time.time()),
-            model or state.config.model_id,
+            state.model_name(request.model),
             state.fingerprint,
         )
 
@@ -129,6 +129,9 @@ def usage_of(generations: Sequence[Generation]) -> Usage:
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptDetails(
             cached_tokens=sum(lead.cached_tokens for lead in prompts)
+        ),
+        completion_tokens_details=CompletionDetails(
+            reasoning_tokens=sum(generation.reasoning_tokens for generation in generations)
         ),
     )
 

@@ -58,10 +58,10 @@ def openai_spec(
     length_name, length = requested_length(request)
     if length is not None and length <= 0 and not prompt_only:
         raise errors.validation(f"`{length_name}` must be strictly positive", length_name)
-    min_name, min_tokens = _one_of(request, "min_tokens", "min_new_tokens")
+    min_name, min_tokens = one_of(request, "min_tokens", "min_new_tokens")
     if min_tokens is not None and min_tokens < 0:
         raise errors.validation(f"`{min_name}` must be >= 0", min_name)
-    penalty_name, penalty = _one_of(request, "repetition_penalty", "repeat_penalty")
+    penalty_name, penalty = one_of(request, "repetition_penalty", "repeat_penalty")
     stop = request.stop
     stops = stop_strings([stop] if isinstance(stop, str) else stop or [], config)
     bad_words = tuple(request.bad_words or ())
@@ -116,7 +116,7 @@ def requested_length(request: CompletionParameters) -> tuple[str, int | None]:
     OpenAI's newer name has precedence over its older one; other names must agree. Raises ApiError.
     """
     names = LENGTHS if request.max_completion_tokens is None else (LENGTHS[0], *LENGTHS[2:])
-    name, length = _one_of(request, *names)
+    name, length = one_of(request, *names)
     if name == "n_predict" and length is not None and length < 0:
         return name, None
     return ("max_tokens" if length is None else name), length
@@ -130,7 +130,7 @@ def requested_truncation(
     vLLM's -1 leaves space for ``length`` new tokens.
     """
     last: int | None
-    name, last = _one_of(request, "truncate_prompt_tokens", "truncate")
+    name, last = one_of(request, "truncate_prompt_tokens", "truncate")
     if last is None:
         return None
     if last == -1 and name == "truncate_prompt_tokens":
@@ -164,7 +164,7 @@ def check_stream_options(stream: bool | None, options: StreamOptions | None) -> 
         )
 
 
-def _one_of(request: SharedParameters, *names: str) -> tuple[str, Any]:
+def one_of(request: SharedParameters, *names: str) -> tuple[str, Any]:
     """The name that is set, and its value. Raises ApiError if two names differ."""
     found = [(name, getattr(request, name)) for name in names]
     given = [each for each in found if each[1] is not None] or found[:1]

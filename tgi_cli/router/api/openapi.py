@@ -141,6 +141,9 @@ def _describe(
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in endpoint.param_convertors
     ]
+    parameters += [
+        {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
+    ]
     if operation.generates:
         parameters.append(_TIMEOUT)
     if parameters:

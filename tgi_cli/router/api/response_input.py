@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from inspect import get_annotations
 from typing import Any
 
+from msgspec import UNSET
+
 from tgi_cli.router.api.openai_parameters import check_stream_options, requested_logprobs
 from tgi_cli.router.api.schemas.openai import (
     ChatMessage,
+    ChatReasoning,
     ChatRequest,
     Function,
     SharedParameters,
     Tool,
 )
 from tgi_cli.router.api.schemas.refused import refuse
-from tgi_cli.router.api.schemas.responses import FunctionTool, ResponsesRequest
+from tgi_cli.router.api.schemas.responses import (
+    FunctionTool,
+    ReasoningOptions,
+    ResponsesRequest,
+)
 from tgi_cli.router.http import errors
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -46,6 +53,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         raise errors.validation(
             "`max_output_tokens` must be strictly positive", "max_output_tokens"
         )
+    reasoning = body.reasoning or ReasoningOptions()
     messages = _messages(body.input)
     if body.instructions:
         messages.insert(0, ChatMessage(role="system", content=body.instructions))
@@ -60,7 +68,10 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),
-        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        reasoning=ChatReasoning(
+            effort=reasoning.effort,
+            max_tokens=None if reasoning.max_tokens is UNSET else reasoning.max_tokens,
+        ),
         chat_template_kwargs=body.chat_template_kwargs,
         continue_final_message=False,
     )

@@ -28,7 +28,6 @@ from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
-from tgi_cli.text.tokenizer import Tokenizer
 
 
 async def responses(context: RequestContext[schemas.ResponsesRequest]) -> Response | EventStream:
@@ -49,7 +48,7 @@ async def responses(context: RequestContext[schemas.ResponsesRequest]) -> Respon
     logprobs = None
     if reports_logprobs(body):
         logprobs = TextLogprobs(tokenizer, spec.shown_ids, bool(body.return_tokens_as_token_ids))
-    events = ResponseEvents(writer, generation, conversation.parser(), tokenizer, logprobs)
+    events = ResponseEvents(writer, generation, conversation.parser(), logprobs)
     if body.stream:
         return context.stream(generation, events, len(spec.prompt))
     await unless_disconnected(context.request, events.read())
@@ -66,7 +65,7 @@ def _response(body: schemas.ResponsesRequest, state: RouterState) -> schemas.Res
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
-        model=body.model if body.model and body.model != "tgi" else state.config.model_id,
+        model=state.model_name(body.model),
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning=body.reasoning or schemas.ReasoningOptions(),
@@ -89,13 +88,11 @@ class ResponseEvents:
         writer: ResponseWriter,
         generation: Generation,
         reader: ResponseParser | None,
-        tokenizer: Tokenizer,
         logprobs: TextLogprobs | None,
     ) -> None:
         self._writer = writer
         self._generation = generation
         self._reader = reader
-        self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._begun = False
 
@@ -124,7 +121,7 @@ class ResponseEvents:
         if finish is None:
             return
         response = self._writer.response
-        response.usage = self._usage(response)
+        response.usage = self._usage()
         if finish.reason is FinishReason.LENGTH:
             response.incomplete_details = schemas.IncompleteDetails()
         self._writer.end("incomplete" if response.incomplete_details else "completed")
@@ -148,22 +145,14 @@ class ResponseEvents:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
         return b""
 
-    def _usage(self, response: schemas.ResponseObject) -> schemas.ResponseUsage:
+    def _usage(self) -> schemas.ResponseUsage:
         generation = self._generation
-        thought = "".join(
-            part.text
-            for item in response.output
-            if isinstance(item, schemas.ReasoningItem)
-            for part in item.content
-        )
-        # Encoded again, as a token may be part of a marker or span two items.
-        reasoning = len(self._tokenizer.encode(thought, False)) if thought else 0
         return schemas.ResponseUsage(
             input_tokens=generation.prompt_tokens,
             input_tokens_details=schemas.InputDetails(cached_tokens=generation.cached_tokens),
             output_tokens=generation.generated_tokens,
             output_tokens_details=schemas.OutputDetails(
-                reasoning_tokens=min(reasoning, generation.generated_tokens)
+                reasoning_tokens=generation.reasoning_tokens
             ),
             total_tokens=generation.prompt_tokens + generation.generated_tokens,
         )

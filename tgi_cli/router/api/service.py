@@ -30,6 +30,11 @@ async def health(context: RequestContext[None]) -> Response:
     return Response(status_code=200)
 
 
+async def root(context: RequestContext[None]) -> Response:
+    """As ``/health``; HEAD asks only whether the address answers."""
+    return Response() if context.request.method == "HEAD" else await health(context)
+
+
 async def check_health(state: RouterState) -> None:
     """Raise ApiError, 503, if the engine is gone or stalled, or the router is draining."""
     if state.admission.draining or not state.client.connected or not await state.client.healthy():
@@ -75,7 +80,7 @@ async def metrics(context: RequestContext[None]) -> Response:
     lines = [*load_lines(info, engine, len(loaded.loaded)), *step_lines(engine)]
     vllm = state.config.vllm_metrics
     if vllm:
-        lines += vllm_lines(info, engine.load, state.config.model_id)
+        lines += vllm_lines(info, engine.load, state.config.served_names[0])
     if loaded.max_loras:
         live = state.generator.live
         running = {one.spec.adapter for one in live if one.started} - {""}
@@ -98,7 +103,7 @@ ROUTES = [
     Endpoint("/health", health, HEALTH, method="GET"),
     Endpoint("/ping", health, HEALTH, method="GET"),
     Endpoint("/ping", health, replace(HEALTH, public=False)),
-    Endpoint("/", health, HEALTH, method="GET"),
+    Endpoint("/", root, HEALTH, method="GET"),
     Endpoint("/info", info, replace(SERVICE, answer=(Info,)), method="GET"),
     Endpoint("/version", version, replace(SERVICE, answer=(Version,)), method="GET"),
     Endpoint(

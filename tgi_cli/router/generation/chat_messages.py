@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tgi_cli.router.api.schemas.openai import ChatMessage
+from tgi_cli.router.api.schemas.openai import ChatMessage, ChatRequest
 from tgi_cli.router.http import errors
 from tgi_cli.text.chat_template import ChatTemplate
-from tgi_cli.text.tools import as_text
+from tgi_cli.text.conversation import adapt
+from tgi_cli.text.response_format import ResponseFormat
+from tgi_cli.text.tools import with_calls_as_text, with_tools_in_front
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """OpenAI's roles; messages of all but the assistant must have content."""
@@ -17,23 +20,53 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the reasoning in templates; all of them are set, as in transformers."""
 
 
-def with_tools_as_text(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_prompt: str | None
-) -> list[dict[str, Any]]:
-    """The messages for a template without tools, with any tools and calls as text."""
-    if not tools and not any(m["role"] == "tool" or "tool_calls" in m for m in messages):
-        return messages
+@dataclass(frozen=True, slots=True)
+class TemplateChat:
+    """A conversation in the form that the chat template accepts.
+
+    Attributes:
+        messages: Never empty.
+        tools: Tools that the template describes, or None.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+
+
+def template_chat(
+    body: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    template: ChatTemplate,
+    form: ResponseFormat | None,
+) -> TemplateChat:
+    """The conversation of a request for the chat template. Raises ApiError.
+
+    Args:
+        tools: Tools that the model may call.
+        form: How responses are parsed.
+    """
+    messages: Sequence[Mapping[str, Any]] = [
+        _message(index, each) for index, each in enumerate(body.messages)
+    ]
+    described = form is not None and form.tools_as_text
+    traits = template.traits(bool(tools) and not described)
+    calls, results = described or not traits.calls, described or not traits.results
     try:
-        return as_text(messages, tools, tool_prompt)
+        if (calls or results) and any(m["role"] == "tool" or "tool_calls" in m for m in messages):
+            tool_format = form.tools if form is not None else None
+            messages = with_calls_as_text(messages, tool_format, calls=calls, results=results)
+        if described and tools:
+            messages = with_tools_in_front(messages, tools, body.tool_prompt)
     except RecursionError as error:
         raise errors.validation("`tools` are nested too deeply", "tools") from error
+    adapted = adapt(messages, traits)
+    if not adapted:
+        raise errors.validation("`messages` have no text", "messages")
+    return TemplateChat(adapted, None if described else tools or None)
 
 
-def template_message(index: int, message: ChatMessage, template: ChatTemplate) -> dict[str, Any]:
-    """A message in the form of templates: text content, tool arguments as objects.
-
-    Raises ApiError.
-    """
+def _message(index: int, message: ChatMessage) -> dict[str, Any]:
+    """A message with text as its content and the arguments of its calls as objects."""
     role = message.role
     if role not in _ROLES:
         raise errors.validation(
@@ -41,8 +74,8 @@ def template_message(index: int, message: ChatMessage, template: ChatTemplate) -
         )
     if message.content is None and role != "assistant":
         raise errors.validation(f"messages[{index}] of role {role} has no `content`", "messages")
-    if role == "developer" and "developer" not in template.text:
-        role = "system"  # its older name
+    if role == "function":
+        role = "tool"  # its newer name
     rendered: dict[str, Any] = {"role": role, "content": _content(message)}
     for name in ("name", "tool_call_id"):
         value = getattr(message, name)
@@ -70,8 +103,18 @@ def _content(message: ChatMessage) -> str:
     return "".join(texts)
 
 
+def _custom_call(custom: Any) -> dict[str, Any]:
+    """The call of a custom tool as that of the function that it is for the model."""
+    text = custom.get("input") if isinstance(custom, dict) else None
+    if not isinstance(text, str):
+        raise errors.validation("the call of a custom tool must have its `input`", "messages")
+    return {"name": custom.get("name"), "arguments": {"input": text}}
+
+
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
+    if call.get("type") == "custom":
+        function = _custom_call(call.get("custom"))
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise errors.validation("a tool call must name its function", "messages")
     arguments = function.get("arguments")

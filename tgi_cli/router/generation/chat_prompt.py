@@ -9,15 +9,16 @@ from typing import Any
 from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
 from tgi_cli.router.api.openai_parameters import openai_spec, requested_logprobs
 from tgi_cli.router.api.schemas.openai import ChatRequest
-from tgi_cli.router.generation.chat_messages import template_message, with_tools_as_text
-from tgi_cli.router.generation.chat_tools import chat_tools
+from tgi_cli.router.generation.chat_messages import TemplateChat, template_chat
+from tgi_cli.router.generation.chat_tools import ChatTools, chat_tools
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import chat_grammar
+from tgi_cli.router.generation.thinking import thinking_budget, thinking_variables
 from tgi_cli.router.http import errors
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, is_continued
+from tgi_cli.text.custom_calls import CustomCallReader, ResponseReader
 from tgi_cli.text.response_format import ResponseFormat
-from tgi_cli.text.response_parser import ResponseParser
 
 INLINE_MESSAGES = 64
 """Most messages and tools of a chat that is read on the event loop. Each costs microseconds,
@@ -34,7 +35,7 @@ class Conversation:
         spec: The prompt and everything that shapes the response.
         continued: End of the prompt that the response continues.
         echoed: Text in front of the response.
-        tools: Tools that the model may call.
+        tools: Tools, and which of them the model may call.
         parallel: Whether a response may have several tool calls.
         response_format: How responses are parsed, or None if they are plain text.
     """
@@ -42,23 +43,28 @@ class Conversation:
     spec: GenerationSpec
     continued: str
     echoed: str
-    tools: Sequence[Mapping[str, Any]]
+    tools: ChatTools
     parallel: bool
     response_format: ResponseFormat | None
 
-    def parser(self) -> ResponseParser | None:
+    def parser(self) -> ResponseReader | None:
         """A parser for one response, or None if responses are plain text."""
         if self.response_format is None:
             return None
         prompt = self.spec.prompt
         assert isinstance(prompt, str)
-        return self.response_format.parser(prompt, self.continued, self.tools, self.parallel)
+        parser = self.response_format.parser(
+            prompt, self.continued, self.tools.allowed, self.parallel
+        )
+        if parser is not None and self.tools.custom:
+            return CustomCallReader(parser, self.tools.custom)
+        return parser
 
     def to_generate(self, end_ids: frozenset[int]) -> GenerationSpec:
         """The spec with the special tokens in its text that :meth:`parser` needs."""
         if self.response_format is None:
             return self.spec
-        shown = self.response_format.shown(bool(self.tools))
+        shown = self.response_format.shown(bool(self.tools.allowed))
         shown = (shown - end_ids - self.spec.stop_token_ids) | self.spec.shown_ids
         return replace(self.spec, shown_ids=shown)
 
@@ -69,10 +75,9 @@ class _Draft:
 
     spec: GenerationSpec
     template: ChatTemplate
-    messages: Sequence[Mapping[str, Any]]
-    template_tools: Sequence[Mapping[str, Any]] | None
+    chat: TemplateChat
     variables: Mapping[str, Any]
-    tools: Sequence[Mapping[str, Any]]
+    tools: ChatTools
     continues: bool
 
 
@@ -105,28 +110,24 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     template = state.text.chat_template
     if template is None:
         raise errors.template("template not found")
-    tools = chat_tools(body, state.text.response_format)
-    messages = [template_message(index, each, template) for index, each in enumerate(body.messages)]
-    template_tools: Sequence[Mapping[str, Any]] | None = tools
-    form = state.text.response_format
-    if form is not None and form.tools_as_text:
-        messages, template_tools = with_tools_as_text(messages, tools, body.tool_prompt), None
+    tools = chat_tools(body, state.text.response_format, state.generator.grammars is not None)
+    chat = template_chat(body, tools.offered, template, state.text.response_format)
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
     spec = openai_spec(body, state, top_logprobs=_top_logprobs(body), add_special_tokens=False)
     try:
-        continues = is_continued(messages, body.continue_final_message)
+        continues = is_continued(chat.messages, body.continue_final_message)
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
-    return _Draft(spec, template, messages, template_tools or None, variables, tools, continues)
+    return _Draft(spec, template, chat, variables, tools, continues)
 
 
 async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str:
     """The prompt. Raises ApiError."""
     try:
         return await draft.template.render_async(
-            draft.messages,
-            draft.template_tools,
+            draft.chat.messages,
+            draft.chat.tools,
             continue_final_message=draft.continues,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=draft.variables,
@@ -144,8 +145,8 @@ def _conversation(
 ) -> Conversation:
     conversation = Conversation(
         spec=replace(draft.spec, prompt=prompt, prompt_param="messages"),
-        continued=draft.messages[-1]["content"] if draft.continues else "",
-        echoed=_echoed(body, draft.messages),
+        continued=draft.chat.messages[-1]["content"] if draft.continues else "",
+        echoed=_echoed(body, draft.chat.messages),
         tools=draft.tools,
         parallel=body.parallel_tool_calls is not False,
         response_format=state.text.response_format,
@@ -165,37 +166,40 @@ def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
     """The last message if it has the role of the response, as in vLLM."""
     last = messages[-1]
     same = last["role"] == "assistant" or body.add_generation_prompt is False
-    return str(last["content"]) if body.echo and same else ""
+    return str(last["content"] or "") if body.echo and same else ""
 
 
 def _constrained(
     conversation: Conversation, body: ChatRequest, state: RouterState
 ) -> GenerationSpec:
-    """The spec with the grammar of the whole response: its content and its tool calls."""
+    """The spec with the bounds of the whole response: reasoning, content and tool calls."""
     form, spec = conversation.response_format, conversation.spec
+    assert isinstance(spec.prompt, str)
+    inside = form is not None and form.is_reasoning(spec.prompt, conversation.continued)
+    info, tokenizer = state.client.info, state.text.tokenizer
+    thinking = thinking_budget(body, form, inside, tokenizer, info)
     if form is None:
         return spec
-    assert isinstance(spec.prompt, str)
     grammar = chat_grammar(
         spec.grammar,
         conversation.tools,
-        body.tool_choice or "auto",
         conversation.parallel,
-        {tool.function.name for tool in body.tools or () if tool.function and tool.function.strict},
         form,
-        form.is_reasoning(spec.prompt, conversation.continued),
+        inside,
         constrain=state.generator.grammars is not None,
     )
-    return replace(spec, grammar=grammar)
+    return replace(
+        spec,
+        grammar=grammar,
+        reasoning=form.markers if form.markers.open else None,
+        is_reasoning=inside,
+        thinking=thinking,
+    )
 
 
 def _variables(body: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
     """Template variables that the request sets. Raises ApiError."""
-    variables: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == "none":
-            variables |= {"enable_thinking": False, "thinking": False}
+    variables = thinking_variables(body)
     if body.documents:
         if "documents" not in template.text:
             raise errors.unsupported("documents", "`documents` (not used by the chat template)")

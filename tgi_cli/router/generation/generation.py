@@ -22,6 +22,7 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.rpc.interface import EngineClient, TokenBatch
 from tgi_cli.text.grammar.grammar import GrammarError
+from tgi_cli.text.reasoning import ReasoningCounter
 from tgi_cli.text.sequence_text import CutAt, PromptLogprobTable, SequenceText
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -101,6 +102,9 @@ class Generation:
             min_tokens=spec.sampling.min_new_tokens,
             length_first=request.max_new_tokens if spec.length_first else None,
         )
+        self._reasoning = (
+            None if spec.reasoning is None else ReasoningCounter(spec.reasoning, spec.is_reasoning)
+        )
         self._finish: Finish | None = None
         self._open = True
         self._aborted: errors.ApiError | None = None
@@ -146,6 +150,11 @@ class Generation:
     def generated_tokens(self) -> int:
         """Number of generated tokens so far."""
         return self._text.num_tokens
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Number of those that are reasoning, without its markers."""
+        return 0 if self._reasoning is None else self._reasoning.tokens
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -222,12 +231,15 @@ class Generation:
     def _push_tokens(self, batch: TokenBatch, delta: Delta) -> None:
         """Append the batch's tokens to the delta, up to the one that completes a stop string."""
         text, hidden, tokens = self._text, self._hidden_ids, delta.tokens
+        reasoning = self._reasoning
         with_tops = batch.top_ids and self._with_tops
         for index, token_id in enumerate(batch.token_ids):
             logprob = batch.logprobs[index]
             self.logprob_sum += logprob
             own_text = text.push(token_id)
             tokens.append(Token(token_id, own_text, shortest(logprob), token_id in hidden))
+            if reasoning is not None:
+                reasoning.push(own_text)
             if with_tops:
                 surface = self._context.tokenizer.surface
                 delta.top_tokens.append(

@@ -207,6 +207,7 @@ class Generator:
             priority=spec.priority,
             cache_salt=spec.cache_salt,
             grammar=grammar,
+            thinking=spec.thinking,
             prompt_logprobs=spec.prompt_logprobs,
         )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.grammar.grammar import Grammar
+from tgi_cli.text.reasoning import AnswerMarkers
 from tgi_cli.text.stop import StopStrings
 
 NO_STOPS = StopStrings()
@@ -37,6 +39,10 @@ class GenerationSpec:
             likeliest alternatives. Default: none.
         prompt_only: Return nothing of the continuation.
         grammar: Grammar of the continuation, or None.
+        reasoning: How the continuation marks reasoning, whose tokens are counted. Default: not at
+            all.
+        is_reasoning: The continuation begins within reasoning.
+        thinking: The most reasoning, or None for any.
         priority: Higher values are served first.
         cache_salt: Requests share cached prefixes only if they have the same salt, so that timing
             reveals nothing about other tenants' prompts.
@@ -61,6 +67,9 @@ class GenerationSpec:
     prompt_logprobs: int | None = None
     prompt_only: bool = False
     grammar: Grammar | None = None
+    reasoning: AnswerMarkers | None = None
+    is_reasoning: bool = False
+    thinking: ThinkingBudget | None = None
     priority: int = 0
     cache_salt: bytes = b""
     adapter: str = ""

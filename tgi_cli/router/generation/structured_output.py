@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from tgi_cli.router.api.schemas.openai import CompletionParameters
+from tgi_cli.router.generation.chat_tools import ChatTools
 from tgi_cli.router.http import errors
 from tgi_cli.text.grammar import grammar
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
@@ -87,10 +88,8 @@ def _parse(parser: Callable[[Any], T], value: Any, param: str) -> T:
 
 def chat_grammar(
     content: Grammar | None,
-    tools: Sequence[Mapping[str, Any]],
-    choice: str | Mapping[str, Any],
+    tools: ChatTools,
     parallel: bool,
-    strict: Collection[str],
     form: ResponseFormat,
     reasoning: bool,
     *,
@@ -100,10 +99,8 @@ def chat_grammar(
 
     Args:
         content: Grammar of the content, or None if it is free.
-        tools: Tools that may be called.
-        choice: ``auto``, ``required``, a tool's name, or OpenAI's object with it.
+        tools: The request's tools.
         parallel: Whether there may be several calls.
-        strict: Names of tools whose schemas must compile; those of others may be dropped.
         form: How the responses of the model are parsed.
         reasoning: Whether the response begins within reasoning.
         constrain: Whether to constrain optional calls.
@@ -111,13 +108,14 @@ def chat_grammar(
     Raises:
         ApiError: The calls cannot be constrained as required.
     """
-    if choice not in ("auto", "required") and not isinstance(choice, Mapping):
-        choice = {"function": {"name": choice}}
-    forced = choice != "auto"
-    tag = tool_grammar(tools, choice, parallel, form.tools) if tools else None
+    forced = tools.choice != "auto"
+    allowed = tools.allowed
+    tag = tool_grammar(allowed, tools.choice, parallel, form.tools) if allowed else None
     if tag is not None and not tag["triggers"][0]:
         tag = {**tag, "triggers": [], "at_most": 1} if forced or content is not None else None
-    if tools and tag is None and (forced or content is not None):
+    if tools.grammars and (tag is None or not constrain):
+        raise errors.unsupported("tools", "the grammar of a custom tool (with this model's calls)")
+    if allowed and tag is None and (forced or content is not None):
         raise errors.unsupported(
             "tool_choice" if forced else "response_format",
             "a `tool_choice` other than `auto` and `none` (with this model's tool calls)"
@@ -128,7 +126,14 @@ def chat_grammar(
         return None if content is None else content.behind(form.markers.before(reasoning))
     if not forced and content is None and not constrain:
         return None
-    structures = [{**each, "strict": each["name"] in strict} for each in tag["structures"]]
+    structures = [
+        {
+            **each,
+            "strict": each["name"] in tools.strict,
+            "text": tools.grammars.get(each["name"]),
+        }
+        for each in tag["structures"]
+    ]
     tag = {**tag, "structures": structures}
     if not forced and content is not None:
         tag |= {"otherwise": content, "otherwise_begin": form.markers.then}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Generic, TypeVar
 
@@ -42,6 +42,7 @@ class Operation:
         answer: the types of a complete answer, in ``media_type``.
         events: the types of a stream's events.
         referenced: types that the schemas refer to by name only.
+        query: schemas of the query's parameters, by name.
         errors: statuses besides those that reading a body and generating imply.
         generates: the request may set a deadline, and the answer has TGI's timing headers.
         public: no API key is needed.
@@ -54,6 +55,7 @@ class Operation:
     media_type: str = "application/json"
     events: tuple[Any, ...] = ()
     referenced: tuple[Any, ...] = ()
+    query: Mapping[str, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
     generates: bool = False
     public: bool = False

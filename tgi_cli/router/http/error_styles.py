@@ -39,7 +39,7 @@ _MESSAGES_NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
-    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning": "thinking.budget_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 """The same in a request for a message."""

@@ -8,19 +8,25 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The beginning of a tool call: its index in the response, its id, the function's name."""
+    """The beginning of a tool call: its index in the response, its id, the function's name.
+
+    Attributes:
+        custom: The tool takes text, which follows instead of JSON.
+    """
 
     index: int
     id: str
     name: str
+    custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments; joined, they are JSON."""
+    """More of a call's arguments; joined, they are JSON, or the text of a custom tool."""
 
     index: int
     text: str
+    custom: bool = False
 
 
 ToolCallPart = ToolCallStart | ToolCallArguments

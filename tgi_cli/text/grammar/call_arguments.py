@@ -16,6 +16,8 @@ from llguidance import regex_to_lark
 
 from tgi_cli.text.grammar import json_schema
 from tgi_cli.text.grammar.grammar import GrammarError
+from tgi_cli.text.grammar.json_text import quoted_regex
+from tgi_cli.text.grammar.lark_regex import plain_lark, quoted_lark
 from tgi_cli.text.grammar.tokens import SpecialTokens, quoted
 
 _COMPOSED = ("allOf", "not", "if", "patternProperties", "propertyNames", "dependentRequired")
@@ -24,6 +26,8 @@ _STRING_KEYS = ("minLength", "maxLength", "pattern", "format", "enum", "const")
 _LITERALS = (("boolean", ("True", "False")), ("null", ("None",)))
 _KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
 _MOST_LEVELS = 32
+_SLASH = re.compile(r"\\?.", re.DOTALL)
+_DOLLAR = re.compile(r"(?<!\\)(?P<even>(?:\\\\)*)\$$")
 
 
 class ArgumentRules:
@@ -34,6 +38,7 @@ class ArgumentRules:
         schema: Schema of the arguments; its references are within it.
         tokens: Special tokens of the model.
         options: llguidance's options for JSON.
+        pattern: What strings match, as a regular expression that Lark accepts. Default: anything.
     """
 
     def __init__(
@@ -42,9 +47,10 @@ class ArgumentRules:
         schema: Mapping[str, Any],
         tokens: SpecialTokens,
         options: Mapping[str, Any],
+        pattern: str = "",
     ) -> None:
         self._syntax, self._root, self._tokens = syntax, schema, tokens
-        self._options = dict(options)
+        self._options, self._pattern = dict(options), pattern
         self._rules: list[str] = []
         self._named: dict[str, str] = {}
         self._count = 0
@@ -189,6 +195,8 @@ class ArgumentRules:
         quotes, python = self._syntax["quotes"], self._syntax["python"]
         if name == "string" and quotes:
             return f"{self._tokens.literal(quotes)} {self._text(self._strings(schema), quotes)}"
+        if name == "string" and self._pattern:
+            return rf'/"{self._pattern}"/'
         if name == "string" and not any(word in schema for word in _STRING_KEYS):
             single = self._rule(r"/'([^'\\\n\x00-\x1f]|\\[nrt\\'\"])*'/")
             return f"{single} | {self._json(schema, frozenset((name,)))}"
@@ -255,6 +263,8 @@ class ArgumentRules:
 
     def _strings(self, schema: Any) -> str:
         """A terminal for the strings that a schema allows; empty: any."""
+        if self._pattern:
+            return f"/{self._pattern}/"
         schema = self._resolved(schema)
         for word in ("anyOf", "oneOf"):
             if word in schema:
@@ -295,6 +305,41 @@ class ArgumentRules:
         if token is not None:
             found.append(f"{text} {token} {self._tokens.literal(rest)}")
         return self._rule(" | ".join([*found, end]))
+
+
+def custom_arguments(
+    syntax: Mapping[str, Any], text: Mapping[str, str], tokens: SpecialTokens
+) -> str:
+    """The grammar of the arguments of a tool whose only one, ``input``, is text of a grammar.
+
+    Args:
+        text: See :func:`text_pattern`.
+    """
+    quoted = syntax["kind"] == "literals" and not syntax["quotes"]
+    schema = {"properties": {"input": {"type": "string"}}, "required": ["input"]}
+    pattern = slashed(text_pattern(text, quoted=quoted))
+    return ArgumentRules(syntax, schema, tokens, {}, pattern).lark()
+
+
+def text_pattern(text: Mapping[str, str], *, quoted: bool) -> str:
+    """A regular expression of the texts of ``{"lark": grammar}`` or ``{"regex": pattern}``.
+
+    Args:
+        quoted: The texts are within JSON strings.
+    """
+    if "lark" in text:
+        return f"(?:{quoted_lark(text['lark']) if quoted else plain_lark(text['lark'])})"
+    pattern = text["regex"]
+    if "|" not in pattern:  # the whole text must match anyway
+        pattern = _DOLLAR.sub(r"\g<even>", pattern.removeprefix("^"))
+    return f"(?:{quoted_regex(pattern) if quoted else regex_to_lark(pattern)})"
+
+
+def slashed(pattern: str) -> str:
+    """A pattern for Lark, where slashes end it."""
+    return _SLASH.sub(
+        lambda match: r"\/" if match.group().endswith("/") else match.group(), pattern
+    )
 
 
 def _with_integers(types: frozenset[str]) -> frozenset[str]:

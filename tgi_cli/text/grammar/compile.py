@@ -16,7 +16,12 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from tgi_cli.text.grammar import dry_run, json_schema
-from tgi_cli.text.grammar.call_arguments import ArgumentRules
+from tgi_cli.text.grammar.call_arguments import (
+    ArgumentRules,
+    custom_arguments,
+    slashed,
+    text_pattern,
+)
 from tgi_cli.text.grammar.grammar import GrammarError
 from tgi_cli.text.grammar.json_schema import Path
 from tgi_cli.text.grammar.tokens import SpecialTokens, quoted
@@ -263,6 +268,8 @@ class Compiler:
 
     def _arguments(self, structure: Mapping[str, Any]) -> dict[str, Any]:
         """The grammar of a structure's arguments."""
+        if "text" in structure:
+            return self._text_argument(structure)
         try:
             return self._written(structure, structure["schema"])
         except GrammarError:
@@ -278,10 +285,29 @@ class Compiler:
         options = checked.pop("x-guidance")
         try:
             lark = ArgumentRules(syntax, checked, self._tokens, options).lark()
+            return self._checked(lark)
         except GrammarError as error:
             raise GrammarError(f"schema of `{name}`: {error}") from None
+
+    def _text_argument(self, structure: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a tool whose ``input`` is text of a grammar of its own."""
+        text, syntax = structure["text"], structure.get("arguments")
+        try:
+            if syntax is None:
+                # One terminal, hence one lexeme, which JSON's escapes cannot divide.
+                pattern = f'\\{{"input": ?"{text_pattern(text, quoted=True)}"\\}}'
+                lark = f"start: TEXT\nTEXT: /{slashed(pattern)}/"
+            else:
+                lark = custom_arguments(syntax, text, self._tokens)
+            return self._checked(lark)
+        except (GrammarError, RecursionError) as error:
+            cause = error if isinstance(error, GrammarError) else "it is nested too deeply"
+            raise GrammarError(f"grammar of `{structure['name']}`: {cause}") from None
+
+    def _checked(self, lark: str) -> dict[str, Any]:
+        """A nested grammar. Raises GrammarError if it is invalid."""
         if error := self._error(json.dumps({"grammars": [{"lark_grammar": lark}]})):
-            raise GrammarError(f"schema of `{name}`: {_explain(error)}")
+            raise GrammarError(_explain(error))
         return {"lark_grammar": lark}
 
 

@@ -153,10 +153,12 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
     it. Extensions: if ``at_least`` is 1, the whole text is ``first``, structures with ``between``
     between them, and ``last``; if ``at_most`` is 1, there is one structure. With ``first`` or
     ``last``, several may also follow each other in free text. ``otherwise`` is a Grammar of text
-    without structures, behind ``otherwise_begin``. A structure may have ``arguments``, a syntax of
-    :mod:`tgi_cli.text.formats.syntax` in which its schema's values are written, and ``counter``, a
-    text that stands for a number in ``begin``. A structure that is not ``strict`` accepts any
-    object if its schema cannot be compiled. Raises GrammarError.
+    without structures, behind ``otherwise_begin``. A structure that is not ``strict`` accepts any
+    object if its schema cannot be compiled. A structure with ``text`` is the call of a tool that
+    takes free text: ``{"lark": grammar}`` or ``{"regex": pattern}`` of the string ``input`` in its
+    arguments. A structure may have ``arguments``, a syntax of :mod:`tgi_cli.text.formats.syntax`
+    in which values are written, and ``counter``, a text that stands for a number in ``begin``.
+    Raises GrammarError.
     """
     if not isinstance(data, Mapping):
         raise GrammarError("it must be an object")
@@ -192,6 +194,7 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
                 "begin": begin,
                 "schema": _ANY_OBJECT if schema is None else _schema(schema),
                 "strict": each.get("strict") is not False,
+                **_free_text(each.get("text"), f"`structures[{index}].text`"),
                 "end": _text(each.get("end", ""), f"`structures[{index}].end`"),
             }
         )
@@ -227,6 +230,16 @@ def _syntax(data: Any) -> dict[str, Any]:
         if not isinstance(data.get(name), str):
             raise GrammarError(f"`arguments.{name}` must be a text")
     return {"kind": data["kind"], **{name: data[name] for name in fields}, **extra}
+
+
+def _free_text(data: Any, where: str) -> dict[str, Any]:
+    """The member ``text`` of a structure, if there is one."""
+    if data is None:
+        return {}
+    kind, text = next(iter(data.items()), ("", None)) if isinstance(data, Mapping) else ("", None)
+    if kind not in ("lark", "regex"):
+        raise GrammarError(f"{where} must be an object with `lark` or `regex`")
+    return {"text": {kind: _text(text, where)}}
 
 
 def _kind(data: Any) -> str:

@@ -11,7 +11,6 @@ from tgi_cli import demo
 from tgi_cli.bench.events import BenchRequest, BenchRequestRecord, ClientHealth
 from tgi_cli.bench.load import client_lag, frames
 from tgi_cli.bench.load.frames import (
-    FrameReader,
     GeneratorEnded,
     IndexedRequest,
     RequestChunk,
@@ -22,6 +21,7 @@ from tgi_cli.bench.load.generator import batch_record
 from tgi_cli.bench.metrics_scrape import parse_metrics
 from tgi_cli.bench.token_counter import LocalTokenCounter, TokenEstimator
 from tgi_cli.process import machine
+from tgi_cli.process.framing import FrameDecoder
 
 
 def test_frames_survive_any_pieces() -> None:
@@ -32,18 +32,18 @@ def test_frames_survive_any_pieces() -> None:
     ]
     data = b"".join(pack(message) for message in messages)
     for size in (1, 3, 4096, len(data)):
-        unpacker = FrameReader()
+        decoder = FrameDecoder()
         found = [
-            message
+            frames.decode(frame)
             for begin in range(0, len(data), size)
-            for message in unpacker.feed(data[begin : begin + size])
+            for frame in decoder.feed(data[begin : begin + size])
         ]
         assert found == messages
 
 
 def test_an_invalid_frame_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        FrameReader().feed(b"\x02\0\0\0\xc1\xc1")
+        frames.decode(b"\xc1\xc1")
 
 
 def test_generators_read_frames_until_the_pipe_ends() -> None:

@@ -483,19 +483,15 @@ async def test_a_failed_batch_is_reported_and_the_next_one_runs() -> None:
     assert len(record_of(events).batches) == 1
 
 
-@pytest.mark.parametrize(
-    ("trusting", "error"),
-    [(RequestSettings(), "connect"), (RequestSettings(insecure=True), None), ("authority", None)],
-)
+@pytest.mark.parametrize(("is_trusted", "error"), [(False, "connect"), (True, None)])
 async def test_certificates_are_checked(
-    tmp_path: Path, trusting: RequestSettings | str, error: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool, error: str | None
 ) -> None:
     files = CertificateFiles.make(tmp_path)
-    settings = (
-        RequestSettings(ca_file=str(files.authority)) if isinstance(trusting, str) else trusting
-    )
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
     with FakeServer(completions(tokens=2)).serving(files) as server:
-        record = record_of(await driven(server, clients(1, requests=2), prompts(), settings))
+        record = record_of(await driven(server, clients(1, requests=2), prompts()))
     assert [r.error for r in record.requests] == [error] * 2
     assert error is None or "certificate" in record.requests[0].detail.lower()
 

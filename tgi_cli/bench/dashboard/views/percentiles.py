@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from tgi_cli.bench.dashboard.formatting import SHORT_LABELS, error_style, fitted, warning_style
+from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
 from tgi_cli.bench.dashboard.views import ViewState
 from tgi_cli.bench.dashboard.widgets import TextView
 from tgi_cli.bench.statistics.metrics import StepMetrics
@@ -14,8 +14,8 @@ from tgi_cli.bench.statistics.observations import METRICS
 from tgi_cli.bench.statistics.summary import Summary
 
 _COLUMNS = {name: name for name in ("mean", "p50", "p90", "p95", "p99")} | {"p999": "p99.9"}
-_WIDE = 124
-"""Columns from which intervals are beside their values instead of below."""
+_LABEL = 17
+"""Width of the metrics' names."""
 
 
 class PercentilesView(TextView):
@@ -48,9 +48,7 @@ def draw_percentiles(
 ) -> Text:
     """Draw the whole table."""
     width = max(width, 60)
-    wide = width >= _WIDE
-    first = 17 if wide else 12
-    column = (width - first) // len(_COLUMNS)
+    column = (width - _LABEL) // len(_COLUMNS)
     text = Text(no_wrap=True, overflow="crop")
     for unit in ("ms", "tokens/s"):
         rows = {
@@ -59,12 +57,10 @@ def draw_percentiles(
             if METRICS[name].unit == unit
         }
         if rows:
-            space = " " * 10 if wide else ""
-            heads = "".join(f"{head:>{column - len(space)}}{space}" for head in _COLUMNS.values())
-            text.append(f"{unit:<{first}}{heads}\n", style="bold")
+            heads = "".join(f"{head:>{column}}" for head in _COLUMNS.values())
+            text.append(f"{unit:<{_LABEL}}{heads}\n", style="bold")
         for name, summary in rows.items():
-            label = METRICS[name].label if wide else SHORT_LABELS.get(name, METRICS[name].label)
-            _append_row(text, label[: first - 1], first, summary, column, wide)
+            _append_row(text, METRICS[name].label, summary, column)
     if metrics.rates:
         text.append("\n")
         _append_rates(text, metrics, width)
@@ -75,29 +71,18 @@ def draw_percentiles(
     if running:
         text.append("The intervals are shown when the step has ended.", style="dim")
     elif metrics.latencies or metrics.batches:
-        text.append("Below each value: its 95 % bootstrap interval." if not wide else "")
+        text.append("Below each value: its 95 % bootstrap interval.")
     text.rstrip()
     return text
 
 
-def _append_row(
-    text: Text, label: str, first: int, summary: Summary, column: int, wide: bool
-) -> None:
-    text.append(f"{label:<{first}}")
-    below = ""
-    for name in _COLUMNS:
-        value = fitted(getattr(summary, name), 9 if wide else column - 1)
-        interval = summary.intervals.get(name)
-        span = span_of(*interval) if interval else ""
-        if wide:
-            text.append(f"{value:>{column - 10}}")
-            text.append(f" {span:<9}", style="dim")
-        else:
-            text.append(f"{value:>{column}}")
-            below += f"{span:>{column}}"
-    text.append("\n")
-    if below.strip():
-        text.append(f"{'':{first}}{below}\n", style="dim")
+def _append_row(text: Text, label: str, summary: Summary, column: int) -> None:
+    """Append values, and below them their intervals."""
+    values = "".join(f"{fitted(getattr(summary, n), column - 1):>{column}}" for n in _COLUMNS)
+    text.append(f"{label:<{_LABEL}}{values}\n")
+    if summary.intervals:
+        spans = "".join(f"{span_of(*summary.intervals[name]):>{column}}" for name in _COLUMNS)
+        text.append(f"{'':{_LABEL}}{spans}\n", style="dim")
 
 
 def _append_rates(text: Text, metrics: StepMetrics, width: int) -> None:

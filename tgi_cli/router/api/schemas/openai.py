@@ -148,22 +148,50 @@ class Function(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
+class CustomTool(msgspec.Struct, kw_only=True):
+    """A tool that takes text.
+
+    ``format`` is ``{"type": "text"}`` or ``{"type": "grammar", "grammar": {"syntax",
+    "definition"}}`` with the syntax ``lark`` or ``regex``.
+    """
+
+    name: Name
+    description: Text | None = None
+    format: JsonObject | None = None
+
+
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool; functions are the only type."""
+    """A tool: ``function`` or ``custom``."""
 
     type: Name = "function"
     function: Function | None = None
+    custom: CustomTool | None = None
 
 
 Messages = Annotated[list[ChatMessage], Meta(max_length=bounds.MESSAGES)]
 Tools = Annotated[list[Tool], Meta(max_length=bounds.TOOLS)]
 
 
+class ChatReasoning(msgspec.Struct, kw_only=True):
+    """OpenRouter's object: an effort, or the most tokens of reasoning.
+
+    ``exclude`` leaves it out of the answer; ``enabled: false`` is the effort ``none``.
+    """
+
+    effort: Name | None = None
+    max_tokens: Signed64 | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
+
+
 class ChatRequest(CompletionParameters, kw_only=True):
     """The body of ``/v1/chat/completions``.
 
-    ``tool_choice`` is ``auto``, ``none``, ``required``, a function's name or an object around it.
-    ``echo`` prepends the last message to an answer that continues it.
+    ``tool_choice`` is ``auto``, ``none``, ``required``, a tool's name or an object around it, or
+    ``{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}``.
+    ``echo`` prepends the last message to an answer that continues it. ``thinking_token_budget``
+    (vLLM) and ``thinking_budget_tokens`` (llama.cpp) are the most tokens of reasoning; -1 means any
+    number.
     """
 
     messages: Messages
@@ -177,6 +205,9 @@ class ChatRequest(CompletionParameters, kw_only=True):
     functions: Json = None
     function_call: Json = None
     reasoning_effort: Name | None = None
+    reasoning: ChatReasoning | None = None
+    thinking_token_budget: Signed64 | None = None
+    thinking_budget_tokens: Signed64 | None = None
     include_reasoning: bool | None = None
     chat_template: Text | None = None
     chat_template_kwargs: JsonObject | None = None

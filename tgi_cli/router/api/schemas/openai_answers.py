@@ -54,6 +54,12 @@ class PromptDetails(msgspec.Struct, kw_only=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, kw_only=True):
+    """Details of the completions' tokens; those of reasoning are without its markers."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True):
     """Token counts of a request."""
 
@@ -61,6 +67,7 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -70,12 +77,20 @@ class CalledFunction(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class CalledCustom(msgspec.Struct, kw_only=True):
+    """The custom tool's name, and the text that the model wrote for it."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A call that the model requests."""
+    """A call that the model requests, of a function or a custom tool."""
 
     id: str
     type: str = "function"
-    function: CalledFunction
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
@@ -151,13 +166,34 @@ class OpenAIErrorResponse(msgspec.Struct, kw_only=True):
     error_type: str
 
 
+class Modalities(msgspec.Struct, kw_only=True):
+    """What the model reads and writes, under OpenRouter's names."""
+
+    modality: str = "text->text"
+    input_modalities: tuple[str, ...] = ("text",)
+    output_modalities: tuple[str, ...] = ("text",)
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A model or an adapter; the latter has its folder and its base."""
+    """A model or an adapter; the latter has its folder and its base.
+
+    The fields are those of OpenAI and of Anthropic. The context length has vLLM's and OpenRouter's
+    names; ``max_tokens`` are the most of an answer.
+    """
 
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
     created: int
+    created_at: str
     owned_by: str
+    display_name: str
+    lifecycle: Literal["active"] = "active"
+    max_model_len: int
+    context_length: int
+    max_input_tokens: int
+    max_tokens: int
+    architecture: Modalities
     root: str | UnsetType = UNSET
     parent: str | UnsetType = UNSET
 
@@ -167,6 +203,9 @@ class ModelList(msgspec.Struct, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
@@ -176,13 +215,21 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class CustomDelta(msgspec.Struct, kw_only=True):
+    """The change of a custom tool's call; only the first has the name."""
+
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class ToolCallDelta(msgspec.Struct, kw_only=True):
     """The change of a call; only the first has the id and the type."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):

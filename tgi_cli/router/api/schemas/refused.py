@@ -31,8 +31,10 @@ _INSTEAD = {
     "use `text.format`": ("response_format",),
     "use `model` or `adapter_id`": ("lora", "lora_path"),
     "use `chat_template_kwargs`": ("thinking", "enable_thinking"),
-    "use `reasoning_effort`": ("reasoning",),
-    "use /v1/chat/completions": ("tools",),
+    "use /v1/chat/completions": (
+        "tools", "reasoning", "thinking_token_budget", "thinking_budget_tokens",
+    ),
+    "use `thinking_token_budget`": ("thinking_budget",),
     "other than text": ("modalities",),
     "one response at a time": ("n",),
     "other than -1, the whole context,": ("repeat_last_n",),
@@ -43,7 +45,7 @@ _INSTEAD = {
         "use_beam_search", "length_penalty", "early_stopping", "logprob_token_ids",
         "logits_processors", "prompt_embeds", "return_token_ids", "documents",
         "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "mm_processor_kwargs",
-        "media_io_kwargs", "thinking_token_budget", "repetition_detection",
+        "media_io_kwargs", "repetition_detection",
         # transformers
         "num_beams", "no_repeat_ngram_size", "penalty_alpha", "guidance_scale",
         "epsilon_cutoff", "eta_cutoff",
@@ -56,8 +58,6 @@ _INSTEAD = {
         # SGLang
         "stop_regex", "custom_logit_processor", "custom_params", "session_params",
         "return_hidden_states", "separate_reasoning",
-        # hosted models
-        "thinking_budget",
     ),
 }  # fmt: skip
 """Refused names by what to do instead."""
@@ -79,7 +79,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Other values that request nothing: they switch it off, or are what happens anyway."""
 _MEANINGFUL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("separate_reasoning", "enable_thinking"), (False,)),
-    **dict.fromkeys(("thinking_budget", "thinking_token_budget"), (0,)),
+    **dict.fromkeys(("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"), (0,)),
     **dict.fromkeys((name for name in REFUSED if name.startswith("max_")), (0,)),
 }
 """Empty values that do request something."""

@@ -30,10 +30,14 @@ class FunctionTool(msgspec.Struct, kw_only=True):
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """The reasoning effort; summaries are not generated."""
+    """The reasoning effort; summaries are not generated.
+
+    ``max_tokens`` (OpenRouter) are the most tokens of reasoning.
+    """
 
     effort: Name | None = None
     summary: Name | None = None
+    max_tokens: Signed64 | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
