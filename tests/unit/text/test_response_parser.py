@@ -19,6 +19,7 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.text.formats.detect import compose
 from tgi_cli.text.formats.reasoning import REASONING_FORMATS
 from tgi_cli.text.formats.tools import TOOL_FORMATS
+from tgi_cli.text.formats.written import written_calls
 from tgi_cli.text.response_format import ResponseFormat, choose_response_format
 from tgi_cli.text.response_parser import Content, ParsedResponse, Reasoning, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
@@ -92,6 +93,24 @@ def test_two_calls_however_they_are_cut(tokenizer: Tokenizer, name: str) -> None
         assert (message.content, message.reasoning) == ("", "")
         assert [call.index for call in message.calls] == [0, 1]
         assert len({call.id for call in message.calls}) == 2
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_calls_that_are_written_in_a_format_are_parsed(tokenizer: Tokenizer, name: str) -> None:
+    given: dict[str, Any] = {
+        "city": "a \"b\" 'c'\n<d>\\",
+        "days": -3,
+        "deep": {"k": ["v", None, True, 1.5], "e": {}},
+        "none": None,
+    }
+    text = written_calls(TOOL_FORMATS[name], [("weather", given), ("time", {})])
+    assert text is not None
+    if TOOL_FORMATS[name].grammar.single:
+        text = text[: text.index('{"name": "time"')]
+    message = read(form(tokenizer, name, "harmony" if name == "harmony" else None), [text])
+    assert calls(message)[0] == ("weather", given)
+    assert [name for name, _ in calls(message)[1:]] in (["time"], [])
+    assert message.content == ""
 
 
 JUDGED = sorted(
