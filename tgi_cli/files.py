@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import select
 import stat
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ MAX_VALUES = 2_000_000
 PIPE_SECONDS = 10.0
 """Timeout of reading from a pipe."""
 
+_HAS_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 _MAX_ALIASES = 64
 _MAX_YAML_VALUES = 10_000
 
@@ -177,6 +179,27 @@ def require_file(path: Path, limit: int) -> None:
         FileRefusedError: the file is of another kind, or too large.
     """
     _check(path.stat(), limit, pipes=False)
+
+
+def require_tokenizer(path: Path) -> None:
+    """Require a tokenizer.json that the tokenizers library can read without ending the process.
+
+    The library cuts ``continuing_subword_prefix`` off the right part of each merge, and aborts if
+    it is not there.
+
+    Raises:
+        OSError: the file does not exist.
+        ValueError: the file is refused, or is not valid JSON.
+    """
+    data = read_bytes(path, TOKENIZER_BYTES)
+    if not _HAS_PREFIX.search(data):
+        return
+    model = decode_json(data, max_values=None).get("model", {})
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges") or []
+    for merge in merges if prefix else ():
+        right = merge.split(" ")[-1] if isinstance(merge, str) else merge[-1]
+        if not right.startswith(prefix):
+            raise FileRefusedError(f"the merge {merge!r:.80} lacks `continuing_subword_prefix`")
 
 
 def _check(found: os.stat_result, limit: int, pipes: bool) -> None:

@@ -61,6 +61,6 @@ def test_a_configuration_file_sets_options(started: Started, tmp_path: Path) -> 
 
 def test_tgis_negative_switches_are_accepted(started: Started) -> None:
     words = ["quantize", "m", "/o", "--no-trust-remote-code", "--no-json-output"]
-    assert tgi_aliases.as_server(words) == ExitCode.OK
+    assert tgi_aliases.server(words) == ExitCode.OK
     options = started[0][0]
     assert (options.trust_remote_code, options.json_output) == (False, False)

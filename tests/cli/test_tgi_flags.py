@@ -141,7 +141,7 @@ def check(row: Row, status: int, told: dict[str, Any], said: str) -> None:
 def test_each_flag_of_the_launcher_has_its_effect(
     row: Row, served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = tgi_aliases.as_launcher(row.words)
+    status = tgi_aliases.launcher(row.words)
     check(row, status, served, capsys.readouterr().err)
 
 
@@ -157,7 +157,7 @@ def test_each_variable_of_the_launcher_has_its_effect(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(row.name.upper(), row.word or "true")
-    check(row, tgi_aliases.as_launcher([]), served, capsys.readouterr().err)
+    check(row, tgi_aliases.launcher([]), served, capsys.readouterr().err)
 
 
 def test_each_default_of_the_launcher_is_tgis() -> None:
@@ -183,7 +183,7 @@ def test_settings_that_libraries_read_are_exported(
 def test_only_settings_that_were_made_are_logged(
     served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tgi_aliases.as_launcher(["--speculate", "0"]) == ExitCode.OK
+    assert tgi_aliases.launcher(["--speculate", "0"]) == ExitCode.OK
     assert capsys.readouterr().err == ""
 
 
@@ -244,7 +244,7 @@ def test_each_flag_of_the_router_has_its_effect(
         arguments += row.words
     else:
         monkeypatch.setenv(row.name.upper(), row.word or "true")
-    check(row, tgi_aliases.as_router(arguments), routed, capsys.readouterr().err)
+    check(row, tgi_aliases.router(arguments), routed, capsys.readouterr().err)
 
 
 def test_each_default_of_the_router_is_tgis(routed: dict[str, Any]) -> None:
@@ -253,7 +253,7 @@ def test_each_default_of_the_router_is_tgis(routed: dict[str, Any]) -> None:
         said = tgi_aliases.ROUTER_DEFAULTS.get(row.name)
         assert row.default == (table[row.flag] if said is None else type(row.default)(said))
     arguments = ["--port", "0", "--tokenizer-name", MODEL]
-    assert tgi_aliases.as_router(arguments) == ExitCode.OK
+    assert tgi_aliases.router(arguments) == ExitCode.OK
     assert routed["router"].engine_url == "unix:/tmp/text-generation-server-0"
 
 
@@ -293,7 +293,7 @@ def test_each_flag_of_a_shard_has_its_effect(
     row: Row, run_shards: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["serve", "org/m", "--model-path", MODEL, *row.words]
-    check(row, tgi_aliases.as_server(words), run_shards, capsys.readouterr().err)
+    check(row, tgi_aliases.server(words), run_shards, capsys.readouterr().err)
 
 
 def test_the_first_shard_starts_the_others(
@@ -303,18 +303,18 @@ def test_the_first_shard_starts_the_others(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    assert tgi_aliases.as_server(["serve", MODEL, "--sharded"]) == ExitCode.OK
+    assert tgi_aliases.server(["serve", MODEL, "--sharded"]) == ExitCode.OK
     assert run_shards["config"].num_shard == 2
     assert run_shards["generate"].socket == Path("/tmp/text-generation-server-0")
     monkeypatch.setenv("RANK", "1")
-    assert tgi_aliases.as_server(["serve", MODEL, "--sharded"]) == ExitCode.USAGE
+    assert tgi_aliases.server(["serve", MODEL, "--sharded"]) == ExitCode.USAGE
     assert "shard 0 starts the others" in capsys.readouterr().err
 
 
 def test_print_schema_prints_the_openapi_document(capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
-    assert tgi_aliases.as_router(["print-schema"]) == ExitCode.OK
+    assert tgi_aliases.router(["print-schema"]) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
     assert told["openapi"].startswith("3.")
     assert "/generate_stream" in told["paths"]
@@ -323,10 +323,10 @@ def test_print_schema_prints_the_openapi_document(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "program",
     [
-        tgi_aliases.as_launcher,
-        tgi_aliases.as_router,
-        tgi_aliases.as_server,
-        tgi_aliases.as_benchmark,
+        tgi_aliases.launcher,
+        tgi_aliases.router,
+        tgi_aliases.server,
+        tgi_aliases.benchmark,
     ],
 )
 def test_each_program_has_help_and_a_version(
@@ -339,7 +339,7 @@ def test_each_program_has_help_and_a_version(
 
 
 def test_unknown_commands_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tgi_aliases.as_server(["convert", "m"]) == ExitCode.USAGE
+    assert tgi_aliases.server(["convert", "m"]) == ExitCode.USAGE
     assert "No such command 'convert'" in capsys.readouterr().err
 
 

@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import Cancel, FinishReason, GenerationRequest, Shutdown
+from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.worker import ModelWorker
@@ -240,3 +242,29 @@ def test_random_arrivals_and_cancellations(
             assert told == oracle(prompt, new)[: len(told)]
         else:
             assert told == oracle(prompt, new)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("blocks", [256, 14])
+def test_behind_a_spent_budget_the_answer_is_that_to_the_closed_reasoning(
+    worker: ModelWorker, oracle: Oracle, depth: int, blocks: int
+) -> None:
+    """In batches with requests without one, and at 14 blocks with preemption."""
+    close = (251, 252)
+    prompts = [random_prompt(random.Random(i), length) for i, length in enumerate([1, 16, 40, 60])]
+    with engine(worker, depth, num_blocks=blocks) as client:
+        for i in range(12):
+            thinking = ThinkingBudget(tokens=i, open=(250,), close=close, inside=True)
+            asked = replace(greedy(i, prompts[i % 4], 40), thinking=thinking if i % 3 else None)
+            client.core.inbox.put(asked)
+        client.read_until_finished(*range(12))
+        preemptions = client.core.metrics.load.preemptions
+    assert (preemptions > 0) == (blocks == 14)
+    for i in range(12):
+        prompt = prompts[i % 4]
+        if i % 3:
+            thought = oracle(prompt, i)
+            answer = oracle([*prompt, *thought, *close], 38 - i)
+            assert client.tokens[i] == [*thought, *close, *answer]
+        else:
+            assert client.tokens[i] == oracle(prompt, 40)

@@ -162,10 +162,52 @@ async def test_head_is_public_where_get_is(client: httpx.AsyncClient) -> None:
     assert (await client.head("/info")).status_code == 401
 
 
+@pytest.mark.parametrize("route", [*GUARDED, "/v1/messages"])
+async def test_key_may_be_sent_as_x_api_key(client: httpx.AsyncClient, route: str) -> None:
+    """As Anthropic's clients send it."""
+    body = {**BODY, "model": "tgi", "max_tokens": 2}
+    for headers in ({"x-api-key": KEY}, {"X-Api-Key": KEY}, {"x-api-key": f" {KEY} "}):
+        assert (await client.post(route, json=body, headers=headers)).status_code == 200
+    for headers in ({"x-api-key": ""}, {"x-api-key": f"Bearer {KEY}"}, {"x-api-key": f"{KEY}x"}):
+        assert (await client.post(route, json=body, headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [("x-api-key", KEY), ("authorization", WRONG)],
+        [("x-api-key", "no"), ("authorization", RIGHT)],
+        [("x-api-key", ""), ("authorization", RIGHT)],
+        [("x-api-key", KEY), ("authorization", "")],
+        [("x-api-key", KEY), ("authorization", KEY)],
+        [("x-api-key", KEY), ("authorization", "Basic eDp5")],
+        [("x-api-key", KEY), ("x-api-key", KEY)],
+        [("x-api-key", KEY), ("x-api-key", "no")],
+        [("x-api-key", f"{KEY},{KEY}")],
+        [("x-api-key", KEY), ("authorization", RIGHT), ("authorization", RIGHT)],
+    ],
+)
+async def test_two_keys_that_differ_are_401(
+    client: httpx.AsyncClient, given: list[tuple[str, str]]
+) -> None:
+    assert (await client.get("/info", headers=given)).status_code == 401
+
+
+async def test_the_same_key_in_both_headers_is_accepted(client: httpx.AsyncClient) -> None:
+    headers = {"x-api-key": KEY, "authorization": RIGHT}
+    assert (await client.get("/info", headers=headers)).status_code == 200
+
+
 class TestSeveralKeys:
     @pytest.fixture
     def settings(self) -> dict[str, Any]:
         return {"api_key": "first,second-and-longer"}
+
+    async def test_two_valid_keys_are_refused_unless_equal(self, client: httpx.AsyncClient) -> None:
+        headers = {"x-api-key": "first", "authorization": "Bearer second-and-longer"}
+        assert (await client.get("/info", headers=headers)).status_code == 401
+        headers = {"x-api-key": "first", "authorization": "Bearer first"}
+        assert (await client.get("/info", headers=headers)).status_code == 200
 
     @pytest.mark.parametrize("key", ["first", "second-and-longer"])
     async def test_any_of_several_keys_is_accepted(

@@ -151,7 +151,9 @@ def test_tgis_own_programs_find_each_other() -> None:
         [port] = free_ports(1)
 
         def start(program: str, *words: str) -> subprocess.Popen[bytes]:
-            code = f"from tgi_cli.cli.tgi_aliases import {program}; {program}()"
+            code = (
+                f"import sys; from tgi_cli.cli.tgi_aliases import {program}; sys.exit({program}())"
+            )
             process = subprocess.Popen(
                 [sys.executable, "-c", code, *words],
                 env={**os.environ, "XDG_RUNTIME_DIR": name},

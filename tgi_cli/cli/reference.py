@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from tgi_cli.config.settings import SETTINGS
@@ -21,7 +22,9 @@ END = "<!-- The end of that. -->"
 def reference() -> str:
     """Markdown: a table for each panel of the commands' help."""
     visible = [s for s in SETTINGS if not s.hidden and COMPLETION not in s.commands]
-    return "\n".join(line for _, panel in groupby(visible, _panel) for line in _table([*panel]))
+    return "\n".join(
+        line for _, panel in groupby(visible, attrgetter("panel")) for line in _table([*panel])
+    )
 
 
 def updated(text: str) -> str:
@@ -31,10 +34,6 @@ def updated(text: str) -> str:
     if not begin or not end:
         raise ValueError("the comments around the reference are missing")
     return f"{before}{begin}\n\n{reference()}\n{end}{after}"
-
-
-def _panel(setting: Setting) -> str:
-    return setting.panel
 
 
 def _table(settings: list[Setting]) -> Iterator[str]:

@@ -148,28 +148,18 @@ def checked_names(words: list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def check_tls(certfile: Path | None, keyfile: Path | None) -> None:
-    """Raise ConfigError if the certificate cannot be used."""
-    if certfile is not None:
-        from tgi_cli.router.http.tls import server_context
-
-        server_context(certfile, keyfile)
-    elif keyfile is not None:
-        raise ConfigError("--ssl-keyfile needs a certificate", "add --ssl-certfile")
-
-
-def check_otlp(endpoint: str | None) -> None:
-    """Raise ConfigError if traces cannot be exported."""
-    if endpoint:
-        from tgi_cli.router.observability.tracing import check
-
-        check(endpoint)
-
-
 def front(settings: ParsedSettings) -> dict[str, object]:
     """The router's settings that need validation. Raises ConfigError."""
-    check_tls(settings["ssl_certfile"], settings["ssl_keyfile"])
-    check_otlp(settings["otlp_endpoint"])
+    if settings["ssl_certfile"] is not None:
+        from tgi_cli.router.http.tls import server_context
+
+        server_context(settings["ssl_certfile"], settings["ssl_keyfile"])
+    elif settings["ssl_keyfile"] is not None:
+        raise ConfigError("--ssl-keyfile needs a certificate", "add --ssl-certfile")
+    if settings["otlp_endpoint"]:
+        from tgi_cli.router.observability import tracing
+
+        tracing.check(settings["otlp_endpoint"])
     return {
         "api_key": checked_key(settings),
         "cors_allow_origin": checked_origins(settings["cors_allow_origin"]),

@@ -2,13 +2,14 @@
 
 Installed as ``text-generation-launcher``, ``text-generation-router``, ``text-generation-server``
 and ``text-generation-benchmark``, so that start scripts, charts and tests for TGI work unchanged.
+Each function returns the exit code; its arguments are by default those of the process.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tgi_cli.cli.main import run
 from tgi_cli.errors import ExitCode
@@ -32,44 +33,25 @@ SERVER_DEFAULTS: Mapping[str, str] = {
 }
 
 
-def launcher() -> None:
+def launcher(arguments: Sequence[str] | None = None) -> int:
     """``text-generation-launcher``: ``tgi serve``."""
-    sys.exit(as_launcher(sys.argv[1:]))
+    return _run("serve", _words(arguments), LAUNCHER_DEFAULTS)
 
 
-def router() -> None:
+def router(arguments: Sequence[str] | None = None) -> int:
     """``text-generation-router``: ``tgi router``, and ``print-schema``."""
-    sys.exit(as_router(sys.argv[1:]))
-
-
-def server() -> None:
-    """``text-generation-server``: ``tgi model-server``, ``download-weights``, ``quantize``."""
-    sys.exit(as_server(sys.argv[1:]))
-
-
-def benchmark() -> None:
-    """``text-generation-benchmark``: ``tgi bench``."""
-    sys.exit(as_benchmark(sys.argv[1:]))
-
-
-def as_launcher(arguments: list[str]) -> int:
-    """Run the launcher and return its exit code."""
-    return _run("serve", arguments, LAUNCHER_DEFAULTS)
-
-
-def as_router(arguments: list[str]) -> int:
-    """Run the router and return its exit code."""
-    if "print-schema" in arguments:
+    words = _words(arguments)
+    if "print-schema" in words:
         from tgi_cli.router.app import schema  # brings starlette
 
         print(schema())
         return ExitCode.OK
-    return _run("router", arguments, ROUTER_DEFAULTS)
+    return _run("router", words, ROUTER_DEFAULTS)
 
 
-def as_server(arguments: list[str]) -> int:
-    """Run a command of the model server's program and return its exit code."""
-    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+def server(arguments: Sequence[str] | None = None) -> int:
+    """``text-generation-server``: ``tgi model-server``, ``download-weights``, ``quantize``."""
+    command, *rest = _words(arguments) or ["--help"]
     if command == "serve":
         return _serve_shard(rest)
     if command in ("download-weights", "quantize"):
@@ -85,9 +67,13 @@ def as_server(arguments: list[str]) -> int:
     return run([command, *rest])  # --version, or an unknown command
 
 
-def as_benchmark(arguments: list[str]) -> int:
-    """Run the benchmark and return its exit code."""
-    return _run("bench", arguments)
+def benchmark(arguments: Sequence[str] | None = None) -> int:
+    """``text-generation-benchmark``: ``tgi bench``."""
+    return _run("bench", _words(arguments))
+
+
+def _words(arguments: Sequence[str] | None) -> list[str]:
+    return list(sys.argv[1:] if arguments is None else arguments)
 
 
 def _run(command: str, arguments: list[str], defaults: Mapping[str, str] | None = None) -> int:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from tgi_cli.config.schema import (
-    DeviceFacts,
-    EngineConfig,
-    EngineOptions,
-    ModelFacts,
-    ServeConfig,
-)
+from tgi_cli.config.schema import DeviceFacts, EngineConfig, EngineOptions, ModelFacts, ServeConfig
+from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.engine import (
     ATTENTIONS,
-    BATCHINGS,
-    CAPACITY_POLICIES,
     DEFAULT_CPU_PREFILL_TOKENS,
     DEFAULT_PREFILL_TOKENS,
     KV_CACHE_DTYPES,
@@ -29,10 +20,10 @@ from tgi_cli.config.settings.model import (
     DEFAULT_CPU_LORAS,
     DEFAULT_LORA_RANK,
     DEFAULT_LORAS,
-    IN_CHECKPOINTS,
     MIN_LORA_RANK,
     ON_THE_FLY,
 )
+from tgi_cli.config.settings.setting import SERVE
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 
 log = logging.getLogger(__name__)
@@ -50,34 +41,12 @@ MAX_CONTEXT = 1 << 24
 _PROCESS_BYTES = 256 << 20
 """Memory of a shard's process without weights: PyTorch and the interpreter."""
 
-_DTYPES = {
-    "float16": "float16",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    "float32": "float32",
-    "float": "float32",
-}
-_POSITIVE = (
-    "max_input_tokens",
-    "max_total_tokens",
-    "max_batch_prefill_tokens",
-    "max_batch_total_tokens",
-    "max_batch_size",
-    "max_concurrent_requests",
-    "max_queued_requests",
-    "max_queued_tokens",
-    "max_cpu_loras",
-    "max_lora_rank",
-    "num_shard",
-)
+_DTYPES = {"half": "float16", "float": "float32"}
+"""Other names of data types."""
 
 
 def resolve(
-    serve: ServeConfig,
-    model: ModelFacts,
-    device: DeviceFacts,
-    model_path: Path,
-    lora_rank: int = 0,
+    serve: ServeConfig, model: ModelFacts, device: DeviceFacts, model_path: Path, lora_rank: int = 0
 ) -> EngineConfig:
     """Fill in the defaults that depend on model and device, and validate all settings.
 
@@ -87,14 +56,7 @@ def resolve(
         ConfigError: settings that contradict each other or the model, named as flags.
         UnsupportedModelError: a quantization format or a sharding that is not supported.
     """
-    for name in _POSITIVE:
-        value = getattr(serve, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {value} must be positive")
-    _require_one_of("batching", serve.batching, BATCHINGS)
-    _require_one_of("capacity-policy", serve.capacity_policy, CAPACITY_POLICIES)
-    if not 0 < serve.cuda_memory_fraction <= 1:
-        raise ConfigError("--cuda-memory-fraction must be above 0 and at most 1")
+    _check_values(serve)
     if serve.cuda_memory_fraction < 1 and device.kind != "cuda":
         log.warning(
             "--cuda-memory-fraction is for GPUs: on a CPU the cache takes half of the free memory, "
@@ -105,7 +67,7 @@ def resolve(
             "--cross-check compares with transformers' unmodified model, without --rope-scaling",
             "leave one of them off",
         )
-    ratio, waiting = _resolve_inflight(serve)
+    ratio, waiting = serve.waiting_served_ratio, serve.max_waiting_tokens
     total = _resolve_total_tokens(serve, model)
     max_input, prefill = _resolve_input_tokens(serve, device, total)
     dtype = _resolve_dtype(serve.dtype, model, device)
@@ -120,13 +82,13 @@ def resolve(
         max_total_tokens=total,
         max_batch_prefill_tokens=prefill,
         max_batch_size=min(serve.max_batch_size or serve.max_concurrent_requests, MAX_SEQUENCES),
-        waiting_served_ratio=ratio,
-        max_waiting_tokens=waiting,
-        kv_cache_dtype=_resolve_kv_cache_dtype(serve.kv_cache_dtype, dtype),
+        waiting_served_ratio=WAITING_SERVED_RATIO if ratio is None else ratio,
+        max_waiting_tokens=MAX_WAITING_TOKENS if waiting is None else waiting,
+        kv_cache_dtype=KV_CACHE_DTYPES[serve.kv_cache_dtype] or dtype,
         attention=_resolve_attention(serve, device),
-        cuda_graphs=_resolve_cuda_graphs(serve.cuda_graphs),
+        cuda_graphs=() if 0 in (serve.cuda_graphs or ()) else serve.cuda_graphs,
         quantize=_resolve_quantize(serve.quantize, model, device),
-        max_loras=_resolve_max_loras(serve),
+        max_loras=serve.max_loras or (DEFAULT_LORAS if serve.lora_adapters else 0),
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
         num_shard=_resolve_num_shard(serve, model, device),
@@ -138,20 +100,17 @@ def resolve(
     )
 
 
-def _require_one_of(name: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"--{name} {value!r} is not known", f"one of: {', '.join(choices)}")
-
-
-def _resolve_inflight(serve: ServeConfig) -> tuple[float, int]:
-    ratio, waiting = serve.waiting_served_ratio, serve.max_waiting_tokens
-    ratio = WAITING_SERVED_RATIO if ratio is None else ratio
-    waiting = MAX_WAITING_TOKENS if waiting is None else waiting
-    if not (math.isfinite(ratio) and ratio >= 0):
-        raise ConfigError(f"--waiting-served-ratio {ratio:g} must be at least 0")
-    if waiting < 0:
-        raise ConfigError(f"--max-waiting-tokens {waiting} must be at least 0")
-    return ratio, waiting
+def _check_values(serve: ServeConfig) -> None:
+    """Check each value as its flag is checked, which callers in Python do not pass through."""
+    for setting in settings_of(SERVE):
+        value = getattr(serve, setting.name, None)
+        if value in (None, ()) or isinstance(value, bool):
+            continue
+        word = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        try:
+            setting.kind.read(word)
+        except ValueError as error:
+            raise ConfigError(f"{setting.flag}: {error}") from error
 
 
 def _resolve_total_tokens(serve: ServeConfig, model: ModelFacts) -> int:
@@ -214,23 +173,14 @@ def _resolve_input_tokens(serve: ServeConfig, device: DeviceFacts, total: int) -
 
 def _resolve_dtype(requested: str | None, model: ModelFacts, device: DeviceFacts) -> str:
     if requested is not None and requested != "auto":
-        if requested not in _DTYPES:
-            known = ", ".join(sorted(_DTYPES))
-            raise ConfigError(f"--dtype {requested!r} is not a dtype", f"one of: auto, {known}")
-        return _DTYPES[requested]
+        return _DTYPES.get(requested, requested)
     if device.kind == "cpu":
         return "bfloat16" if device.native_bfloat16 else "float32"
     return "bfloat16" if model.dtype == "float32" else model.dtype
 
 
-def _resolve_kv_cache_dtype(requested: str, dtype: str) -> str:
-    _require_one_of("kv-cache-dtype", requested, KV_CACHE_DTYPES)
-    return KV_CACHE_DTYPES[requested] or dtype
-
-
 def _resolve_attention(serve: ServeConfig, device: DeviceFacts) -> str | None:
     requested = serve.attention
-    _require_one_of("attention", requested, ATTENTIONS)
     required = ATTENTIONS[requested]
     if required not in (None, device.kind):
         here = ", ".join(name for name, kind in ATTENTIONS.items() if kind in (None, device.kind))
@@ -243,20 +193,11 @@ def _resolve_attention(serve: ServeConfig, device: DeviceFacts) -> str | None:
     return requested if required or requested == "torch" else None
 
 
-def _resolve_cuda_graphs(requested: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    if requested is None:
-        return None
-    if any(size < 0 for size in requested):
-        raise ConfigError(f"--cuda-graphs {','.join(map(str, requested))}: sizes are positive")
-    return () if 0 in requested else requested
-
-
 def _resolve_quantize(requested: str | None, model: ModelFacts, device: DeviceFacts) -> str | None:
     """The format into which to quantize unquantized weights, or None."""
     found = model.quantization
     if requested is None:
         return None
-    _require_one_of("quantize", requested, (*ON_THE_FLY, *IN_CHECKPOINTS))
     if requested == "exl2":
         raise UnsupportedModelError(
             "exl2 mixes widths within a matrix, for exllamav2's kernels, which are CUDA only",
@@ -273,18 +214,6 @@ def _resolve_quantize(requested: str | None, model: ModelFacts, device: DeviceFa
             f"leave it off; for unquantized weights: {', '.join(ON_THE_FLY)}",
         )
     return None
-
-
-def _resolve_max_loras(serve: ServeConfig) -> int:
-    loras = serve.max_loras
-    if loras is None:
-        loras = DEFAULT_LORAS if serve.lora_adapters else 0
-    if loras < 0 or (serve.lora_adapters and not loras):
-        raise ConfigError(
-            f"--max-loras {loras} leaves no slot for adapters",
-            "set it to 1 or more, or leave it unset",
-        )
-    return loras
 
 
 def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:

@@ -26,6 +26,7 @@ from tgi_cli.llm.options import (
 )
 from tgi_cli.llm.outputs import Completion, GenerationError
 from tgi_cli.llm.stream import Stream
+from tgi_cli.llm.thinking import ThinkingBudgets
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.chat_template import ChatTemplateError
@@ -87,6 +88,7 @@ class LLM:
             **settings,
         )
         self._text = TextBundle.load(local.path, trust_remote_code)
+        self._thinking = ThinkingBudgets(local.path, trust_remote_code)
         self._engine, self.info = start_engine(serve, local.path, on_stats)
         self._close = weakref.finalize(self, self._engine.close)
 
@@ -331,6 +333,7 @@ class LLM:
                     self._engine.request_ids,
                     adapter_id,
                     grammar,
+                    self._thinking.of(prompt, options.thinking_token_budget),
                 )
             )
         ]

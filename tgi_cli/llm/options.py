@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any, TypedDict
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest, LogitsProcessor
+from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.engine.validation import LengthError, validate_length
 from tgi_cli.sampling.params import MAX_TOKEN_IDS, SamplingParams
 from tgi_cli.text.grammar.checker import token_setup
@@ -91,6 +92,7 @@ class GenerationKeywords(TypedDict, total=False):
     add_special_tokens: bool
     adapter: str | Sequence[str | None] | None
     grammar: Grammar | None
+    thinking_token_budget: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +125,12 @@ class GenerationOptions:
             ``{"type": "regex", "value": ...}``; ``{"type": "grammar", "grammar": Lark}``; or a
             JSON text in llguidance's own form. The text ends where nothing may follow, even with
             ``ignore_eos``.
+        thinking_token_budget: Most tokens of reasoning; then its closing marker is forced. None:
+            any number. Only for models whose reasoning is between added tokens.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: A value is out of range, or ``return_generation_logits`` is combined with a
+            budget, whose forced tokens have no logits.
     """
 
     max_new_tokens: int | None = 16
@@ -144,6 +149,7 @@ class GenerationOptions:
     add_special_tokens: bool = True
     adapter: str | Sequence[str | None] | None = None
     grammar: Grammar | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         new_tokens = self.max_new_tokens
@@ -160,6 +166,15 @@ class GenerationOptions:
             (
                 self.timeout_seconds is None or self.timeout_seconds > 0,
                 "timeout_seconds must be positive",
+            ),
+            (
+                (self.thinking_token_budget or 0) >= 0,
+                "thinking_token_budget must be 0 or positive",
+            ),
+            (
+                self.thinking_token_budget is None or not self.return_generation_logits,
+                "tokens that a thinking_token_budget forces have no logits: do without "
+                "return_generation_logits",
             ),
         )
         for holds, message in checks:
@@ -286,6 +301,7 @@ def requests_of(
     ids: Iterator[int],
     adapter_id: int = 0,
     grammar: str | None = None,
+    thinking: ThinkingBudget | None = None,
 ) -> list[GenerationRequest]:
     """The engine's requests for one prompt: its first sample, and forks of it.
 
@@ -308,6 +324,7 @@ def requests_of(
         return_generation_logits=options.return_generation_logits,
         adapter_id=adapter_id,
         grammar=grammar,
+        thinking=thinking,
     )
     return [first, *(first.fork(next(ids), sample) for sample in range(1, options.samples))]
 

@@ -18,7 +18,7 @@ import logging
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,18 +28,11 @@ from typing import NamedTuple, Protocol
 import grpc
 
 from tgi_cli.engine.core import Inbound
-from tgi_cli.engine.messages import (
-    Cancel,
-    EngineInfo,
-    Finished,
-    FinishReason,
-    StepOutputs,
-)
+from tgi_cli.engine.messages import Cancel, EngineInfo, Finished, FinishReason, StepOutputs
 from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.engine.validation import validate_request
 from tgi_cli.errors import AddressInUseError
-from tgi_cli.model_server.adapter_service import AdapterServicer
-from tgi_cli.model_server.adapters import AdapterRegistry
+from tgi_cli.model_server.adapters import AdapterRegistry, AdapterServicer
 from tgi_cli.model_server.grpc_service import GrpcService
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket
@@ -88,12 +81,7 @@ class EngineServer(AdapterServicer):
         sessions: The open sessions.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        info: EngineInfo,
-        max_loras: int = 0,
-    ) -> None:
+    def __init__(self, engine: Engine, info: EngineInfo, max_loras: int = 0) -> None:
         super().__init__(AdapterRegistry(engine.inbox.put, max_loras, info.model_id))
         self.services: list[GrpcService] = []
         self._engine = engine
@@ -302,13 +290,13 @@ class EngineServer(AdapterServicer):
         first = found[0] if found else None
         if first is not None and all(r is not None and r.session is first.session for r in found):
             # One client, the usual case: its arrays are the engine's.
-            part = StepOutputs()
-            part.request_ids = [route.client_id for route in found if route is not None]
-            part.token_ids = outputs.token_ids
-            part.logprobs = outputs.logprobs
-            part.top_ids = outputs.top_ids
-            part.top_logprobs = outputs.top_logprobs
-            parts[first.session] = part
+            parts[first.session] = StepOutputs(
+                [route.client_id for route in found if route is not None],
+                outputs.token_ids,
+                outputs.logprobs,
+                outputs.top_ids,
+                outputs.top_logprobs,
+            )
         else:
             for index, route in enumerate(found):
                 if route is None:
@@ -319,38 +307,29 @@ class EngineServer(AdapterServicer):
                 part.logprobs.append(outputs.logprobs[index])
                 part.top_ids.append(outputs.top_ids[index])
                 part.top_logprobs.append(outputs.top_logprobs[index])
-        for started in outputs.started:
-            route = routes.get(started.request_id)
-            if route is not None:
-                part = parts[route.session]
-                part.started.append(replace(started, request_id=route.client_id))
-        for run in outputs.prompt_logprobs:
-            route = routes.get(run.request_id)
-            if route is not None:
-                part = parts[route.session]
-                part.prompt_logprobs.append(replace(run, request_id=route.client_id))
+        for name in ("started", "prompt_logprobs", "finished"):
+            for entry in getattr(outputs, name):
+                route = routes.get(entry.request_id)
+                if route is not None:
+                    own = replace(entry, request_id=route.client_id)
+                    getattr(parts[route.session], name).append(own)
         if outputs.finished:
-            self._split_finished(outputs, parts)
+            self._end_requests(finished.request_id for finished in outputs.finished)
         for session, part in parts.items():
             session.outgoing.put(part)
         if outputs.finished:
             self._end_half_closed(parts)
 
-    def _split_finished(
-        self, outputs: StepOutputs, parts: dict[ClientSession, StepOutputs]
-    ) -> None:
+    def _end_requests(self, engine_ids: Iterable[int]) -> None:
         with self._lock:
-            for finished in outputs.finished:
-                route = self._routes.pop(finished.request_id, None)
-                if route is None:
-                    continue
-                route.session.live.pop(route.client_id, None)
-                part = parts[route.session]
-                part.finished.append(replace(finished, request_id=route.client_id))
+            for engine_id in engine_ids:
+                route = self._routes.pop(engine_id, None)
+                if route is not None:
+                    route.session.live.pop(route.client_id, None)
 
-    def _end_half_closed(self, parts: dict[ClientSession, StepOutputs]) -> None:
+    def _end_half_closed(self, sessions: Iterable[ClientSession]) -> None:
         with self._lock:
-            for session in parts:
+            for session in sessions:
                 if session.half_closed and not session.live:
                     session.outgoing.put(None)
 

@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from tgi_cli.engine.config import SchedulerConfig
@@ -34,7 +32,7 @@ from tgi_cli.model_server.limits_report import log_limits
 from tgi_cli.process import unix_socket
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 from tgi_cli.process.progress import ProgressReporter
-from tgi_cli.process.signals import delivered
+from tgi_cli.process.signals import delivered, exiting_on
 
 if TYPE_CHECKING:
     from tgi_cli.worker.sizing.kv_cache import Capacity
@@ -71,24 +69,17 @@ def run_model_server(
     fd = server_config.heartbeat_fd
     from tgi_cli.worker.factory import load_worker
 
-    signal.signal(signal.SIGTERM, _exit)
     serve = server_config.serve
-    with HeartbeatWriter(None if fd is None else SharedHeartbeat.attach(fd)).beating() as heartbeat:
-        with _load_progress(serve.json_output) as progress:
+    memory = None if fd is None else SharedHeartbeat.attach(fd)
+    with exiting_on(signal.SIGTERM), HeartbeatWriter(memory).beating() as heartbeat:
+        show_bar = False if serve.json_output else None
+        with ProgressReporter(show_bar=show_bar, delay=_BAR_DELAY, transient=True) as progress:
+            progress.start("loading weights", 0)
             worker, config = load_worker(serve, server_config.model_path, progress.update)
         try:
             _serve(server_config, services, worker, config.max_total_tokens, heartbeat)
         finally:
             worker.close()
-
-
-def _load_progress(json_output: bool) -> ProgressReporter:
-    """Start the progress of loading a model, in bytes."""
-    progress = ProgressReporter(
-        show_bar=False if json_output else None, delay=_BAR_DELAY, transient=True
-    )
-    progress.start("loading weights", 0)
-    return progress
 
 
 def _serve(
@@ -231,11 +222,6 @@ def _stop_on_worker_failure(
         ended.set()
 
 
-def _exit(_number: int, _frame: FrameType | None) -> None:
-    """Handle SIGTERM before the socket is open: there is nothing to finish."""
-    sys.exit(0)
-
-
 def _shut_down(
     signals: SimpleQueue[signal.Signals],
     engine: EngineCore,
@@ -248,13 +234,12 @@ def _shut_down(
     heartbeat.enter(State.DRAINING)
     server.drain()
     end = time.monotonic() + grace
-    while (live := _live(engine)) and signals.empty() and time.monotonic() < end:
+    while (
+        (live := engine.live_requests + engine.driven_requests)
+        and signals.empty()
+        and time.monotonic() < end
+    ):
         time.sleep(_POLL_SECONDS)
     if live:
         log.warning("cancelling %d requests that have not finished", live)
     engine.inbox.put(Shutdown())
-
-
-def _live(engine: EngineCore) -> int:
-    """Number of requests that clients wait for."""
-    return engine.live_requests + engine.driven_requests

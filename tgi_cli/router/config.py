@@ -31,7 +31,7 @@ class RouterConfig:
             generation_config.json in /v1 requests, or ``none``.
         tokenizer_config_path: tokenizer_config.json for the chat template. Default: the model's.
         tool_call_parser, reasoning_parser: ``auto``, ``none`` or a format of
-            :mod:`tgi_cli.text.known_formats`.
+            :mod:`tgi_cli.text.formats`.
         disable_grammar_support: refuse requests for structured output.
         api_key: comma-separated keys, one of which clients must send. Default: none is required.
         cors_allow_origin: origins of pages that may use the server. Default: all.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tgi_cli.engine.thinking import ThinkingBudget
-from tgi_cli.text.known_formats import REASONING_FIELDS
+from tgi_cli.text.formats.reasoning import REASONING_FIELDS
 from tgi_cli.text.tokenizer import Tokenizer
 
 
@@ -88,7 +88,7 @@ class AnswerMarkers:
 
 def _marker_ids(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     ids = tokenizer.encode(text, False) if text else []
-    if ids and ids[0] not in tokenizer.backend.get_added_tokens_decoder():
+    if ids and ids[0] not in tokenizer.added_ids:
         raise ValueError(
             f"this model writes {text!r} as plain text, not as a token of its own, so that the "
             "engine cannot tell where reasoning begins and ends"

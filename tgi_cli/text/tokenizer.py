@@ -19,8 +19,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from tgi_cli.errors import LibraryPanicError, ModelError, no_panic
-from tgi_cli.files import TOKENIZER_BYTES, require_file
 from tgi_cli.files import read_json as read_bounded
+from tgi_cli.files import require_tokenizer
 from tgi_cli.process.spawn import child_environment, module_command
 from tgi_cli.text.spans import Spans
 
@@ -39,6 +39,7 @@ class Tokenizer:
 
     Attributes:
         backend: The compiled tokenizer.
+        added_ids: Added tokens; no other token holds a part of their texts.
         special_ids: Special tokens, which are left out of generated text.
         bos_token: Its text in chat templates; empty if there is none.
         eos_token: Its text in chat templates; empty if there is none.
@@ -57,6 +58,7 @@ class Tokenizer:
         self.eos_token = _content(config.get("eos_token"))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
         special = {index for index, token in added.items() if token.special}
         for name in _NAMED:
             index = backend.token_to_id(_content(config.get(name)))
@@ -187,7 +189,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_backend(path: Path) -> Backend:
     try:
-        require_file(path, TOKENIZER_BYTES)
+        require_tokenizer(path)
         with no_panic():
             return Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any unreadable file

@@ -144,9 +144,8 @@ class GenerateService:
         ):
             if value > bound:
                 raise CallError(
-                    Code.INVALID_ARGUMENT,
                     f"{name} {value} is more than {bound}, the limit of the model server: "
-                    f"request less, or see its {flag}",
+                    f"request less, or see its {flag}"
                 )
         self._limits = replace(
             own,
@@ -169,16 +168,16 @@ class GenerateService:
         cached = self._batch(request.cached_batch.id) if joined else []
         if not joined and batch_id in self._batches:
             raise CallError(
-                Code.ALREADY_EXISTS, f"batch {batch_id} is in use: clear it, or take another id"
+                f"batch {batch_id} is in use: clear it, or take another id", Code.ALREADY_EXISTS
             )
         if not request.batch.requests:
-            raise CallError(Code.INVALID_ARGUMENT, f"batch {batch_id} has no requests")
+            raise CallError(f"batch {batch_id} has no requests")
         known = {member.request_id for member in cached}
         added: list[BatchRequest] = []
         upto = []
         for each in request.batch.requests:
             if each.id in known:
-                raise CallError(Code.INVALID_ARGUMENT, f"request {each.id} is in the batch already")
+                raise CallError(f"request {each.id} is in the batch already")
             known.add(each.id)
             member = self._read(each)
             added.append(member)
@@ -198,15 +197,15 @@ class GenerateService:
     def Decode(self, request: Any, began: int) -> Any:
         ids = [batch.id for batch in request.batches]
         if not ids:
-            raise CallError(Code.INVALID_ARGUMENT, "no batch to decode")
+            raise CallError("no batch to decode")
         if len(set(ids)) < len(ids):
-            raise CallError(Code.INVALID_ARGUMENT, f"batch {ids[0]} is named more than once")
+            raise CallError(f"batch {ids[0]} is named more than once")
         batch = [member for batch_id in ids for member in self._batch(batch_id)]
         seen: set[int] = set()
         for member in batch:
             if member.request_id in seen:
                 cause = f"request {member.request_id} is in more than one of the batches"
-                raise CallError(Code.INVALID_ARGUMENT, cause)
+                raise CallError(cause)
             seen.add(member.request_id)
         response = self._messages.DecodeResponse()
         if len(ids) > 1:
@@ -219,14 +218,10 @@ class GenerateService:
         batch_id, filtered = request.batch_id, []
         left = {member.request_id: member for member in self._batch(batch_id)}
         if not request.request_ids:
-            raise CallError(
-                Code.INVALID_ARGUMENT, f"batch {batch_id}: nothing to keep; ClearCache drops it"
-            )
+            raise CallError(f"batch {batch_id}: nothing to keep; ClearCache drops it")
         missing = set(request.request_ids) - set(left)
         if missing:
-            raise CallError(
-                Code.INVALID_ARGUMENT, f"request {min(missing)} is not in batch {batch_id}"
-            )
+            raise CallError(f"request {min(missing)} is not in batch {batch_id}")
         for request_id in dict.fromkeys(request.request_ids):
             filtered.append(left.pop(request_id))
         self._client.drop(member.engine_id for member in left.values())
@@ -271,7 +266,7 @@ class GenerateService:
         except StepFailure as error:
             self._client.drop(member.engine_id for member in batch)
             cause = f"request {error.member.request_id}: {error}"
-            raise CallError(Code.INTERNAL, cause) from error
+            raise CallError(cause, Code.INTERNAL) from error
         left = [member for member in batch if not member.ended]
         if left:
             self._batches[ids[0]] = left
@@ -287,7 +282,7 @@ class GenerateService:
         about = f"request {failed[0]}" if failed else f"batch {batch_id}"
         if error.fault is AdvanceFault.FAILED:
             about = f"requests {', '.join(str(member.request_id) for member in batch)}"
-        return CallError(_CODES[error.fault], f"{about}: {error.cause}")
+        return CallError(f"{about}: {error.cause}", _CODES[error.fault])
 
     def _read(self, request: Any) -> BatchRequest:
         stops = request.stopping_parameters.stop_sequences
@@ -296,16 +291,16 @@ class GenerateService:
             text = self._reader.model_text()
             return BatchRequest(request.id, read, text, stops, self._info.block_size)
         except ValueError as error:
-            raise CallError(Code.INVALID_ARGUMENT, f"request {request.id}: {error}") from error
+            raise CallError(f"request {request.id}: {error}") from error
         except TgiError as error:  # no tokenizer, or no process that checks grammars
             cause = f"request {request.id}: {error.cause}"
-            raise CallError(Code.FAILED_PRECONDITION, cause) from error
+            raise CallError(cause, Code.FAILED_PRECONDITION) from error
 
     def _batch(self, batch_id: int) -> list[BatchRequest]:
         batch = self._batches.get(batch_id)
         if batch is None:
             cause = f"batch {batch_id} does not exist: it has ended, was cleared, or never was"
-            raise CallError(Code.NOT_FOUND, cause)
+            raise CallError(cause, Code.NOT_FOUND)
         return batch
 
     def _describe(self, response: Any, batch_id: int) -> None:

@@ -34,7 +34,7 @@ _POLL_SECONDS = 1.0
 class CallError(Exception):
     """The status with which a call ends."""
 
-    def __init__(self, code: grpc.StatusCode, cause: str) -> None:
+    def __init__(self, cause: str, code: grpc.StatusCode = Code.INVALID_ARGUMENT) -> None:
         super().__init__(cause)
         self.code = code
 
@@ -59,7 +59,7 @@ class StepClient:
     def turn(self) -> Iterator[None]:
         """Wait until no other call is in progress. Raises CallError."""
         if not self._callers.acquire(blocking=False):
-            raise CallError(Code.RESOURCE_EXHAUSTED, f"{MAX_CALLERS} calls are waiting already")
+            raise CallError(f"{MAX_CALLERS} calls are waiting already", Code.RESOURCE_EXHAUSTED)
         try:
             with self._lock:
                 yield
@@ -74,7 +74,7 @@ class StepClient:
         """Raise CallError if the engine has ended, or is draining and the work is new."""
         cause = self._ended or (self._draining if new else "")
         if cause:
-            raise CallError(Code.UNAVAILABLE, cause)
+            raise CallError(cause, Code.UNAVAILABLE)
 
     def advance(
         self,

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer as Backend
 from tgi_cli.device import default_threads
 from tgi_cli.engine.step import GrammarMatcher
 from tgi_cli.errors import no_panic
-from tgi_cli.files import TOKENIZER_BYTES, read_json, require_file
+from tgi_cli.files import read_json, require_tokenizer
 from tgi_cli.worker.grammar_errors import NOTHING_FITS, limit_passed
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def read_tokenizer(model_path: Path, trust_remote_code: bool = False) -> str:
     """
     path = model_path / "tokenizer.json"
     if path.is_file():
-        require_file(path, TOKENIZER_BYTES)
+        require_tokenizer(path)
         with no_panic():
             backend = Backend.from_file(str(path))
     else:

@@ -49,7 +49,7 @@ def test_the_number_of_shards_follows_flags_and_devices(
         ({"sharded": True}, CPU, "this machine has none", "--num-shard N"),
         ({"sharded": True, "num_shard": 1}, FOUR, "--sharded and --num-shard 1", "leave one off"),
         ({"sharded": False, "num_shard": 2}, FOUR, "--no-sharded", "leave one off"),
-        ({"num_shard": 0}, CPU, "--num-shard 0 must be positive", ""),
+        ({"num_shard": 0}, CPU, "--num-shard: 0 is not at least 1", ""),
     ],
 )
 def test_contradictory_sharding_is_rejected(

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, trainers
 
 from tests.tools.checkpoints import make_llama
 from tests.tools.lora_adapters import make_adapter
@@ -172,12 +174,41 @@ def test_tokenizers_that_are_no_files(kind: str, tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_a_tokenizer_that_the_library_panics_on_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["a", "\u0120", "a" * 1000])
+def test_a_prefix_of_subwords_that_merges_lack_is_an_error(prefix: str, tmp_path: Path) -> None:
     file = tokenizer(tmp_path) / "tokenizer.json"
     raw = json.loads(file.read_text())
-    raw["model"]["continuing_subword_prefix"] = "a" * 1000
+    assert raw["model"]["merges"]
+    raw["model"]["continuing_subword_prefix"] = prefix
     file.write_text(json.dumps(raw))
-    with pytest.raises(ModelError, match="cannot be read: range"):
+    with pytest.raises(ModelError, match="lacks `continuing_subword_prefix`"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(ValueError, match="lacks `continuing_subword_prefix`"):
+        read_tokenizer(tmp_path)
+
+
+def test_a_prefix_of_subwords_that_merges_have_is_accepted(tmp_path: Path) -> None:
+    backend = Backend(models.BPE(continuing_subword_prefix="##", unk_token="?"))
+    trainer = trainers.BpeTrainer(special_tokens=["?"], continuing_subword_prefix="##")
+    backend.train_from_iterator(["abc abd abc"] * 9, trainer)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert len(Tokenizer.load(tmp_path).encode("abc")) == 1
+    assert read_tokenizer(tmp_path)
+
+
+def test_a_panic_of_the_library_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panic(path: str) -> None:
+        raise PanicException("out of range")
+
+    tokenizer(tmp_path)
+    monkeypatch.setattr(Backend, "from_file", panic)
+    with pytest.raises(ModelError, match="cannot be read: out of range"):
         Tokenizer.load(tmp_path)
     with pytest.raises(LibraryPanicError):
         read_tokenizer(tmp_path)

@@ -30,9 +30,10 @@ class LagMonitor:
         self._task = asyncio.ensure_future(self._tick())
 
     def stop(self, late: Sequence[float]) -> ClientHealth:
-        """Stop measuring; ``late`` are the seconds by which requests were started late."""
-        if self._task is not None:
-            self._task.cancel()
+        """Stop measuring, if it was started; ``late`` are the seconds by which requests lagged."""
+        if self._task is None:
+            return ClientHealth()
+        self._task.cancel()
         wall = time.perf_counter() - self._wall
         share = (time.process_time() - self._cpu) / wall if wall > 0 else 0.0
         return assess(percentile(self._lags, 0.99), share, percentile(late, 0.99), wall)

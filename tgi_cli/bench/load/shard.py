@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -30,6 +30,8 @@ _FAILURES = 2
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _TGI_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 """TGI's sampling parameters, besides those whose default is 0."""
+
+_Result = TypeVar("_Result")
 
 
 class ShardGroup:
@@ -96,26 +98,31 @@ class ShardGenerator(LoadGenerator):
         self._top_tokens = sampling.pop("top_n_tokens", 0)
         self._parameters = messages.NextTokenChooserParameters(**_TGI_DEFAULTS | sampling)
         self._failures = 0
+        self._cancelled = False
 
     async def run(self, origin: float) -> None:
         """Run until the step is over, and leave no batch on the shard."""
         try:
-            await self._call("ClearCache", messages.ClearCacheRequest())
+            await self._on_thread(self._clear_cache)
             await super().run(origin)
-            await self._call("ClearCache", messages.ClearCacheRequest())
+            await self._on_thread(self._clear_cache)
         except grpc.RpcError as error:
             if not self.stopped:
                 self.stopped = f"the shard on {self._job.target.address} failed: "
                 self.stopped += error_text(error)
                 self._fail(self.stopped, _REMEDY, fatal=True)
 
+    async def _on_thread(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
     async def _run_batch(self, items: Sequence[IndexedRequest], warmup: bool) -> None:
         requests = [item.request for item in items]
         self._count_time_from(self._sender.now(), warmup)
         counters = self._sender.counters
         counters.in_flight = len(requests)
+        self._cancelled = False
         try:
-            record = await self._prefill_and_decode(requests, warmup)
+            record = await self._on_thread(self._prefill_and_decode, requests, warmup)
         except grpc.RpcError as error:
             self._failures += 1
             counters.kinds["shard"] += 1
@@ -125,23 +132,22 @@ class ShardGenerator(LoadGenerator):
             if lost or self._failures >= _FAILURES:
                 self.stopped = cause
             else:
-                await self._call("ClearCache", messages.ClearCacheRequest())
+                await self._on_thread(self._clear_cache)
         else:
             self._failures = 0
             self._report(BatchDone(self._job.index, record))
         finally:
+            self._cancelled = True  # ends the batch that still runs if this task is cancelled
             counters.in_flight = 0
 
-    async def _prefill_and_decode(
-        self, requests: Sequence[BenchRequest], warmup: bool
-    ) -> BatchRecord:
-        """Do one run. Raises grpc.RpcError."""
+    def _prefill_and_decode(self, requests: Sequence[BenchRequest], warmup: bool) -> BatchRecord:
+        """Do one run, on a thread that does nothing else. Raises grpc.RpcError."""
         batch = self._message(requests)
-        response, prefill = await self._call("Prefill", messages.PrefillRequest(batch=batch))
+        response, prefill = self._timed("Prefill", messages.PrefillRequest(batch=batch))
         decodes = []
-        while response.HasField("batch"):
+        while response.HasField("batch") and not self._cancelled:
             request = messages.DecodeRequest(batches=[response.batch])
-            response, seconds = await self._call("Decode", request)
+            response, seconds = self._timed("Decode", request)
             decodes.append(seconds)
         return BatchRecord(
             batch_size=len(requests),
@@ -152,16 +158,16 @@ class ShardGenerator(LoadGenerator):
             warmup=warmup,
         )
 
-    async def _call(self, name: str, request: Any) -> tuple[Any, float]:
+    def _timed(self, name: str, request: Any) -> tuple[Any, float]:
         """Call the shards; return the response and the seconds it took. Raises grpc.RpcError."""
-
-        def call() -> tuple[Any, float]:
-            began = time.perf_counter()
-            return self._shards.call(name, request), time.perf_counter() - began
-
-        answer = await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        began = time.perf_counter()
+        response = self._shards.call(name, request)
+        seconds = time.perf_counter() - began
         self._sender.counters.tokens += self._sender.counters.in_flight
-        return answer
+        return response, seconds
+
+    def _clear_cache(self) -> None:
+        self._shards.call("ClearCache", messages.ClearCacheRequest())
 
     def _message(self, requests: Sequence[BenchRequest]) -> Any:
         """The batch, as TGI's benchmark builds it."""

@@ -19,9 +19,9 @@ from tgi_cli.router.api.response_input import sealed
 from tgi_cli.router.api.schemas import responses as schemas
 from tgi_cli.router.api.schemas.openai_answers import TokenLogprob
 from tgi_cli.router.generation.deltas import Delta, Token
+from tgi_cli.text.formats.calls import ToolCallArguments, ToolCallStart
 from tgi_cli.text.response_parser import Content, Reasoning, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
 
 Item = TypeVar("Item", bound=schemas.OutputItem)
 
