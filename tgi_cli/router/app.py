@@ -26,6 +26,7 @@ from tgi_cli.router.api import (
     responses,
     sagemaker,
     service,
+    stored_responses,
     tgi,
     tokenize,
     vertex,
@@ -43,6 +44,7 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.middleware import ObservabilityMiddleware
 from tgi_cli.router.observability.tracing import Tracing
+from tgi_cli.router.response_store import ResponseStore
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
@@ -57,6 +59,7 @@ ROUTES = [
     *chat.ROUTES,
     *completions.ROUTES,
     *responses.ROUTES,
+    *stored_responses.ROUTES,
     *messages.ROUTES,
     *models.ROUTES,
     *adapters.ROUTES,
@@ -109,7 +112,17 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
     if config.generation_config == "auto":
         defaults = SamplingDefaults.read(config.model_path)
     app.state.router = RouterState(
-        config, client, text, workers, metrics, admission, generator, names, defaults, tracing
+        config,
+        client,
+        text,
+        workers,
+        metrics,
+        admission,
+        generator,
+        names,
+        defaults,
+        ResponseStore(config.response_store_bytes, config.response_store_seconds),
+        tracing,
     )
     return app
 
