@@ -35,9 +35,9 @@ from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.custom_calls import ResponseReader
+from tgi_cli.text.formats.calls import ToolCallArguments, ToolCallStart
 from tgi_cli.text.response_parser import Content, ParsedResponse, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
 
 _encode = msgspec.json.Encoder().encode
 
