@@ -34,7 +34,7 @@ def leads(generations: Sequence[Generation]) -> list[Generation]:
 def prompt_characters(generations: Sequence[Generation]) -> int:
     """The total length of the prompts that were given as text."""
     prompts = [lead.spec.prompt for lead in leads(generations)]
-    return sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    return sum(len(prompt) for prompt in prompts if not isinstance(prompt, tuple))
 
 
 @dataclass(frozen=True, slots=True)
