@@ -14,6 +14,7 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.router.fakes import FakeEngine
+from tests.unit.text.miniature_templates import TEMPLATES
 from tgi_cli.process.worker_pool import Limits
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
@@ -114,3 +115,31 @@ async def test_failure_to_start_a_process_is_503(
     answer = await client.post(ROUTE, json=chat("hi"))
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "server_error"
+
+
+async def test_conversations_are_adapted_to_the_template(
+    engine: FakeEngine, text: TextBundle, config: RouterConfig
+) -> None:
+    """In a template that would raise: roles alternate, and there is no system role."""
+    template = ChatTemplate({"default": TEMPLATES["no_system"][0]}, {})
+    engine.info = replace(engine.info, max_input_tokens=255, max_total_tokens=256)
+    app = create_app(engine, replace(text, chat_template=template), config)
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    messages = [
+        {"role": "developer", "content": "A"},
+        {"role": "system", "content": "B"},
+        {"role": "user", "content": parts},
+        {"role": "system", "content": "C"},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "y"},
+    ]
+    prompts = []
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+        for end in (4, 6):
+            answer = await client.post(ROUTE, json={"messages": messages[:end]})
+            assert answer.status_code == 200, answer.text
+            ids = engine.requests[-1].prompt_ids
+            prompts.append(engine.tokenizer.decode(ids, skip_special_tokens=False))
+    assert prompts[0] == "<user>A\n\nB\n\nhi\n\n<system-reminder>\nC\n</system-reminder></>"
+    assert prompts[1] == prompts[0] + "<assistant>x</><user>y</>"

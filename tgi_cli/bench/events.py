@@ -213,7 +213,6 @@ class StepProgress(msgspec.Struct, frozen=True, tag=True):
     in_flight: int
     errors: int
     tokens_per_second: float
-    queued: int = 0
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True):

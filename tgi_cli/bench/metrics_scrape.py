@@ -81,13 +81,11 @@ class MetricsScraper:
 
     Args:
         url: URL of the server; empty to read nothing.
-        latest: Updated with the latest values.
     """
 
-    def __init__(self, url: str, settings: RequestSettings, latest: dict[str, float]) -> None:
+    def __init__(self, url: str, settings: RequestSettings) -> None:
         self._url = f"{url.removesuffix('/').removesuffix('/v1')}/metrics" if url else ""
         self._settings = settings
-        self._latest = latest
         self._first = self._last = _NOTHING
         self._levels: dict[str, list[float]] = defaultdict(list)
         self._client: httpx.AsyncClient | None = None
@@ -95,7 +93,6 @@ class MetricsScraper:
 
     async def start(self) -> None:
         """Start with the step."""
-        self._latest.clear()
         if not self._url:
             return
         self._client = httpx.AsyncClient(**client_options(self._settings, _TIMEOUT))
@@ -148,8 +145,6 @@ class MetricsScraper:
         if not now.values:
             return False
         self._last = now
-        self._latest.clear()
-        self._latest.update(now.values)
         return True
 
 

@@ -6,9 +6,10 @@ their own.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
@@ -68,22 +69,16 @@ def check_writable(*paths: Path | None) -> None:
 def write(path: Path, content: str | bytes) -> None:
     """Write a file atomically. Raises ConfigError."""
     data = content.encode() if isinstance(content, str) else content
-    temporary = ""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = file.name
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 

@@ -48,8 +48,6 @@ class LoadDriver:
 
     Attributes:
         notes: Notes for the reader of the results (``BenchRun.notes``), without repeats.
-        server: The current metrics of the target by TGI's names, read once a second during a step;
-            empty if it has none.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class LoadDriver:
         tokenizer: TokenCounter | None = None,
     ) -> None:
         self.notes: list[str] = []
-        self.server: dict[str, float] = {}
         self.target = target
         self.settings = settings
         self.recount = TokenRecount(tokenizer)
@@ -153,7 +150,7 @@ class _StepRun:
         if self._target.kind != "shard-v3":
             route = route_of(self._target, self._settings, bool(first and first[0].messages))
             url = self._target.address
-        scraper = MetricsScraper(url, self._settings, driver.server)
+        scraper = MetricsScraper(url, self._settings)
         rest: asyncio.Task[None] | None = None
         try:
             await self._start(route)
@@ -260,7 +257,6 @@ class _StepRun:
             index=self._index,
             expected=self._step.requests or 0,
             elapsed=max(part.elapsed for part in parts),
-            queued=int(self._driver.server.get("tgi_queue_size", 0)),
             **{name: sum(getattr(part, name) for part in parts) for name in summed},
         )
 

@@ -140,6 +140,9 @@ class BenchCommand(SettingsCommand):
         return super().make_context(info_name, args, parent, **extra)
 
 
+bench.command_class = BenchCommand  # type: ignore[attr-defined]
+
+
 def _use_dashboard(ui: str) -> bool:
     """Whether to show the dashboard. Raises ConfigError if it was requested and cannot run."""
     from importlib.util import find_spec

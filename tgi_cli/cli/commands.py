@@ -41,24 +41,20 @@ class CommandEntry:
     Attributes:
         name: its name on the command line.
         help: the first sentence of its function's docstring.
-        module: the module in ``tgi_cli.cli``. Default: the command's name.
-        function: the function in that module. Default: the command's name.
-        cls: the name of the command class in that module. Default: the
-            ``command_class`` of the function.
+        module: the module in ``tgi_cli.cli``, in which a function has the command's name.
+            Default: that name, too.
     """
 
     name: str
     help: str
     module: str = ""
-    function: str = ""
-    cls: str = ""
 
     def load(self) -> tuple[Callable[..., Any], type]:
         """Import the function and the command class."""
         name = self.name.replace("-", "_")
         module = import_module(f"tgi_cli.cli.{self.module or name}")
-        function = getattr(module, self.function or name)
-        return function, getattr(module, self.cls) if self.cls else function.command_class
+        function = getattr(module, name)
+        return function, function.command_class
 
 
 COMMANDS = (
@@ -74,7 +70,7 @@ COMMANDS = (
     CommandEntry(
         "quantize", "Create a quantized checkpoint of a model, for tgi, vLLM and transformers."
     ),
-    CommandEntry("bench", "Benchmark a model, a shard or a server.", cls="BenchCommand"),
+    CommandEntry("bench", "Benchmark a model, a shard or a server."),
     CommandEntry("model-server", "Run a model behind a unix socket, for a router to connect to."),
     CommandEntry("router", "Serve HTTP in front of a model server."),
     CommandEntry(

@@ -55,11 +55,7 @@ def tgi(
     version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            "-V",
-            help="Print the version.",
-            is_eager=True,
-            callback=_print_version,
+            "--version", "-V", help="Print the version.", is_eager=True, callback=_print_version
         ),
     ] = False,
     show_traceback: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,8 +38,7 @@ def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
                 parameters.append(
                     _parameter(NEGATION + setting.name, Annotated[bool, option], False)
                 )
-        for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
-            setattr(called, attribute, getattr(run, attribute))
+        update_wrapper(called, run)
         called.__annotations__ = {p.name: p.annotation for p in parameters}
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.settings = settings_of(command)  # type: ignore[attr-defined]

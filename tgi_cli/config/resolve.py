@@ -46,11 +46,7 @@ _DTYPES = {"half": "float16", "float": "float32"}
 
 
 def resolve(
-    serve: ServeConfig,
-    model: ModelFacts,
-    device: DeviceFacts,
-    model_path: Path,
-    lora_rank: int = 0,
+    serve: ServeConfig, model: ModelFacts, device: DeviceFacts, model_path: Path, lora_rank: int = 0
 ) -> EngineConfig:
     """Fill in the defaults that depend on model and device, and validate all settings.
 

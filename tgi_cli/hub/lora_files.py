@@ -43,13 +43,6 @@ class LocalAdapter:
         return f"{self.name}={self.path}"
 
 
-@dataclass(frozen=True, slots=True)
-class _AdapterRequest:
-    name: str
-    source: str
-    revision: str | None
-
-
 def resolve_adapters(
     items: Sequence[str], model_id: str, progress: ProgressReporter | None = None
 ) -> tuple[LocalAdapter, ...]:
@@ -66,7 +59,7 @@ def resolve_adapters(
         ModelError: a folder or repository is not an adapter.
     """
     requests = [_parse(item) for item in items]
-    names = [request.name for request in requests]
+    names = [name for name, _, _ in requests]
     for name in names:
         check_name(name, model_id)
         if names.count(name) > 1:
@@ -74,18 +67,19 @@ def resolve_adapters(
                 f"--lora-adapters names {name!r} twice", "give each its own name: name=id or path"
             )
     found = []
-    for request in requests:
-        path = resolve_adapter(request.source, request.revision, progress=progress)
+    for name, source, revision in requests:
+        path = resolve_adapter(source, revision, progress=progress)
         if "," in str(path):
             raise ConfigError(
-                f"the path of the adapter {request.name} has a comma in it: {path}",
+                f"the path of the adapter {name} has a comma in it: {path}",
                 "commas separate adapters: make a link to it without one",
             )
-        found.append(LocalAdapter(request.name, path))
+        found.append(LocalAdapter(name, path))
     return tuple(found)
 
 
-def _parse(item: str) -> _AdapterRequest:
+def _parse(item: str) -> tuple[str, str, str | None]:
+    """Name, source and revision. Raises ConfigError."""
     name, given, source = item.partition("=")
     if not given:
         source = name
@@ -95,7 +89,7 @@ def _parse(item: str) -> _AdapterRequest:
         name = source
     if not (name and source) or (at and not revision):
         raise ConfigError(f"--lora-adapters: {item!r} is not an adapter", _FORMS)
-    return _AdapterRequest(name.strip(), source.strip(), revision or None)
+    return name.strip(), source.strip(), revision or None
 
 
 def check_name(name: str, model_id: str) -> None:

@@ -28,10 +28,7 @@ class Restarts:
     """
 
     def __init__(
-        self,
-        most: int,
-        window: float = WINDOW_SECONDS,
-        draw: Callable[[], float] = random.random,
+        self, most: int, window: float = WINDOW_SECONDS, draw: Callable[[], float] = random.random
     ) -> None:
         self.most = most
         self._window = window

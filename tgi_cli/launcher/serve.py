@@ -6,13 +6,11 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.messages import EngineInfo
@@ -27,6 +25,7 @@ from tgi_cli.process import bind
 from tgi_cli.process.heartbeat import SharedHeartbeat
 from tgi_cli.process.parent_death import parent_pipe
 from tgi_cli.process.runtime_dir import SOCKET, VARIABLE, runtime_folder
+from tgi_cli.process.signals import exiting_on
 from tgi_cli.process.spawn import module_command, run_in_fork, write_config
 from tgi_cli.process.unix_socket import remove_stale
 from tgi_cli.router.config import RouterConfig
@@ -57,7 +56,7 @@ def serve(
     """
     began = time.monotonic()
     with bind.bind(config.hostname, config.port) as sock:
-        with _exit_on_sigterm():
+        with exiting_on(signal.SIGTERM):
             config, model_path = run_in_fork(partial(locate, config))
         host, port = bind.local_address(sock)
         tls = router.ssl_certfile is not None
@@ -148,20 +147,6 @@ def _start(
         )
     finally:
         os.close(config_fd)
-
-
-@contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Exit with status 0 on SIGTERM, while a model is downloaded."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(0)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -32,8 +32,7 @@ from tgi_cli.engine.messages import Cancel, EngineInfo, Finished, FinishReason, 
 from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.engine.validation import validate_request
 from tgi_cli.errors import AddressInUseError
-from tgi_cli.model_server.adapter_service import AdapterServicer
-from tgi_cli.model_server.adapters import AdapterRegistry
+from tgi_cli.model_server.adapters import AdapterRegistry, AdapterServicer
 from tgi_cli.model_server.grpc_service import GrpcService
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket

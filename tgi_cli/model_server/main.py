@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from tgi_cli.engine.config import SchedulerConfig
@@ -34,7 +32,7 @@ from tgi_cli.model_server.limits_report import log_limits
 from tgi_cli.process import unix_socket
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 from tgi_cli.process.progress import ProgressReporter
-from tgi_cli.process.signals import delivered
+from tgi_cli.process.signals import delivered, exiting_on
 
 if TYPE_CHECKING:
     from tgi_cli.worker.sizing.kv_cache import Capacity
@@ -71,9 +69,9 @@ def run_model_server(
     fd = server_config.heartbeat_fd
     from tgi_cli.worker.factory import load_worker
 
-    signal.signal(signal.SIGTERM, _exit)
     serve = server_config.serve
-    with HeartbeatWriter(None if fd is None else SharedHeartbeat.attach(fd)).beating() as heartbeat:
+    memory = None if fd is None else SharedHeartbeat.attach(fd)
+    with exiting_on(signal.SIGTERM), HeartbeatWriter(memory).beating() as heartbeat:
         show_bar = False if serve.json_output else None
         with ProgressReporter(show_bar=show_bar, delay=_BAR_DELAY, transient=True) as progress:
             progress.start("loading weights", 0)
@@ -222,11 +220,6 @@ def _stop_on_worker_failure(
         yield
     finally:
         ended.set()
-
-
-def _exit(_number: int, _frame: FrameType | None) -> None:
-    """Handle SIGTERM before the socket is open: there is nothing to finish."""
-    sys.exit(0)
 
 
 def _shut_down(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 
@@ -43,6 +44,16 @@ def delivered(
         for number, handler in before.items():
             signal.signal(number, handler)
         writing.close()
+
+
+@contextlib.contextmanager
+def exiting_on(number: signal.Signals) -> Iterator[None]:
+    """Exit with status 0 on a signal, while there is nothing to finish."""
+    before = signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _nothing(_number: int, _frame: object) -> None:

@@ -58,6 +58,15 @@ class LayerReport:
     note: str = ""
 
 
+def pack_layer(
+    layer: LinearLayer, result: QuantizationResult, recipe: Recipe, note: str = ""
+) -> tuple[dict[str, Tensor], LayerReport]:
+    """The tensors of a quantized layer by their names in the checkpoint, and its report."""
+    tensors = {f"{layer.name}.{suffix}": each for suffix, each in pack(result, recipe).items()}
+    notes = "; ".join(each for each in (note, result.note) if each)
+    return tensors, LayerReport(layer.name, float(result.loss), notes)
+
+
 @dataclass(slots=True)
 class BlockTask:
     """A block that is being quantized, with its results so far.
@@ -109,10 +118,9 @@ class BlockTask:
     def store(self, layer: LinearLayer, result: QuantizationResult, note: str = "") -> None:
         """Store a result for the checkpoint, and its dequantized weight in the block."""
         self.weight(layer).copy_(dequantize(result))
-        for suffix, tensor in pack(result, self.recipe).items():
-            self.tensors[f"{layer.name}.{suffix}"] = tensor
-        notes = "; ".join(each for each in (note, result.note) if each)
-        self.reports.append(LayerReport(layer.name, float(result.loss), notes))
+        tensors, report = pack_layer(layer, result, self.recipe, note)
+        self.tensors |= tensors
+        self.reports.append(report)
 
     def batches(self) -> Iterator[tuple[int, Callable[[], object]]]:
         """Iterate over batches: their numbers, and functions that run them through the block."""

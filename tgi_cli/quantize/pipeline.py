@@ -22,14 +22,13 @@ from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.registry import quantization_name
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.quantization.algorithms.grid import rtn
-from tgi_cli.quantization.algorithms.layout import pack
 from tgi_cli.quantization.algorithms.recipe import Recipe, check_recipe, describe_recipe
 from tgi_cli.quantize import awq, gptq
 from tgi_cli.quantize.block_runner import BlockRunner
 from tgi_cli.quantize.calibration import BUNDLED, Calibration, heldout_windows, load_calibration
 from tgi_cli.quantize.checkpoint_writer import SHARD_BYTES, write_checkpoint
 from tgi_cli.quantize.evaluation import WINDOW, Evaluation, evaluate
-from tgi_cli.quantize.gptq import BlockTask, LayerReport
+from tgi_cli.quantize.gptq import BlockTask, LayerReport, pack_layer
 from tgi_cli.quantize.model_card import model_card
 from tgi_cli.quantize.offloaded_model import OffloadedModel
 from tgi_cli.quantize.options import QuantizeOptions
@@ -182,9 +181,9 @@ class _Run:
         for layer in layers:
             weight = self.model.tensor(layer.stored).to(self.model.device)
             result = rtn(weight.T.contiguous() if layer.transposed else weight, recipe)
-            for suffix, tensor in pack(result, recipe).items():
-                tensors[f"{layer.name}.{suffix}"] = tensor
-            reports.append(LayerReport(layer.name, float(result.loss), result.note))
+            packed, report = pack_layer(layer, result, recipe)
+            tensors |= packed
+            reports.append(report)
             self.progress.advance(1 / len(layers))
         self._commit(tensors, reports)
 

@@ -7,17 +7,20 @@ from pathlib import Path
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.text.chat_template import ChatTemplate
+from tgi_cli.text.fill_in_middle import FillInMiddle
 from tgi_cli.text.response_format import ResponseFormat, choose_response_format
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 
 
 @dataclass(frozen=True, slots=True)
 class TextBundle:
-    """The tokenizer of a model and, if any, its chat template and response format."""
+    """The tokenizer of a model and, if any, its chat template, response format and tokens that
+    mark prefix and suffix."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None = None
     response_format: ResponseFormat | None = None
+    fill_in_middle: FillInMiddle | None = None
 
     @classmethod
     def load(
@@ -48,8 +51,9 @@ class TextBundle:
             )
         tokenizer = Tokenizer.load(model_path, trust_remote_code)
         template = ChatTemplate.load(model_path, tokenizer, tokenizer_config_path)
+        fill_in_middle = FillInMiddle.find(tokenizer)
         if template is None:
-            return cls(tokenizer)
+            return cls(tokenizer, fill_in_middle=fill_in_middle)
         config = read_json(tokenizer_config_path or model_path / "tokenizer_config.json")
         response = choose_response_format(
             tokenizer,
@@ -59,4 +63,4 @@ class TextBundle:
             tool_call_parser,
             reasoning_parser,
         )
-        return cls(tokenizer, template, response)
+        return cls(tokenizer, template, response, fill_in_middle)

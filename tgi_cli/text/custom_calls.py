@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from tgi_cli.text.formats.calls import ToolCallArguments, ToolCallStart
 from tgi_cli.text.partial_json import JsonValueStream
 from tgi_cli.text.response_parser import ResponsePart
-from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
 
 _INPUT = ("input",)
 _WHOLE = re.compile(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tgi_cli.engine.thinking import ThinkingBudget
-from tgi_cli.text.known_formats import REASONING_FIELDS
+from tgi_cli.text.formats.reasoning import REASONING_FIELDS
 from tgi_cli.text.tokenizer import Tokenizer
 
 

@@ -9,21 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.text.known_formats import (
-    ANY_START,
-    FALLBACK,
-    PARSERS,
-    REASONING_FIELDS,
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ToolFormat,
-    compose,
-    detect,
-)
+from tgi_cli.text.formats.detect import ANY_START, FALLBACK, PARSERS, compose, detect
+from tgi_cli.text.formats.json_calls import shape_of
+from tgi_cli.text.formats.reasoning import REASONING_FIELDS, REASONING_FORMATS
+from tgi_cli.text.formats.syntax import ToolFormat
+from tgi_cli.text.formats.tools import TOOL_FORMATS
 from tgi_cli.text.reasoning import AnswerMarkers
 from tgi_cli.text.response_parser import ResponseParser, ResponseTemplates
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.tool_calls import shape_of
 
 logger = logging.getLogger(__name__)
 
@@ -182,19 +175,20 @@ def choose_response_format(
     def has(text: str) -> bool:
         return text in template_text or tokenizer.backend.token_to_id(text) is not None
 
-    tools = None if tool_parser == "none" else tool_parser
-    if tool_parser == "auto":
-        seen = detect(TOOL_FORMATS, template_text.__contains__) or detect(TOOL_FORMATS, has)
-        tools = seen if takes_tools else FALLBACK
-    reasoning = None if reasoning_parser == "none" else reasoning_parser
+    tools = TOOL_FORMATS.get(tool_parser)
+    if tool_parser == "auto" and not takes_tools:
+        tools = TOOL_FORMATS[FALLBACK]
+    elif tool_parser == "auto":
+        name = detect(TOOL_FORMATS, template_text.__contains__) or detect(TOOL_FORMATS, has)
+        tools = TOOL_FORMATS[name] if name else None
+    reasoning = REASONING_FORMATS.get(reasoning_parser)
     if reasoning_parser == "auto":
-        reasoning = detect(REASONING_FORMATS, has)
+        name = detect(REASONING_FORMATS, has)
+        reasoning = REASONING_FORMATS[name] if name else None
     template = compose(tools, reasoning)
     if template is None:
         return None
-    return ResponseFormat(
-        template, tokenizer, TOOL_FORMATS[tools] if tools else None, not takes_tools
-    )
+    return ResponseFormat(template, tokenizer, tools, not takes_tools)
 
 
 def _neutral(template: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tgi_cli.text.known_formats import REASONING_FIELDS, ToolFormat
-from tgi_cli.text.tool_calls import (
-    ToolCallPart,
-    ToolCallShape,
-    ToolCallStart,
-    ToolCallStream,
-    parse_tool_calls,
-)
+from tgi_cli.text.formats.calls import CallStream, ToolCallPart, ToolCallStart
+from tgi_cli.text.formats.json_calls import JsonCallStream, ToolCallShape, parse_tool_calls
+from tgi_cli.text.formats.literals import LiteralStream
+from tgi_cli.text.formats.reasoning import REASONING_FIELDS
+from tgi_cli.text.formats.syntax import TagSyntax, ToolFormat
+from tgi_cli.text.formats.tags import TagStream
+from tgi_cli.text.formats.values import ParameterTypes
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -151,6 +150,9 @@ class ResponseParser:
         self._templates = templates
         self._fields = template.fields
         self._id_length = tool_format.id_length if tool_format else 0
+        self._id = ""
+        self._syntax = tool_format.syntax if tool_format else None
+        self._types = ParameterTypes(tools)
         self._tools = [dict(tool) for tool in tools]
         self._names: frozenset[str] | None = None
         if tool_format and tool_format.bare:
@@ -161,7 +163,7 @@ class ResponseParser:
         """Text that is in no event yet: markers and their possible beginnings."""
         self._region = ""
         """Text of the current tool call, with its markers."""
-        self._call: ToolCallStream | None = None
+        self._call: CallStream | None = None
         self._content, self._reasoning = _TrimmedText(), _TrimmedText()
         self._parser = TemplateParser(template, prefix=prefix)
         for event in self._parser.initial_events:
@@ -199,8 +201,9 @@ class ResponseParser:
         self._leave(text)
         if self._call is not None:
             self._region += text
-            return self._numbered(self._call.push(text))
-        if name == "content":
+            found = self._numbered(self._call.push(text))
+            return self._given_up() if self._call.failed else found
+        if name in ("content", "tool_calls"):
             return self._answer(text)
         shown = self._reasoning.push(text) if name in REASONING_FIELDS else ""
         return [Reasoning(shown)] if shown else []
@@ -220,23 +223,43 @@ class ResponseParser:
             self._raw = self._raw[match.end() :]
         if name != "tool_calls":
             return []
-        self._call = ToolCallStream(self._templates.shape, captures, self._names)
+        self._id = captures.get("id", "")
+        self._call = self._stream(captures)
         return self._numbered(self._call.begin())
+
+    def _stream(self, captures: Mapping[str, str]) -> CallStream:
+        """The parser of a region of tool calls."""
+        if self._syntax is None:
+            return JsonCallStream(self._templates.shape, captures, self._names)
+        if isinstance(self._syntax, TagSyntax):
+            return TagStream(self._syntax, self._types, self._names)
+        return LiteralStream(self._syntax, self._types, self._names)
+
+    def _given_up(self) -> list[ResponsePart]:
+        """The region so far, which has no call: it and what follows in it are content."""
+        self._call = None
+        region, self._region = self._region, ""
+        return self._answer(region)
 
     def _closed(self, name: str) -> list[ResponsePart]:
         field = self._fields[name]
+        closed, mark = field.close_re is None, ""
         if field.open_re is not None and field.close_re is not None:
             match = field.close_re.match(self._raw)
             if match is not None:
-                self._region += match.group()
+                closed, mark = True, match.group()
                 self._raw = self._raw[match.end() :]
         if name in REASONING_FIELDS:
             self._reasoning.cut()
         call, self._call = self._call, None
         if call is None:
-            return []
+            return self._answer(mark) if name == "tool_calls" else []
+        self._region += mark
+        ended = self._numbered(call.end(closed))
         if call.began:
-            return self._numbered(call.end())
+            return ended
+        if self._syntax is not None:
+            return self._answer(self._region)
         found = parse_tool_calls(self._templates.tool_calls, self._region, self._tools, self._names)
         return self._numbered(found) if found else self._answer(self._region)
 
@@ -264,6 +287,9 @@ class ResponseParser:
 
     def _new_id(self) -> str:
         """An id for a call, in the form that the model's chat template expects."""
+        if self._id:
+            given, self._id = self._id, ""
+            return given
         if self._id_length:
             return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
         return "call_" + secrets.token_hex(12)

@@ -166,29 +166,27 @@ class _Prober:
 
     def traits(self, source: str, takes_tools: bool) -> TemplateTraits:
         """The traits of a template that renders ``_PLAIN``."""
-        grows = self._extends(1, *_PLAIN) and self._extends(3, *_PLAIN, _REPLY, _SECOND)
+        grows = self._extends(_PLAIN, 1) and self._extends((*_PLAIN, _REPLY, _SECOND), 3)
 
-        def stable(length: int, *messages: Message) -> bool:
-            """Whether messages after the first ``length`` leave the rendering of those as it is."""
-            return self.accepts(*messages) and (not grows or self._extends(length, *messages))
-
-        system = stable(2, _SYSTEM, *_PLAIN)
-
-        def later() -> bool:
-            """Also without a system message at the start: some templates move the first one."""
-            return all(
-                stable(length, *start, _USER, _LATER, _ASSISTANT, _END)
-                and stable(length, *start, _USER, _ASSISTANT, _LATER, _END, _REPLY)
-                for start in ([(), (_SYSTEM,)] if system else [()])
-                for length in (len(start) + 1, len(start) + 3)
+        def stable(messages: Sequence[Message], *lengths: int) -> bool:
+            """Whether the rendering of the first messages remains when others follow."""
+            return self.accepts(*messages) and (
+                not grows or all(self._extends(messages, length) for length in lengths)
             )
 
+        system = stable((_SYSTEM, *_PLAIN), 2)
+        # Some templates take a later one for the first where there is none at the start.
+        starts: Sequence[tuple[Message, ...]] = ((), (_SYSTEM,)) if system else ((),)
         plain = TemplateTraits(
             parts=self._parts,
             system=system,
-            later_system=later(),
-            developer="developer" in source and stable(2, _DEVELOPER, *_PLAIN),
-            adjacent_users=stable(2, _USER, _SECOND, _ASSISTANT, _END),
+            later_system=all(
+                stable((*start, _USER, _LATER, _ASSISTANT, _END), len(start) + 1, len(start) + 2)
+                and stable((*start, _USER, _ASSISTANT, _LATER, _END, _REPLY), len(start) + 4)
+                for start in starts
+            ),
+            developer="developer" in source and stable((_DEVELOPER, *_PLAIN), 2),
+            adjacent_users=stable((_USER, _SECOND, _ASSISTANT, _END), 2),
             adjacent_assistants=self.accepts(_USER, _ASSISTANT, _REPLY, _END),
             assistant_first=self.accepts(_ASSISTANT, _END),
             empty_replies=self.accepts(_USER, _message("assistant", ""), _END),
@@ -209,8 +207,8 @@ class _Prober:
         return replace(plain, calls=False, results=False)
 
     def _of_calls(self, plain: TemplateTraits, form: _CallForm, results: bool) -> TemplateTraits:
-        one = (form.result(0),) if results else (_END,)
-        two = (form.result(0), form.result(1)) if results else (_END,)
+        one = (form.result(0), _REPLY) if results else ()
+        two = (form.result(0), form.result(1), _REPLY) if results else ()
         after = (_USER, form.call(0), form.result(0), _SECOND, _REPLY, _END)
         return replace(
             plain,
@@ -218,12 +216,13 @@ class _Prober:
             user_after_result=not results or self.accepts(*after),
             no_content=form.no_content,
             string_arguments=form.string_arguments,
-            calls_with_text=self.accepts(_USER, form.call(0, text="Probe ten."), *one),
-            parallel_calls=self.accepts(_USER, form.call(0, 1), *two),
+            calls_with_text=self.accepts(_USER, form.call(0, text="Probe ten."), *one, _END),
+            parallel_calls=self.accepts(_USER, form.call(0, 1), *two, _END),
             short_ids=form.short_ids,
         )
 
-    def _extends(self, length: int, *messages: Message) -> bool:
+    def _extends(self, messages: Sequence[Message], length: int) -> bool:
+        """Whether the rendering of messages begins with that of the first ones."""
         begin, whole = self._rendered(messages[:length]), self._rendered(messages)
         return begin is not None and whole is not None and whole.startswith(begin)
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tgi_cli.text.conversation import instructions
-from tgi_cli.text.known_formats import FALLBACK, TOOL_FORMATS, ToolCallGrammar, ToolFormat
+from tgi_cli.text.formats.detect import FALLBACK
+from tgi_cli.text.formats.syntax import (
+    INDEX,
+    NAME,
+    CallSyntax,
+    LiteralSyntax,
+    TagSyntax,
+    ToolFormat,
+)
+from tgi_cli.text.formats.tools import TOOL_FORMATS
+from tgi_cli.text.formats.written import written_calls
 
 _CALL_FIELDS = ("tool_calls", "tool_call_id")
 
@@ -48,17 +59,16 @@ def with_calls_as_text(
     """The conversation without calls, or without results, for the template.
 
     Args:
-        form: Format of the calls; :data:`FALLBACK` if its calls are not JSON.
+        form: Format of the calls; :data:`FALLBACK` if it is unknown.
         calls: Make calls text of the assistant.
         results: Make results messages of the user.
     """
-    grammar = form.grammar if form is not None else None
-    grammar = grammar or TOOL_FORMATS[FALLBACK].grammar
-    assert grammar is not None
+    if form is None or form.grammar is None:
+        form = TOOL_FORMATS[FALLBACK]
     return [
         _result_as_text(message)
         if results and message["role"] == "tool"
-        else _calls_as_text(message, grammar)
+        else _calls_as_text(message, form)
         if calls and message.get("tool_calls")
         else message
         for message in messages
@@ -72,14 +82,9 @@ def _result_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _calls_as_text(message: Mapping[str, Any], grammar: ToolCallGrammar) -> Mapping[str, Any]:
-    written = [
-        grammar.begin.replace("NAME", call["function"]["name"])
-        + json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        + grammar.end
-        for call in message["tool_calls"]
-    ]
-    text = grammar.first + grammar.between.join(written) + grammar.last
+def _calls_as_text(message: Mapping[str, Any], form: ToolFormat) -> Mapping[str, Any]:
+    functions = [call["function"] for call in message["tool_calls"]]
+    text = written_calls(form, [(each["name"], each["arguments"]) for each in functions])
     content = "\n".join(filter(None, (message["content"], text)))
     rest = {key: value for key, value in message.items() if key not in _CALL_FIELDS}
     return {**rest, "content": content}
@@ -94,7 +99,8 @@ def tool_grammar(
     """The grammar of the tool calls in a response, or None if the format has none.
 
     The result is a structural tag: ``{"type": "structural_tag", "triggers": [text], "structures":
-    [{"name", "begin", "schema", "end"}, ...], "first", "between", "last", "at_least", "at_most"}``.
+    [{"name", "begin", "schema", "end", "counter", "arguments"}, ...], "first", "between", "last",
+    "at_least", "at_most"}``.
     If ``at_least`` is 0 (``auto``), text that does not begin with a trigger is free. If it is 1,
     the response is ``first``, structures with ``between`` between them, and ``last``. ``at_most``
     None means any number.
@@ -106,12 +112,16 @@ def tool_grammar(
         return None
     only = choice["function"]["name"] if isinstance(choice, Mapping) else None
     grammar = form.grammar
+    counter = INDEX if INDEX in grammar.begin else ""
+    arguments = _arguments(form.syntax)
     structures = [
         {
             "name": function["name"],
-            "begin": grammar.begin.replace("NAME", function["name"]),
+            "begin": grammar.begin.replace(NAME, function["name"]),
             "schema": function.get("parameters") or {"type": "object"},
             "end": grammar.end,
+            "counter": counter,
+            "arguments": arguments,
         }
         for function in (tool["function"] for tool in tools)
         if only is None or function["name"] == only
@@ -124,5 +134,13 @@ def tool_grammar(
         "between": grammar.between,
         "last": grammar.last,
         "at_least": 0 if choice == "auto" else 1,
-        "at_most": None if parallel and only is None else 1,
+        "at_most": None if parallel and only is None and not grammar.single else 1,
     }
+
+
+def _arguments(syntax: CallSyntax | None) -> dict[str, Any] | None:
+    """How a grammar writes arguments, or None for JSON."""
+    if syntax is None or (isinstance(syntax, LiteralSyntax) and syntax.json):
+        return None
+    kind = "tags" if isinstance(syntax, TagSyntax) else "literals"
+    return {"kind": kind, **asdict(syntax)}

@@ -22,7 +22,7 @@ from tgi_cli.engine.messages import (
     UnloadAdapter,
 )
 from tgi_cli.errors import ShardError
-from tgi_cli.model_server.adapter_service import MAX_CALLS
+from tgi_cli.model_server.adapters import MAX_CALLS
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.main import open_socket
 from tgi_cli.rpc.client import GrpcEngineClient

@@ -9,7 +9,8 @@ from tokenizers import AddedToken
 
 from tests.unit.text import tiny
 from tgi_cli.engine.thinking import ThinkingBudget
-from tgi_cli.text.known_formats import compose
+from tgi_cli.text.formats.detect import compose
+from tgi_cli.text.formats.reasoning import REASONING_FORMATS
 from tgi_cli.text.reasoning import AnswerMarkers, ReasoningCounter
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -65,7 +66,7 @@ def test_the_count_follows_from_where_tokens_begin_and_end(sizes: list[int]) -> 
 
 def test_the_markers_of_the_known_formats() -> None:
     def markers(name: str) -> AnswerMarkers:
-        template = compose(None, name)
+        template = compose(None, REASONING_FORMATS[name])
         assert template is not None
         return AnswerMarkers.of(template)
 

@@ -13,50 +13,16 @@ from tokenizers import AddedToken
 from transformers.utils.chat_parsing import parse_response
 
 from tests.unit.text import tiny
+from tests.unit.text.call_samples import BARE, PARIS, ROME, TOOLS, TWO
+from tgi_cli.config.settings import SETTINGS
 from tgi_cli.errors import ConfigError
-from tgi_cli.text.known_formats import REASONING_FORMATS, TOOL_FORMATS, compose
+from tgi_cli.text.formats.detect import compose
+from tgi_cli.text.formats.reasoning import REASONING_FORMATS
+from tgi_cli.text.formats.tools import TOOL_FORMATS
+from tgi_cli.text.formats.written import written_calls
 from tgi_cli.text.response_format import ResponseFormat, choose_response_format
 from tgi_cli.text.response_parser import Content, ParsedResponse, Reasoning, ResponsePart
 from tgi_cli.text.tokenizer import Tokenizer
-
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            },
-        },
-    }
-    for name in ("weather", "time")
-]
-PARIS, ROME = {"city": 'Paris {"}', "days": 3}, {"city": "Rom\\a"}
-P, R = json.dumps(PARIS), json.dumps(ROME)
-
-TWO = {
-    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {P}}}\n</tool_call>\n'
-    f'<tool_call>{{"arguments": {R}, "name": "time"}}</tool_call>',
-    "mistral": f"[TOOL_CALLS]weather[ARGS]{P}[TOOL_CALLS]time[CALL_ID]abc[ARGS]{R}",
-    "mistral_list": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {P}}}, '
-    f'{{"name": "time", "arguments": {R}}}]',
-    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
-    f"```json\n{P}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>time<｜tool▁sep｜>{R}"
-    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "qwen3_coder": '<tool_call>\n<function=weather>\n<parameter=city>\nParis {"}\n</parameter>\n'
-    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n"
-    "<tool_call><function=time><parameter=city>Rom\\a</parameter></function></tool_call>",
-    "glm45": '<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris {"}</arg_value>\n'
-    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
-    "<tool_call>time\n<arg_key>city</arg_key><arg_value>Rom\\a</arg_value></tool_call>",
-    "harmony": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{P}<|call|>"
-    f"<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{R}",
-    "llama3_json": f'<|python_tag|>{{"name": "weather", "parameters": {P}}}; '
-    f'{{"name": "time", "parameters": {R}}}',
-}
-"""Two calls in every format; the last of a harmony answer ends with the text."""
-
 
 PENDING = {
     "harmony": "<|channel|>commentary to=functions." + "f" * 2000,
@@ -80,44 +46,16 @@ def test_possible_calls_are_not_held_back_endlessly(tokenizer: Tokenizer, name: 
     assert ParsedResponse.of([*found, *reader.finish()]).content == PENDING[name] + "|"
 
 
-@pytest.mark.parametrize(
-    ("name", "begin", "argument", "end"),
-    [
-        ("qwen3_coder", "<tool_call><function=f>", "<parameter=x>", "</parameter>"),
-        ("glm45", "<tool_call>f\n", "<arg_key>x</arg_key><arg_value>", "</arg_value>"),
-    ],
-)
-def test_many_unclosed_arguments_take_bounded_time(
-    tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    begin: str,
-    argument: str,
-    end: str,
-) -> None:
-    """Each of thousands would have the rest of the text searched for its end."""
-
-    def read(text: str) -> ParsedResponse:
-        reader = form(tokenizer, name).parser("", tools=TOOLS)
-        assert reader is not None
-        return ParsedResponse.of([*reader.push(text), *reader.finish()])
-
-    assert read(begin + (argument + "1" + end) * 100 + argument * 3).calls
-    text = begin + argument + "1" + end + argument * 10_000
-    monkeypatch.setattr("transformers.utils.chat_parsing.parse_response", None)  # not so far
-    found = read(text)
-    assert (found.calls, found.content) == ([], text)
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer(tiny.byte_level())
 
 
 def form(tokenizer: Tokenizer, tools: str | None, reasoning: str | None = None) -> ResponseFormat:
-    template = compose(tools, reasoning)
+    known = TOOL_FORMATS[tools] if tools else None
+    template = compose(known, REASONING_FORMATS[reasoning] if reasoning else None)
     assert template is not None
-    return ResponseFormat(template, tokenizer, TOOL_FORMATS[tools] if tools else None)
+    return ResponseFormat(template, tokenizer, known)
 
 
 def read(
@@ -157,10 +95,37 @@ def test_two_calls_however_they_are_cut(tokenizer: Tokenizer, name: str) -> None
         assert len({call.id for call in message.calls}) == 2
 
 
-@pytest.mark.parametrize("name", sorted(set(TOOL_FORMATS) - {"llama3_json"}))
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_calls_that_are_written_in_a_format_are_parsed(tokenizer: Tokenizer, name: str) -> None:
+    given: dict[str, Any] = {
+        "city": "a \"b\" 'c'\n<d>\\",
+        "days": -3,
+        "deep": {"k": ["v", None, True, 1.5], "e": {}},
+        "none": None,
+    }
+    text = written_calls(TOOL_FORMATS[name], [("weather", given), ("time", {})])
+    assert text is not None
+    if TOOL_FORMATS[name].grammar.single:
+        text = text[: text.index('{"name": "time"')]
+    message = read(form(tokenizer, name, "harmony" if name == "harmony" else None), [text])
+    assert calls(message)[0] == ("weather", given)
+    assert [name for name, _ in calls(message)[1:]] in (["time"], [])
+    assert message.content == ""
+
+
+JUDGED = sorted(
+    name
+    for name, known in TOOL_FORMATS.items()
+    if known.syntax is None
+    and name not in ("llama3_json", "minimax", "xlam", "gigachat3", "gigachat31", "granite_20b")
+)
+
+
+@pytest.mark.parametrize("name", JUDGED)
 def test_transformers_reads_the_same_calls(name: str) -> None:
-    """Its parser takes one JSON value for a region, where Llama may write several."""
-    template = compose(name, "harmony" if name == "harmony" else None)
+    """Its parser takes one JSON value for a region, where some models write several."""
+    reasoning = REASONING_FORMATS["harmony"] if name == "harmony" else None
+    template = compose(TOOL_FORMATS[name], reasoning)
     message = parse_response(TWO[name], template, prefix="", tools=TOOLS)
     found = message["tool_calls"]
     found = found[0] if isinstance(found[0], list) else found
@@ -170,7 +135,7 @@ def test_transformers_reads_the_same_calls(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(set(TOOL_FORMATS) - {"llama3_json", "harmony"}))
+@pytest.mark.parametrize("name", sorted(set(TOOL_FORMATS) - {*BARE, "harmony"}))
 def test_text_around_calls(tokenizer: Tokenizer, name: str) -> None:
     text = f"<think>\nhm, \n</think>\n\nLet me see.\n\n{TWO[name]}"
     for pieces in cuts(text):
@@ -408,3 +373,12 @@ def test_every_format_is_a_template_of_transformers(tokenizer: Tokenizer) -> Non
         for reasoning in (None, *REASONING_FORMATS):
             if tools or reasoning:
                 form(tokenizer, tools, reasoning)
+
+
+@pytest.mark.parametrize(
+    ("setting", "formats"),
+    [("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)],
+)
+def test_every_format_can_be_set(setting: str, formats: dict[str, Any]) -> None:
+    [choices] = [each.kind.choices for each in SETTINGS if each.name == setting]
+    assert set(choices) == {"auto", "none", *formats}

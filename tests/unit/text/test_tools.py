@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.text.test_response_parser import TOOLS
-from tgi_cli.text.known_formats import TOOL_FORMATS
+from tests.unit.text.call_samples import TOOLS
+from tgi_cli.text.formats.tools import TOOL_FORMATS
 from tgi_cli.text.tools import (
     TOOL_PROMPT,
     tool_grammar,
@@ -65,7 +65,10 @@ def test_calls_are_written_in_the_models_format() -> None:
     told = with_calls_as_text(TALK, TOOL_FORMATS["mistral_list"])
     call = '{"name": "time", "arguments": {"city": "Köln"}}'
     assert told[2]["content"] == f"[TOOL_CALLS] [{call}, {call}]"
-    assert with_calls_as_text(TALK, TOOL_FORMATS["glm45"]) == with_calls_as_text(TALK, None)
+    told = with_calls_as_text(TALK, TOOL_FORMATS["glm47"])
+    call = "<tool_call>time<arg_key>city</arg_key><arg_value>Köln</arg_value></tool_call>"
+    assert told[2]["content"] == call + call
+    assert "<tool_call>\n{" in with_calls_as_text(TALK, None)[2]["content"]
 
 
 def test_grammar() -> None:
@@ -83,19 +86,5 @@ def test_grammar() -> None:
     required = tool_grammar(TOOLS, "required", False, hermes)
     assert required is not None
     assert (required["at_least"], required["at_most"]) == (1, 1)
-    assert tool_grammar(TOOLS, "auto", True, TOOL_FORMATS["glm45"]) is None
     assert tool_grammar([], "auto", True, hermes) is None
     assert tool_grammar(TOOLS, "auto", True, None) is None
-
-
-def test_output_of_the_grammar_is_parsed_as_calls() -> None:
-    from tests.unit.text.test_response_parser import _TOKENIZER, calls, form, read
-
-    for name, tools in TOOL_FORMATS.items():
-        told = tool_grammar(TOOLS, "required", True, tools)
-        if told is None:
-            continue
-        written = [f'{part["begin"]}{{"city": "x"}}{part["end"]}' for part in told["structures"]]
-        text = told["first"] + told["between"].join(written) + told["last"]
-        message = read(form(_TOKENIZER, name, "harmony" if name == "harmony" else None), [text])
-        assert calls(message) == [("weather", {"city": "x"}), ("time", {"city": "x"})], name

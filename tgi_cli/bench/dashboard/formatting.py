@@ -40,6 +40,13 @@ def warning_style(dark: bool) -> str:
     return "#ffd75f" if dark else "#7a5200"
 
 
+def gauge_styles(bad: bool, dark: bool) -> tuple[str, str]:
+    """The styles of a progress bar: its completed part, and the rest."""
+    if dark:
+        return ("#000000 on #ff6b6b" if bad else "#000000 on #5fd7ff"), "#d0d0d0 on #3a3a3a"
+    return ("#ffffff on #b00020" if bad else "#ffffff on #00688b"), "#444444 on #d8d8d8"
+
+
 def fitted(value: float | None, width: int = 8, decimals: int = 2) -> str:
     """Format a number with as many decimals as fit into ``width``, up to ``decimals``."""
     if value is None or not math.isfinite(value):

@@ -152,13 +152,13 @@ class MetricsCache:
 
     def panels(self, step: StepState) -> StepPanels | None:
         """The latest panels, or None if there are none yet."""
-        cached = self._panels.get(step)
-        return cached[1] if cached else None
+        _, found = self._panels.get(step, (0, None))
+        return found
 
     def table(self, step: StepState) -> StepMetrics | None:
         """The latest table, with intervals once the step has ended, or None."""
-        cached = self._tables.get(step)
-        return cached[1] if cached else None
+        _, found = self._tables.get(step, (0, None))
+        return found
 
     def missing(self, run_state: RunState, shown: StepState | None, tables: bool) -> bool:
         """Whether ``update`` has something to compute."""
@@ -187,9 +187,7 @@ class MetricsCache:
             self._next = now + max((now - began) * (1 - SHARE) / SHARE, PAUSE)
 
     def _stale_panels(self, run_state: RunState) -> list[StepState]:
-        cached = self._panels
-        return [s for s in run_state if s not in cached or cached[s][0] != s.version]
+        return [s for s in run_state if self._panels.get(s, (-1,))[0] != s.version]
 
     def _stale_table(self, step: StepState | None) -> bool:
-        cached = self._tables.get(step) if step is not None else None
-        return step is not None and (cached is None or cached[0] != step.version)
+        return step is not None and self._tables.get(step, (-1,))[0] != step.version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -58,44 +57,6 @@ class TextView(VerticalScroll):
             self.query_one(Static).update(draw())
 
 
-class ProgressGauge(Widget):
-    """A progress bar with a name, and a count within the bar."""
-
-    DEFAULT_CSS = """
-    ProgressGauge { text-wrap: nowrap; text-overflow: clip; }
-    ProgressGauge > .gauge--done { background: $primary; color: auto; }
-    ProgressGauge > .gauge--bad { background: $error; color: auto; }
-    ProgressGauge > .gauge--left { background: $surface-lighten-2; color: auto; }
-    """
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"gauge--done", "gauge--bad", "gauge--left"}
-
-    def __init__(self, name: str, *, id: str) -> None:
-        super().__init__(id=id)
-        self._label = name
-        self._share: float | None = 0.0
-        self._count = ""
-        self._bad = False
-
-    def show(self, share: float | None, count: str, *, bad: bool, label: str | None = None) -> None:
-        """Show the completed share, 0 to 1, or None if unknown; red if ``bad``."""
-        new = (label or self._label, share, count, bad)
-        if new != (self._label, self._share, self._count, self._bad):
-            self._label, self._share, self._count, self._bad = new
-            self.refresh()
-
-    def render(self) -> Text:
-        """Implement Textual's hook."""
-        width = self.content_size.width - cell_len(self._label) - 1
-        if width < 4:
-            return Text(self._label)
-        inside = Text(self._count[:width].center(width), no_wrap=True)
-        filled = round(width * (self._share or 0.0))
-        kind = "gauge--bad" if self._bad else "gauge--done"
-        inside.stylize(self.get_component_rich_style(kind), 0, filled)
-        inside.stylize(self.get_component_rich_style("gauge--left"), filled)
-        return Text.assemble(f"{self._label} ", inside, no_wrap=True)
-
-
 class TabRow(HorizontalScroll, can_focus=False):
     """Tabs in one line, scrolled to the active one."""
 
@@ -123,6 +84,23 @@ class TabRow(HorizontalScroll, can_focus=False):
                 label.stylize("bold reverse")
                 self.scroll_to_widget(tab, animate=False)
             tab.label = label
+
+
+def draw_gauge(
+    label: str, share: float, count: str, style: str, left: str, width: int, height: int
+) -> Text:
+    """Draw a progress bar with a name, and a count within the bar.
+
+    Args:
+        share: Completed share, 0 to 1.
+        style, left: Styles of the completed part and of the rest.
+    """
+    space = width - cell_len(label) - 1
+    if space < 4:
+        return Text(label)
+    bar = Text(count[:space].center(space), left)
+    bar.stylize(style, 0, round(space * share))
+    return Text.assemble(f"{label} ", bar)
 
 
 def head_line(title: ScreenTitle, status: str, width: int) -> Text:

@@ -81,18 +81,15 @@ def step_metrics(
     requests = without_warmup(record.requests)
     answered = [request for request in requests if request.error is None]
     errors = Counter(request.error for request in requests if request.error is not None)
-    latencies = {}
-    for name, observed in latencies_of(record.requests).items():
-        clusters = observed.clusters if name == "itl" else None
-        summary = summarize(observed.values, clusters, intervals=intervals)
-        if summary is not None:
-            latencies[name] = summary
+    latencies = {
+        name: summarize(values, clusters if name == "itl" else None, intervals=intervals)
+        for name, (values, clusters) in latencies_of(record.requests).items()
+    }
     rates, rate_intervals = _rates(record, requests, slo or {}, intervals) if requests else ({}, {})
-    batches = {}
-    for name, values in batch_values(record.batches).items():
-        summary = summarize(values, intervals=intervals)
-        if summary is not None:
-            batches[name] = summary
+    batches = {
+        name: summarize(values, intervals=intervals)
+        for name, values in batch_values(record.batches).items()
+    }
     events = sum(len(request.arrivals) for request in answered)
     output = sum(request.output_tokens for request in answered)
     busy = sum(request.finished - request.dispatched for request in requests)
@@ -105,10 +102,10 @@ def step_metrics(
         errors=dict(errors.most_common()),
         input_tokens=sum(request.input_tokens for request in answered),
         output_tokens=output,
-        latencies=latencies,
+        latencies={name: summary for name, summary in latencies.items() if summary},
         rates=rates,
         rate_intervals=rate_intervals,
-        batches=batches,
+        batches={name: summary for name, summary in batches.items() if summary},
         attainment=float(meets_slo(requests, slo).mean()) if slo and requests else None,
         tokens_per_event=output / events if events else 0.0,
         concurrency=busy / record.duration if record.duration > 0 else 0.0,

@@ -14,16 +14,7 @@ from tgi_cli.config.settings.setting import (
     Setting,
     panel,
 )
-from tgi_cli.config.settings.values import (
-    FACTOR,
-    ITEMS,
-    SIZES,
-    SWITCH,
-    one_of,
-    path,
-    text,
-    whole,
-)
+from tgi_cli.config.settings.values import FACTOR, ITEMS, SIZES, SWITCH, one_of, path, text, whole
 
 DEFAULT_LORAS = 4
 """Default number of adapter slots, if any adapter is named."""

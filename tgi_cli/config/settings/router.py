@@ -14,6 +14,71 @@ from tgi_cli.config.settings.setting import (
 )
 from tgi_cli.config.settings.values import RATIO, SHARE, SWITCH, one_of, path, text, whole, words
 
+_TOOL_FORMATS = (
+    "apertus",
+    "cohere",
+    "deepseek",
+    "deepseek_v31",
+    "deepseek_v32",
+    "deepseek_v4",
+    "functionary",
+    "functiongemma",
+    "functools",
+    "gemma4",
+    "gigachat3",
+    "gigachat31",
+    "glm45",
+    "glm47",
+    "granite",
+    "granite_20b",
+    "harmony",
+    "hermes",
+    "hunyuan_v3",
+    "internlm",
+    "jamba",
+    "kimi_k2",
+    "kimi_k3",
+    "lfm2",
+    "llama3_json",
+    "longcat",
+    "longcat_v2",
+    "minicpm5",
+    "minimax",
+    "minimax_m2",
+    "mistral",
+    "mistral_list",
+    "nemotron",
+    "olmo3",
+    "phi4_mini",
+    "pythonic",
+    "qwen3_coder",
+    "seed_oss",
+    "solar",
+    "step3",
+    "xlam",
+)
+"""The names in :mod:`tgi_cli.text.formats.tools`; a test compares them."""
+_REASONING_FORMATS = (
+    "apertus",
+    "apriel",
+    "cohere",
+    "gemma4",
+    "granite",
+    "harmony",
+    "hunyuan_v3",
+    "kimi",
+    "kimi_k3",
+    "longcat",
+    "minimax_m3",
+    "mistral",
+    "seed_oss",
+    "solar",
+    "think",
+    "think_answer",
+    "think_response",
+)
+"""The names in :mod:`tgi_cli.text.formats.reasoning`."""
+
 _HTTP = (SERVE, ROUTER)
 _ALL = (SERVE, SERVER, ROUTER)
 _TRACES = {SERVER: "traces are the router's: give it to `tgi router`"}
@@ -70,6 +135,15 @@ ROUTER_SETTINGS = (
         ),
         validation_workers=Setting(whole(1, 256), "Tokenizer threads.", 2),
         payload_limit=Setting(whole(1), "Maximum size of a request body in bytes.", 2_000_000),
+        response_store_bytes=Setting(
+            whole(0),
+            "Memory for stored responses of /v1/responses, in bytes; the oldest are dropped. 0: "
+            "store none.",
+            64 << 20,
+        ),
+        response_store_seconds=Setting(
+            whole(0), "Seconds for which responses are stored. 0: store none.", 3600
+        ),
         watermark_gamma=Setting(
             SHARE, "Share of the vocabulary that watermarking favors.", 0.5, commands=_ALL
         ),
@@ -90,27 +164,15 @@ ROUTER_SETTINGS = (
             path(), "tokenizer_config.json with a chat template that overrides the model's."
         ),
         tool_call_parser=Setting(
-            one_of(
-                "FORMAT",
-                "auto",
-                "none",
-                "deepseek",
-                "glm45",
-                "harmony",
-                "hermes",
-                "llama3_json",
-                "mistral",
-                "mistral_list",
-                "qwen3_coder",
-            ),
-            "Parser for the model's tool calls: auto (detect), none (leave as text), or a format: "
-            "hermes, llama3_json, mistral, mistral_list, harmony, qwen3_coder, glm45, deepseek.",
+            one_of("FORMAT", "auto", "none", *_TOOL_FORMATS),
+            "Parser for the model's tool calls: auto (detect), none (leave as text), or the name "
+            "of a format.",
             "auto",
         ),
         reasoning_parser=Setting(
-            one_of("FORMAT", "auto", "none", "harmony", "mistral", "seed_oss", "think"),
-            "Parser for the model's reasoning: auto (detect), none (leave as text), or a format: "
-            "think, harmony, mistral, seed_oss.",
+            one_of("FORMAT", "auto", "none", *_REASONING_FORMATS),
+            "Parser for the model's reasoning: auto (detect), none (leave as text), or the name "
+            "of a format.",
             "auto",
         ),
     ),

@@ -14,8 +14,8 @@ import msgspec
 
 from tgi_cli.router.api.message_input import HIDDEN_THOUGHT
 from tgi_cli.router.api.schemas import messages as schemas
+from tgi_cli.text.formats.calls import ToolCallArguments, ToolCallStart
 from tgi_cli.text.response_parser import Content, Reasoning, ResponsePart
-from tgi_cli.text.tool_calls import ToolCallArguments, ToolCallStart
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 

@@ -25,7 +25,8 @@ from tgi_cli.router.http.endpoint import Operation, RequestContext
 from tgi_cli.router.http.error_styles import ANTHROPIC
 from tgi_cli.router.http.sse import KEEP_ALIVE, EventStream
 from tgi_cli.router.state import RouterState
-from tgi_cli.text.response_parser import Content, ResponseParser, ResponsePart
+from tgi_cli.text.custom_calls import ResponseReader
+from tgi_cli.text.response_parser import Content, ResponsePart
 
 
 async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response | EventStream:
@@ -94,7 +95,7 @@ class MessageEvents:
         self,
         writer: MessageWriter,
         generation: Generation,
-        parser: ResponseParser | None,
+        parser: ResponseReader | None,
         max_tokens: int,
     ) -> None:
         self._writer = writer

@@ -59,21 +59,19 @@ async def list_models(context: RequestContext[None]) -> Response:
     limit, before, after = (query.get(name) for name in ("limit", "before_id", "after_id"))
     models = list((await _models(context.state)).values())
     ids = [model.id for model in models]
-    if before is not None and after is not None:
-        raise errors.validation("`before_id` and `after_id` exclude each other", "before_id")
     start, end = 0, len(ids)
     if after is not None:
         start = _place(ids, after, "after_id") + 1
     if before is not None:
         end = _place(ids, before, "before_id")
-    count = end - start
+    count = found = max(end - start, 0)
     if limit is not None:
-        count = min(count, _limit(limit))
+        count = min(found, _limit(limit))
     page = models[end - count : end] if before is not None else models[start : start + count]
     return json_response(
         ModelList(
             data=page,
-            has_more=count < end - start,
+            has_more=count < found,
             first_id=page[0].id if page else None,
             last_id=page[-1].id if page else None,
         )

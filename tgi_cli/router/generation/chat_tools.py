@@ -85,7 +85,9 @@ def chat_tools(body: ChatRequest, form: ResponseFormat | None, constrained: bool
         offered=offered,
         allowed=callable_tools,
         choice=choice,
-        strict=frozenset(tool.function.name for tool in given if _is_strict(tool)),
+        strict=frozenset(
+            tool.function.name for tool in given if tool.function and tool.function.strict
+        ),
         custom=custom & allowed,
         grammars={
             tool.custom.name: grammar
@@ -95,10 +97,6 @@ def chat_tools(body: ChatRequest, form: ResponseFormat | None, constrained: bool
             and (grammar := _grammar(index, tool)) is not None
         },
     )
-
-
-def _is_strict(tool: Tool) -> bool:
-    return tool.function is not None and bool(tool.function.strict)
 
 
 def _choice(

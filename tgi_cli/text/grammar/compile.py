@@ -16,10 +16,14 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from tgi_cli.text.grammar import dry_run, json_schema
+from tgi_cli.text.grammar.call_arguments import (
+    ArgumentRules,
+    custom_arguments,
+    slashed,
+    text_pattern,
+)
 from tgi_cli.text.grammar.grammar import GrammarError
 from tgi_cli.text.grammar.json_schema import Path
-from tgi_cli.text.grammar.json_text import quoted_regex
-from tgi_cli.text.grammar.lark_regex import quoted_lark
 from tgi_cli.text.grammar.tokens import SpecialTokens, quoted
 from tgi_cli.worker.grammar_errors import NOTHING_FITS, limit_passed
 
@@ -43,8 +47,6 @@ _WHY = re.compile(r"regex parse error:.*^error: (?P<why>.+?)$", re.DOTALL | re.M
 _PLACE = re.compile(r"^at 1\(\d+\): (invalid regex .* \(in regex\): )?", re.DOTALL)
 _KEYS = re.compile(r"Unimplemented keys: (?P<keys>\[.*\])$")
 _REMOTE = re.compile(r"Resource '(?P<uri>.*?)' is not present in a registry")
-_SLASH = re.compile(r"\\?.", re.DOTALL)
-_DOLLAR = re.compile(r"(?<!\\)(?P<even>(?:\\\\)*)\$$")
 _POINTER = re.compile(r"Pointer '(?P<pointer>.*)' does not exist")
 
 
@@ -218,7 +220,7 @@ class Compiler:
         def alternatives(cut: int = 0, trigger: str = "") -> str:
             """The structures that begin with the trigger, without ``cut`` characters."""
             return " | ".join(
-                f"{literal(each['begin'][cut:])} @s{index} {literal(each['end'])}"
+                f"{self._begin(each, cut)} @s{index} {literal(each['end'])}"
                 for index, each in enumerate(structures)
                 if each["begin"].startswith(trigger)
             )
@@ -258,43 +260,55 @@ class Compiler:
             ]
         return [{"name": "start", "lark_grammar": "\n".join(rules)}, *others]
 
+    def _begin(self, structure: Mapping[str, Any], cut: int) -> str:
+        """The beginning of a structure, without ``cut`` characters."""
+        begin, counter = structure["begin"][cut:], structure.get("counter", "")
+        parts = begin.split(counter) if counter else [begin]
+        return " /[0-9]{1,4}/ ".join(map(self._tokens.literal, parts))
+
     def _arguments(self, structure: Mapping[str, Any]) -> dict[str, Any]:
+        """The grammar of a structure's arguments."""
         if "text" in structure:
             return self._text_argument(structure)
         try:
-            return {"json_schema": self._schema(structure["schema"], name=structure["name"])}
+            return self._written(structure, structure["schema"])
         except GrammarError:
             if structure["strict"]:
                 raise
-            return {"json_schema": self._schema({"type": "object"})}
+            return self._written(structure, {"type": "object"})
+
+    def _written(self, structure: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+        name, syntax = structure["name"], structure.get("arguments")
+        checked = self._schema(schema, name=name)
+        if syntax is None:
+            return {"json_schema": checked}
+        options = checked.pop("x-guidance")
+        try:
+            lark = ArgumentRules(syntax, checked, self._tokens, options).lark()
+            return self._checked(lark)
+        except GrammarError as error:
+            raise GrammarError(f"schema of `{name}`: {error}") from None
 
     def _text_argument(self, structure: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a tool whose ``input`` is text of a grammar of its own."""
-        text = structure["text"]
+        text, syntax = structure["text"], structure.get("arguments")
         try:
-            if "lark" in text:
-                pattern = quoted_lark(text["lark"])
+            if syntax is None:
+                # One terminal, hence one lexeme, which JSON's escapes cannot divide.
+                pattern = f'\\{{"input": ?"{text_pattern(text, quoted=True)}"\\}}'
+                lark = f"start: TEXT\nTEXT: /{slashed(pattern)}/"
             else:
-                pattern = text["regex"]
-                if "|" not in pattern:  # the whole text must match anyway
-                    pattern = _DOLLAR.sub(r"\g<even>", pattern.removeprefix("^"))
-                pattern = quoted_regex(pattern)
-            # One terminal, hence one lexeme, which JSON's escapes cannot divide.
-            lark = _slashed(f'\\{{"input": ?"(?:{pattern})"\\}}')
-            lark = f"start: TEXT\nTEXT: /{lark}/"
-            if error := self._error(json.dumps({"grammars": [{"lark_grammar": lark}]})):
-                raise GrammarError(_explain(error))
+                lark = custom_arguments(syntax, text, self._tokens)
+            return self._checked(lark)
         except (GrammarError, RecursionError) as error:
             cause = error if isinstance(error, GrammarError) else "it is nested too deeply"
             raise GrammarError(f"grammar of `{structure['name']}`: {cause}") from None
+
+    def _checked(self, lark: str) -> dict[str, Any]:
+        """A nested grammar. Raises GrammarError if it is invalid."""
+        if error := self._error(json.dumps({"grammars": [{"lark_grammar": lark}]})):
+            raise GrammarError(_explain(error))
         return {"lark_grammar": lark}
-
-
-def _slashed(pattern: str) -> str:
-    """A pattern for Lark, where slashes end it."""
-    return _SLASH.sub(
-        lambda match: r"\/" if match.group().endswith("/") else match.group(), pattern
-    )
 
 
 def _unescaped(pattern: str, column: int) -> int:

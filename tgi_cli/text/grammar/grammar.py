@@ -156,7 +156,9 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
     without structures, behind ``otherwise_begin``. A structure that is not ``strict`` accepts any
     object if its schema cannot be compiled. A structure with ``text`` is the call of a tool that
     takes free text: ``{"lark": grammar}`` or ``{"regex": pattern}`` of the string ``input`` in its
-    arguments. Raises GrammarError.
+    arguments. A structure may have ``arguments``, a syntax of :mod:`tgi_cli.text.formats.syntax`
+    in which values are written, and ``counter``, a text that stands for a number in ``begin``.
+    Raises GrammarError.
     """
     if not isinstance(data, Mapping):
         raise GrammarError("it must be an object")
@@ -196,7 +198,38 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
                 "end": _text(each.get("end", ""), f"`structures[{index}].end`"),
             }
         )
+        if each.get("counter"):
+            counter = _text(each["counter"], f"`structures[{index}].counter`")
+            tag["structures"][-1]["counter"] = counter
+        if each.get("arguments") is not None:
+            tag["structures"][-1]["arguments"] = _syntax(each["arguments"])
     return Grammar.of({"tags": tag}, param)
+
+
+def _syntax(data: Any) -> dict[str, Any]:
+    """The ``arguments`` of a structure. Raises GrammarError."""
+    if not isinstance(data, Mapping):
+        raise GrammarError("`arguments` must be an object")
+    if data.get("kind") == "tags":
+        fields = ["key", "value", "close", "gap", "pad"]
+        types = data.get("types", [])
+        if not isinstance(types, list | tuple) or not all(
+            isinstance(each, list | tuple)
+            and len(each) == 2
+            and all(isinstance(text, str) for text in each)
+            for each in types
+        ):
+            raise GrammarError("`arguments.types` must be a list of pairs of texts")
+        extra: dict[str, Any] = {"types": [list(each) for each in types]}
+    elif data.get("kind") == "literals":
+        fields = ["equals", "quotes"]
+        extra = {"python": data.get("python") is True}
+    else:
+        raise GrammarError("`arguments.kind` must be `tags` or `literals`")
+    for name in fields:
+        if not isinstance(data.get(name), str):
+            raise GrammarError(f"`arguments.{name}` must be a text")
+    return {"kind": data["kind"], **{name: data[name] for name in fields}, **extra}
 
 
 def _free_text(data: Any, where: str) -> dict[str, Any]:

@@ -184,6 +184,53 @@ def _follow(schema: Any, path: Path) -> Path:
         path = target
 
 
+def types_of(schema: Any, root: Any) -> frozenset[str] | None:
+    """The JSON types of the values that a part of a schema allows, or None if it names none.
+
+    Integers are not numbers here: a schema of type ``number`` has that type alone.
+    """
+    return _types_of(schema, root, frozenset())
+
+
+def _types_of(schema: Any, root: Any, passed: frozenset[str]) -> frozenset[str] | None:
+    if not isinstance(schema, Mapping):
+        return None
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        found = {declared}
+    elif isinstance(declared, list):
+        found = {each for each in declared if isinstance(each, str)}
+    elif "const" in schema or isinstance(schema.get("enum"), list):
+        found = {type_of(each) for each in schema.get("enum", [schema.get("const")])}
+    elif isinstance(reference := schema.get("$ref"), str):
+        path = None if reference in passed else at(root, reference)
+        return None if path is None else _types_of(part(root, path), root, passed | {reference})
+    elif isinstance(choices := schema.get("anyOf", schema.get("oneOf")), list):
+        each = [_types_of(choice, root, passed) for choice in choices]
+        if not each or None in each:
+            return None
+        found = {name for names in each for name in names or ()}
+    elif "properties" in schema:
+        found = {"object"}
+    elif "items" in schema or "prefixItems" in schema:
+        found = {"array"}
+    else:
+        return None
+    if schema.get("nullable") is True:
+        found = found | {"null"}
+    return frozenset(found) or None
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None:
+        return "null"
+    names = {str: "string", int: "integer", float: "number", dict: "object", list: "array"}
+    return names[type(value)]
+
+
 def moved(schema: Any, to: str) -> Any:
     """A schema whose references hold under the key ``to`` of a document."""
     if not isinstance(schema, dict):

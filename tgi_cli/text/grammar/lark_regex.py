@@ -69,7 +69,12 @@ def quoted_lark(grammar: str) -> str:
     Raises:
         GrammarError: The grammar is invalid, recursive, or uses more than rules and terminals.
     """
-    return _Converter(_Reader(grammar)).start()
+    return _Converter(_Reader(grammar), quotes=True).start()
+
+
+def plain_lark(grammar: str) -> str:
+    """The regular expression, in Rust's syntax, of the texts of a grammar. Raises GrammarError."""
+    return _Converter(_Reader(grammar), quotes=False).start()
 
 
 @dataclass(slots=True)
@@ -139,8 +144,9 @@ class _Reader:
 class _Converter:
     """Expands the rules, and puts ignored text in front of every terminal of a rule."""
 
-    def __init__(self, reader: _Reader) -> None:
+    def __init__(self, reader: _Reader, quotes: bool) -> None:
         self._definitions = reader.definitions
+        self._quotes = quotes
         self._found: dict[str, str] = {}
         self._open: list[str] = []
         self._tokens: list[_Token] = []
@@ -225,7 +231,10 @@ class _Converter:
         elif kind == "regex":
             body, _, flags = text[1:].rpartition("/")
             body = body.replace(r"\/", "/")
-            expression = f"(?:{quoted_regex(body, flags)})"
+            if self._quotes:
+                expression = f"(?:{quoted_regex(body, flags)})"
+            else:
+                expression = f"(?{flags}:{body})"
         else:
             raise _unsupported(text)
         return expression if terminal else self._skip + expression
@@ -236,7 +245,11 @@ class _Converter:
             last = _value(self._tokens.pop().text) if self._tokens else ""
             if len(value) != 1 or len(last) != 1 or value > last:
                 raise GrammarError(f"`{text}..` is no range of characters")
+            if not self._quotes:
+                return rf"[\U{ord(value):08x}-\U{ord(last):08x}]"
             return quoted_range(value, last)
+        if not self._quotes:
+            return f"(?{'i' if text.endswith('i') else ''}:{re.escape(value)})"
         return f"(?:{quoted_literal(value, text.endswith('i'))})"
 
     def _accept(self, mark: str) -> bool:

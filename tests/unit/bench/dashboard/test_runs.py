@@ -17,7 +17,8 @@ from tests.unit.bench.dashboard.script import (
 )
 from tgi_cli.bench.dashboard import ScreenOptions, ScreenTitle
 from tgi_cli.bench.dashboard.app import BenchApp
-from tgi_cli.bench.dashboard.widgets import TabRow
+from tgi_cli.bench.dashboard.formatting import gauge_styles
+from tgi_cli.bench.dashboard.widgets import DrawnText, TabRow
 from tgi_cli.bench.events import StepFailed
 from tgi_cli.errors import ShardError
 
@@ -112,9 +113,9 @@ async def test_errors_are_red_and_the_sweep_goes_on() -> None:
         await pilot.pause()
         assert "5 errors, the newest: Clients: 16: the server hung up" in shown(app)
         assert "Clients: 16!" in cells(app)[1]
-        gauge = app.query_one("#step")
-        bad = gauge.get_component_styles("gauge--bad").background.hex
-        assert bad.lower() in app.export_screenshot().lower()
+        bad, _ = gauge_styles(bad=True, dark=True)
+        gauge = app.query_one("#step", DrawnText).render()
+        assert bad in [span.style for span in gauge.spans]
         await driven.tell(*step_events(1, 3, http_step(4), 10))
         await pilot.pause()
         assert app.shown is app.run_state.steps[1]

@@ -10,11 +10,11 @@ from textual.containers import Horizontal, Vertical
 
 from tgi_cli.bench.dashboard import histogram
 from tgi_cli.bench.dashboard.charts import ChartSeries, LatencyChart
-from tgi_cli.bench.dashboard.formatting import fitted, seconds, step_color
+from tgi_cli.bench.dashboard.formatting import fitted, gauge_styles, seconds, step_color
 from tgi_cli.bench.dashboard.metrics import StepPanel
 from tgi_cli.bench.dashboard.run_state import StepState
 from tgi_cli.bench.dashboard.views import ViewState
-from tgi_cli.bench.dashboard.widgets import DrawnText, ProgressGauge
+from tgi_cli.bench.dashboard.widgets import DrawnText, draw_gauge
 from tgi_cli.bench.statistics.summary import Summary
 
 _ROWS = (
@@ -40,8 +40,8 @@ class StepsView(Vertical):
     def compose(self) -> ComposeResult:
         """Implement Textual's hook."""
         with Horizontal(id="gauges"):
-            yield ProgressGauge("Total Progress", id="total")
-            yield ProgressGauge("Step Progress", id="step")
+            yield DrawnText(id="total")
+            yield DrawnText(id="step")
         with Horizontal(id="statistics"):
             for kind in ("prefill", "decode"):
                 yield DrawnText(id=f"{kind}-statistics", classes=f"statistics {kind}")
@@ -65,14 +65,11 @@ class StepsView(Vertical):
         """Show the state."""
         run_state, shown = state.run_state, state.shown
         count = f"{run_state.done} / {run_state.total or '?'}"
-        share = run_state.done / run_state.total if run_state.total else None
-        self.query_one("#total", ProgressGauge).show(share, count, bad=run_state.bad)
-        gauge = self.query_one("#step", ProgressGauge)
-        if shown is None:
-            gauge.show(0.0, "", bad=False)
-        else:
-            label = "Batch Progress" if shown.step.kind == "batch" else "Step Progress"
-            gauge.show(shown.share, counted(shown), bad=shown.bad, label=label)
+        share = run_state.done / run_state.total if run_state.total else 0.0
+        self._paint_gauge("total", "Total Progress", share, count, run_state.bad, state.dark)
+        label = "Batch Progress" if shown and shown.step.kind == "batch" else "Step Progress"
+        share, count = (shown.share or 0.0, counted(shown)) if shown else (0.0, "")
+        self._paint_gauge("step", label, share, count, bool(shown and shown.bad), state.dark)
         all_panels = [state.metrics.panels(step) for step in run_state]
         key = (all_panels, shown, state.zoom, state.dark)
         if key == self._painted:
@@ -90,6 +87,13 @@ class StepsView(Vertical):
             zoom = min(state.zoom, histogram.HISTOGRAM_ZOOM)
             drawing.show(partial(histogram.draw_histogram, panel.values, style=style, zoom=zoom))
             self._paint_chart(kind, heading, state)
+
+    def _paint_gauge(
+        self, name: str, label: str, share: float, count: str, bad: bool, dark: bool
+    ) -> None:
+        key = (label, share, count, bad, dark)
+        draw = partial(draw_gauge, label, share, count, *gauge_styles(bad, dark))
+        self.query_one(f"#{name}", DrawnText).show(draw, key)
 
     def _paint_statistics(self, kind: str, heading: str, panel: StepPanel) -> None:
         drawing = self.query_one(f"#{kind}-statistics", DrawnText)

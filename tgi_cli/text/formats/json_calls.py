@@ -1,4 +1,4 @@
-"""Parses tool calls while they are generated: first the name, then the arguments, verbatim.
+"""Parses calls that are JSON while they are generated: the arguments are passed on verbatim.
 
 The transform in a response template defines where in a region's text both are. If it does not,
 the whole region is parsed when it closes.
@@ -11,37 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tgi_cli.text.formats.calls import ToolCallArguments, ToolCallPart, ToolCallStart
 from tgi_cli.text.partial_json import JsonChunk, JsonValueStream, Path
 
 _TAGS = (("<parameter=", "</parameter>"), ("<arg_value>", "</arg_value>"))
 _MOST_UNCLOSED = 16
 """Most arguments that are opened and not closed: each costs a search of the whole text."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallStart:
-    """The beginning of a tool call: its index in the response, its id, the function's name.
-
-    Attributes:
-        custom: The tool takes text, which follows instead of JSON.
-    """
-
-    index: int
-    id: str
-    name: str
-    custom: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallArguments:
-    """More of a call's arguments; joined, they are JSON, or the text of a custom tool."""
-
-    index: int
-    text: str
-    custom: bool = False
-
-
-ToolCallPart = ToolCallStart | ToolCallArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +64,8 @@ def _source(value: Any, groups: Collection[str], items: bool) -> Path | str | No
     return tuple(keys) if root == "content" else None
 
 
-class ToolCallStream:
-    """The calls of one region while it is generated. Its user sets indices and ids.
-
-    Attributes:
-        began: There has been a call; until then, the region may turn out to be content.
-    """
+class JsonCallStream:
+    """The calls of one region; see :class:`~tgi_cli.text.formats.calls.CallStream`."""
 
     def __init__(
         self,
@@ -116,14 +87,12 @@ class ToolCallStream:
         self._spelled = ""
         self._quoted: str | None = None
         self._current = False
-        self.began = False
+        self.began = self.failed = False
 
     def begin(self) -> list[ToolCallPart]:
-        """The parts in the opening of the region."""
         return self._begin(self._name) if self._name else []
 
     def push(self, text: str) -> list[ToolCallPart]:
-        """The parts in more text of the region."""
         if self._shape is None:
             return []
         if self._members is None:
@@ -133,8 +102,7 @@ class ToolCallStream:
             found += self._chunk(chunk)
         return found
 
-    def end(self) -> list[ToolCallPart]:
-        """The parts at the end of the region."""
+    def end(self, closed: bool) -> list[ToolCallPart]:
         if self._members is None and self._current and not self._given:
             return [ToolCallArguments(0, "{}")]
         return []

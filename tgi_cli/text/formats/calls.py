@@ -1,0 +1,80 @@
+"""What parsers of tool calls produce: first the name, then the arguments as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """The beginning of a tool call: its index in the response, its id, the function's name.
+
+    Attributes:
+        custom: The tool takes text, which follows instead of JSON.
+    """
+
+    index: int
+    id: str
+    name: str
+    custom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of a call's arguments; joined, they are JSON, or the text of a custom tool."""
+
+    index: int
+    text: str
+    custom: bool = False
+
+
+ToolCallPart = ToolCallStart | ToolCallArguments
+
+
+class CallStream(Protocol):
+    """Parses the calls of one region while it is generated. Its user sets indices and ids.
+
+    The joined parts do not depend on how the text was split.
+
+    Attributes:
+        began: There has been a call; until then, the region may turn out to be content.
+        failed: There is no call in the region, whatever follows.
+    """
+
+    began: bool
+    failed: bool
+
+    def begin(self) -> list[ToolCallPart]:
+        """The parts in the opening of the region."""
+
+    def push(self, text: str) -> list[ToolCallPart]:
+        """The parts in more text of the region."""
+
+    def end(self, closed: bool) -> list[ToolCallPart]:
+        """The parts at the end of the region; unless it was ``closed``, the text is cut off."""
+
+
+class Members:
+    """Writes the arguments of one call as a JSON object, member by member."""
+
+    def __init__(self) -> None:
+        self._any = False
+
+    def key(self, literal: str) -> ToolCallArguments:
+        """Begin the member whose key has this JSON."""
+        lead = ", " if self._any else "{"
+        self._any = True
+        return ToolCallArguments(0, f"{lead}{literal}: ")
+
+    def close(self) -> ToolCallArguments:
+        """End the object."""
+        return ToolCallArguments(0, "}" if self._any else "{}")
+
+
+def pending(text: str, mark: str) -> int:
+    """Length of the end of a text with which ``mark`` may begin."""
+    for length in range(min(len(text), len(mark) - 1), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
