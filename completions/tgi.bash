@@ -67,8 +67,8 @@ _tgi() {
         'serve --watermark-delta') return ;;
         'serve --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
         'serve --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'serve --tool-call-parser') COMPREPLY=($(compgen -W 'auto none deepseek glm45 harmony hermes llama3_json mistral mistral_list qwen3_coder' -- "$word")); return ;;
-        'serve --reasoning-parser') COMPREPLY=($(compgen -W 'auto none harmony mistral seed_oss think' -- "$word")); return ;;
+        'serve --tool-call-parser') COMPREPLY=($(compgen -W 'auto none apertus cohere deepseek deepseek_v31 deepseek_v32 deepseek_v4 functionary functiongemma functools gemma4 gigachat3 gigachat31 glm45 glm47 granite granite_20b harmony hermes hunyuan_v3 internlm jamba kimi_k2 kimi_k3 lfm2 llama3_json longcat longcat_v2 minicpm5 minimax minimax_m2 mistral mistral_list nemotron olmo3 phi4_mini pythonic qwen3_coder seed_oss solar step3 xlam' -- "$word")); return ;;
+        'serve --reasoning-parser') COMPREPLY=($(compgen -W 'auto none apertus apriel cohere gemma4 granite harmony hunyuan_v3 kimi kimi_k3 longcat minimax_m3 mistral seed_oss solar think think_answer think_response' -- "$word")); return ;;
         'serve --otlp-endpoint') return ;;
         'serve --otlp-service-name') return ;;
         'serve --logger-level') return ;;
@@ -135,8 +135,8 @@ _tgi() {
         'env --watermark-delta') return ;;
         'env --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
         'env --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'env --tool-call-parser') COMPREPLY=($(compgen -W 'auto none deepseek glm45 harmony hermes llama3_json mistral mistral_list qwen3_coder' -- "$word")); return ;;
-        'env --reasoning-parser') COMPREPLY=($(compgen -W 'auto none harmony mistral seed_oss think' -- "$word")); return ;;
+        'env --tool-call-parser') COMPREPLY=($(compgen -W 'auto none apertus cohere deepseek deepseek_v31 deepseek_v32 deepseek_v4 functionary functiongemma functools gemma4 gigachat3 gigachat31 glm45 glm47 granite granite_20b harmony hermes hunyuan_v3 internlm jamba kimi_k2 kimi_k3 lfm2 llama3_json longcat longcat_v2 minicpm5 minimax minimax_m2 mistral mistral_list nemotron olmo3 phi4_mini pythonic qwen3_coder seed_oss solar step3 xlam' -- "$word")); return ;;
+        'env --reasoning-parser') COMPREPLY=($(compgen -W 'auto none apertus apriel cohere gemma4 granite harmony hunyuan_v3 kimi kimi_k3 longcat minimax_m3 mistral seed_oss solar think think_answer think_response' -- "$word")); return ;;
         'env --otlp-endpoint') return ;;
         'env --otlp-service-name') return ;;
         'env --logger-level') return ;;
@@ -337,8 +337,8 @@ _tgi() {
         'router --watermark-delta') return ;;
         'router --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
         'router --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'router --tool-call-parser') COMPREPLY=($(compgen -W 'auto none deepseek glm45 harmony hermes llama3_json mistral mistral_list qwen3_coder' -- "$word")); return ;;
-        'router --reasoning-parser') COMPREPLY=($(compgen -W 'auto none harmony mistral seed_oss think' -- "$word")); return ;;
+        'router --tool-call-parser') COMPREPLY=($(compgen -W 'auto none apertus cohere deepseek deepseek_v31 deepseek_v32 deepseek_v4 functionary functiongemma functools gemma4 gigachat3 gigachat31 glm45 glm47 granite granite_20b harmony hermes hunyuan_v3 internlm jamba kimi_k2 kimi_k3 lfm2 llama3_json longcat longcat_v2 minicpm5 minimax minimax_m2 mistral mistral_list nemotron olmo3 phi4_mini pythonic qwen3_coder seed_oss solar step3 xlam' -- "$word")); return ;;
+        'router --reasoning-parser') COMPREPLY=($(compgen -W 'auto none apertus apriel cohere gemma4 granite harmony hunyuan_v3 kimi kimi_k3 longcat minimax_m3 mistral seed_oss solar think think_answer think_response' -- "$word")); return ;;
         'router --otlp-endpoint') return ;;
         'router --otlp-service-name') return ;;
         'router --logger-level') return ;;
