@@ -306,6 +306,7 @@ async def test_choice_of_no_tool(
         ({"tool_choice": "required", "tools": HOSTED[:1]}, "'web_search'"),
         ({"tool_choice": {"type": "function", "name": "other"}}, "'other', which is no tool"),
         ({"tool_choice": {"type": "function"}}, "must name"),
+        ({"tool_choice": {"type": "function", "name": ["x"]}}, "must name"),
         ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "`mode`"),
         ({"tool_choice": "required", "tools": []}, "`tools` has none"),
     ],
@@ -327,6 +328,11 @@ async def test_forced_tools_that_cannot_be_called_are_refused(
         ([TEAM, {"type": "function", "name": "team__ask"}], "two tools are named 'team__ask'"),
         ([TEAM, TEAM], "two tools are named 'team__ask'"),
         ([{"name": "x"}], "tools[0] has no `type`"),
+        ([{"type": ""}], "tools[0] has no `type`"),
+        (
+            [{**PATCH, "format": {"type": "grammar", "syntax": [], "definition": "x"}}],
+            "tools[0]: the format",
+        ),
         ([{"type": "namespace", "name": "x"}], "needs a `name` and `tools`"),
         ([{"type": "namespace", "name": "x", "tools": [5]}], "tools[0].tools[0] must be"),
         ([{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}], "`name`"),
@@ -414,6 +420,7 @@ async def test_tools_within_the_input_are_offered(
     [
         {"type": "compaction", "encrypted_content": "x"},
         {"type": "unheard_of"},
+        {"type": ["message"]},
         {"type": "custom_tool_call", "call_id": "c", "name": "patch"},
         {"type": "custom_tool_call_output", "output": "x"},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": {}},

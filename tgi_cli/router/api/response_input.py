@@ -182,6 +182,8 @@ def _messages(items: Sequence[Item]) -> list[ChatMessage]:
     reasoning = ""
     for index, item in enumerate(items):
         kind = item.get("type") or "message"
+        if not isinstance(kind, str):
+            raise errors.validation(f"input[{index}] needs a text as `type`", "input")
         if kind in _HOSTED or kind in _TOOLS:
             continue
         if kind == "reasoning":

@@ -129,20 +129,37 @@ def decoded(given: Sequence[Items]) -> list[dict[str, Any]]:
     return [item for items in given for item in msgspec.json.decode(items.data)]
 
 
+@dataclass(frozen=True, slots=True)
+class OwnItems:
+    """The own items of a request, as they are stored and listed, and their ids."""
+
+    items: Items
+    ids: Sequence[str]
+
+
+def own_items(turn: Turn) -> OwnItems:
+    """Encode the own items of a request."""
+    base = uuid.uuid4().hex
+    own = [_stored_item(item, f"{base}{index:04x}") for index, item in enumerate(turn.own)]
+    return OwnItems(Items(_encode(own)), [item["id"] for item in own])
+
+
 class ResponseRecord:
     """A response on its way into the store.
 
     Args:
         response: Is written meanwhile.
         turn: The items of its request.
+        own: Those that are not stored yet.
     """
 
-    def __init__(self, store: ResponseStore, response: ResponseObject, turn: Turn) -> None:
+    def __init__(
+        self, store: ResponseStore, response: ResponseObject, turn: Turn, own: OwnItems
+    ) -> None:
         self._store = store
         self._response = response
-        own = [stored_item(item) for item in turn.own]
-        self._ids = [item["id"] for item in own]
-        self._context = [*turn.context, Items(_encode(own))]
+        self._ids = own.ids
+        self._context = [*turn.context, own.items]
 
     def save(self, running: asyncio.Task[None] | None = None) -> None:
         """Store the response as it is, with its task as long as that is running."""
@@ -163,12 +180,12 @@ class ResponseRecord:
         return _encode(self._response)
 
 
-def stored_item(item: Item) -> Mapping[str, Any]:
+def _stored_item(item: Item, unique: str) -> Mapping[str, Any]:
     """An item of the input in the form in which it is listed: with an id, and text as parts."""
     kind = item.get("type") or "message"
     found = {"type": kind, **item}
     if not isinstance(found.get("id"), str) or not found["id"]:
-        found["id"] = f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
+        found["id"] = f"{_PREFIXES.get(kind, 'item')}_{unique}"
     if kind == "message":
         text = item.get("content")
         if isinstance(text, str):

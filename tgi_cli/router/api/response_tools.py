@@ -109,7 +109,7 @@ def _namespace(where: str, tool: Mapping[str, Any]) -> list[tuple[str | None, To
 
 def _type(tool: Any) -> str | None:
     kind = tool.get("type") if isinstance(tool, dict) else None
-    return kind if isinstance(kind, str) else None
+    return kind if isinstance(kind, str) and kind else None
 
 
 def _choice(
@@ -158,7 +158,9 @@ def _reference(
     """A chat's reference to a tool; without ``namespace`` the name may be any tool's."""
     kind, name, namespace = str(given.get("type")), given.get("name"), given.get("namespace")
     flat = name
-    if isinstance(namespace, str) and isinstance(name, str):
+    if not isinstance(name, str):
+        pass  # refused with the chat
+    elif isinstance(namespace, str):
         flat = flat_name(namespace, name)
     elif name not in names:
         fitting = [each for each, (_, own) in names.items() if own == name]
