@@ -119,7 +119,7 @@ class TestText:
             "assistant",
             "acme/tiny",
         )
-        assert found["content"] == [{"type": "text", "text": "hello world", "citations": None}]
+        assert found["content"] == [{"type": "text", "text": "hello world"}]
         assert (found["stop_reason"], found["stop_sequence"]) == ("end_turn", None)
 
     async def test_usage_is_split_by_what_was_cached(
