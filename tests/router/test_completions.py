@@ -145,7 +145,7 @@ async def test_ignore_eos_reaches_the_engine(client: httpx.AsyncClient, engine: 
         ({"prompt": [-1]}, "validation", "token ids"),
         ({"prompt": [1.5]}, "validation", "`prompt` must be"),
         ({"prompt": [True]}, "validation", "`prompt` must be"),
-        ({"suffix": "x"}, "suffix not supported", "Suffix is not supported"),
+        ({"suffix": "x"}, "validation", "no tokens for filling in the middle"),
         ({"best_of": 2, "n": 3}, "validation", "`best_of` must be >= `n`"),
         ({"best_of": 2, "stream": True}, "validation", "`best_of` > `n` is not supported when"),
         ({"prompt": ["a"] * 4, "n": 33}, "validation", "132 sequences in one request"),

@@ -20,6 +20,8 @@ CASES = [
     ("/", {"inputs": "hi"}),
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT | {"stream": True}),
+    ("/v1/messages", CHAT | {"model": "tgi", "max_tokens": 20}),
+    ("/v1/messages", CHAT | {"model": "tgi", "max_tokens": 20, "stream": True}),
     ("/v1/completions", {"prompt": ["a", "b"]}),
     ("/v1/completions", {"prompt": ["a", "b"], "stream": True}),
     ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "stream": True}),

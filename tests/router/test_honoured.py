@@ -14,7 +14,7 @@ import pytest
 from tests.router.fakes import END_ID, FakeEngine
 from tests.router.sse import events
 from tests.unit.text import tiny
-from tgi_cli.router.api.response_input import chat_request
+from tgi_cli.router.api.response_input import response_chat
 from tgi_cli.router.api.schemas.responses import ResponsesRequest
 from tgi_cli.router.http.bodies import wrong_types
 from tgi_cli.router.state import RouterState
@@ -547,9 +547,10 @@ class TestCost:
         call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
         for count in (10, 1000):
             await client.post(RESPONSES, json={"input": [call] * count})
-        assert runs.count(chat_request) == 1
+        assert runs.count(response_chat) == 1
 
     def test_consecutive_calls_are_one_message(self) -> None:
         call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-        (message,) = chat_request(ResponsesRequest(input=[call] * 1000)).messages
+        request = ResponsesRequest(input="")
+        (message,) = response_chat(request, [call] * 1000).request.messages
         assert len(message.tool_calls or ()) == 1000

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tgi_cli.router.api import messages
 from tgi_cli.router.generation import chat_prompt
 from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES
 from tgi_cli.router.state import RouterState
@@ -31,6 +32,7 @@ def threads(state: RouterState, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
         monkeypatch.setattr(holder, name, watched)
 
     watch(chat_prompt, "_draft")
+    watch(messages, "chat_request")
     watch(Tokenizer, "encode")
     watch(Tokenizer, "spans")
     return seen
@@ -40,6 +42,17 @@ def chat(messages: int, content: str = "x") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}] * messages}
 
 
+def count(blocks: int, parts: int = 0) -> dict[str, Any]:
+    """A prompt to count, whose message has blocks, or a result of parts."""
+    block: dict[str, Any] = {"type": "text", "text": "x"}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block] * parts}
+    content = [block] * blocks if blocks else [result]
+    return {"model": "tgi", "messages": [{"role": "user", "content": content}]}
+
+
+COUNT = "/v1/messages/count_tokens"
+
+
 @pytest.mark.parametrize(
     ("route", "body", "expected"),
     [
@@ -47,10 +60,13 @@ def chat(messages: int, content: str = "x") -> dict[str, Any]:
         ("/chat_tokenize", chat(INLINE_MESSAGES + 1), [("_draft", False), ("spans", True)]),
         ("/chat_tokenize", chat(1, "x" * INLINE_CHARACTERS), [("_draft", True), ("spans", False)]),
         ("/v1/chat/completions", chat(1), [("_draft", True), ("encode", True)]),
+        (COUNT, count(1), [("chat_request", True), ("_draft", True), ("encode", True)]),
+        (COUNT, count(INLINE_MESSAGES), [("chat_request", False)]),
+        (COUNT, count(0, INLINE_MESSAGES), [("chat_request", False)]),
         ("/generate", {"inputs": "x"}, [("encode", True)]),
         ("/tokenize", {"inputs": "x" * (INLINE_CHARACTERS + 1)}, [("spans", False)]),
     ],
-    ids=["short", "many", "long", "chat", "text", "long text"],
+    ids=["short", "many", "long", "chat", "message", "blocks", "parts", "text", "long text"],
 )
 async def test_long_work_is_done_by_workers(
     client: httpx.AsyncClient,

@@ -59,7 +59,7 @@ async def test_text_answer(client: httpx.AsyncClient, engine: FakeEngine) -> Non
     assert found["id"].startswith("resp_")
     assert (found["object"], found["status"], found["error"]) == ("response", "completed", None)
     assert found["metadata"] == {"a": "b"}
-    assert found["store"] is False
+    assert found["store"] is True
     [item] = found["output"]
     assert item.pop("id").startswith("msg_")
     assert item == {
@@ -208,9 +208,10 @@ async def test_conversation_is_rendered(client: httpx.AsyncClient, engine: FakeE
         ],
     )
     arguments = json.dumps(ARGUMENTS, ensure_ascii=False)
+    call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
     assert prompt_of(engine).endswith(
         "<|im_start|>user\nhi<|im_end|>\n"
-        f"<|im_start|>assistant\nHm.Let me see.weather{arguments}weather{arguments}<|im_end|>\n"
+        f"<|im_start|>assistant\nHm.Let me see.{call}{call}<|im_end|>\n"
         "<|im_start|>tool\nrain<|im_end|>\n<|im_start|>tool\nsun<|im_end|>\n"
         "<|im_start|>assistant\nok<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -222,14 +223,16 @@ async def test_conversation_is_rendered(client: httpx.AsyncClient, engine: FakeE
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"previous_response_id": "resp_1", "input": None}, "previous_response_id"),
+        ({"input": None}, "input"),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"n": 2}, "n"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"name": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"input": []}, "input"),
@@ -299,5 +302,5 @@ class TestOpenAI:
         assert [json.loads(call.arguments) for call in calls] == [ARGUMENTS] * 2
 
     async def test_client_raises_errors(self, ai: openai.AsyncOpenAI) -> None:
-        with pytest.raises(openai.BadRequestError, match="keeps nothing"):
+        with pytest.raises(openai.BadRequestError, match=r"'resp_1' not found\. This server"):
             await ai.responses.create(model="tgi", input="hi", previous_response_id="resp_1")

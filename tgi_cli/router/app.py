@@ -19,6 +19,7 @@ from tgi_cli.router.api import (
     chat,
     completions,
     docs,
+    infill,
     kserve,
     messages,
     models,
@@ -26,6 +27,7 @@ from tgi_cli.router.api import (
     responses,
     sagemaker,
     service,
+    stored_responses,
     tgi,
     tokenize,
     vertex,
@@ -43,6 +45,7 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.middleware import ObservabilityMiddleware
 from tgi_cli.router.observability.tracing import Tracing
+from tgi_cli.router.response_store import ResponseStore
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
@@ -56,7 +59,9 @@ ROUTES = [
     *tokenize.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
+    *infill.ROUTES,
     *responses.ROUTES,
+    *stored_responses.ROUTES,
     *messages.ROUTES,
     *models.ROUTES,
     *adapters.ROUTES,
@@ -109,7 +114,17 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
     if config.generation_config == "auto":
         defaults = SamplingDefaults.read(config.model_path)
     app.state.router = RouterState(
-        config, client, text, workers, metrics, admission, generator, names, defaults, tracing
+        config,
+        client,
+        text,
+        workers,
+        metrics,
+        admission,
+        generator,
+        names,
+        defaults,
+        ResponseStore(config.response_store_bytes, config.response_store_seconds),
+        tracing,
     )
     return app
 

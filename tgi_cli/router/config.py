@@ -22,11 +22,14 @@ class RouterConfig:
         max_input_tokens, max_total_tokens: limits of a request. Default: the engine's.
         validation_workers: threads that tokenize long prompts.
         payload_limit: bytes of a request's body.
+        response_store_bytes, response_store_seconds: bounds of the responses that later requests
+            may continue; 0: none is kept.
         watermark_gamma, watermark_delta: parameters of requested watermarks.
         served_model_name: names of the model on /v1 routes; requests with others are refused.
             Default: its id, and any name is accepted.
         generation_config: ``auto`` for the sampling defaults of the model's
             generation_config.json in /v1 requests, or ``none``.
+        chat_template: file of a chat template, or its source. Default: ``tokenizer_config_path``'s.
         tokenizer_config_path: tokenizer_config.json for the chat template. Default: the model's.
         tool_call_parser, reasoning_parser: ``auto``, ``none`` or a format of
             :mod:`tgi_cli.text.formats`.
@@ -66,10 +69,13 @@ class RouterConfig:
     graceful_termination_timeout: int = default("graceful_termination_timeout")
     watchdog_timeout: float = default("watchdog_timeout")
     payload_limit: int = default("payload_limit")
+    response_store_bytes: int = default("response_store_bytes")
+    response_store_seconds: int = default("response_store_seconds")
     watermark_gamma: float = default("watermark_gamma")
     watermark_delta: float = default("watermark_delta")
     served_model_name: tuple[str, ...] = ()
     generation_config: str = default("generation_config")
+    chat_template: str | None = None
     tokenizer_config_path: Path | None = None
     tool_call_parser: str = default("tool_call_parser")
     reasoning_parser: str = default("reasoning_parser")

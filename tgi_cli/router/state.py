@@ -19,6 +19,7 @@ from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 from tgi_cli.router.http.admission import ConcurrencyLimiter
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.tracing import Tracing
+from tgi_cli.router.response_store import ResponseStore
 from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.workers import TextWorkers
@@ -33,7 +34,7 @@ def leads(generations: Sequence[Generation]) -> list[Generation]:
 def prompt_characters(generations: Sequence[Generation]) -> int:
     """The total length of the prompts that were given as text."""
     prompts = [lead.spec.prompt for lead in leads(generations)]
-    return sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    return sum(len(prompt) for prompt in prompts if not isinstance(prompt, tuple))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class RouterState:
     generator: Generator
     adapters: AdapterNames
     defaults: SamplingDefaults
+    responses: ResponseStore
     tracing: Tracing | None = None
     started: float = field(default_factory=time.time)
 

@@ -44,6 +44,7 @@ class Tokenizer:
         bos_token: Its text in chat templates; empty if there is none.
         eos_token: Its text in chat templates; empty if there is none.
         vocab_size: Number of ids, including added tokens.
+        adds_space: Whether it puts a space in front of a text, as SentencePiece does.
         surface: Text of a single token, including special tokens and leading spaces.
         token_bytes: The bytes that a token adds to the text, even if part of a character.
     """
@@ -65,6 +66,8 @@ class Tokenizer:
             if index is not None:
                 special.add(index)
         self.special_ids = frozenset(special)
+        first = backend.encode("a", add_special_tokens=False).tokens[:1]
+        self.adds_space = bool(first) and first[0].startswith(_SPACE)
         self.surface = lru_cache(_CACHED_IDS)(self._surface)
         self.token_bytes = lru_cache(_CACHED_IDS)(self._token_bytes)
         self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or (

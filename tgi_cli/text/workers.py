@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from tgi_cli.text.fill_in_middle import PromptParts, TextPart
 from tgi_cli.text.spans import Spans
 from tgi_cli.text.tokenizer import Tokenizer
-from tgi_cli.text.windowed_encoding import encode_in_windows, is_long
+from tgi_cli.text.windowed_encoding import WINDOW_CHARACTERS, encode_in_windows, is_long
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,6 +61,28 @@ class TextWorkers:
             return list(found)
         return ids if last is None else ids[-last:]
 
+    async def encode_parts(self, prompt: PromptParts, most: int | None = None) -> list[int]:
+        """Encode the texts of a prompt by themselves; ``most`` as in :meth:`encode`."""
+        found: list[int] = []
+        for group in _groups(prompt.parts):
+            if len(group) == 1 and isinstance(group[0], TextPart) and is_long(group[0].text):
+                rest = None if most is None else max(0, most - len(found))
+                found += await self._encode_long(group[0], rest)
+            elif sum(map(_cost, group)) <= self._inline_characters:
+                found += self._inline(parts_ids, self._tokenizer, group)
+            else:
+                found += await self.run(parts_ids, self._tokenizer, group)
+            if most is not None and len(found) > most:
+                break
+        return found
+
+    async def _encode_long(self, part: TextPart, most: int | None) -> list[int]:
+        if not (part.continues and self._tokenizer.adds_space):
+            return await self.encode(part.text, False, most)
+        line = self._tokenizer.encode(_LINE, add_special_tokens=False)
+        ids = await self.encode(_LINE + part.text, False, most)
+        return ids[len(line) :]
+
     async def spans(self, text: str, add_special_tokens: bool) -> AsyncIterator[Spans]:
         """See :meth:`Tokenizer.spans`; long texts give some thousand tokens at a time."""
         if len(text) <= self._inline_characters:
@@ -96,6 +119,47 @@ class TextWorkers:
     def close(self) -> None:
         """End the threads and drop work that has not begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _cost(part: tuple[int, ...] | TextPart) -> int:
+    """Cost of encoding a part, in characters of a single text."""
+    return len(part.text) + _WORD_CHARACTERS if isinstance(part, TextPart) else 0
+
+
+def _groups(
+    parts: Sequence[tuple[int, ...] | TextPart],
+) -> Iterator[list[tuple[int, ...] | TextPart]]:
+    """The parts in groups that are encoded in one call; a long text is a group of its own."""
+    group: list[tuple[int, ...] | TextPart] = []
+    size = 0
+    for part in parts:
+        cost = _cost(part)
+        if group and size + cost > WINDOW_CHARACTERS:
+            yield group
+            group, size = [], 0
+        group.append(part)
+        size += cost
+    yield group
+
+
+def parts_ids(tokenizer: Tokenizer, parts: Sequence[tuple[int, ...] | TextPart]) -> list[int]:
+    """Token ids of parts of a prompt. One call of the tokenizer encodes all texts."""
+    behind_line = tokenizer.adds_space
+    texts = [
+        _LINE + part.text if part.continues and behind_line else part.text
+        for part in parts
+        if isinstance(part, TextPart)
+    ]
+    line, *encoded = tokenizer.encode_batch([_LINE, *texts], add_special_tokens=False)
+    found: list[int] = []
+    following = iter(encoded)
+    for part in parts:
+        if not isinstance(part, TextPart):
+            found += part
+            continue
+        ids = next(following)
+        found += ids[len(line) :] if part.continues and behind_line else ids
+    return found
 
 
 def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

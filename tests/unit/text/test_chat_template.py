@@ -177,6 +177,28 @@ def test_another_tokenizer_config(tmp_path: Path) -> None:
         TextBundle.load(path, tokenizer_config_path=tmp_path / "none.json")
 
 
+def test_a_given_template(tmp_path: Path) -> None:
+    """A file, or the source itself. Its special tokens are the model's."""
+    path = tiny.write_model(tmp_path / "model")
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"chat_template": "other", "eos_token": "<end>"}))
+    file = tmp_path / "given.jinja"
+    file.write_bytes(b"given\r\n{{ eos_token }}")
+    for given, expected in ((str(file), "given\n"), ("{{ messages[0].content }}", "Héllo <b>")):
+        chat = TextBundle.load(path, chat_template=given, tokenizer_config_path=other).chat_template
+        assert chat is not None
+        assert chat.render(USER) == expected + (tiny.EOS if given == str(file) else "")
+    for wrong, cause in (
+        (str(tmp_path / "none.jinja"), "none.jinja is not a file"),
+        ("{% if %}", "--chat-template: .* is invalid"),
+    ):
+        with pytest.raises(ConfigError, match=cause):
+            TextBundle.load(path, chat_template=wrong)
+    file.write_bytes(b"x" * (2 << 20))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        TextBundle.load(path, chat_template=str(file))
+
+
 HOSTILE = {
     "product": "{{ 'a' * 10**9 }}",
     "width": '{{ "%2000000000d" % 1 }}',

@@ -105,7 +105,8 @@ def bundle(folder: Path, call: str) -> TextBundle:
         ),
         (
             f'<do it="{{{{ call.function.name }}}}">{ITEMS}'
-            "<in {{ key }}>{{ value if value is string else value | tojson }}</in>{% endfor %}</do>",
+            "<in {{ key }}>{{ value if value is string else value | tojson }}</in>"
+            "{% endfor %}</do>",
             '<do it="weather"><in city>Rome</in></do>',
         ),
         (

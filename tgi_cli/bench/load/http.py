@@ -229,7 +229,8 @@ class ConnectionPool:
         except OSError as error:
             self._address = ""
             raise ConnectError(str(error)) from error
-        self._address = transport.get_extra_info("peername")[0]
+        peer = transport.get_extra_info("peername")  # none if it is closed already
+        self._address = peer[0] if peer else ""
         return connection
 
 

@@ -135,6 +135,15 @@ ROUTER_SETTINGS = (
         ),
         validation_workers=Setting(whole(1, 256), "Tokenizer threads.", 2),
         payload_limit=Setting(whole(1), "Maximum size of a request body in bytes.", 2_000_000),
+        response_store_bytes=Setting(
+            whole(0),
+            "Memory for stored responses of /v1/responses, in bytes; the oldest are dropped. 0: "
+            "store none.",
+            64 << 20,
+        ),
+        response_store_seconds=Setting(
+            whole(0), "Seconds for which responses are stored. 0: store none.", 3600
+        ),
         watermark_gamma=Setting(
             SHARE, "Share of the vocabulary that watermarking favors.", 0.5, commands=_ALL
         ),
@@ -151,6 +160,10 @@ ROUTER_SETTINGS = (
     *panel(
         "Chat",
         _HTTP,
+        chat_template=Setting(
+            text("FILE"),
+            "Chat template that overrides the model's: a Jinja file, or the template itself.",
+        ),
         tokenizer_config_path=Setting(
             path(), "tokenizer_config.json with a chat template that overrides the model's."
         ),

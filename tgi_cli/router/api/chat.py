@@ -20,6 +20,7 @@ from tgi_cli.router.api.openai_common import (
     chat_report,
     fail_stream,
     openai_endpoints,
+    timings_of,
     usage_of,
 )
 from tgi_cli.router.api.schemas import openai_answers as schemas
@@ -72,6 +73,8 @@ async def chat_completions(context: RequestContext[ChatRequest]) -> Response | E
         ],
         usage=usage_of(generations),
     )
+    if body.timings_per_token:
+        answer.timings = timings_of(generations)
     if body.return_token_ids:
         answer.prompt_token_ids = generations[0].prompt_ids
     return context.answer(answer, generations)
@@ -166,6 +169,7 @@ class ChatEvents:
         self._token_ids = bool(body.return_token_ids)
         self._reasoning = includes_reasoning(body)
         self._usage = StreamUsage.of(body.stream_options)
+        self._timings = bool(body.timings_per_token)
         head = identity.head("chat.completion.chunk")
         self._empty = head + b'[],"usage":'
         self._heads = [head + b'[{"index":%d,"delta":{' % i for i in range(len(generations))]
@@ -179,8 +183,8 @@ class ChatEvents:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""
         index = delta.index
         end = self._end
-        if self._usage is StreamUsage.EACH:
-            end = b'}],"usage":%b}\n\n' % _encode(usage_of([self._generations[index]]))
+        if self._usage is StreamUsage.EACH or self._timings:
+            end = self._detailed_end(self._generations[index])
         first, self._firsts[index] = self._firsts[index], b""
         if first:
             first += self._prompt_ids(index, end) if self._token_ids else end
@@ -218,6 +222,14 @@ class ChatEvents:
             ids,
             end,
         )
+
+    def _detailed_end(self, generation: Generation) -> bytes:
+        """The end of a chunk with the usage or the timings so far."""
+        usage = b"null"
+        if self._usage is StreamUsage.EACH:
+            usage = _encode(usage_of([generation]))
+        timings = b',"timings":' + _encode(timings_of([generation])) if self._timings else b""
+        return b'}],"usage":%b%b}\n\n' % (usage, timings)
 
     def _prompt_ids(self, index: int, end: bytes) -> bytes:
         """The end of a choice's first chunk, with the ids of its prompt."""

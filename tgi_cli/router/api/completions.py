@@ -17,6 +17,7 @@ from tgi_cli.router.api.openai_common import (
     StreamUsage,
     fail_stream,
     openai_endpoints,
+    timings_of,
     usage_of,
 )
 from tgi_cli.router.api.openai_parameters import (
@@ -43,6 +44,7 @@ from tgi_cli.router.http.body_errors import wrong_types
 from tgi_cli.router.http.endpoint import RequestContext
 from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState, leads, prompt_characters
+from tgi_cli.text.fill_in_middle import FillInMiddle
 
 _encode = msgspec.json.Encoder().encode
 
@@ -82,6 +84,8 @@ async def completions(context: RequestContext[CompletionRequest]) -> Response | 
         ],
         usage=usage_of(generations),
     )
+    if body.timings_per_token:
+        answer.timings = timings_of(generations)
     return context.answer(answer, generations)
 
 
@@ -89,20 +93,14 @@ def _validate(body: CompletionRequest) -> None:
     """Check all but the prompts, and replace other names of parameters by OpenAI's."""
     refuse(body)
     check_stream_options(body.stream, body.stream_options)
-    if body.suffix:
-        raise errors.ApiError(
-            422,
-            "Suffix is not supported and can be achieved by preprocessing the prompt.",
-            "suffix not supported",
-            param="suffix",
-            code="unsupported_parameter",
-        )
     if body.return_full_text is not None:
         if body.echo is not None and body.echo is not body.return_full_text:
             raise errors.validation(
                 "`echo` and `return_full_text` mean the same and differ", "return_full_text"
             )
         body.echo = body.return_full_text
+    if body.suffix and body.echo:
+        raise errors.validation("`echo` and `suffix` cannot be combined", "suffix")
     if body.top_n_tokens and body.logprobs is None:
         body.logprobs = requested_logprobs(body.top_n_tokens, "top_n_tokens")
 
@@ -142,7 +140,7 @@ def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
                 code="array_above_max_length",
             )
         prompts = [item if isinstance(item, str) else _ids(item, body, state) for item in given]
-    if not prompts or not all(prompts):
+    if not prompts or not (body.suffix or all(prompts)):
         raise errors.validation("`prompt` cannot be empty", "prompt")
     return prompts
 
@@ -171,6 +169,19 @@ def _echoed(spec: GenerationSpec, ids: Sequence[int], state: RouterState) -> str
     return state.text.tokenizer.decode(ids, skip_special_tokens=not given)
 
 
+def fill_in_middle(state: RouterState, param: str) -> FillInMiddle:
+    """How the model is asked for the text before a suffix. Raises ApiError if it cannot be."""
+    found = state.text.fill_in_middle
+    if found is None:
+        raise errors.validation(
+            f"`{param}` is not supported by the served model: its vocabulary has no tokens for "
+            "filling in the middle",
+            param,
+            "unsupported_parameter",
+        )
+    return found
+
+
 def _specs(body: CompletionRequest, adapter: str, state: RouterState) -> list[GenerationSpec]:
     prompts = _prompts(body, state)
     count = 1 if body.n is None else body.n
@@ -187,6 +198,14 @@ def _specs(body: CompletionRequest, adapter: str, state: RouterState) -> list[Ge
         prompt_only=bool(body.echo) and requested_length(body)[1] == 0,
     )
     prompt_logprobs = body.logprobs if body.echo else None
+    if body.suffix:
+        infill = fill_in_middle(state, "suffix")
+        if spec.truncate is not None:
+            raise errors.validation("a prompt with a `suffix` cannot be truncated", "suffix")
+        special = spec.add_special_tokens
+        filled = [infill.prompt(each, body.suffix, add_special_tokens=special) for each in prompts]
+        spec = replace(spec, stop_token_ids=spec.stop_token_ids | infill.stop_ids)
+        return [replace(spec, prompt=prompt, adapter=adapter, samples=samples) for prompt in filled]
     return [
         replace(
             spec, prompt=prompt, adapter=adapter, samples=samples, prompt_logprobs=prompt_logprobs
@@ -203,6 +222,7 @@ class CompletionEvents:
     ) -> None:
         self._choices = choices
         self._usage = StreamUsage.of(body.stream_options)
+        self._timings = bool(body.timings_per_token)
         self._head = identity.head("text_completion")
 
     def encode(self, delta: Delta) -> bytes:
@@ -215,7 +235,10 @@ class CompletionEvents:
         ends = part.finish_reason is not None
         if self._usage is StreamUsage.EACH or (ends and self._usage is StreamUsage.DEFAULT):
             usage = _encode(usage_of([choice.generation]))
-        return b'%b[%b],"usage":%b}\n\n' % (self._head, _encode(part), usage)
+        timings = b""
+        if self._timings:
+            timings = b',"timings":' + _encode(timings_of([choice.generation]))
+        return b'%b[%b],"usage":%b%b}\n\n' % (self._head, _encode(part), usage, timings)
 
     def fail(self, error: errors.ApiError) -> bytes:
         """See :class:`tgi_cli.router.http.sse.EventEncoder`."""

@@ -80,8 +80,9 @@ def chat_request(body: Prompt) -> ChatRequest:
 def blocks_of(body: Prompt) -> int:
     """How many blocks, messages and tools there are: what translating the request costs."""
     contents = [body.system, *(turn.content for turn in body.messages)]
-    blocks = sum(len(content) for content in contents if isinstance(content, list))
-    return blocks + len(body.messages) + len(body.tools or ())
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    parts = sum(len(block.content) for block in blocks if isinstance(block.content, list))
+    return len(blocks) + parts + len(body.messages) + len(body.tools or ())
 
 
 def _tool_choice(body: Prompt) -> str | dict[str, Any] | None:

@@ -16,6 +16,7 @@ from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.schemas.openai import CompletionParameters, StreamOptions
 from tgi_cli.router.api.schemas.openai_answers import (
     CompletionDetails,
+    GenerationTimings,
     PromptDetails,
     TokenLogprob,
     TopLogprob,
@@ -133,6 +134,28 @@ def usage_of(generations: Sequence[Generation]) -> Usage:
         completion_tokens_details=CompletionDetails(
             reasoning_tokens=sum(generation.reasoning_tokens for generation in generations)
         ),
+    )
+
+
+def timings_of(generations: Sequence[Generation]) -> GenerationTimings:
+    """llama.cpp's ``timings`` so far. Tokens of several sequences, which run at the same time, are
+    summed; their times are those of the slowest."""
+    prompts = leads(generations)
+    cached = sum(lead.cached_tokens for lead in prompts)
+    prompt = sum(lead.prompt_tokens for lead in prompts) - cached
+    predicted = sum(generation.generated_tokens for generation in generations)
+    prompt_ms = 1e3 * max(lead.timings.prompt for lead in prompts)
+    predicted_ms = 1e3 * max(generation.timings.decode for generation in generations)
+    return GenerationTimings(
+        cache_n=cached,
+        prompt_n=prompt,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=prompt_ms / prompt if prompt else 0.0,
+        prompt_per_second=1e3 * prompt / prompt_ms if prompt_ms else 0.0,
+        predicted_n=predicted,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=predicted_ms / predicted if predicted else 0.0,
+        predicted_per_second=1e3 * predicted / predicted_ms if predicted_ms else 0.0,
     )
 
 

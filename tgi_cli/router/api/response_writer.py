@@ -6,13 +6,16 @@ order of OpenAI's own streams.
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from tgi_cli.router.api.openai_common import chat_logprobs
+from tgi_cli.router.api.response_input import sealed
 from tgi_cli.router.api.schemas import responses as schemas
 from tgi_cli.router.api.schemas.openai_answers import TokenLogprob
 from tgi_cli.router.generation.deltas import Delta, Token
@@ -25,12 +28,29 @@ Item = TypeVar("Item", bound=schemas.OutputItem)
 _encode = msgspec.json.Encoder().encode
 
 
-class ResponseWriter:
-    """Turns the pieces of an answer into output items and, if ``events`` is set, into events."""
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """What the request wants of its response.
 
-    def __init__(self, response: schemas.ResponseObject, events: bool) -> None:
+    Attributes:
+        events: It is a stream.
+        names: Namespace and name of the tools, by their name in the prompt.
+        summary: Reasoning is given as its summary; there is no model that shortens it.
+        encrypted: Reasoning has its text in ``encrypted_content``, too.
+    """
+
+    events: bool = False
+    names: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
+    summary: bool = False
+    encrypted: bool = False
+
+
+class ResponseWriter:
+    """Turns the pieces of an answer into output items and, in a stream, into events."""
+
+    def __init__(self, response: schemas.ResponseObject, options: WriterOptions) -> None:
         self.response = response
-        self._events = events
+        self._options = options
         self._pending: list[bytes] = []
         self._number = 0
         self._logprobs: list[bytes] = []
@@ -50,40 +70,51 @@ class ResponseWriter:
         if isinstance(piece, Content):
             self._add_text(piece.text, logprobs)
         elif isinstance(piece, Reasoning):
-            self._part(
-                schemas.ReasoningItem, "rs", schemas.ReasoningText(text="")
-            ).text += piece.text
-            self._emit_item("response.reasoning_text.delta", content_index=0, delta=piece.text)
+            self._add_reasoning(piece.text)
         elif isinstance(piece, ToolCallStart):
-            self._open(schemas.FunctionCall, "fc", call_id=piece.id, name=piece.name, arguments="")
+            self._open_call(piece)
         elif isinstance(piece, ToolCallArguments):
             call = self.response.output[-1]
-            assert isinstance(call, schemas.FunctionCall)
-            call.arguments += piece.text
-            self._emit_item("response.function_call_arguments.delta", delta=piece.text)
+            if isinstance(call, schemas.CustomToolCall):
+                call.input += piece.text
+                self._emit_item("response.custom_tool_call_input.delta", delta=piece.text)
+            elif isinstance(call, schemas.FunctionCall):
+                call.arguments += piece.text
+                self._emit_item("response.function_call_arguments.delta", delta=piece.text)
 
-    def end(self, status: schemas.Status) -> None:
-        """Finish the response, whose usage must be set."""
-        if not self.response.output:
-            self._add_text("")
-        self._close(status)
-        self.response.status = status
-        self._emit(f"response.{status}", response=self.response)
+    def close(self, status: schemas.Status) -> None:
+        """End the response without announcing it; its usage or error must be set."""
+        response = self.response
+        if status in ("failed", "cancelled"):
+            item = self._last()
+            if item is not None:
+                item.status = "incomplete"
+                self._complete(item)
+        else:
+            if not response.output:
+                self._add_text("")
+            self._close(status)
+        response.status = status
+        if status == "completed":
+            response.completed_at = int(time.time())
 
-    def fail(self) -> None:
-        """End the response, whose error must be set."""
-        if self.response.output and self.response.output[-1].status == "in_progress":
-            item = self.response.output[-1]
-            item.status = "incomplete"
-            if isinstance(item, schemas.OutputMessage):
-                self._report(item)
-        self.response.status = "failed"
-        self._emit("response.failed", response=self.response)
+    def announce_end(self) -> None:
+        """Announce the end, after :meth:`close`."""
+        self._emit(f"response.{self.response.status}", response=self.response)
+
+    def _open_call(self, start: ToolCallStart) -> None:
+        namespace, name = self._options.names.get(start.name, (None, start.name))
+        fields: dict[str, Any] = {"call_id": start.id, "name": name}
+        if namespace is not None:
+            fields["namespace"] = namespace
+        if start.custom:
+            self._open(schemas.CustomToolCall, "ctc", **fields, input="")
+        else:
+            self._open(schemas.FunctionCall, "fc", **fields, arguments="")
 
     def _add_text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        self._part(
-            schemas.OutputMessage, "msg", schemas.OutputText(text="", logprobs=[])
-        ).text += text
+        part = schemas.OutputText(text="", logprobs=[])
+        self._part(schemas.OutputMessage, "msg", part).text += text
         encoded = _encode(logprobs)
         if logprobs:
             self._logprobs.append(encoded[1:-1])
@@ -92,6 +123,21 @@ class ResponseWriter:
             self._emit_item(
                 "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs_json
             )
+
+    def _add_reasoning(self, text: str) -> None:
+        if not self._options.summary:
+            part = schemas.ReasoningText(text="")
+            self._part(schemas.ReasoningItem, "rs", part).text += text
+            self._emit_item("response.reasoning_text.delta", content_index=0, delta=text)
+            return
+        item = self._last()
+        if not isinstance(item, schemas.ReasoningItem):
+            item = self._open(schemas.ReasoningItem, "rs", content=[], summary=[])
+            summary = schemas.SummaryText(text="")
+            item.summary.append(summary)
+            self._emit_item("response.reasoning_summary_part.added", summary_index=0, part=summary)
+        item.summary[0].text += text
+        self._emit_item("response.reasoning_summary_text.delta", summary_index=0, delta=text)
 
     def _part(
         self, kind: type[schemas.OutputMessage | schemas.ReasoningItem], prefix: str, first: Any
@@ -103,12 +149,6 @@ class ResponseWriter:
             item.content.append(first)
             self._emit_item("response.content_part.added", content_index=0, part=first)
         return item.content[0]
-
-    def _report(self, item: schemas.OutputMessage) -> None:
-        """Set the text's log-probabilities, each of which was encoded on arrival."""
-        content = msgspec.Raw(b"[%b]" % b",".join(self._logprobs))
-        item.content[0].logprobs = cast("list[TokenLogprob]", content)
-        self._logprobs = []
 
     def _last(self) -> schemas.OutputItem | None:
         """The item in progress, or None."""
@@ -124,27 +164,46 @@ class ResponseWriter:
         self._emit("response.output_item.added", output_index=index, item=item)
         return item
 
+    def _complete(self, item: schemas.OutputItem) -> None:
+        """Set the fields that depend on the whole item."""
+        if isinstance(item, schemas.OutputMessage):
+            # Each was encoded on arrival.
+            content = msgspec.Raw(b"[%b]" % b",".join(self._logprobs))
+            item.content[0].logprobs = cast("list[TokenLogprob]", content)
+            self._logprobs = []
+        elif isinstance(item, schemas.ReasoningItem) and self._options.encrypted:
+            item.encrypted_content = sealed(_reasoning_of(item))
+
     def _close(self, status: schemas.Status) -> None:
         """End the item in progress, if there is one."""
         item = self._last()
         if item is None:
             return
         item.status = status
+        self._complete(item)
         if isinstance(item, schemas.FunctionCall):
             self._emit_item(
                 "response.function_call_arguments.done", name=item.name, arguments=item.arguments
             )
+        elif isinstance(item, schemas.CustomToolCall):
+            self._emit_item("response.custom_tool_call_input.done", input=item.input)
+        elif isinstance(item, schemas.ReasoningItem) and item.summary:
+            part, text = item.summary[0], item.summary[0].text
+            self._emit_item("response.reasoning_summary_text.done", summary_index=0, text=text)
+            self._emit_item("response.reasoning_summary_part.done", summary_index=0, part=part)
         else:
-            part = item.content[0]
-            if isinstance(item, schemas.OutputMessage):
-                self._report(item)
-                done: dict[str, Any] = {"text": part.text, "logprobs": item.content[0].logprobs}
-                self._emit_item("response.output_text.done", content_index=0, **done)
-            else:
-                self._emit_item("response.reasoning_text.done", content_index=0, text=part.text)
-            self._emit_item("response.content_part.done", content_index=0, part=part)
+            self._close_content(item)
         index = len(self.response.output) - 1
         self._emit("response.output_item.done", output_index=index, item=item)
+
+    def _close_content(self, item: schemas.OutputMessage | schemas.ReasoningItem) -> None:
+        part = item.content[0]
+        if isinstance(part, schemas.OutputText):
+            done: dict[str, Any] = {"text": part.text, "logprobs": part.logprobs}
+            self._emit_item("response.output_text.done", content_index=0, **done)
+        else:
+            self._emit_item("response.reasoning_text.done", content_index=0, text=part.text)
+        self._emit_item("response.content_part.done", content_index=0, part=part)
 
     def _emit_item(self, kind: str, **fields: Any) -> None:
         """An event about the last item."""
@@ -152,7 +211,7 @@ class ResponseWriter:
         self._emit(kind, item_id=output[-1].id, output_index=len(output) - 1, **fields)
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        if self._events:
+        if self._options.events:
             event = {"type": kind, "sequence_number": self._number, **fields}
             self._pending.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)))
             self._number += 1
@@ -200,6 +259,10 @@ class TextLogprobs:
 
     def _drop(self, count: int) -> None:
         del self._tokens[:count], self._tops[:count]
+
+
+def _reasoning_of(item: schemas.ReasoningItem) -> str:
+    return "".join([*(part.text for part in item.summary), *(part.text for part in item.content)])
 
 
 def _id(prefix: str) -> str:

@@ -85,7 +85,9 @@ def chat_tools(body: ChatRequest, form: ResponseFormat | None, constrained: bool
         offered=offered,
         allowed=callable_tools,
         choice=choice,
-        strict=frozenset(tool.function.name for tool in given if _is_strict(tool)),
+        strict=frozenset(
+            tool.function.name for tool in given if tool.function and tool.function.strict
+        ),
         custom=custom & allowed,
         grammars={
             tool.custom.name: grammar
@@ -95,10 +97,6 @@ def chat_tools(body: ChatRequest, form: ResponseFormat | None, constrained: bool
             and (grammar := _grammar(index, tool)) is not None
         },
     )
-
-
-def _is_strict(tool: Tool) -> bool:
-    return tool.function is not None and bool(tool.function.strict)
 
 
 def _choice(
@@ -198,7 +196,12 @@ def _grammar(index: int, tool: Tool) -> dict[str, str] | None:
     found = form.get("grammar")
     syntax = found.get("syntax") if isinstance(found, dict) else None
     definition = found.get("definition") if isinstance(found, dict) else None
-    if form.get("type") != "grammar" or syntax not in _SYNTAXES or not isinstance(definition, str):
+    if (
+        form.get("type") != "grammar"
+        or not isinstance(syntax, str)
+        or syntax not in _SYNTAXES
+        or not isinstance(definition, str)
+    ):
         raise errors.validation(
             f"tools[{index}]: the format of a custom tool is `text`, or a `grammar` with a "
             "`definition` and the `syntax` `lark` or `regex`",

@@ -252,6 +252,10 @@ class Generation:
                 )
             if text.finish_reason is not None:
                 break
+        if self.spec.line_seconds is not None and text.finish_reason is None:
+            since = time.perf_counter() - self.timings.first_token
+            if since > self.spec.line_seconds and "\n" in text.text:
+                text.finish(FinishReason.LENGTH)
         delta.text = text.take()
 
     def _start(self, queue_ns: int, cached_tokens: int) -> None:

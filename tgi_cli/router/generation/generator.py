@@ -19,6 +19,7 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.rpc.interface import GONE, EngineClient
 from tgi_cli.text.bundle import TextBundle
+from tgi_cli.text.fill_in_middle import PromptParts
 from tgi_cli.text.grammar.checker import GrammarChecker
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
 from tgi_cli.text.windowed_encoding import is_long
@@ -176,6 +177,13 @@ class Generator:
             count = len(ids)
             if most is not None and count > most and is_long(spec.prompt):
                 count = _AtLeast(count)
+        elif isinstance(spec.prompt, PromptParts):
+            try:
+                most = self.info.max_input_tokens
+                ids = await self._workers.encode_parts(spec.prompt, most)
+            except ModelError as error:
+                raise errors.tokenizer(error.cause, spec.prompt_param) from error
+            count = _AtLeast(len(ids)) if len(ids) > most else len(ids)
         else:
             ids = list(spec.prompt)
             if spec.truncate is not None:

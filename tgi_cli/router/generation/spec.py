@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.fill_in_middle import PromptParts
 from tgi_cli.text.grammar.grammar import Grammar
 from tgi_cli.text.reasoning import AnswerMarkers
 from tgi_cli.text.stop import StopStrings
@@ -18,7 +19,7 @@ class GenerationSpec:
     """A prompt and everything that shapes its continuation.
 
     Attributes:
-        prompt: Text or token ids.
+        prompt: Text, token ids, or both in sequence.
         sampling: Sampling parameters, except the seed and the bad words.
         bad_words: Texts that must not be generated; not yet tokenized.
         prompt_param: Name of the prompt in its API, for errors.
@@ -38,6 +39,8 @@ class GenerationSpec:
         prompt_logprobs: Return the log-probabilities of the prompt's tokens, and so many of the
             likeliest alternatives. Default: none.
         prompt_only: Return nothing of the continuation.
+        line_seconds: End the text, once it has a line break, so long after its first token, in
+            seconds. Default: no such limit.
         grammar: Grammar of the continuation, or None.
         reasoning: How the continuation marks reasoning, whose tokens are counted. Default: not at
             all.
@@ -49,7 +52,7 @@ class GenerationSpec:
         adapter: Name of the LoRA adapter; empty for the base model.
     """
 
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | PromptParts
     sampling: SamplingParams
     bad_words: tuple[str, ...] = ()
     prompt_param: str = "prompt"
@@ -66,6 +69,7 @@ class GenerationSpec:
     samples: int = 1
     prompt_logprobs: int | None = None
     prompt_only: bool = False
+    line_seconds: float | None = None
     grammar: Grammar | None = None
     reasoning: AnswerMarkers | None = None
     is_reasoning: bool = False

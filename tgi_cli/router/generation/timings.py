@@ -29,6 +29,18 @@ class Timings:
         return self.submitted - self.arrived
 
     @property
+    def prompt(self) -> float:
+        """From the first step to the first token; 0 before that."""
+        if not self.first_token:
+            return 0.0
+        return max(self.first_token - self.submitted - self.queue, 0.0)
+
+    @property
+    def decode(self) -> float:
+        """From the first token to the last one so far."""
+        return self.last_token - self.first_token
+
+    @property
     def inference(self) -> float:
         """From the first step to the last token; 0 before the first step."""
         if not (self.queue or self.first_token):

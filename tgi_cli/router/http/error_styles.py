@@ -148,7 +148,7 @@ _STYLES = (
     (
         OPENAI,
         ("/v1", "/chat/completions", "/completions", "/models", "/embeddings", "/detokenize",
-         "/version"),
+         "/infill", "/version"),
     ),
 )  # fmt: skip
 """Styles by path, which includes the paths below it; TGI's for all others."""

@@ -96,7 +96,8 @@ class CompletionParameters(SharedParameters, kw_only=True):
     """Parameters of chats and text completions.
 
     ``max_new_tokens`` (TGI) and ``n_predict`` (llama.cpp; below 0: up to the context's end) are
-    other names of ``max_tokens``.
+    other names of ``max_tokens``. ``timings_per_token`` (llama.cpp) adds ``timings`` to the answer
+    and to each chunk.
     """
 
     model: Name | None = None
@@ -109,6 +110,7 @@ class CompletionParameters(SharedParameters, kw_only=True):
     n_predict: Signed64 | None = None
     top_n_tokens: Signed64 | None = None
     return_token_ids: bool | None = None
+    timings_per_token: bool | None = None
     response_format: JsonObject | None = None
 
 

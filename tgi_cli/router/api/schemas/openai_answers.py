@@ -70,6 +70,24 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens_details: CompletionDetails
 
 
+class GenerationTimings(msgspec.Struct, kw_only=True):
+    """llama.cpp's ``timings``: tokens, milliseconds and rates of the prompt and of the answer.
+
+    ``cache_n`` tokens of the prompt were cached, ``prompt_n`` were computed. Rates and times per
+    token are 0 where nothing was computed.
+    """
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
 class CalledFunction(msgspec.Struct, kw_only=True):
     """The function's name, and its arguments as the JSON text that the model wrote."""
 
@@ -125,6 +143,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    timings: GenerationTimings | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -148,6 +167,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
+    timings: GenerationTimings | UnsetType = UNSET
 
 
 class OpenAIError(msgspec.Struct, kw_only=True):
@@ -261,6 +281,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None
+    timings: GenerationTimings | UnsetType = UNSET
 
 
 class CompletionChunk(msgspec.Struct, kw_only=True):
@@ -273,3 +294,4 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | None
+    timings: GenerationTimings | UnsetType = UNSET

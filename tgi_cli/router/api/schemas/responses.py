@@ -1,7 +1,8 @@
-"""OpenAI's Responses, as far as a stateless server supports them.
+"""OpenAI's Responses: the bodies of ``/v1/responses`` and the routes below it.
 
-https://platform.openai.com/docs/api-reference/responses. Every optional field may be null;
-unknown keys are ignored, except those in :mod:`tgi_cli.router.api.schemas.refused`.
+https://platform.openai.com/docs/api-reference/responses, and what Open Responses requires of every
+response (https://www.openresponses.org). Every optional field may be null; unknown keys are
+ignored, except those in :mod:`tgi_cli.router.api.schemas.refused`.
 """
 
 from __future__ import annotations
@@ -9,35 +10,30 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from tgi_cli.router import bounds
 from tgi_cli.router.api.schemas.openai import SharedParameters, StreamOptions
 from tgi_cli.router.api.schemas.openai_answers import TokenLogprob
 from tgi_cli.router.bounds import Items, Json, JsonObject, Name, Names, Signed64, Text
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
-
-class FunctionTool(msgspec.Struct, kw_only=True):
-    """A function, whose fields are not nested in ``function`` as in chats."""
-
-    type: Name
-    name: Name | None = None
-    description: Text | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
+ResponseTools = Annotated[list[JsonObject], Meta(max_length=bounds.TOOLS)]
+"""Tools of the types ``function``, ``custom`` and ``namespace``, and hosted ones."""
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """The reasoning effort; summaries are not generated.
+    """The reasoning effort, and whether reasoning is given as a summary.
 
-    ``max_tokens`` (OpenRouter) are the most tokens of reasoning.
+    ``generate_summary`` is an old name of ``summary``. ``max_tokens`` (OpenRouter) are the most
+    tokens of reasoning.
     """
 
     effort: Name | None = None
     summary: Name | None = None
-    max_tokens: Signed64 | msgspec.UnsetType | None = msgspec.UNSET
+    generate_summary: Name | UnsetType | None = UNSET
+    max_tokens: Signed64 | UnsetType | None = UNSET
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
@@ -47,22 +43,20 @@ class TextOptions(msgspec.Struct, kw_only=True):
     verbosity: Name | None = None
 
 
-FunctionTools = Annotated[list[FunctionTool], Meta(max_length=bounds.TOOLS)]
-
-
 class ResponsesRequest(SharedParameters, kw_only=True):
     """The body of ``/v1/responses``.
 
-    ``input`` is text, or messages, function calls, their outputs and reasoning, as in answers.
+    ``input`` is text, or items: messages, calls, their outputs and reasoning, as in answers.
     """
 
-    input: Text | Items
+    input: Text | Items | None = None
     model: Name | None = None
     instructions: Text | None = None
     max_output_tokens: Signed64 | None = None
+    max_tool_calls: Signed64 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: FunctionTools | None = None
+    tools: ResponseTools | None = None
     tool_choice: Name | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -73,11 +67,37 @@ class ResponsesRequest(SharedParameters, kw_only=True):
     include: Names | None = None
     metadata: JsonObject | None = None
     user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
     store: bool | None = None
     background: bool | None = None
-    previous_response_id: Text | None = None
+    previous_response_id: Name | None = None
     conversation: Json = None
     prompt: Json = None
+
+
+class InputTokensRequest(msgspec.Struct, kw_only=True):
+    """The body of ``/v1/responses/input_tokens``: what shapes the prompt of a response."""
+
+    input: Text | Items | None = None
+    model: Name | None = None
+    instructions: Text | None = None
+    tools: ResponseTools | None = None
+    tool_choice: Name | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: JsonObject | None = None
+    truncation: Name | None = None
+    previous_response_id: Name | None = None
+    conversation: Json = None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """The length of a response's prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -110,19 +130,41 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
     status: Status
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str
 
 
-class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """The model's reasoning."""
+class CustomToolCall(msgspec.Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a tool that takes text; its output refers to ``call_id``."""
 
     id: str
     status: Status
-    summary: list[Any] = []
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str
+
+
+class SummaryText(msgspec.Struct, kw_only=True, tag_field="type", tag="summary_text"):
+    """The text of reasoning, where the request asks for a summary."""
+
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """The model's reasoning, in ``summary`` or in ``content``.
+
+    ``encrypted_content`` is the same text in a form that the server reads in later requests.
+    """
+
+    id: str
+    status: Status
+    summary: list[SummaryText] = []
     content: list[ReasoningText] = []
+    encrypted_content: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | FunctionCall | ReasoningItem
+OutputItem = OutputMessage | FunctionCall | CustomToolCall | ReasoningItem
 
 
 class InputDetails(msgspec.Struct, kw_only=True):
@@ -162,33 +204,58 @@ class ResponseError(msgspec.Struct, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """The answer of ``/v1/responses``; the server does not store it."""
+    """The answer of ``/v1/responses``; ``store`` tells whether it can be retrieved."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
+    completed_at: int | None = None
     status: Status = "in_progress"
     background: bool = False
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, Any]
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    presence_penalty: float
+    frequency_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: ReasoningOptions
+    safety_identifier: str | None
     service_tier: str = "default"
     store: bool = False
     temperature: float
     text: TextOptions
     tool_choice: str | dict[str, Any]
-    tools: list[FunctionTool]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    """The answer of ``DELETE /v1/responses/{response_id}``."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """A page of a stored response's input items."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class ResponseEvent(msgspec.Struct, kw_only=True):
