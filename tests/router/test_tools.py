@@ -264,8 +264,10 @@ async def test_conversation_with_calls_is_rendered(
     ]
     await message(client, messages=messages)
     text = prompt_of(engine)
-    call = '<tool_call>{"name": "weather", "arguments": {"city": "%s"}}</tool_call>'
-    assert "Hm.Let me see." + call % 'Köln \\"x\\"' + call % "y" in text
+    written = '<tool_call>{"name": "weather", "arguments": {"city": "%s"}}</tool_call>'
+    assert "Hm.Let me see." + written % 'Köln \\"x\\"' in text
+    assert written % 'Köln \\"x\\"' + written % 'Köln \\"x\\"' in text
+    assert written % "y" in text
     assert "<|im_start|>tool\nrain<|im_end|>" in text
     assert "<|im_start|>system\nbe brief<|im_end|>" in text
 
