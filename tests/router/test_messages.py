@@ -119,7 +119,7 @@ class TestText:
             "assistant",
             "acme/tiny",
         )
-        assert found["content"] == [{"type": "text", "text": "hello world", "citations": None}]
+        assert found["content"] == [{"type": "text", "text": "hello world"}]
         assert (found["stop_reason"], found["stop_sequence"]) == ("end_turn", None)
 
     async def test_usage_is_split_by_what_was_cached(
@@ -375,7 +375,8 @@ class TestTools:
         ]
         await post(client, tools=[TOOL], messages=turns)
         assert (
-            '<|im_start|>assistant\nWait.weather{"city": "Rom"}<|im_end|>\n'
+            '<|im_start|>assistant\nWait.<tool_call>{"name": "weather", "arguments": {"city": '
+            '"Rom"}}</tool_call><|im_end|>\n'
             "<|im_start|>tool\nsunny<|im_end|>\n"
             "<|im_start|>tool\na\nb<|im_end|>\n"
             "<|im_start|>tool\n<|im_end|>\n"

@@ -93,7 +93,7 @@ RESPONSE = record(
     tool_choice={"type": ["string", "object"]},
     truncation={"enum": ["auto", "disabled"]},
     parallel_tool_calls=BOOLEAN,
-    text=record(format=record(type=STRING)),
+    text=record(format=record(type=STRING), verbosity={"enum": ["low", "medium", "high"]}),
     top_p=NUMBER,
     presence_penalty=NUMBER,
     frequency_penalty=NUMBER,

@@ -133,9 +133,7 @@ def _response(body: schemas.ResponsesRequest, state: RouterState) -> schemas.Res
     """The response before it has any output."""
     defaults = state.defaults
     choice = "auto" if body.tool_choice is None else body.tool_choice
-    plain = schemas.TextOptions(format={"type": "text"})
-    if body.text is not None:
-        plain.verbosity = body.text.verbosity
+    text = body.text or schemas.TextOptions()
     return schemas.ResponseObject(
         id=f"resp_{uuid.uuid4().hex}",
         created_at=int(time.time()),
@@ -155,7 +153,9 @@ def _response(body: schemas.ResponsesRequest, state: RouterState) -> schemas.Res
         safety_identifier=body.safety_identifier,
         store=stores(body, state),
         temperature=defaults.temperature if body.temperature is None else body.temperature,
-        text=body.text if body.text and body.text.format else plain,
+        text=schemas.TextOptions(
+            format=text.format or {"type": "text"}, verbosity=text.verbosity or "medium"
+        ),
         tool_choice=choice if isinstance(choice, str) else dict(choice),
         tools=[_echoed(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,

@@ -196,8 +196,12 @@ def _grammar(index: int, tool: Tool) -> dict[str, str] | None:
     found = form.get("grammar")
     syntax = found.get("syntax") if isinstance(found, dict) else None
     definition = found.get("definition") if isinstance(found, dict) else None
-    known = isinstance(syntax, str) and syntax in _SYNTAXES
-    if form.get("type") != "grammar" or not known or not isinstance(definition, str):
+    if (
+        form.get("type") != "grammar"
+        or not isinstance(syntax, str)
+        or syntax not in _SYNTAXES
+        or not isinstance(definition, str)
+    ):
         raise errors.validation(
             f"tools[{index}]: the format of a custom tool is `text`, or a `grammar` with a "
             "`definition` and the `syntax` `lark` or `regex`",
