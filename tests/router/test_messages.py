@@ -375,7 +375,8 @@ class TestTools:
         ]
         await post(client, tools=[TOOL], messages=turns)
         assert (
-            '<|im_start|>assistant\nWait.weather{"city": "Rom"}<|im_end|>\n'
+            '<|im_start|>assistant\nWait.<tool_call>{"name": "weather", "arguments": {"city": '
+            '"Rom"}}</tool_call><|im_end|>\n'
             "<|im_start|>tool\nsunny<|im_end|>\n"
             "<|im_start|>tool\na\nb<|im_end|>\n"
             "<|im_start|>tool\n<|im_end|>\n"
