@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tgi_cli.errors import ConfigError
-from tgi_cli.text.chat_template import ChatTemplate
+from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError
+from tgi_cli.text.conversation import adapt
 from tgi_cli.text.fill_in_middle import FillInMiddle
+from tgi_cli.text.formats.probe import Render
 from tgi_cli.text.response_format import ResponseFormat, choose_response_format
 from tgi_cli.text.template_files import given_source
 from tgi_cli.text.tokenizer import Tokenizer, read_json
@@ -66,5 +70,37 @@ class TextBundle:
             config.get("response_template"),
             tool_call_parser,
             reasoning_parser,
+            _renderer(template) if template.takes_tools else None,
         )
         return cls(tokenizer, template, response, fill_in_middle)
+
+
+_TOOL = {
+    "name": "probe_tool",
+    "description": "Probe.",
+    "parameters": {
+        "type": "object",
+        "properties": {"probe": {"type": "string", "description": "Probe."}},
+        "required": ["probe"],
+    },
+}
+
+
+def _renderer(template: ChatTemplate) -> Render | None:
+    """Renders probes together with a tool; None if the template writes no calls."""
+    traits = template.traits(True)
+    if not traits.calls:
+        return None
+
+    def render(messages: Sequence[Mapping[str, Any]], prompt: bool) -> str | None:
+        try:
+            return template.render(
+                adapt(messages, traits),
+                [{"type": "function", "function": _TOOL}],
+                continue_final_message=False,
+                add_generation_prompt=prompt,
+            )
+        except ChatTemplateError:
+            return None
+
+    return render
