@@ -3,7 +3,7 @@ complete -c tgi -f
 complete -c tgi -n __fish_use_subcommand -l version -s V -d 'Print the version'
 complete -c tgi -n __fish_use_subcommand -l traceback -d 'Print the traceback of an error'
 complete -c tgi -n __fish_use_subcommand -l help -s h -d 'Show help'
-complete -c tgi -n __fish_use_subcommand -a serve -d 'Serve a model over HTTP: TGI\'s API and OpenAI\'s'
+complete -c tgi -n __fish_use_subcommand -a serve -d 'Serve a model over HTTP: the APIs of TGI, OpenAI and Anthropic'
 complete -c tgi -n __fish_use_subcommand -a env -d 'Show every setting of `tgi serve`, its value and its source'
 complete -c tgi -n __fish_use_subcommand -a download-weights -d 'Download the files that serving a model needs; print their folder'
 complete -c tgi -n __fish_use_subcommand -a warmup -d 'Compile kernels and measure limits ahead of time, so that `tgi serve` starts faster'

@@ -2,7 +2,7 @@
 Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
     param($word, $ast, $cursor)
     $help = @{
-        'serve' = 'Serve a model over HTTP: TGI''s API and OpenAI''s'
+        'serve' = 'Serve a model over HTTP: the APIs of TGI, OpenAI and Anthropic'
         'env' = 'Show every setting of `tgi serve`, its value and its source'
         'download-weights' = 'Download the files that serving a model needs; print their folder'
         'warmup' = 'Compile kernels and measure limits ahead of time, so that `tgi serve` starts faster'

@@ -684,6 +684,14 @@ class TestErrors:
         assert (await refusal(client, messages=longer, max_tokens=1)).endswith("> 1999 maximum")
         assert engine.requests == []
 
+    async def test_long_prompts_are_counted_to_their_end(self, client: httpx.AsyncClient) -> None:
+        long = [{"role": "user", "content": "hello world " * 20_000}]
+        counted = await client.post(COUNT, json={"model": "tgi", "messages": long})
+        tokens = counted.json()["input_tokens"]
+        assert tokens > 20_000
+        words = await refusal(client, messages=long, max_tokens=1)
+        assert words == f"prompt is too long: {tokens} tokens > 1999 maximum"
+
     async def test_openais_routes_keep_openais_words(self, client: httpx.AsyncClient) -> None:
         long = [{"role": "user", "content": "x" * 2500}]
         error = (await client.post("/v1/chat/completions", json={"messages": long})).json()["error"]

@@ -270,7 +270,7 @@ class ChatTemplate:
         return name if name in self._names else self._names[0]
 
     def _probe(self, name: str, source: str) -> TemplateTraits:
-        """What a template accepts; it takes 5 to 20 ms."""
+        """What a template accepts; it takes 5 to 25 ms."""
 
         def render(
             messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.text import tiny
+from tests.unit.text.miniature_templates import PARTS
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.process.worker_pool import Limits
 from tgi_cli.text.bundle import TextBundle
@@ -197,6 +199,14 @@ def test_a_given_template(tmp_path: Path) -> None:
     file.write_bytes(b"x" * (2 << 20))
     with pytest.raises(ConfigError, match="cannot be read"):
         TextBundle.load(path, chat_template=str(file))
+
+
+def test_content_becomes_parts_where_the_template_expects_them() -> None:
+    with closing(template(PARTS)) as chat:
+        assert chat.traits(False).parts
+        assert chat.render(USER) == "<user>Héllo <b></>"
+        told = [*USER, {"role": "assistant", "content": "Sure, "}]
+        assert chat.render(told) == "<user>Héllo <b></><assistant>Sure, "
 
 
 HOSTILE = {
