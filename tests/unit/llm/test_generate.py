@@ -342,7 +342,7 @@ def test_wrong_types_and_names_raise_errors(llm: LLM, make_llm: Callable[..., LL
         llm.generate(["x", [1.5]])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="stops"):
         llm.generate("x", stops=["a"])  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="--batching 'dynamic'"):
+    with pytest.raises(ConfigError, match="--batching: 'dynamic'"):
         make_llm(batching="dynamic")
     with pytest.raises(ModelNotFoundError):
         LLM("./no/such/folder")
