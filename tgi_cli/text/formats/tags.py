@@ -12,6 +12,7 @@ from collections.abc import Collection
 from functools import lru_cache
 
 from tgi_cli.text.formats.calls import (
+    AT_ONCE,
     Members,
     ToolCallArguments,
     ToolCallPart,
@@ -65,10 +66,11 @@ class TagStream:
         return []
 
     def push(self, text: str) -> list[ToolCallPart]:
-        self._text += text
         found: list[ToolCallPart] = []
-        while not self.failed and self._next(found):
-            pass
+        for start in range(0, len(text), AT_ONCE):
+            self._text += text[start : start + AT_ONCE]
+            while not self.failed and self._next(found):
+                pass
         return found
 
     def end(self, closed: bool) -> list[ToolCallPart]:
