@@ -24,6 +24,7 @@ JSON = """\
     {"id": "x", "baseUrl": "http://one", "extra": 1},
   ],
   "empty": {},
+  "nothing": null,
   "model": "old" // changes
 }
 """
@@ -90,6 +91,15 @@ query = { a = "b" }
 trust = "yes"
 model = "not this one"
 """
+
+
+def test_toml_removes_what_is_none() -> None:
+    new = {"approval": None, "absent": None, "model_providers": {"tgi": {"query": None}}}
+    text = FORMATS["toml"].merge(TOML, new)
+    assert FORMATS["toml"].parse(text) == merged(FORMATS["toml"].parse(TOML), new)
+    assert "approval" not in text
+    assert "query" not in text
+    assert "absent" not in FORMATS["toml"].dump(new)
 
 
 def test_toml_sets_values_at_the_top_and_in_tables() -> None:

@@ -217,6 +217,30 @@ def test_write_merges_into_the_clients_file(
     assert provider(client, found)[2] in (50_000, None)
 
 
+def test_codex_gets_one_source_of_the_key(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.key = KEY
+    path = CLIENTS["codex"].path({})
+    for flags, expected in (
+        (["--api-key", KEY], "experimental_bearer_token"),
+        ([], "env_key"),
+        (["--api-key", KEY], "experimental_bearer_token"),
+    ):
+        monkeypatch.setenv("TGI_API_KEY", KEY)
+        assert main.run(["connect", "codex", stub.url, "--write", *flags]) == ExitCode.OK
+        text = path.read_text(encoding="utf-8")
+        provider_keys = set(FORMATS["toml"].parse(text)["model_providers"]["tgi"])
+        assert provider_keys == {"name", "base_url", "wire_api", expected}
+
+
+@pytest.mark.parametrize("flags", [[], ["--api-key", KEY]])
+def test_claude_sends_no_key_of_another_server(
+    flags: list[str], stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _ = printed(capsys, "claude", stub.url, *flags)
+    assert found["env"]["ANTHROPIC_API_KEY"] == ""
+    assert found["env"]["ANTHROPIC_AUTH_TOKEN"] == (KEY if flags else "none")
+
+
 def test_write_takes_another_file(stub: Stub, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     assert main.run(["connect", "codex", stub.url, "--write", "--file", str(path)]) == ExitCode.OK

@@ -398,6 +398,12 @@ def test_served_names_are_a_list(served: dict[str, Any], flags: list[str]) -> No
     assert served["config"].model_id == "org/model"
 
 
+def test_chat_template_is_a_file_or_a_template(served: dict[str, Any]) -> None:
+    for given in ("folder/chat.jinja", "{{ messages[0].content }}"):
+        assert main.run(["serve", "org/model", "--chat-template", given]) == ExitCode.OK
+        assert served["router"].chat_template == given
+
+
 def test_one_served_name_is_followed_by_the_model(
     served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

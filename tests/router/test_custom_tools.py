@@ -138,7 +138,10 @@ async def test_conversation_with_a_custom_call_is_rendered(
     ]
     await client.post(ROUTE, json=body(messages=messages))
     written = json.dumps({"input": TEXT}, ensure_ascii=False)
-    assert f"patch{written}<|im_end|>\n<|im_start|>tool\ndone" in prompt_of(engine)
+    assert (
+        f'"patch", "arguments": {written}}}</tool_call><|im_end|>\n<|im_start|>tool\ndone'
+        in prompt_of(engine)
+    )
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ class TestText:
             "assistant",
             "acme/tiny",
         )
-        assert found["content"] == [{"type": "text", "text": "hello world", "citations": None}]
+        assert found["content"] == [{"type": "text", "text": "hello world"}]
         assert (found["stop_reason"], found["stop_sequence"]) == ("end_turn", None)
 
     async def test_usage_is_split_by_what_was_cached(
@@ -375,7 +375,8 @@ class TestTools:
         ]
         await post(client, tools=[TOOL], messages=turns)
         assert (
-            '<|im_start|>assistant\nWait.weather{"city": "Rom"}<|im_end|>\n'
+            '<|im_start|>assistant\nWait.<tool_call>{"name": "weather", "arguments": {"city": '
+            '"Rom"}}</tool_call><|im_end|>\n'
             "<|im_start|>tool\nsunny<|im_end|>\n"
             "<|im_start|>tool\na\nb<|im_end|>\n"
             "<|im_start|>tool\n<|im_end|>\n"
@@ -682,6 +683,14 @@ class TestErrors:
         longer = [{"role": "user", "content": "x" * 2500}]
         assert (await refusal(client, messages=longer, max_tokens=1)).endswith("> 1999 maximum")
         assert engine.requests == []
+
+    async def test_long_prompts_are_counted_to_their_end(self, client: httpx.AsyncClient) -> None:
+        long = [{"role": "user", "content": "hello world " * 20_000}]
+        counted = await client.post(COUNT, json={"model": "tgi", "messages": long})
+        tokens = counted.json()["input_tokens"]
+        assert tokens > 20_000
+        words = await refusal(client, messages=long, max_tokens=1)
+        assert words == f"prompt is too long: {tokens} tokens > 1999 maximum"
 
     async def test_openais_routes_keep_openais_words(self, client: httpx.AsyncClient) -> None:
         long = [{"role": "user", "content": "x" * 2500}]

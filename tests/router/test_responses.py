@@ -208,9 +208,10 @@ async def test_conversation_is_rendered(client: httpx.AsyncClient, engine: FakeE
         ],
     )
     arguments = json.dumps(ARGUMENTS, ensure_ascii=False)
+    call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
     assert prompt_of(engine).endswith(
         "<|im_start|>user\nhi<|im_end|>\n"
-        f"<|im_start|>assistant\nHm.Let me see.weather{arguments}weather{arguments}<|im_end|>\n"
+        f"<|im_start|>assistant\nHm.Let me see.{call}{call}<|im_end|>\n"
         "<|im_start|>tool\nrain<|im_end|>\n<|im_start|>tool\nsun<|im_end|>\n"
         "<|im_start|>assistant\nok<|im_end|>\n<|im_start|>assistant\n"
     )

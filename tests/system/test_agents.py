@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.tools.scripted_agent import FINAL, Served
+from tests.tools.scripted_agent import FINAL, TEMPLATES, Served
 from tests.tools.server_process import free_ports, poll, stop
 
 FOLDER = os.environ.get("TGI_TEST_AGENTS", "")
@@ -72,21 +72,13 @@ class Agents:
         return [Served(**json.loads(line)) for line in lines]
 
 
-@pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:
+@pytest.fixture(params=TEMPLATES)
+def agents(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
     (port,) = free_ports(1)
     log = tmp_path / "log"
+    options = ["--port", str(port), "--log", str(log), "--template", request.param]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tests.tools.scripted_agent",
-            "--port",
-            str(port),
-            "--log",
-            str(log),
-        ],
-        cwd=ROOT,
+        [sys.executable, "-m", "tests.tools.scripted_agent", *options], cwd=ROOT
     )
     url = f"http://127.0.0.1:{port}"
     poll(lambda: _answers(url) or process.poll() is not None, 60, "the router answers")

@@ -19,7 +19,7 @@ from tests.tools.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
 
-OWN = ["huggingface_hub", "openai"]
+OWN = ["anthropic", "huggingface_hub", "openai"]
 OTHERS = [*OWN, "instructor", "langchain", "litellm", "text_generation"]
 
 

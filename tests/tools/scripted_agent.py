@@ -2,9 +2,10 @@
 
 ``python -m tests.tools.scripted_agent --port 3000 --log requests.jsonl``
 
-The first turn calls the client's shell tool in the model's own format, the turn that has its
-result ends with a text, and requests without such a tool (titles, memories) get a short text.
-Cached tokens are those of the engine's own prefix cache, :class:`KVCache`.
+The first turns call the client's shell tool in the model's own format (``--calls``, by default one
+turn), the turn that has the last result ends with a text, and requests without such a tool (titles,
+memories) get a short text. Cached tokens are those of the engine's own prefix cache,
+:class:`KVCache`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from tgi_cli.rpc.interface import TokenBatch
 from tgi_cli.text.tokenizer import Tokenizer
 
 WINDOW = 65536
-FINAL = "The command printed hello. The task is done."
+FINAL = "The command printed a greeting. The task is done."
 SIDE = "Greeting"
-COMMAND = "echo hello"
+COMMAND = "echo hello from step {} of the script"
+"""Tells that a prompt holds the call: no client's own text contains it."""
 END = "<|im_end|>"
 
-TEMPLATE = """\
+SYSTEM_FIRST = """\
 {%- if tools %}{{ '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}
 {{- 'Functions:\\n<tools>' }}
@@ -69,17 +71,29 @@ TEMPLATE = """\
 """Hermes' format, with the conditions of Qwen's templates: one system message, in front, and
 contents that are strings."""
 
-SHELL_TOOLS: dict[str, dict[str, Any]] = {
-    "exec_command": {"cmd": COMMAND},
-    "Bash": {"command": COMMAND, "description": "Print a greeting"},
-    "bash": {"command": COMMAND, "description": "Print a greeting"},
-    "run_shell_command": {
-        "command": COMMAND,
-        "description": "Print a greeting",
-        "is_background": False,
-    },
+ALTERNATING = """\
+{%- for message in messages %}
+{%- if message.role not in ('user', 'assistant') %}{{ raise_exception('No such role.') }}{% endif %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('The roles must alternate.') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""The conditions of Gemma's first templates: no system message, no tools, alternating roles."""
+
+TEMPLATES = {"system-first": SYSTEM_FIRST, "alternating": ALTERNATING}
+"""By name."""
+
+_NOTE = {"description": "Print a greeting"}
+SHELL_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exec_command": ("cmd", {}),
+    "Bash": ("command", _NOTE),
+    "bash": ("command", _NOTE),
+    "run_shell_command": ("command", _NOTE | {"is_background": False}),
 }
-"""Arguments by the names of Codex's, Claude Code's, OpenCode's and Qwen Code's shell tools."""
+"""The argument for the command, and others, by the names of Codex's, Claude Code's, OpenCode's and
+Qwen Code's shell tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,9 @@ class AgentEngine(FakeEngine):
         served: the requests so far.
     """
 
-    def __init__(self, tokenizer: Tokenizer, log: Path | None = None, prompts: bool = False):
+    def __init__(
+        self, tokenizer: Tokenizer, log: Path | None = None, prompts: bool = False, calls: int = 1
+    ):
         super().__init__(tokenizer)
         self.step = 8
         self.end_id = tokenizer.encode(END, False)[0]
@@ -131,10 +147,11 @@ class AgentEngine(FakeEngine):
         self.served: list[Served] = []
         self._log = log
         self._prompts = prompts
+        self._calls = calls
 
     def submit(self, request: GenerationRequest, adapter: str = "") -> FakeStream:
         prompt = self.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
-        kind, text = script(prompt)
+        kind, text = script(prompt, self._calls)
         reply = [*self.tokenizer.encode(text, False), self.end_id]
         sequence = Sequence(request, len(self.served))
         admitted = self.cache.admit(sequence, self.cache.match(sequence), [])
@@ -174,19 +191,23 @@ class _Stream(FakeStream):
             yield batch
 
 
-def script(prompt: str) -> tuple[str, str]:
-    """What kind of request a prompt is, and the answer to it."""
-    tools, _, turns = prompt.partition("</tools>")
-    offered = [name for name in SHELL_TOOLS if re.search(rf'"name": ?"{name}"', tools)]
-    if not turns or not offered:
+def script(prompt: str, calls: int = 1) -> tuple[str, str]:
+    """What kind of request a prompt is, and the answer to it; ``calls``: of tools, one a turn."""
+    offered = [
+        name for name in SHELL_TOOLS if re.search(rf'"function": ?{{"name": ?"{name}"', prompt)
+    ]
+    if not offered:
         return "side", SIDE
-    if "<tool_response>" in turns.rpartition("<|im_start|>assistant")[0]:
+    commands = [COMMAND.format(step) for step in range(1, calls + 1)]
+    command = next((each for each in commands if each not in prompt), None)
+    if command is None:
         return "final", FINAL
-    call = {"name": offered[0], "arguments": SHELL_TOOLS[offered[0]]}
+    argument, others = SHELL_TOOLS[offered[0]]
+    call = {"name": offered[0], "arguments": {argument: command, **others}}
     return "call", f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-def write_model(folder: Path, template: str = TEMPLATE) -> Path:
+def write_model(folder: Path, template: str) -> Path:
     """A model's folder, as far as the router reads it: the bundled tokenizer, another template."""
     source = demo.model_path()
     folder.mkdir(parents=True, exist_ok=True)
@@ -204,13 +225,16 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=3000)
     parser.add_argument("--log", type=Path, help="a JSON line for each request")
     parser.add_argument("--prompts", action="store_true", help="log the prompts, too")
-    parser.add_argument("--template", type=Path, help="chat template instead of the built-in one")
+    parser.add_argument(
+        "--template", default="system-first", help=f"{', '.join(TEMPLATES)}, or a file"
+    )
+    parser.add_argument("--calls", type=int, default=1, help="turns that call a tool")
     parser.add_argument("--api-key")
     given = parser.parse_args()
-    template = given.template.read_text(encoding="utf-8") if given.template else TEMPLATE
+    template = TEMPLATES.get(given.template) or Path(given.template).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="tgi-agent-") as base:
         path = write_model(Path(base), template)
-        engine = AgentEngine(Tokenizer.load(path), given.log, given.prompts)
+        engine = AgentEngine(Tokenizer.load(path), given.log, given.prompts, given.calls)
         config = RouterConfig(
             model_path=path,
             model_id="acme/agent",

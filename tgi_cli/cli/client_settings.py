@@ -97,11 +97,15 @@ def _opencode_path(environ: Mapping[str, str]) -> Path:
 
 def _codex(server: Server) -> dict[str, Any]:
     # https://developers.openai.com/codex/config-reference
-    provider = {"name": PROVIDER, "base_url": server.v1, "wire_api": "responses"}
-    if server.api_key:
-        provider["experimental_bearer_token"] = server.api_key
-    elif server.key_variable:
-        provider["env_key"] = server.key_variable
+    # None removes what an earlier call has written: Codex insists on the variable of env_key.
+    named = server.key_variable if not server.api_key else ""
+    provider = {
+        "name": PROVIDER,
+        "base_url": server.v1,
+        "wire_api": "responses",
+        "env_key": named or None,
+        "experimental_bearer_token": server.api_key or None,
+    }
     return {
         "model": server.model,
         "model_provider": PROVIDER,
@@ -112,6 +116,7 @@ def _codex(server: Server) -> dict[str, Any]:
 
 def _claude(server: Server) -> dict[str, Any]:
     # https://code.claude.com/docs/en/settings: "env" has plain values; apiKeyHelper is a command.
+    # The variables of keys are set in any case, so that no key for another server is sent.
     env = {
         "ANTHROPIC_BASE_URL": server.url,
         "ANTHROPIC_MODEL": server.model,
@@ -122,8 +127,9 @@ def _claude(server: Server) -> dict[str, Any]:
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer),
     }
     if server.key_variable and not server.api_key:
+        env |= {"ANTHROPIC_AUTH_TOKEN": "", "ANTHROPIC_API_KEY": ""}
         return {"env": env, "apiKeyHelper": f"printenv {server.key_variable}"}
-    return {"env": {**env, "ANTHROPIC_AUTH_TOKEN": server.key("{}")}}
+    return {"env": env | {"ANTHROPIC_AUTH_TOKEN": server.key("{}"), "ANTHROPIC_API_KEY": ""}}
 
 
 def _opencode(server: Server) -> dict[str, Any]:

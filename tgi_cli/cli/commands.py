@@ -58,7 +58,7 @@ class CommandEntry:
 
 
 COMMANDS = (
-    CommandEntry("serve", "Serve a model over HTTP: TGI's API and OpenAI's."),
+    CommandEntry("serve", "Serve a model over HTTP: the APIs of TGI, OpenAI and Anthropic."),
     CommandEntry("env", "Show every setting of `tgi serve`, its value and its source."),
     CommandEntry(
         "download-weights", "Download the files that serving a model needs; print their folder."

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @takes(SERVE)
 def serve(settings: ParsedSettings) -> None:
-    """Serve a model over HTTP: TGI's API and OpenAI's.
+    """Serve a model over HTTP: the APIs of TGI, OpenAI and Anthropic.
 
     Downloads the model if necessary. Without MODEL, serves a bundled miniature model.
     """

@@ -29,6 +29,7 @@ class RouterConfig:
             Default: its id, and any name is accepted.
         generation_config: ``auto`` for the sampling defaults of the model's
             generation_config.json in /v1 requests, or ``none``.
+        chat_template: file of a chat template, or its source. Default: ``tokenizer_config_path``'s.
         tokenizer_config_path: tokenizer_config.json for the chat template. Default: the model's.
         tool_call_parser, reasoning_parser: ``auto``, ``none`` or a format of
             :mod:`tgi_cli.text.formats`.
@@ -74,6 +75,7 @@ class RouterConfig:
     watermark_delta: float = default("watermark_delta")
     served_model_name: tuple[str, ...] = ()
     generation_config: str = default("generation_config")
+    chat_template: str | None = None
     tokenizer_config_path: Path | None = None
     tool_call_parser: str = default("tool_call_parser")
     reasoning_parser: str = default("reasoning_parser")

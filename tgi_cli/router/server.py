@@ -94,6 +94,7 @@ class _Router:
             TextBundle.load,
             config.model_path,
             config.trust_remote_code,
+            chat_template=config.chat_template,
             tokenizer_config_path=config.tokenizer_config_path,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,

@@ -159,10 +159,11 @@ class _Adapted:
         if message["content"]:
             self._texts.append(message["content"])
         before = self._messages[-1]
-        calls = [*before.get("tool_calls", ()), *message.pop("tool_calls", ())]
+        calls = message.pop("tool_calls", [])
         before |= {**message, "content": before["content"]}
         if calls:
-            before |= {"tool_calls": calls, "content": before["content"] or self._traits.no_content}
+            before.setdefault("tool_calls", []).extend(calls)
+            before["content"] = before["content"] or self._traits.no_content
 
     def _add_result(self, message: Mapping[str, Any]) -> None:
         result = dict(message)

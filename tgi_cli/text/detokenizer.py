@@ -83,10 +83,11 @@ class Detokenizer:
         return text + "".join(self.push(token_id) for token_id in tail)
 
     def flush(self) -> str:
-        """The rest of the text at the end; an incomplete character becomes U+FFFD."""
+        """End the text here, whatever follows; an incomplete character becomes U+FFFD."""
         if not self._pending:
             return ""
         before = self._tokenizer.decode(self._known)
         whole = self._tokenizer.decode(self._known + self._pending)
         pending, self._pending = self._pending, []
+        self._prime(pending)
         return whole[len(before) :] if whole.startswith(before) else self._tokenizer.decode(pending)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.text.formats.detect import ANY_START, FALLBACK, PARSERS, compose, detect
+from tgi_cli.text.formats.inference import infer_tool_format
 from tgi_cli.text.formats.json_calls import shape_of
+from tgi_cli.text.formats.probe import Render, probe_calls
 from tgi_cli.text.formats.reasoning import REASONING_FIELDS, REASONING_FORMATS
 from tgi_cli.text.formats.syntax import ToolFormat
 from tgi_cli.text.formats.tools import TOOL_FORMATS
@@ -146,6 +148,7 @@ def choose_response_format(
     own: Any = None,
     tool_parser: str = "auto",
     reasoning_parser: str = "auto",
+    render: Render | None = None,
 ) -> ResponseFormat | None:
     """How the responses of a model are parsed, or None if nothing in them is marked.
 
@@ -155,6 +158,8 @@ def choose_response_format(
         own: The model's own response template; used if both parsers are ``auto``.
         tool_parser: ``none``, a format, or ``auto``: detect it in template and vocabulary.
         reasoning_parser: ``none``, a format, or ``auto``.
+        render: Renders messages with the chat template and some tools. Formats of calls are
+            checked against what it writes, and inferred from that if none fits.
 
     Raises:
         ConfigError: There is no such parser.
@@ -179,16 +184,48 @@ def choose_response_format(
     if tool_parser == "auto" and not takes_tools:
         tools = TOOL_FORMATS[FALLBACK]
     elif tool_parser == "auto":
-        name = detect(TOOL_FORMATS, template_text.__contains__) or detect(TOOL_FORMATS, has)
-        tools = TOOL_FORMATS[name] if name else None
+        tools = _tool_format(template_text, has, render)
     reasoning = REASONING_FORMATS.get(reasoning_parser)
     if reasoning_parser == "auto":
-        name = detect(REASONING_FORMATS, has)
-        reasoning = REASONING_FORMATS[name] if name else None
+        found = detect(REASONING_FORMATS, has)
+        reasoning = REASONING_FORMATS[found] if found else None
     template = compose(tools, reasoning)
     if template is None:
         return None
     return ResponseFormat(template, tokenizer, tools, not takes_tools)
+
+
+def _tool_format(
+    template_text: str, has: Callable[[str], bool], render: Render | None
+) -> ToolFormat | None:
+    """The known format whose marks a model has, or else the one that its template writes."""
+    closes = [
+        text
+        for known in REASONING_FORMATS.values()
+        for text in _texts(known.region["close"])
+        if "think" in text.lower()
+    ]
+    probe = probe_calls(render, closes) if render is not None else None
+    written = probe.text if probe is not None else ""
+
+    def shown(text: str) -> bool:
+        return text in template_text or text in written
+
+    for test in (shown, has):
+        name = detect(TOOL_FORMATS, test)
+        if name is not None and (probe is None or probe.is_read(TOOL_FORMATS[name])):
+            return TOOL_FORMATS[name]
+    if probe is None:
+        return None
+    inferred = infer_tool_format(probe)
+    if inferred is not None and probe.is_read(inferred):
+        logger.info("inferred the format of tool calls from the chat template")
+        return inferred
+    logger.warning(
+        "tools are refused: the chat template's calls are in an unknown format "
+        "(--tool-call-parser sets one)"
+    )
+    return None
 
 
 def _neutral(template: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

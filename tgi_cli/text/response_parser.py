@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tgi_cli.text.formats.calls import CallStream, ToolCallPart, ToolCallStart
-from tgi_cli.text.formats.json_calls import JsonCallStream, ToolCallShape, parse_tool_calls
-from tgi_cli.text.formats.literals import LiteralStream
+from tgi_cli.text.formats.json_calls import ToolCallShape, parse_tool_calls
+from tgi_cli.text.formats.read import call_stream
 from tgi_cli.text.formats.reasoning import REASONING_FIELDS
-from tgi_cli.text.formats.syntax import TagSyntax, ToolFormat
-from tgi_cli.text.formats.tags import TagStream
+from tgi_cli.text.formats.syntax import ToolFormat
 from tgi_cli.text.formats.values import ParameterTypes
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -224,16 +223,10 @@ class ResponseParser:
         if name != "tool_calls":
             return []
         self._id = captures.get("id", "")
-        self._call = self._stream(captures)
+        self._call = call_stream(
+            self._syntax, self._templates.shape, self._types, captures, self._names
+        )
         return self._numbered(self._call.begin())
-
-    def _stream(self, captures: Mapping[str, str]) -> CallStream:
-        """The parser of a region of tool calls."""
-        if self._syntax is None:
-            return JsonCallStream(self._templates.shape, captures, self._names)
-        if isinstance(self._syntax, TagSyntax):
-            return TagStream(self._syntax, self._types, self._names)
-        return LiteralStream(self._syntax, self._types, self._names)
 
     def _given_up(self) -> list[ResponsePart]:
         """The region so far, which has no call: it and what follows in it are content."""

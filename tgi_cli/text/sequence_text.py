@@ -80,7 +80,10 @@ class SequenceText:
             own = text = self._detokenizer.push(token_id)
         else:
             own = self._surface(token_id)
-            text = own if token_id in self._shown_ids else ""
+            text = ""
+            if token_id in self._shown_ids:
+                # A forced marker may follow a part of a character, which ends in front of it.
+                text = self._detokenizer.flush() + own
         if text:
             stops = self._stops
             if stops is not None and self.num_tokens > self._min_tokens:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tgi_cli.errors import ModelError
+from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.files import read_text
 from tgi_cli.text.tokenizer import read_json
 
@@ -73,12 +73,36 @@ def of_holder(holder: Mapping[str, Any]) -> dict[str, str]:
     return dict(entries)
 
 
+def given_source(value: str) -> str:
+    """The template that ``--chat-template`` gives: its source, or the file that has it.
+
+    Raises:
+        ConfigError: There is no such file, or it cannot be read.
+    """
+    if "{{" in value or "{%" in value:
+        return value
+    path = Path(value)
+    if not path.is_file():
+        raise ConfigError(
+            f"--chat-template {value} is not a file",
+            "give the path of a Jinja file, or the template itself",
+        )
+    try:
+        return _text(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template {value} cannot be read: {error}") from error
+
+
 def _read(path: Path) -> str:
     try:
-        # Files from Windows: normalize line ends as Python's text files do.
-        return read_text(path, MOST_BYTES).replace("\r\n", "\n").replace("\r", "\n")
+        return _text(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}", "download the model again") from error
+
+
+def _text(path: Path) -> str:
+    # Files from Windows: normalize line ends as Python's text files do.
+    return read_text(path, MOST_BYTES).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _too_large(what: str) -> ModelError:

@@ -65,7 +65,7 @@ class TemplateTraits:
 
 
 def probe(render: Render, source: str, takes_tools: bool) -> TemplateTraits:
-    """Find the traits of a template in 20 to 40 renderings.
+    """Find the traits of a template in 20 to 50 renderings.
 
     A template that does not render even a plain conversation gets the default traits.
 
@@ -158,6 +158,7 @@ class _Prober:
         self._render = render
         self._parts = parts
         self._tools = tools
+        self._grows = True
 
     def accepts(self, *messages: Message) -> bool:
         """Whether the template renders the texts of all messages in their order."""
@@ -166,36 +167,37 @@ class _Prober:
 
     def traits(self, source: str, takes_tools: bool) -> TemplateTraits:
         """The traits of a template that renders ``_PLAIN``."""
-        grows = self._extends(_PLAIN, 1) and self._extends((*_PLAIN, _REPLY, _SECOND), 3)
-
-        def stable(messages: Sequence[Message], *lengths: int) -> bool:
-            """Whether the rendering of the first messages remains when others follow."""
-            return self.accepts(*messages) and (
-                not grows or all(self._extends(messages, length) for length in lengths)
-            )
-
-        system = stable((_SYSTEM, *_PLAIN), 2)
-        # Some templates take a later one for the first where there is none at the start.
-        starts: Sequence[tuple[Message, ...]] = ((), (_SYSTEM,)) if system else ((),)
+        self._grows = self._extends(_PLAIN, 1) and self._extends((*_PLAIN, _REPLY, _SECOND), 3)
+        system = self._stable((_SYSTEM, *_PLAIN), 2)
         plain = TemplateTraits(
             parts=self._parts,
             system=system,
-            later_system=all(
-                stable((*start, _USER, _LATER, _ASSISTANT, _END), len(start) + 1, len(start) + 2)
-                and stable((*start, _USER, _ASSISTANT, _LATER, _END, _REPLY), len(start) + 4)
-                for start in starts
-            ),
-            developer="developer" in source and stable((_DEVELOPER, *_PLAIN), 2),
-            adjacent_users=stable((_USER, _SECOND, _ASSISTANT, _END), 2),
+            later_system=self._takes_later(system),
+            developer="developer" in source and self._stable((_DEVELOPER, *_PLAIN), 2),
+            adjacent_users=self._stable((_USER, _SECOND, _ASSISTANT, _END), 2),
             adjacent_assistants=self.accepts(_USER, _ASSISTANT, _REPLY, _END),
             assistant_first=self.accepts(_ASSISTANT, _END),
             empty_replies=self.accepts(_USER, _message("assistant", ""), _END),
         )
         if takes_tools:
             self._tools = _TOOLS
+            plain = replace(plain, later_system=plain.later_system and self._takes_later(system))
         if "tool_calls" not in source:
             return replace(plain, calls=False, results=False)
         return self._with_calls(plain)
+
+    def _takes_later(self, system: bool) -> bool:
+        """Whether a system message may be anywhere.
+
+        Some templates take it for the first one, or describe the tools in it, where there is none
+        at the start.
+        """
+        starts: Sequence[tuple[Message, ...]] = ((), (_SYSTEM,)) if system else ((),)
+        return all(
+            self._stable((*start, _USER, _LATER, _ASSISTANT, _END), len(start) + 1, len(start) + 2)
+            and self._stable((*start, _USER, _ASSISTANT, _LATER, _END, _REPLY), len(start) + 4)
+            for start in starts
+        )
 
     def _with_calls(self, plain: TemplateTraits) -> TemplateTraits:
         """The same with the traits of calls and their results."""
@@ -219,6 +221,12 @@ class _Prober:
             calls_with_text=self.accepts(_USER, form.call(0, text="Probe ten."), *one, _END),
             parallel_calls=self.accepts(_USER, form.call(0, 1), *two, _END),
             short_ids=form.short_ids,
+        )
+
+    def _stable(self, messages: Sequence[Message], *lengths: int) -> bool:
+        """Whether the rendering of the first messages remains when others follow."""
+        return self.accepts(*messages) and (
+            not self._grows or all(self._extends(messages, length) for length in lengths)
         )
 
     def _extends(self, messages: Sequence[Message], length: int) -> bool:

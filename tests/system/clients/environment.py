@@ -19,7 +19,16 @@ QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it asks a server on the Internet on import
     "NO_PROXY": "127.0.0.1",
 }
-OTHERS = ("HF_", "HUGGING", "LANGCHAIN_", "LANGSMITH_", "LITELLM_", "OPENAI_", "PYTHON")
+OTHERS = (
+    "ANTHROPIC_",
+    "HF_",
+    "HUGGING",
+    "LANGCHAIN_",
+    "LANGSMITH_",
+    "LITELLM_",
+    "OPENAI_",
+    "PYTHON",
+)
 
 
 def make_environment(base: Path) -> Path:

@@ -1,4 +1,4 @@
-"""LangChain's models: langchain-openai's and langchain-huggingface's."""
+"""LangChain's models: langchain-openai's, langchain-huggingface's and langchain-anthropic's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from functools import partial
 from typing import Any, Literal
 
+from langchain_anthropic import ChatAnthropic
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
 from langchain_openai import ChatOpenAI, OpenAI
@@ -21,6 +23,7 @@ from tests.system.clients.harness import (
     fits,
     items,
     main,
+    raises,
     whole,
 )
 
@@ -31,6 +34,9 @@ class Models:
     def __init__(self, invoke: str, stream: str, batch: str, url: str) -> None:
         self.invoke, self.stream, self.batch = invoke, stream, batch
         self.openai: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "-", "max_retries": 0}
+        self.anthropic: dict[str, Any] = {
+            "model": "tgi", "base_url": url, "api_key": "-", "max_retries": 0,
+        }  # fmt: skip
         self.endpoint: dict[str, Any] = {"endpoint_url": url, "max_new_tokens": 12}
 
     def ask(self, model: Any, *arguments: Any, **named: Any) -> Any:
@@ -167,6 +173,37 @@ async def chat_hugging_face_tools(models: Models) -> None:
     llm = HuggingFaceEndpoint(**models.endpoint)
     model = ChatHuggingFace(llm=llm, max_tokens=200, model_kwargs={"seed": 1})
     await _calls(models, model.bind_tools(TOOLS, tool_choice=TOOL["name"]))
+
+
+@call
+async def chat_anthropic(models: Models) -> None:
+    model = ChatAnthropic(max_tokens=12, top_k=1, **models.anthropic)
+    answer = await models.ask(model, MESSAGES)
+    assert answer.content
+    assert answer.response_metadata["stop_reason"] in ("end_turn", "max_tokens")
+    assert answer.usage_metadata["output_tokens"] > 0
+    chunks = await models.chunks(model, MESSAGES)
+    assert "".join(chunk.text for chunk in chunks) == answer.text
+    await raises(
+        ContextOverflowError,
+        "prompt is too long",
+        lambda: getattr(model, models.invoke)("What is os.path.join? " * 3000),
+    )
+
+
+@call
+async def chat_anthropic_structured(models: Models) -> None:
+    model = ChatAnthropic(max_tokens=200, **models.anthropic)
+    for method in ("json_schema", "function_calling"):
+        structured = model.with_structured_output(Function, method=method)
+        assert isinstance(await models.ask(structured, MESSAGES), Function)
+
+
+@call
+async def chat_anthropic_tools(models: Models) -> None:
+    model = ChatAnthropic(max_tokens=200, top_k=1, **models.anthropic)
+    one: dict[str, Any] = {"tool_choice": "any", "parallel_tool_calls": False}
+    await _calls(models, model.bind_tools(TOOLS, **one))
 
 
 main(

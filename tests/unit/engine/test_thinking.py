@@ -217,18 +217,36 @@ def test_raw_logits_of_every_token_exclude_a_budget() -> None:
     assert "forced tokens have no logits" in refused.error
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_reasoning_that_the_model_opens_again_is_closed_by_the_answer(tokens: int) -> None:
+    begin = [*continuation(PROMPT, tokens, 1000), *CLOSE]
+    opened = continuation([*PROMPT, *begin], 1, 1000)
+    thinking = budget(tokens, open=tuple(opened), answer=(1003,))
+    harness = Harness(limits())
+    harness.add(request(1, PROMPT, 30, thinking=thinking))
+    harness.run()
+    again = [*begin, *opened, *CLOSE, 1003]
+    answer = continuation([*PROMPT, *again], 30 - len(again), 1000)
+    assert harness.tokens[1] == [*again, *answer]
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_samples_of_a_prompt_whose_reasoning_is_closed_share_its_blocks(block_size: int) -> None:
+def test_samples_share_a_prompt_whose_reasoning_is_closed(block_size: int) -> None:
     harness = Harness(limits(block_size=block_size, num_blocks=512 // block_size))
     prompt = list(range(31))
-    for first in (1, 4):  # the second time, the cache has the marker too
+    for first in (1, 4):  # the second time, the cache has the marker, too
         harness.add(request(first, prompt, 20, thinking=budget(0)))
         for other in (1, 2):
             harness.add(request(first + other, prompt, 20, thinking=budget(0), fork_of=first))
+        cached = {}
+        for _ in range(3):
+            outputs = harness.step()
+            assert outputs is not None
+            cached |= {started.request_id: started.cached_tokens for started in outputs.started}
+        computed = 30 // block_size * block_size if first > 1 else 0
+        assert cached == {first: computed, first + 1: 30, first + 2: 30}
         harness.run()
     assert all(tokens == budgeted(prompt, 20, budget(0)) for tokens in harness.tokens.values())
-    computed = [sum(step.counts) for step in harness.worker.steps]
-    assert sum(computed) < 31 + 2 * 6 * 20
 
 
 @pytest.mark.parametrize("seed", range(30))

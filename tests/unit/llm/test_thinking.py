@@ -101,6 +101,18 @@ def test_budgets_hold_in_any_batch(folder: Path) -> None:
     assert all(CLOSE in tokens[:6] for tokens in expected[2])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_two_shards_force_the_same_tokens(thinker: LLM, folder: Path, tokens: int) -> None:
+    def run(llm: LLM) -> list[list[int]]:
+        options = {"max_new_tokens": 12, "n": 2, "ignore_eos": True}
+        done = llm.chat(CHATS, thinking_token_budget=tokens, **options)  # type: ignore[arg-type]
+        return [completion.token_ids for completion in done]
+
+    with LLM(folder, **LIMITS, num_shard=2) as sharded:
+        assert run(sharded) == run(thinker)
+
+
 def test_reasoning_in_a_prompt_of_ids_counts(thinker: LLM) -> None:
     turn = thinker.tokenizer.encode("<|im_start|>", False)[0]
     prompts = [[5, OPEN, 6], [5, OPEN, 6, CLOSE, 7], [OPEN, 6, turn, 7]]

@@ -31,6 +31,15 @@ DEFAULT_SYSTEM = (
 )
 """Has a system message of its own until there is another one, wherever it is."""
 
+TOOLS_WITH_SYSTEM = (
+    "{% set has = messages | selectattr('role', 'eq', 'system') | list %}"
+    "{% if not has %}" + _TOOLS + "{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% if m.role == 'system' and m == has[0] %}" + _TOOLS + "{% endif %}" + _CALLS + "</>"
+    "{% endfor %}"
+)
+"""Describes tools in the first system message, wherever it is."""
+
 SYSTEMS_IN_FRONT = (
     "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
     "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -124,6 +133,7 @@ TEMPLATES: dict[str, tuple[str, TemplateTraits]] = {
         DEFAULT_SYSTEM,
         TemplateTraits(developer=False, later_system=False, calls=False, results=False),
     ),
+    "tools_with_system": (TOOLS_WITH_SYSTEM, TemplateTraits(developer=False, later_system=False)),
     "systems_in_front": (
         SYSTEMS_IN_FRONT,
         TemplateTraits(developer=False, later_system=False, calls=False, results=False),

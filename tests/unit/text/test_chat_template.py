@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.text import tiny
+from tests.unit.text.miniature_templates import PARTS
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.process.worker_pool import Limits
 from tgi_cli.text.bundle import TextBundle
@@ -175,6 +177,36 @@ def test_another_tokenizer_config(tmp_path: Path) -> None:
         assert chat.render(USER) == expected
     with pytest.raises(ConfigError, match="is not a file"):
         TextBundle.load(path, tokenizer_config_path=tmp_path / "none.json")
+
+
+def test_a_given_template(tmp_path: Path) -> None:
+    """A file, or the source itself. Its special tokens are the model's."""
+    path = tiny.write_model(tmp_path / "model")
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"chat_template": "other", "eos_token": "<end>"}))
+    file = tmp_path / "given.jinja"
+    file.write_bytes(b"given\r\n{{ eos_token }}")
+    for given, expected in ((str(file), "given\n"), ("{{ messages[0].content }}", "Héllo <b>")):
+        chat = TextBundle.load(path, chat_template=given, tokenizer_config_path=other).chat_template
+        assert chat is not None
+        assert chat.render(USER) == expected + (tiny.EOS if given == str(file) else "")
+    for wrong, cause in (
+        (str(tmp_path / "none.jinja"), "none.jinja is not a file"),
+        ("{% if %}", "--chat-template: .* is invalid"),
+    ):
+        with pytest.raises(ConfigError, match=cause):
+            TextBundle.load(path, chat_template=wrong)
+    file.write_bytes(b"x" * (2 << 20))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        TextBundle.load(path, chat_template=str(file))
+
+
+def test_content_becomes_parts_where_the_template_expects_them() -> None:
+    with closing(template(PARTS)) as chat:
+        assert chat.traits(False).parts
+        assert chat.render(USER) == "<user>Héllo <b></>"
+        told = [*USER, {"role": "assistant", "content": "Sure, "}]
+        assert chat.render(told) == "<user>Héllo <b></><assistant>Sure, "
 
 
 HOSTILE = {

@@ -38,6 +38,7 @@ def count(*tokens: str, inside: bool = False) -> int:
         (["</think>", "a"], False, 0),
         (["<think>"], True, 1),
         (["<think", "<think>", "a"], False, 1),
+        (["<think>", "a", "b", "</think>", "<think></th", "ink>", "c"], False, 2),
     ],
 )
 def test_tokens_between_the_markers_count(tokens: list[str], inside: bool, expected: int) -> None:

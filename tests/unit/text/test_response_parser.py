@@ -31,6 +31,12 @@ PENDING = {
     "mistral": "[TOOL_CALLS]f[CALL_ID]" + "x" * 2000,
     "deepseek": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" + "f" * 2000,
     "llama3_json": " " * 2000,
+    "glm47": "<tool_call>" + " " * 2000,
+    "kimi_k2": "<|tool_call_begin|>functions." + "f" * 2000,
+    "solar": "<|tool_call:begin|>a<|tool_call:name|>" + "f" * 2000,
+    "functionary": "<function=" + "f" * 2000,
+    "minicpm5": '<function name="' + "f" * 2000,
+    "pythonic": "[" + "f" * 2000,
 }
 """What begins like a call, and goes on until it cannot be one."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from tests.unit.text import tiny
 from tgi_cli.engine.messages import FinishReason
@@ -104,3 +105,18 @@ def test_special_tokens_have_a_text_of_their_own_and_add_nothing_to_the_output()
     shown = sequence(shown_ids=frozenset([eos]))
     shown.push(eos)
     assert shown.text == tiny.EOS
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_character_that_a_marker_cuts_off_ends_in_front_of_it(special: bool) -> None:
+    backend = tiny.byte_level()
+    backend.add_tokens([AddedToken("</think>", special=special)])
+    tokenizer = Tokenizer(backend)
+    marker = tokenizer.encode("</think>", False)
+    part, whole = tokenizer.encode("深", False)[:-1], tokenizer.encode("so 深", False)
+    text = SequenceText(
+        tokenizer, [], hidden_ids=tokenizer.special_ids, shown_ids=tokenizer.special_ids
+    )
+    pieces = deltas(text, [*part, *marker, *whole])
+    assert pieces[len(part)] == "\ufffd</think>"
+    assert text.text == "\ufffd</think>so 深"

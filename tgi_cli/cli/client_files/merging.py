@@ -10,14 +10,17 @@ _IDENTITIES = (("id", "baseUrl"), ("name",))
 
 
 def merged(old: Any, new: Any) -> Any:
-    """``old`` with the values of ``new``: objects key by key, all else replaced.
+    """``old`` with the values of ``new``: objects key by key, all else replaced. None removes a
+    key.
 
     Objects in lists are merged with the object of the same ``id`` and ``baseUrl``, or ``name``;
     new ones come first, because clients start with the first.
     """
-    if isinstance(old, dict) and isinstance(new, Mapping):
-        added = {key: merged(old.get(key), value) for key, value in new.items()}
-        return {**old, **added}
+    if isinstance(new, Mapping):
+        old = old if isinstance(old, dict) else {}
+        kept = {key: value for key, value in old.items() if key not in new}
+        added = {k: merged(old.get(k), value) for k, value in new.items() if value is not None}
+        return kept | added
     if isinstance(old, list) and isinstance(new, list) and has_objects(new):
         items, added_items = list(old), []
         for item in new:

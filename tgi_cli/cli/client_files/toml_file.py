@@ -22,7 +22,10 @@ def dump_toml(new: Mapping[str, Any]) -> str:
 
 
 def merge_toml(text: str, new: Mapping[str, Any]) -> str:
-    """Merge settings into TOML: strings and integers, at the top and in tables."""
+    """Merge settings into TOML: strings and integers, at the top and in tables.
+
+    None removes a value.
+    """
     lines = text.splitlines()
     for path, values in _tables(new):
         _merge_table(lines, path, values)
@@ -52,15 +55,19 @@ def _merge_table(lines: list[str], path: tuple[str, ...], values: Mapping[str, A
         start = found[0] + 1 if found else len(lines)
     later = [number for number in range(start, len(lines)) if _TABLE.match(lines[number])]
     end = later[0] if later else len(lines)
-    added = []
+    added, removed = [], []
     for key, value in values.items():
         line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
         setting = re.compile(rf'^\s*"?{re.escape(key)}"?\s*=')
         place = next((n for n in range(start, end) if setting.match(lines[n])), None)
-        if place is None:
+        if value is None:
+            removed += [] if place is None else [place]
+        elif place is None:
             added.append(line)
         else:
             lines[place] = line
     while end > start and not lines[end - 1].strip():
         end -= 1
     lines[end:end] = added
+    for place in sorted(removed, reverse=True):
+        del lines[place]

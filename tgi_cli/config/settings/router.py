@@ -160,6 +160,10 @@ ROUTER_SETTINGS = (
     *panel(
         "Chat",
         _HTTP,
+        chat_template=Setting(
+            text("FILE"),
+            "Chat template that overrides the model's: a Jinja file, or the template itself.",
+        ),
         tokenizer_config_path=Setting(
             path(), "tokenizer_config.json with a chat template that overrides the model's."
         ),

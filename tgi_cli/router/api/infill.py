@@ -157,9 +157,10 @@ def _selected(answer: InfillAnswer, fields: Sequence[str] | None) -> Any:
     whole = msgspec.to_builtins(answer)
     selected: dict[str, Any] = {}
     for name in fields:
-        value: Any = whole
-        for key in name.split("/"):
-            value = value.get(key) if isinstance(value, dict) else None
+        key, slash, inner = name.partition("/")
+        value = whole.get(key)
+        if slash:
+            value = value.get(inner) if isinstance(value, dict) else None
         if value is not None:
             selected[name] = value
     return selected

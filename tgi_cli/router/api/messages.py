@@ -38,7 +38,13 @@ async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response
     spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
     if body.max_tokens == 0:
         spec = replace(spec, prompt_only=True, max_new_tokens=1, grammar=None)
-    (generation,) = await context.open([spec])
+    try:
+        (generation,) = await context.open([spec])
+    except errors.ApiError as error:
+        if error.overflow is not None:
+            # Long prompts are not encoded to the end, but agents read how much to drop.
+            error.overflow = await _prompt_tokens(conversation, state), error.overflow[1]
+        raise
     message = schemas.Message(
         id=f"msg_{uuid.uuid4().hex}",
         model=state.model_name(body.model),
@@ -61,10 +67,15 @@ async def count_tokens(context: RequestContext[schemas.CountTokensRequest]) -> R
     """The number of tokens of the prompt that a message would have."""
     body, state = context.body, context.state
     await state.adapters.for_openai(body.model)
-    spec = (await _conversation(body, state)).spec
+    conversation = await _conversation(body, state)
+    tokens = await _prompt_tokens(conversation, state)
+    return json_response(schemas.TokenCount(input_tokens=tokens))
+
+
+async def _prompt_tokens(conversation: Conversation, state: RouterState) -> int:
+    spec = conversation.spec
     assert isinstance(spec.prompt, str)
-    ids = await state.workers.encode(spec.prompt, spec.add_special_tokens)
-    return json_response(schemas.TokenCount(input_tokens=len(ids)))
+    return len(await state.workers.encode(spec.prompt, spec.add_special_tokens))
 
 
 async def _conversation(body: schemas.Prompt, state: RouterState) -> Conversation:

@@ -84,7 +84,7 @@ def document(routes: Sequence[BaseRoute], guarded: bool) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "tgi",
-            "description": "Text generation: the APIs of Text Generation Inference and OpenAI.",
+            "description": "Text generation: the APIs of TGI, OpenAI and Anthropic.",
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
             "version": __version__,
         },

@@ -20,6 +20,8 @@ MOST_CONVERSATION_BYTES = 4 << 20
 """Most JSON of stored items that one request reads: what no context holds anyway."""
 INLINE_BYTES = 64 << 10
 """Most JSON of items that is read or written on the event loop, in half a millisecond."""
+_PART = 256
+"""Items that are encoded together: one call holds the interpreter lock."""
 
 _PREFIXES = {
     "message": "msg",
@@ -61,7 +63,7 @@ async def read_turn(body: ResponsesRequest, state: RouterState) -> Turn:
     wanted = [item for item in own if item.get("type") == "item_reference"]
     referenced = _referenced(wanted, store)
     sources = [*context, *(items for each in referenced for items in _sources(each))]
-    size = sum(len(items.data) for items in sources)
+    size = sum(items.size for items in sources)
     if size > MOST_CONVERSATION_BYTES:
         raise errors.validation(
             f"the stored items of this conversation have {size} bytes, which are more than "
@@ -126,7 +128,30 @@ def _turn(
 
 def decoded(given: Sequence[Items]) -> list[dict[str, Any]]:
     """The items, one after the other."""
-    return [item for items in given for item in msgspec.json.decode(items.data)]
+    return [item for items in given for part in items.parts for item in msgspec.json.decode(part)]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnItems:
+    """The own items of a request, as they are stored and listed, and their ids."""
+
+    items: Items
+    ids: Sequence[str]
+
+
+def own_items(turn: Turn) -> OwnItems:
+    """Encode the own items of a request."""
+    base = uuid.uuid4().hex
+    parts: list[bytes] = []
+    ids: list[str] = []
+    for start in range(0, len(turn.own), _PART):
+        part = [
+            _stored_item(item, f"{base}{index:04x}")
+            for index, item in enumerate(turn.own[start : start + _PART], start)
+        ]
+        parts.append(_encode(part))
+        ids += (item["id"] for item in part)
+    return OwnItems(Items(parts), ids)
 
 
 class ResponseRecord:
@@ -135,14 +160,16 @@ class ResponseRecord:
     Args:
         response: Is written meanwhile.
         turn: The items of its request.
+        own: Those that are not stored yet.
     """
 
-    def __init__(self, store: ResponseStore, response: ResponseObject, turn: Turn) -> None:
+    def __init__(
+        self, store: ResponseStore, response: ResponseObject, turn: Turn, own: OwnItems
+    ) -> None:
         self._store = store
         self._response = response
-        own = [stored_item(item) for item in turn.own]
-        self._ids = [item["id"] for item in own]
-        self._context = [*turn.context, Items(_encode(own))]
+        self._ids = own.ids
+        self._context = [*turn.context, own.items]
 
     def save(self, running: asyncio.Task[None] | None = None) -> None:
         """Store the response as it is, with its task as long as that is running."""
@@ -152,7 +179,7 @@ class ResponseRecord:
             id=response.id,
             encode=self._live if running else lambda: encoded,
             context=self._context,
-            output=Items(_encode([] if running else response.output)),
+            output=Items([_encode([] if running else response.output)]),
             item_ids=[*self._ids, *(item.id for item in response.output)],
             running=running,
         )
@@ -163,12 +190,12 @@ class ResponseRecord:
         return _encode(self._response)
 
 
-def stored_item(item: Item) -> Mapping[str, Any]:
+def _stored_item(item: Item, unique: str) -> Mapping[str, Any]:
     """An item of the input in the form in which it is listed: with an id, and text as parts."""
     kind = item.get("type") or "message"
     found = {"type": kind, **item}
     if not isinstance(found.get("id"), str) or not found["id"]:
-        found["id"] = f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
+        found["id"] = f"{_PREFIXES.get(kind, 'item')}_{unique}"
     if kind == "message":
         text = item.get("content")
         if isinstance(text, str):

@@ -10,14 +10,16 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.openai_common import GENERATION, openai_endpoints
 from tgi_cli.router.api.response_input import ResponseChat, reports_logprobs, response_chat
-from tgi_cli.router.api.response_state import ResponseRecord, Turn, read_turn, stores
+from tgi_cli.router.api.response_state import ResponseRecord, Turn, own_items, read_turn, stores
 from tgi_cli.router.api.response_writer import ResponseWriter, TextLogprobs, WriterOptions
 from tgi_cli.router.api.schemas import responses as schemas
 from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, Conversation, render_chat
@@ -30,6 +32,8 @@ from tgi_cli.router.http.sse import EventStream
 from tgi_cli.router.state import RouterState
 from tgi_cli.text.custom_calls import ResponseReader
 from tgi_cli.text.response_parser import Content, ResponsePart
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,9 @@ async def responses(context: RequestContext[schemas.ResponsesRequest]) -> Respon
         adapter = await state.adapters.for_openai(body.model, body.adapter_id)
         turn, chat, conversation = await _prepare(body, state)
         spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
+        own = None
+        if stores(body, state):
+            own = await _off_loop(state, len(turn.own), own_items, turn)
     generations = await context.open([spec])
     (generation,) = generations
     writer = ResponseWriter(_response(body, state), _options(body, chat))
@@ -52,8 +59,8 @@ async def responses(context: RequestContext[schemas.ResponsesRequest]) -> Respon
         as_ids = bool(body.return_tokens_as_token_ids)
         logprobs = TextLogprobs(state.text.tokenizer, spec.shown_ids, as_ids)
     record = None
-    if stores(body, state):
-        record = ResponseRecord(state.responses, writer.response, turn)
+    if own is not None:
+        record = ResponseRecord(state.responses, writer.response, turn, own)
     events = ResponseEvents(writer, generation, conversation.parser(), logprobs, record)
     if body.stream:
         return context.stream(generation, events, len(spec.prompt))
@@ -100,11 +107,16 @@ async def _prepare(
 ) -> tuple[Turn, ResponseChat, Conversation]:
     """The conversation of a request, as items, as a chat and as a prompt. Raises ApiError."""
     turn = await read_turn(body, state)
-    if len(turn.items) + len(body.tools or ()) <= INLINE_MESSAGES:
-        chat = response_chat(body, turn.items)
-    else:
-        chat = await state.workers.run(response_chat, body, turn.items)
+    count = len(turn.items) + len(body.tools or ())
+    chat = await _off_loop(state, count, response_chat, body, turn.items)
     return turn, chat, await render_chat(chat.request, state)
+
+
+async def _off_loop(state: RouterState, count: int, work: Callable[..., T], *args: Any) -> T:
+    """The result of ``work``, by a worker if it has more than a few items to read."""
+    if count <= INLINE_MESSAGES:
+        return work(*args)
+    return await state.workers.run(work, *args)
 
 
 def _options(body: schemas.ResponsesRequest, chat: ResponseChat) -> WriterOptions:
@@ -121,9 +133,7 @@ def _response(body: schemas.ResponsesRequest, state: RouterState) -> schemas.Res
     """The response before it has any output."""
     defaults = state.defaults
     choice = "auto" if body.tool_choice is None else body.tool_choice
-    plain = schemas.TextOptions(format={"type": "text"})
-    if body.text is not None:
-        plain.verbosity = body.text.verbosity
+    text = body.text or schemas.TextOptions()
     return schemas.ResponseObject(
         id=f"resp_{uuid.uuid4().hex}",
         created_at=int(time.time()),
@@ -143,7 +153,9 @@ def _response(body: schemas.ResponsesRequest, state: RouterState) -> schemas.Res
         safety_identifier=body.safety_identifier,
         store=stores(body, state),
         temperature=defaults.temperature if body.temperature is None else body.temperature,
-        text=body.text if body.text and body.text.format else plain,
+        text=schemas.TextOptions(
+            format=text.format or {"type": "text"}, verbosity=text.verbosity or "medium"
+        ),
         tool_choice=choice if isinstance(choice, str) else dict(choice),
         tools=[_echoed(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,

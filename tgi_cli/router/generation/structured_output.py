@@ -112,7 +112,7 @@ def chat_grammar(
     allowed = tools.allowed
     tag = tool_grammar(allowed, tools.choice, parallel, form.tools) if allowed else None
     if tag is not None and not tag["triggers"][0]:
-        tag = {**tag, "triggers": [], "at_most": 1} if forced or content is not None else None
+        tag = {**tag, "triggers": []} if forced or content is not None else None
     if tools.grammars and (tag is None or not constrain):
         raise errors.unsupported("tools", "the grammar of a custom tool (with this model's calls)")
     if allowed and tag is None and (forced or content is not None):

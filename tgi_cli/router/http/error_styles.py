@@ -116,8 +116,7 @@ def openai_body(error: ApiError) -> bytes:
 def anthropic_body(error: ApiError) -> bytes:
     """The JSON object of Anthropic's routes and their streams.
 
-    The words about a prompt that is too long are those that agents recognise; the first number is
-    a lower bound if the tokens were not counted to the end.
+    The words about a prompt that is too long are those that agents recognise.
     """
     message = error.openai_message
     if error.overflow is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+AT_ONCE = 4096
+"""Most characters that a parser takes at once: each part that it finds copies the rest of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection
 
 from tgi_cli.text.formats.calls import (
+    AT_ONCE,
     Members,
     ToolCallArguments,
     ToolCallPart,
@@ -67,10 +68,11 @@ class LiteralStream:
         return []
 
     def push(self, text: str) -> list[ToolCallPart]:
-        self._text += text
         found: list[ToolCallPart] = []
-        while not self.failed and self._next(found):
-            pass
+        for start in range(0, len(text), AT_ONCE):
+            self._text += text[start : start + AT_ONCE]
+            while not self.failed and self._next(found):
+                pass
         return found
 
     def end(self, closed: bool) -> list[ToolCallPart]:
@@ -193,8 +195,9 @@ class LiteralStream:
             return True
         if match.end() == len(text) and match.end() < _LONGEST_BARE:
             return False
-        types = None if self._nested else self._types_of_value
-        self._write(to_json(match.group().strip(), types), found)
+        word = match.group().strip()
+        plain = self._nested or (not self._syntax.quotes and word in ("None", "null"))
+        self._write(to_json(word, None if plain else self._types_of_value), found)
         return self._after(text[match.end() :])
 
     def _after(self, rest: str) -> bool:

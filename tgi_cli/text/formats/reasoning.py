@@ -25,7 +25,7 @@ class ReasoningFormat:
         content: Field of the content, if it is marked, too.
         start: Text of the prompt that the response follows, or None if unknown.
         dropped: Marks around the content that may also be missing.
-        dropped_at_end: Mark that is dropped only at the end of the response.
+        dropped_around: Marks that are dropped only behind the reasoning, and at the end.
     """
 
     region: Field
@@ -33,14 +33,16 @@ class ReasoningFormat:
     content: Field = field(default_factory=dict)
     start: str | None = None
     dropped: tuple[str, ...] = ()
-    dropped_at_end: str = ""
+    dropped_around: tuple[str, str] | None = None
 
     def fields(self) -> dict[str, Field]:
         """The fields of a response template."""
         fields = {"content": self.content, "reasoning_content": self.region}
         marks = [re.escape(mark) for mark in self.dropped]
-        if self.dropped_at_end:
-            marks.append(rf"{re.escape(self.dropped_at_end)}\s{{0,64}}\Z")
+        if self.dropped_around is not None:
+            first, last = map(re.escape, self.dropped_around)
+            behind = re.escape(self.region["close"])
+            marks += [rf"(?<={behind}\s{{0,64}}){first}", rf"{last}\s{{0,64}}\Z"]
         if marks:
             fields[DROPPED_FIELD] = {
                 "open_pattern": "|".join(marks),
@@ -57,11 +59,8 @@ def between(opening: str, close: str, *marks: tuple[str, ...], **options: Any) -
 
 def _with_content_tag(tag: str) -> ReasoningFormat:
     """``<think>`` whose content may be between ``<tag>`` and ``</tag>``."""
-    close = ["</think>", *(f"</think>{blank}<{tag}>" for blank in ("", "\n", "\n\n"))]
-    return ReasoningFormat(
-        {"open": "<think>", "close": close},
-        (("<think>", f"<{tag}>"),),
-        dropped_at_end=f"</{tag}>",
+    return between(
+        "<think>", "</think>", ("<think>", f"<{tag}>"), dropped_around=(f"<{tag}>", f"</{tag}>")
     )
 
 

@@ -251,7 +251,7 @@ def named_json(
         trigger: Text that begins like this is a call. Default: ``first`` or ``begin``.
     """
     stop = named[:1]
-    name = rf"[^{re.escape(stop)}\n]{{1,{LONGEST_NAME}}}?" if stop else r"[\w.-]{1,256}"
+    name = rf"[^{re.escape(stop)}\n]{{1,{LONGEST_NAME}}}" if stop else r"[\w.-]{1,256}"
     opening = f"{loose(begin)}(?P<name>{name}){loose(named)}(?=\\s{{0,{MOST_SPACE}}}\\{{)"
     if first:
         opening = f"(?:{loose(first)})?{opening}"

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from functools import lru_cache
 
 from tgi_cli.text.formats.calls import (
+    AT_ONCE,
     Members,
     ToolCallArguments,
     ToolCallPart,
@@ -19,7 +20,7 @@ from tgi_cli.text.formats.calls import (
     pending,
 )
 from tgi_cli.text.formats.syntax import LONGEST_NAME, MOST_SPACE, TagSyntax, loose
-from tgi_cli.text.formats.values import ParameterTypes, to_json
+from tgi_cli.text.formats.values import STRING, ParameterTypes, to_json
 
 _LONGEST_HEAD = 1024
 """Most characters of what opens a call or an argument: a longer text is none."""
@@ -65,10 +66,11 @@ class TagStream:
         return []
 
     def push(self, text: str) -> list[ToolCallPart]:
-        self._text += text
         found: list[ToolCallPart] = []
-        while not self.failed and self._next(found):
-            pass
+        for start in range(0, len(text), AT_ONCE):
+            self._text += text[start : start + AT_ONCE]
+            while not self.failed and self._next(found):
+                pass
         return found
 
     def end(self, closed: bool) -> list[ToolCallPart]:
@@ -150,7 +152,7 @@ class TagStream:
         if "type" in match.groupdict() and match["type"]:
             self._value_types = self._told(match["type"])
         found.append(self._members.key(json.dumps(name, ensure_ascii=False)))
-        self._streams = self._value_types == {"string"}
+        self._streams = self._value_types == STRING
         self._opened, self._searched = False, 0
         self._text, self._next = self._text[match.end() :], self._value
         return True

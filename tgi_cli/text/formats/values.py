@@ -9,6 +9,8 @@ from typing import Any
 
 from tgi_cli.text.grammar.json_schema import type_of, types_of
 
+STRING = frozenset(("string",))
+"""The types of a parameter that is a string."""
 _CONSTANTS = {"True": True, "False": False, "None": None}
 
 
@@ -46,14 +48,14 @@ def to_json(text: str, types: frozenset[str] | None) -> str:
     becomes a string.
     """
     stripped = text.strip()
-    if types != {"string"}:
+    if types != STRING:
         try:
             value = json.loads(stripped, parse_constant=_refuse)
         except (ValueError, RecursionError):
             value, stripped = _literal(stripped)
         if stripped and (types is None or _is_of(value, types)):
             return stripped
-        if stripped and isinstance(value, float) and value.is_integer() and "integer" in types:
+        if isinstance(value, float) and value.is_integer() and types and "integer" in types:
             return str(int(value))
     return json.dumps(text, ensure_ascii=False)
 

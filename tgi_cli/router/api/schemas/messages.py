@@ -124,10 +124,9 @@ class MessagesRequest(Prompt, kw_only=True):
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """The text of an answer."""
+    """The text of an answer. ``citations`` is absent: some clients read null as an error."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
