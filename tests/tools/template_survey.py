@@ -4,8 +4,8 @@
 
 Every ``*.jinja`` file below the folders is probed as the server does, and renders random
 conversations of all roles with tools and reasoning. For each conversation, the rendering of the
-messages up to a turn must be a prefix of that with the model's reply. A template that fails is
-tried again without reasoning, then without tools, to tell why.
+messages up to a turn must be a prefix of that with the model's reply, and of that of the next turn.
+A template that fails is tried again without reasoning, then without tools, to tell why.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ TOOL = {
     "function": {"name": "find", "description": "Find.", "parameters": PARAMETERS},
 }
 REASONING = ("reasoning_content", "reasoning", "thinking")
+EMPTY_REASONING = re.compile(r"(<think>)?\s*</think>\s*")
+"""Some templates write it into replies of the last turn, and omit it from earlier ones."""
 
 
 class Survey:
@@ -71,14 +74,18 @@ class Survey:
     def failure(self, conversations: Sequence[Sequence[Message]], tools: bool) -> str:
         """The first failure, or an empty text."""
         for messages in conversations:
-            for end in range(1, len(messages)):
-                if not _is_turn(messages, end):
-                    continue
-                turn, longer = (self.renders(messages[:k], tools) for k in (end, end + 1))
-                if turn is None or longer is None:
+            turns = [end for end in range(1, len(messages)) if _is_turn(messages, end)]
+            begin = ""
+            for end in sorted({*turns, *(turn + 1 for turn in turns)}):
+                longer = self.renders(messages[:end], tools)
+                if longer is None:
                     return f"raises {self.error[:60]!r}"
-                if not longer.startswith(turn):
+                if not any(REASONING[0] in message for message in messages):
+                    longer = EMPTY_REASONING.sub("", longer)
+                if not longer.startswith(begin):
                     return "is no prefix"
+                if end in turns:
+                    begin = longer
         return ""
 
     def verdict(self, conversations: Sequence[Sequence[Message]]) -> str:
