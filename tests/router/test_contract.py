@@ -58,6 +58,12 @@ ANSWERS: list[tuple[str, dict[str, Any] | None]] = [
     ("GET /health", None),
     ("GET /metrics", None),
 ]
+STORED = [
+    "GET {prefix}/responses/{{response_id}}",
+    "DELETE {prefix}/responses/{{response_id}}",
+    "POST {prefix}/responses/{{response_id}}/cancel",
+    "GET {prefix}/responses/{{response_id}}/input_items",
+]
 OWN_ANSWERS: list[tuple[str, dict[str, Any] | None]] = [
     ("POST /v1/completions", {"prompt": "hi", "logprobs": 2, "echo": True}),
     ("POST /v1/completions", {"prompt": "hi", "logprobs": 2, "stream": True}),
@@ -66,6 +72,9 @@ OWN_ANSWERS: list[tuple[str, dict[str, Any] | None]] = [
     ("POST /chat/completions", {**CHAT, **USAGE}),
     ("POST /completions", {"prompt": "hi"}),
     ("POST /responses", {"input": "hi"}),
+    ("POST /v1/responses/input_tokens", {"input": "hi"}),
+    ("POST /responses/input_tokens", {"input": "hi"}),
+    *((operation.format(prefix=prefix), None) for prefix in ("/v1", "") for operation in STORED),
     ("POST /v1/messages", {**CHAT, "model": "tgi", "max_tokens": 9}),
     ("POST /v1/messages", {**CHAT, "model": "tgi", "max_tokens": 9, "stream": True}),
     ("POST /messages", {**CHAT, "model": "tgi", "max_tokens": 0}),
@@ -115,7 +124,11 @@ async def call(
     client: httpx.AsyncClient, operation: str, body: dict[str, Any] | None
 ) -> httpx.Response:
     method, _, path = operation.partition(" ")
-    return await client.request(method, path.format(model="tgi", version="1"), json=body)
+    names = {"model": "tgi", "version": "1"}
+    if "{response_id}" in path:
+        stored = await client.post("/v1/responses", json={"input": "hi", "background": True})
+        names["response_id"] = stored.json()["id"]
+    return await client.request(method, path.format(**names), json=body)
 
 
 @pytest.mark.parametrize(("operation", "body"), ANSWERS)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.router.sse import events
-from tests.router.test_response_tools import PATCH, WEATHER, called
+from tests.router.test_response_tools import PATCH, WEATHER, called, rendered
 from tests.router.test_tools import bundle, prompt_of
 from tgi_cli.router.api import response_state
 from tgi_cli.router.response_store import (
@@ -39,7 +39,9 @@ class Clock:
 
 
 def stored(name: str, context: list[Items] | None = None, output: int = 0) -> StoredResponse:
-    return StoredResponse(name, lambda: b"{}", context or [], Items(b"x" * output), [f"{name}-0"])
+    return StoredResponse(
+        name, lambda: b"{}", context or [], Items([b"x" * (output // 2)] * 2), [f"{name}-0"]
+    )
 
 
 OVERHEAD = ENTRY_BYTES + 8 + len(b"{}") + ITEM_BYTES + len("a-0")
@@ -198,7 +200,8 @@ async def test_conversation_is_continued(client: httpx.AsyncClient, engine: Fake
     second = await post(client, previous_response_id=first["id"], input=[output])
     assert second["previous_response_id"] == first["id"]
     conversation = (
-        '<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nHm.weather{"city": "x"}<|im_end|>\n'
+        "<|im_start|>user\nhi<|im_end|>\n"
+        f"<|im_start|>assistant\nHm.{rendered('weather', arguments)}<|im_end|>\n"
         "<|im_start|>tool\nrain<|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt_of(engine) == conversation

@@ -46,6 +46,12 @@ def called(name: str, arguments: Any) -> str:
     return f"<tool_call>\n{text}\n</tool_call>"
 
 
+def rendered(name: str, arguments: Any) -> str:
+    """A call as the tests' template writes it."""
+    text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>{text}</tool_call>"
+
+
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tgi", "input": "hi", "tools": [WEATHER, PATCH, TEAM, *HOSTED], **fields}
 
@@ -156,8 +162,9 @@ async def test_agent_takes_two_turns(client: httpx.AsyncClient, engine: FakeEngi
     start = first.removesuffix("<|im_start|>assistant\n")
     assert second.startswith(start)
     assert second[len(start) :].startswith(
-        '<|im_start|>assistant\nLet me wait.team_v1__wait{"target": "a"}<|im_end|>\n'
-        "<|im_start|>tool\nok"
+        "<|im_start|>assistant\nLet me wait."
+        + rendered("team_v1__wait", {"target": "a"})
+        + "<|im_end|>\n<|im_start|>tool\nok"
     )
 
 
@@ -309,6 +316,24 @@ async def test_choice_of_no_tool(
         ({"tool_choice": {"type": "function", "name": ["x"]}}, "must name"),
         ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "`mode`"),
         ({"tool_choice": "required", "tools": []}, "`tools` has none"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "needs `tools`"),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "namespace", "name": "team"}] * 1025,
+                }
+            },
+            "at most 1024",
+        ),
+        (
+            {
+                "tools": [TEAM, {**TEAM, "name": "other"}],
+                "tool_choice": {"type": "function", "name": "ask"},
+            },
+            "'ask', which is no tool",
+        ),
     ],
 )
 async def test_forced_tools_that_cannot_be_called_are_refused(
@@ -328,6 +353,14 @@ async def test_forced_tools_that_cannot_be_called_are_refused(
         ([TEAM, {"type": "function", "name": "team__ask"}], "two tools are named 'team__ask'"),
         ([TEAM, TEAM], "two tools are named 'team__ask'"),
         ([{"name": "x"}], "tools[0] has no `type`"),
+        ([{**TEAM, "tools": [WEATHER] * 1025}], "more than 1024 `tools`"),
+        (
+            [
+                {**TEAM, "name": name, "tools": [{**PATCH, "name": str(i)} for i in range(513)]}
+                for name in "ab"
+            ],
+            "more than 1024 `tools`",
+        ),
         ([{"type": ""}], "tools[0] has no `type`"),
         (
             [{**PATCH, "format": {"type": "grammar", "syntax": [], "definition": "x"}}],
@@ -377,6 +410,7 @@ async def test_grammar_of_a_custom_tool_is_held(
 
 async def test_echoed_items_are_rendered(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     call = {"call_id": "c1", "name": "ask", "namespace": "team"}
+    text = 'a "b"'
     items = [
         {"type": "message", "role": "user", "content": "hi", "id": "msg_1", "status": "completed"},
         {"type": "tool_search_call", "call_id": "s", "arguments": {}, "execution": "client"},
@@ -385,7 +419,7 @@ async def test_echoed_items_are_rendered(client: httpx.AsyncClient, engine: Fake
         {"type": "function_call", "id": "fc_1", **call, "arguments": '{"a": 1}'},
         {"type": "function_call_output", "call_id": "c1", "output": "fine", "id": "x"},
         {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA-of-another-server"},
-        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": 'a "b"'},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": text},
         {
             "type": "custom_tool_call_output",
             "call_id": "c2",
@@ -395,8 +429,9 @@ async def test_echoed_items_are_rendered(client: httpx.AsyncClient, engine: Fake
     await post(client, input=items)
     assert prompt_of(engine).endswith(
         "<|im_start|>user\nhi<|im_end|>\n"
-        '<|im_start|>assistant\nHm.team__ask{"a": 1}<|im_end|>\n<|im_start|>tool\nfine<|im_end|>\n'
-        '<|im_start|>assistant\npatch{"input": "a \\"b\\""}<|im_end|>\n'
+        f"<|im_start|>assistant\nHm.{rendered('team__ask', {'a': 1})}<|im_end|>\n"
+        "<|im_start|>tool\nfine<|im_end|>\n"
+        f"<|im_start|>assistant\n{rendered('patch', {'input': text})}<|im_end|>\n"
         "<|im_start|>tool\ndone<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -411,8 +446,10 @@ async def test_tools_within_the_input_are_offered(
     [call] = (await post(client, input=items, tools=[WEATHER]))["output"]
     assert (call["namespace"], call["name"]) == ("team", "ask")
     assert prompt_of(engine).count('"name": "patch"') == 1
-    answer = await client.post(ROUTE, json=body(input=[{"type": kind, "tools": "x"}]))
-    assert answer.status_code == 400
+    for tools in ("x", [5], [WEATHER] * 3000):
+        answer = await client.post(ROUTE, json=body(input=[{"type": kind, "tools": tools}]))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "input"
 
 
 @pytest.mark.parametrize(

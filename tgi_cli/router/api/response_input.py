@@ -171,6 +171,8 @@ def _further_tools(items: Sequence[Item]) -> list[dict[str, Any]]:
             tools = item.get("tools")
             if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
                 raise errors.validation(f"input[{index}] needs a list of `tools`", "input")
+            if len(found) + len(tools) > 2 * bounds.TOOLS:
+                raise errors.validation(f"input[{index}] has too many `tools`", "input")
             for tool in tools:
                 found[json.dumps([tool.get("type"), tool.get("name")])] = tool
     return list(found.values())

@@ -57,8 +57,8 @@ def chat_tool_set(
             (each.custom or each.function).name = flat  # type: ignore[union-attr]
             names[flat] = namespace, name
             found.append(each)
-    if len(found) > bounds.TOOLS:
-        raise errors.validation(f"`tools` has more than {bounds.TOOLS} tools", "tools")
+        if len(found) > bounds.TOOLS:
+            raise _too_many()
     return ChatToolSet(found, _choice(choice, names, {_type(tool) for tool in tools}), names)
 
 
@@ -94,6 +94,8 @@ def _namespace(where: str, tool: Mapping[str, Any]) -> list[tuple[str | None, To
     name, inner, description = tool.get("name"), tool.get("tools"), tool.get("description")
     if not isinstance(name, str) or not name or not isinstance(inner, list):
         raise errors.validation(f"{where} of type `namespace` needs a `name` and `tools`", "tools")
+    if len(inner) > bounds.TOOLS:
+        raise _too_many()
     found: list[tuple[str | None, Tool]] = []
     for index, each in enumerate(inner):
         if not isinstance(each, dict):
@@ -105,6 +107,10 @@ def _namespace(where: str, tool: Mapping[str, Any]) -> list[tuple[str | None, To
         about = f"{name}: {description}"
         first.description = f"{about}\n\n{first.description}" if first.description else about
     return found
+
+
+def _too_many() -> errors.ApiError:
+    return errors.validation(f"there are more than {bounds.TOOLS} `tools`", "tools")
 
 
 def _type(tool: Any) -> str | None:
@@ -127,45 +133,60 @@ def _choice(
         return _allowed(given, names)
     if kind not in _CALLABLE:
         raise _hosted(str(kind))
-    return _reference(given, names)
+    return _reference(_name(given, _flat_names(names)))
 
 
 def _allowed(
     given: Mapping[str, Any], names: Mapping[str, tuple[str | None, str]]
 ) -> str | dict[str, Any]:
     mode, tools = given.get("mode"), given.get("tools")
-    allowed: list[dict[str, Any]] = []
-    for tool in tools if isinstance(tools, list) else ():
+    if not isinstance(tools, list) or len(tools) > bounds.TOOLS:
+        raise errors.validation(
+            f"`tool_choice` of type `allowed_tools` needs `tools`, at most {bounds.TOOLS}",
+            "tool_choice",
+        )
+    by_name = _flat_names(names)
+    by_namespace: dict[str, list[str]] = {}
+    for flat, (namespace, _) in names.items():
+        if namespace is not None:
+            by_namespace.setdefault(namespace, []).append(flat)
+    allowed: dict[str, None] = {}
+    for tool in tools:
         kind = _type(tool)
         if kind in _CALLABLE:
-            allowed.append(_reference(tool, names))
+            allowed[_name(tool, by_name)] = None
         elif kind == "namespace":
-            allowed += [
-                {"type": "function", "function": {"name": flat}}
-                for flat, (namespace, _) in names.items()
-                if namespace == tool.get("name")
-            ]
+            allowed |= dict.fromkeys(by_namespace.get(str(tool.get("name")), ()))
     if tools and not allowed:
         if mode == "required":
-            raise _hosted(str(_type(tools[0]) if isinstance(tools, list) else None))
+            raise _hosted(str(_type(tools[0])))
         return "none"
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    references = [_reference(name) for name in allowed]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": references}}
 
 
-def _reference(
-    given: Mapping[str, Any], names: Mapping[str, tuple[str | None, str]]
-) -> dict[str, Any]:
-    """A chat's reference to a tool; without ``namespace`` the name may be any tool's."""
-    kind, name, namespace = str(given.get("type")), given.get("name"), given.get("namespace")
-    flat = name
+def _flat_names(names: Mapping[str, tuple[str | None, str]]) -> dict[str, str | None]:
+    """Names in the prompt by those without namespace; None for one of several namespaces."""
+    found: dict[str, str | None] = {}
+    for flat, (namespace, name) in names.items():
+        if namespace is not None:
+            found[name] = None if name in found else flat
+    return found | {flat: flat for flat in names}
+
+
+def _name(given: Mapping[str, Any], by_name: Mapping[str, str | None]) -> str:
+    """The name in the prompt of a tool that is referred to. Raises ApiError."""
+    name, namespace = given.get("name"), given.get("namespace")
     if not isinstance(name, str):
-        pass  # refused with the chat
-    elif isinstance(namespace, str):
-        flat = flat_name(namespace, name)
-    elif name not in names:
-        fitting = [each for each, (_, own) in names.items() if own == name]
-        flat = fitting[0] if len(fitting) == 1 else name
-    return {"type": kind, kind: {"name": flat}}
+        raise errors.validation("`tool_choice` must name a function or custom tool", "tool_choice")
+    if isinstance(namespace, str):
+        return flat_name(namespace, name)
+    return by_name.get(name) or name
+
+
+def _reference(name: str) -> dict[str, Any]:
+    """A chat's reference to a tool."""
+    return {"type": "function", "function": {"name": name}}
 
 
 def _hosted(kind: str) -> errors.ApiError:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tgi_cli.router import bounds
 from tgi_cli.router.api.schemas.openai import ChatRequest, Tool
 from tgi_cli.router.http import errors
 from tgi_cli.text.response_format import ResponseFormat
@@ -122,10 +123,11 @@ def _allowed(given: Mapping[str, Any], every: frozenset[str]) -> tuple[str, froz
     options = given.get("allowed_tools")
     mode = options.get("mode") if isinstance(options, dict) else None
     tools = options.get("tools") if isinstance(options, dict) else None
-    if mode not in ("auto", "required") or not isinstance(tools, list):
+    few = isinstance(tools, list) and len(tools) <= bounds.TOOLS
+    if mode not in ("auto", "required") or tools is None or not few:
         raise errors.validation(
-            "`tool_choice` of type `allowed_tools` needs `tools`, and the `mode` `auto` or "
-            "`required`",
+            "`tool_choice` of type `allowed_tools` needs `tools`, at most "
+            f"{bounds.TOOLS}, and the `mode` `auto` or `required`",
             "tool_choice",
         )
     names = [_name(tool) for tool in tools]
