@@ -118,7 +118,7 @@ class Chat(Agent):
         ]
         choice = {"type": "function", "function": {"name": "run"}}
         options = {"tools": tools, "tool_choice": choice, "max_tokens": MAX_TOKENS}
-        return {"model": "tgi", "messages": self.messages, **options}
+        return {"model": "tgi", "messages": self.messages, "temperature": 0, **options}
 
     def add_answer(self, told: dict[str, Any]) -> None:
         self.messages.append(told["choices"][0]["message"])
@@ -149,7 +149,7 @@ class Responses(Agent):
         ]
         choice = {"type": "function", "name": "run"}
         options = {"tools": tools, "tool_choice": choice, "max_output_tokens": MAX_TOKENS}
-        asked = {"model": "tgi", "store": False, "instructions": self.instructions}
+        asked = {"model": "tgi", "temperature": 0, "instructions": self.instructions}
         return {**asked, "input": self.input, **options}
 
     def add_answer(self, told: dict[str, Any]) -> None:
@@ -182,7 +182,8 @@ class Messages(Agent):
         choice = {"type": "tool", "name": "run"}
         options = {"tools": tools, "tool_choice": choice, "max_tokens": MAX_TOKENS}
         system = [{"type": "text", "text": self.instructions}]
-        return {"model": "tgi", "system": system, "messages": self.messages, **options}
+        asked = {"model": "tgi", "temperature": 0, "system": system}
+        return {**asked, "messages": self.messages, **options}
 
     def add_answer(self, told: dict[str, Any]) -> None:
         self.messages.append({"role": "assistant", "content": told["content"]})

@@ -1,13 +1,13 @@
-"""How fast attention is: decodes against the memory's bandwidth, prompts against the matrix rate.
+"""Attention speed: decodes relative to memory bandwidth, prefills relative to matrix products.
 
     python -m tests.benchmarks.attention [--backend triton] [--kv-dtype float8_e4m3fn]
 
-Needs the repository and torch. A decode's figure is of the keys and values that it must read, a
-prompt's of the products that it must make (a causal prompt: half of all). Layers are as many as
-are needed to read more than caches keep; decodes run in a CUDA graph where the backend's can, as
-a server's do. By default in Llama-3.1-8B's shape: 32 heads, 8 of keys and values, of 128.
+Needs only the repository and torch. A decode's rate counts the keys and values that it reads, a
+prefill's the operations that it computes (half of them under a causal mask). There are enough
+layers to exceed the caches. Decodes run in a CUDA graph if the backend supports it, as they do in
+a server. The default shape is Llama-3.1-8B's: 32 heads, 8 KV heads, head dimension 128.
 
-``figures`` is for other benchmarks.
+Other benchmarks use ``figures``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tgi_cli.attention import AttentionMetadata, KVSpec, PagedAttention, create_
 
 BLOCK = 16
 BEYOND_CACHES = 256 << 20
-"""Bytes of keys and values that are read before the first ones are read again."""
+"""Bytes of keys and values to read before the first ones are read again."""
 DECODES = [(1, 1024), (8, 1024), (32, 1024), (128, 1024), (256, 1024), (1, 16384), (8, 16384)]
-"""Rows, and tokens of each."""
+"""Rows, and context length of each."""
 PROMPTS = [(1, 512, 512), (1, 8192, 8192), (4, 2048, 2048), (1, 2048, 16384)]
-"""Rows, tokens of each, and KV length with them."""
+"""Rows, new tokens of each, and context length including them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def figures(
     decodes: list[tuple[int, int]] | None = None,
     prompts: list[tuple[int, int, int]] | None = None,
 ) -> Iterator[Figure]:
-    """One layer of each step: time, and share of the device's limit."""
+    """Measure one layer of each step: time, and share of the device's limit."""
     load = load or Load()
     for rows, context in DECODES if decodes is None else decodes:
         seconds, moved = _decode(device.device, load, backend, rows, context)
@@ -74,16 +74,16 @@ def figures(
         yield Figure(name, seconds * 1e6, rate, rate / device.matrix_flops)
 
 
-def _seen(load: Load, context: int) -> int:
+def _visible(load: Load, context: int) -> int:
     return context if load.window is None else min(context, load.window)
 
 
 def _decode(
     device: torch.device, load: Load, backend: str | None, rows: int, context: int
 ) -> tuple[float, float]:
-    """Seconds and bytes of one layer."""
+    """Return seconds and bytes of one layer."""
     element = (load.kv_dtype or load.dtype).itemsize
-    moved = 2 * rows * _seen(load, context) * load.kv_heads * load.head_dim * element
+    moved = 2 * rows * _visible(load, context) * load.kv_heads * load.head_dim * element
     layers = max(1, min(64, -(-BEYOND_CACHES // moved))) if device.type == "cuda" else 1
     attention, metadata = _prepared(device, load, backend, layers, rows, 1, context)
     query, key, value = _projections(device, load, rows)
@@ -102,12 +102,12 @@ def _decode(
 def _prefill(
     device: torch.device, load: Load, backend: str | None, rows: int, tokens: int, context: int
 ) -> tuple[float, float]:
-    """Seconds and operations of one layer."""
+    """Return seconds and operations of one layer."""
     attention, metadata = _prepared(device, load, backend, 1, rows, tokens, context)
     attention.plan(metadata)
     query, key, value = _projections(device, load, rows * tokens)
-    seen = sum(_seen(load, position + 1) for position in range(context - tokens, context))
-    operations = 4.0 * rows * seen * load.heads * load.head_dim
+    visible = sum(_visible(load, position + 1) for position in range(context - tokens, context))
+    operations = 4.0 * rows * visible * load.heads * load.head_dim
 
     def step() -> None:
         attention(0, query, key, value, load.head_dim**-0.5)
@@ -126,7 +126,7 @@ def _prepared(
     tokens: int,
     context: int,
 ) -> tuple[PagedAttention, AttentionMetadata]:
-    """A cache of random numbers, its blocks in random order, and the step's metadata."""
+    """Return attention with a random KV cache in random block order, and the step's metadata."""
     spec = KVSpec(load.kv_heads, load.head_dim, load.window)
     attention = create_attention(backend, [spec] * layers, BLOCK, load.dtype, device, load.kv_dtype)
     width = -(-context // BLOCK)
@@ -156,7 +156,7 @@ def _projections(device: torch.device, load: Load, tokens: int) -> tuple[Tensor,
 
 
 def _event_seconds(work: Callable[[], object], count: int) -> float:
-    """Median of a few rounds of ``count``, by the device's clock."""
+    """Return the median time of a call over rounds of ``count``, by CUDA events."""
     for _ in range(3):
         work()
     times = []
@@ -192,8 +192,8 @@ def main() -> None:
     parser.add_argument("--window", type=int)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-dtype")
-    parser.add_argument("--decodes", help="as 1x1024,8x1024")
-    parser.add_argument("--prompts", help="as 1x512x512,1x512x1024")
+    parser.add_argument("--decodes", help="ROWSxCONTEXT, such as 1x1024,8x1024")
+    parser.add_argument("--prompts", help="ROWSxTOKENSxCONTEXT, such as 1x512x512")
     arguments = parser.parse_args()
     dtype = getattr(torch, arguments.dtype)
     load = Load(

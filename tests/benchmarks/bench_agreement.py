@@ -1,15 +1,17 @@
-"""``tgi bench`` beside other load generators: ``python -m tests.benchmarks.bench_agreement``.
+"""Compare ``tgi bench`` with other load generators: ``python -m tests.benchmarks.bench_agreement``.
 
-Three questions, each answered by a table on stdout:
+Prints three tables:
 
-- agreement: one server, measured in turns by ``tgi bench``, by a script of forty lines
-  (tests/tools/httpx_load.py) and by guidellm if ``--guidellm PYTHON`` names an interpreter that
-  has it. Without ``--url`` the bundled model is served.
-- repetition: the same server compared with itself, ``--rounds`` times: nothing may be called.
-- regression: the same server behind a proxy that makes every answer 10 % slower: must be called.
+- agreement: one server, measured in turns by ``tgi bench``, by a short script
+  (tests/tools/httpx_load.py) and by guidellm, if ``--guidellm PYTHON`` is the interpreter of an
+  environment with it. Without ``--url``, serve the bundled model.
+- repetition: the same server compared with itself, ``--rounds`` times. No regression must be
+  reported.
+- regression: the same server behind a proxy that makes each response 10 % slower. A regression
+  must be reported.
 
-``--stub`` measures a server that only waits. A server that is faster than a load generator
-shows the generator: give one whose steps take ten milliseconds or more.
+``--stub`` measures a stub server with known latencies. The server must not be faster than the load
+generators: choose one whose steps take ten milliseconds or more.
 """
 
 from __future__ import annotations
@@ -50,22 +52,22 @@ NAMES = ("requests", "ttft_p50", "tpot_p50", "e2e_p50", "requests_per_second", "
 
 
 class SlowProxy:
-    """Passes on what a server streams, each part as much later as ``factor`` makes of its time."""
+    """Forwards a server's streamed response, delaying each part to ``factor`` times its latency."""
 
     def __init__(self, url: str, factor: float) -> None:
         self._client = httpx.AsyncClient(base_url=url, timeout=600)
         self._factor = factor
 
-    async def pass_on(self, request: Request) -> Response:
-        """Any route, any method."""
+    async def forward(self, request: Request) -> Response:
+        """Forward a request of any route and method."""
         began = time.monotonic()
-        made = self._client.build_request(
+        forwarded = self._client.build_request(
             request.method,
             request.url.path,
             content=await request.body(),
             headers={"content-type": request.headers.get("content-type", "application/json")},
         )
-        answer = await self._client.send(made, stream=True)
+        answer = await self._client.send(forwarded, stream=True)
 
         async def parts() -> AsyncIterator[bytes]:
             try:
@@ -82,9 +84,9 @@ class SlowProxy:
 
 @contextlib.contextmanager
 def slowed(url: str, factor: float) -> Iterator[str]:
-    """The URL of a slower server."""
+    """Run a proxy that makes a server slower, and yield its URL."""
     proxy = SlowProxy(url, factor)
-    routes = [Route("/{path:path}", proxy.pass_on, methods=["GET", "POST"])]
+    routes = [Route("/{path:path}", proxy.forward, methods=["GET", "POST"])]
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(Starlette(routes=routes), log_level="warning", lifespan="off")
@@ -100,7 +102,7 @@ def slowed(url: str, factor: float) -> Iterator[str]:
 
 
 def ours(url: str, options: argparse.Namespace, folder: Path, name: str) -> BenchRun:
-    """What ``tgi bench`` measures."""
+    """Run ``tgi bench``."""
     path = folder / f"{name}.json"
     command = [sys.executable, "-m", "tgi_cli", "bench", "--url", url, "--ui", "none"]
     command += ["--concurrency", str(options.clients), "--requests", str(options.requests)]
@@ -121,7 +123,7 @@ def of_ours(run: BenchRun) -> Figures:
 
 
 def of_script(url: str, options: argparse.Namespace) -> Figures:
-    """What the forty lines measure, in a process of their own."""
+    """Run the script in a process of its own."""
     numbers = [options.clients, options.requests, options.input, options.output]
     done = subprocess.run(
         [sys.executable, "-m", "tests.tools.httpx_load", url, *map(str, numbers)],
@@ -134,7 +136,7 @@ def of_script(url: str, options: argparse.Namespace) -> Figures:
 
 
 def of_guidellm(url: str, options: argparse.Namespace, folder: Path) -> Figures:
-    """What guidellm 0.8 measures; what it calls inter-token latency is our TPOT."""
+    """Run guidellm 0.8, whose inter-token latency is our TPOT."""
     path = folder / "guidellm.json"
     tokenizer = options.tokenizer or str(demo.model_path())
     lengths = f"prompt_tokens={options.input},output_tokens={options.output}"
@@ -162,67 +164,69 @@ def of_guidellm(url: str, options: argparse.Namespace, folder: Path) -> Figures:
     }
 
 
-def agreement(sides: dict[str, list[Figures]]) -> str:
-    """A row for each figure: each side's median, and over ours."""
+def agreement(generators: dict[str, list[Figures]]) -> str:
+    """Tabulate the median of each figure by load generator, and its ratio to the first one's."""
     middle = {
-        side: {name: statistics.median(each[name] for each in rounds) for name in NAMES}
-        for side, rounds in sides.items()
+        generator: {name: statistics.median(each[name] for each in rounds) for name in NAMES}
+        for generator, rounds in generators.items()
     }
     first = next(iter(middle))
     rows = []
     for name in NAMES:
         row = [name]
-        for side, found in middle.items():
+        for generator, found in middle.items():
             ratio = found[name] / middle[first][name]
-            row.append(f"{found[name]:.2f}" + ("" if side == first else f" ({ratio:.3f})"))
+            row.append(f"{found[name]:.2f}" + ("" if generator == first else f" ({ratio:.3f})"))
         rows.append(row)
     return table(["median of the rounds", *middle], rows)
 
 
 async def measured(url: str, options: argparse.Namespace, folder: Path) -> None:
-    """All three tables."""
-    sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
+    """Print all three tables."""
+    generators: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
     if options.guidellm:
-        sides["guidellm"] = []
+        generators["guidellm"] = []
     runs: list[BenchRun] = []
     for number in range(options.rounds):
         runs.append(await asyncio.to_thread(ours, url, options, folder, f"run-{number}"))
-        sides["tgi bench"].append(of_ours(runs[-1]))
-        sides["script"].append(await asyncio.to_thread(of_script, url, options))
+        generators["tgi bench"].append(of_ours(runs[-1]))
+        generators["script"].append(await asyncio.to_thread(of_script, url, options))
         if options.guidellm:
             found = await asyncio.to_thread(of_guidellm, url, options, folder)
-            sides["guidellm"].append(found)
-    print(f"## Agreement, {options.clients} clients, {options.rounds} rounds in turns\n")
-    print(agreement(sides), end="\n\n")
-    print("## The same server again\n")
+            generators["guidellm"].append(found)
+    print(f"## Agreement, {options.clients} clients, {options.rounds} alternating rounds\n")
+    print(agreement(generators), end="\n\n")
+    print("## Repeated runs of the same server\n")
     for number, again in enumerate(runs[1:], start=1):
         print(f"- first run and run {number + 1}: {verdict(compare(runs[0], again))}")
     with slowed(url, 1 + options.slower / 100) as slow, slowed(url, 1.0) as plain:
         first = await asyncio.to_thread(ours, plain, options, folder, "plain")
         second = await asyncio.to_thread(ours, slow, options, folder, "slow")
-    print(f"\n## Through a proxy, and through one that makes it {options.slower:g} % slower\n")
+    print(f"\n## A proxy with {options.slower:g} % added latency, compared with one without\n")
     print(comparison(compare(first, second)))
 
 
 def stubbed(options: argparse.Namespace) -> None:
-    """The same against a server that only waits, so that its true metrics are known."""
+    """Print the tables for a stub server, whose true metrics are known."""
     slower = 1 + options.slower / 100
     stub, slow = (Stub(prefill=0.05 * factor, token=0.02 * factor) for factor in (1.0, slower))
     with tempfile.TemporaryDirectory(prefix="tgi-bench-") as name:
         folder = Path(name)
         runs: list[BenchRun] = []
-        sides: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
+        generators: dict[str, list[Figures]] = {"tgi bench": [], "script": []}
         if options.guidellm:
-            sides["guidellm"] = []
+            generators["guidellm"] = []
         with stub.serving():
             for number in range(options.rounds):
                 runs.append(ours(stub.url, options, folder, f"run-{number}"))
-                sides["tgi bench"].append(of_ours(runs[-1]))
-                sides["script"].append(of_script(stub.url, options))
+                generators["tgi bench"].append(of_ours(runs[-1]))
+                generators["script"].append(of_script(stub.url, options))
                 if options.guidellm:
-                    sides["guidellm"].append(of_guidellm(stub.url, options, folder))
-        print(f"## 50 ms to the first token, 20 ms to each other, {options.clients} clients\n")
-        print(agreement(sides), end="\n\n")
+                    generators["guidellm"].append(of_guidellm(stub.url, options, folder))
+        print(
+            f"## 50 ms to the first token, 20 ms to each further one, {options.clients} clients\n"
+        )
+        print(agreement(generators), end="\n\n")
         for number, again in enumerate(runs[1:], start=1):
             print(f"- first run and run {number + 1}: {verdict(compare(runs[0], again))}")
         with slow.serving():
@@ -232,7 +236,7 @@ def stubbed(options: argparse.Namespace) -> None:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """With a server of its own, unless one is given."""
+    """Measure the server at ``--url``, or serve the bundled model."""
     context: Any = contextlib.nullcontext()
     if not options.url:
         context = start_server("", log_line=lambda line: None)
@@ -252,9 +256,11 @@ def main() -> None:
     parser.add_argument("--slower", type=float, default=10.0)
     parser.add_argument("--guidellm", metavar="PYTHON", default="")
     parser.add_argument(
-        "--tokenizer", default="", help="for guidellm, with --url: a folder or an id"
+        "--tokenizer", default="", help="with --url: a folder or a model id, for guidellm"
     )
-    parser.add_argument("--stub", action="store_true", help="a server that only waits")
+    parser.add_argument(
+        "--stub", action="store_true", help="measure a stub server with known latencies"
+    )
     options = parser.parse_args()
     if options.stub:
         stubbed(options)

@@ -1,13 +1,13 @@
-"""The engine on this machine: batching rules, chunk sizes, prefix reuse. No HTTP.
+"""Benchmark the engine without HTTP: batching rules, prefill chunk sizes, prefix caching.
 
     python -m tests.tools.checkpoints --shape 60m /tmp/model
     python -m tests.benchmarks.engine /tmp/model batching
     python -m tests.benchmarks.engine /tmp/model chunks
     python -m tests.benchmarks.engine /tmp/model prefix
 
-``batching`` plays one mixed workload (log-normal lengths, Poisson arrivals, seeded) under each
-rule, in turn, ``--rounds`` times. ``chunks`` lets long prompts arrive while others decode.
-``prefix`` times the two turns of a conversation. All figures are medians of the rounds.
+``batching`` runs one mixed workload (log-normal lengths, Poisson arrivals, seeded) under each
+rule in turn, ``--rounds`` times. ``chunks`` adds long prompts while other requests decode.
+``prefix`` measures two turns of a conversation. All figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_TOTAL = 3072
 
 @dataclass
 class Arrival:
-    """A request and when it comes, in seconds from the start."""
+    """A request and its arrival time, in seconds from the start."""
 
     at: float
     prompt: list[int]
@@ -67,7 +67,7 @@ class Run:
 
 
 def play(worker: ModelWorker, limits: SchedulerConfig, arrivals: Sequence[Arrival]) -> Run:
-    """Send each request at its time; return when all have ended."""
+    """Send each request at its arrival time; return when all have finished."""
     core = EngineCore(worker, limits)
     engine = threading.Thread(target=core.run, daemon=True)
     run = Run()
@@ -86,15 +86,15 @@ def play(worker: ModelWorker, limits: SchedulerConfig, arrivals: Sequence[Arriva
 
     engine.start()
     threading.Thread(target=send, daemon=True).start()
-    ended = 0
-    while ended < len(arrivals):
+    finished = 0
+    while finished < len(arrivals):
         outputs = core.outbox.get(timeout=120)
         if outputs is None:
-            raise RuntimeError("the engine ended")
+            raise RuntimeError("the engine exited")
         now = time.perf_counter() - start
         for request_id in outputs.request_ids:
             run.times.setdefault(request_id, []).append(now - arrivals[request_id].at)
-        ended += len(outputs.finished)
+        finished += len(outputs.finished)
     run.seconds = time.perf_counter() - start
     core.inbox.put(Shutdown())
     engine.join()
@@ -128,11 +128,11 @@ def batching(
     runs: dict[Batching, list[Run]] = {rule: [] for rule in rules}
     for _ in range(options.rounds):
         for rule in rules:
-            # Without chunks a prompt must fit the prefill budget whole, as TGI demands.
+            # Without chunked prefill, a whole prompt must fit into the prefill budget.
             budget = 1024 if rule is Batching.INFLIGHT else limits.max_batch_prefill_tokens
             changed = replace(limits, batching=rule, max_batch_prefill_tokens=budget)
             runs[rule].append(play(worker, changed, arrivals))
-    print("| batching | output tok/s | TTFT p50 / p99 ms | between tokens p50 / p99 ms |")
+    print("| batching | output tok/s | TTFT p50 / p99 ms | ITL p50 / p99 ms |")
     print("|---|---|---|---|")
     for rule in rules:
         rate = statistics.median(run.tokens / run.seconds for run in runs[rule])
@@ -150,15 +150,13 @@ def _median(runs: Sequence[Run], pick: Callable[[Run], list[float]], p: float) -
 def chunks(
     worker: ModelWorker, limits: SchedulerConfig, vocab: int, options: argparse.Namespace
 ) -> None:
-    """Eight streams decode; a 1024-token prompt arrives every half second."""
+    """Decode eight streams while a 1024-token prompt arrives every 0.8 seconds."""
     random_ = random.Random(1)
 
     def prompt(length: int) -> list[int]:
         return [random_.randrange(3, vocab) for _ in range(length)]
 
-    print(
-        "| prefill chunk | between tokens of the streams p50 / p99 / max ms | TTFT of the long ms |"
-    )
+    print("| prefill chunk | ITL of the streams p50 / p99 / max ms | TTFT of the long prompts ms |")
     print("|---|---|---|")
     for chunk in (32, 64, 128, 256, 512, 1024):
         runs = []
@@ -180,7 +178,7 @@ def chunks(
 def prefix(
     worker: ModelWorker, limits: SchedulerConfig, vocab: int, options: argparse.Namespace
 ) -> None:
-    """A 2,000-token conversation, and its next turn of 20 more tokens."""
+    """Send a 2,000-token conversation, then its next turn of 20 more tokens."""
     random_ = random.Random(2)
     print("| | first turn, TTFT ms | second turn, TTFT ms | share |")
     print("|---|---|---|---|")

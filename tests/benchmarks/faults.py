@@ -1,9 +1,9 @@
-"""What a fault costs: how soon clients are told, the load balancer is, and all is well again.
+"""Measure fault recovery: time until clients get errors, /health fails, and it recovers.
 
 ``python -m tests.benchmarks.faults [--model PATH] [--rounds 3] [--output X.json]``
 
-Each round starts from a healthy server with streams in flight, of which one part is killed (-9),
-stopped (SIGSTOP) or told to end (SIGTERM). Times are seconds since the signal.
+Each round starts from a healthy server with streams in flight. One of its processes is killed
+(SIGKILL), suspended (SIGSTOP) or terminated (SIGTERM). Times are seconds since the signal.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tests.tools.server_process import ServerProcess, stop
 
 _START_SECONDS = 600.0
 _LIMIT_SECONDS = 300.0
-"""After which what has not happened counts as never."""
+"""Timeout for each event, after which it is reported as missing."""
 _POLL_SECONDS = 0.02
 FINISH_TOKENS = 600
-"""Of each stream that is to finish after SIGTERM."""
+"""Tokens of each stream that finishes after SIGTERM."""
 
 
 class Server(ServerProcess):
-    """``tgi serve`` on a free port, whose restarts are not limited."""
+    """``tgi serve`` on a free port, with practically unlimited restarts."""
 
     def __init__(self, options: argparse.Namespace, shards: int, folder: Path) -> None:
         arguments = ["serve", *options.model, "--hostname", "127.0.0.1", "--port", "0"]
@@ -56,21 +56,22 @@ class Server(ServerProcess):
 
 @dataclass(slots=True)
 class Round:
-    """One fault. Times are seconds since the signal; None: never, or not asked for.
+    """Measurements of one fault. Times are seconds since the signal, or None if not observed.
 
     Attributes:
-        told: of each stream that ended with an error.
-        unwell: until /health said something else than 200.
-        healthy: until it said 200 again.
-        over: until the command had ended, and nothing was left of it.
-        well, error, torn, hanging: streams that ended so, or did not.
-        left: processes and files that were left when the command had ended.
+        errors: when each stream that failed got its error event.
+        unhealthy: when /health first returned anything but 200.
+        healthy: when it returned 200 again.
+        exited: when the command had exited and cleaned up.
+        well, error, torn, hanging: number of streams that finished, ended with an error event,
+            were cut off, and did not end.
+        left: number of processes and files left behind after the command exited.
     """
 
-    told: list[float] = field(default_factory=list)
-    unwell: float | None = None
+    errors: list[float] = field(default_factory=list)
+    unhealthy: float | None = None
     healthy: float | None = None
-    over: float | None = None
+    exited: float | None = None
     well: int = 0
     error: int = 0
     torn: int = 0
@@ -80,18 +81,18 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is done to whom.
+    """A signal sent to one process.
 
     Attributes:
-        victim: the process that gets the signal.
-        returns: the server is healthy again afterwards; else the command ends.
+        victim: returns the process ID that gets the signal.
+        recovers: whether the server becomes healthy again; otherwise, the command exits.
     """
 
     name: str
     number: signal.Signals
     victim: Callable[[Server], int]
     shards: int = 1
-    returns: bool = True
+    recovers: bool = True
     new_tokens: int | None = None
 
 
@@ -99,79 +100,81 @@ def _shard(server: Server) -> int:
     return server.child("model-server")
 
 
-def _second(server: Server) -> int:
+def _second_shard(server: Server) -> int:
     return shard_process_of(_shard(server))
 
 
 FAULTS = (
     Fault("model server killed", signal.SIGKILL, _shard),
-    Fault("model server stopped", signal.SIGSTOP, _shard),
-    Fault("shard 1 of 2 killed", signal.SIGKILL, _second, shards=2),
-    Fault("shard 1 of 2 stopped", signal.SIGSTOP, _second, shards=2),
-    Fault("router killed", signal.SIGKILL, lambda server: server.child("router"), returns=False),
-    Fault("launcher killed", signal.SIGKILL, lambda server: server.process.pid, returns=False),
+    Fault("model server suspended", signal.SIGSTOP, _shard),
+    Fault("shard 1 of 2 killed", signal.SIGKILL, _second_shard, shards=2),
+    Fault("shard 1 of 2 suspended", signal.SIGSTOP, _second_shard, shards=2),
+    Fault("router killed", signal.SIGKILL, lambda server: server.child("router"), recovers=False),
+    Fault("launcher killed", signal.SIGKILL, lambda server: server.process.pid, recovers=False),
     Fault(
         "SIGTERM",
         signal.SIGTERM,
         lambda server: server.process.pid,
-        returns=False,
+        recovers=False,
         new_tokens=FINISH_TOKENS,
     ),
 )
 
 
 def measure(server: Server, fault: Fault, streams: int, tokens: int) -> Round:
-    """Do it once, under load."""
-    crowd = ConcurrentRequests(server.url, ["openai stream"] * streams, fault.new_tokens or tokens)
-    crowd.wait_until_started(endless=fault.new_tokens is None)
+    """Cause a fault under load and measure the effects."""
+    requests = ConcurrentRequests(
+        server.url, ["openai stream"] * streams, fault.new_tokens or tokens
+    )
+    requests.wait_until_started(endless=fault.new_tokens is None)
     processes = [server.process.pid, *descendants_of(server.process.pid)]
-    watch = _Health(server)
+    health = _Health(server)
     victim = fault.victim(server)
     began = time.monotonic()
     os.kill(victim, fault.number)
     result = Round()
-    if not fault.returns:
+    if not fault.recovers:
         _until(lambda: not server.running)
         _until(lambda: all(is_gone(pid) for pid in processes) and not _files(server))
-        result.over = time.monotonic() - began
+        result.exited = time.monotonic() - began
         result.left = sum(not is_gone(pid) for pid in processes) + len(_files(server))
-    outcomes = crowd.outcomes(_LIMIT_SECONDS)
+    outcomes = requests.outcomes(_LIMIT_SECONDS)
     for outcome in outcomes:
         setattr(result, outcome.kind, getattr(result, outcome.kind) + 1)
         if outcome.kind == "error":
-            result.told.append(outcome.at - began)
-    result.hanging = crowd.size - len(outcomes)
-    if fault.returns:
-        _until(lambda: watch.healthy is not None)
-    watch.end()
-    if watch.unwell is not None:
-        result.unwell = watch.unwell - began
-    if watch.healthy is not None:
-        result.healthy = watch.healthy - began
+            result.errors.append(outcome.at - began)
+    result.hanging = requests.size - len(outcomes)
+    if fault.recovers:
+        _until(lambda: health.healthy is not None)
+    health.close()
+    if health.unhealthy is not None:
+        result.unhealthy = health.unhealthy - began
+    if health.healthy is not None:
+        result.healthy = health.healthy - began
     return result
 
 
 class _Health:
-    """Asks for /health, again and again, in a thread."""
+    """Polls /health in a thread."""
 
     def __init__(self, server: Server) -> None:
-        self.unwell: float | None = None
+        self.unhealthy: float | None = None
         self.healthy: float | None = None
         self._server = server
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        self._over.set()
+    def close(self) -> None:
+        self._closed.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(_POLL_SECONDS):
+        while not self._closed.wait(_POLL_SECONDS):
             status = self._server.health()
-            if self.unwell is None and status != 200:
-                self.unwell = time.monotonic()
-            elif self.unwell is not None and self.healthy is None and status == 200:
+            if self.unhealthy is None and status != 200:
+                self.unhealthy = time.monotonic()
+            elif self.unhealthy is not None and self.healthy is None and status == 200:
                 self.healthy = time.monotonic()
 
 
@@ -186,13 +189,13 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def _short(done: Round) -> str:
-    said = asdict(done) | {"told": max(done.told, default=None)}
-    values = ((name, value) for name, value in said.items() if value)
+    fields = asdict(done) | {"errors": max(done.errors, default=None)}
+    values = ((name, value) for name, value in fields.items() if value)
     return ", ".join(f"{name} {value:.4g}" for name, value in values)
 
 
 def _row(fault: Fault, rounds: list[Round]) -> list[str]:
-    told = [at for each in rounds for at in each.told]
+    errors = [at for each in rounds for at in each.errors]
 
     def middle(name: str) -> str:
         values = [value for each in rounds if (value := getattr(each, name)) is not None]
@@ -203,27 +206,29 @@ def _row(fault: Fault, rounds: list[Round]) -> list[str]:
 
     return [
         fault.name,
-        f"{median(told):.2f}" if told else "-",
-        f"{max(told):.2f}" if told else "-",
-        middle("unwell"),
+        f"{median(errors):.2f}" if errors else "-",
+        f"{max(errors):.2f}" if errors else "-",
+        middle("unhealthy"),
         middle("healthy"),
-        middle("over"),
+        middle("exited"),
         *map(total, ("well", "error", "torn", "hanging", "left")),
     ]
 
 
-_HEAD = ["fault", "told", "last", "503", "healthy", "over"]
-_HEAD += ["well", "error", "torn", "hang", "left"]
+_HEAD = ["fault", "error", "last", "503", "healthy", "exited"]
+_HEAD += ["well", "errors", "torn", "hang", "left"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", nargs=1, default=[], help="left open: the bundled one")
+    parser.add_argument("--model", nargs=1, default=[], help="checkpoint [the bundled model]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=1900, help="of a stream that is not to end")
+    parser.add_argument(
+        "--tokens", type=int, default=1900, help="tokens of streams meant to outlast the fault"
+    )
     parser.add_argument("--watchdog-timeout", type=float, default=10.0)
-    parser.add_argument("--only", help="faults whose names contain this")
+    parser.add_argument("--only", help="only faults whose names contain this text")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     results: dict[str, list[Round]] = {}
@@ -262,8 +267,8 @@ def main() -> None:
         print(row[0].ljust(widths[0]), *cells, sep="  ")
     if options.output is not None:
         found = {name: [asdict(each) for each in rounds] for name, rounds in results.items()}
-        told = {key: getattr(options, key) for key in ("streams", "watchdog_timeout", "model")}
-        options.output.write_text(json.dumps({"options": told, "faults": found}, indent=1))
+        settings = {key: getattr(options, key) for key in ("streams", "watchdog_timeout", "model")}
+        options.output.write_text(json.dumps({"options": settings, "faults": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Products with packed weights on the CPU: ours, oneDNN's and torch's, in one run.
+"""Compare matrix products with packed weights on the CPU: ours, oneDNN's and torch's.
 
     python -m tests.benchmarks.gemm [--threads 1] [--shapes 576x576 4096x4096] [--rows 1 8 512]
 
-Shapes are inputs x outputs; the ones taken by default are those of a 135M Llama, Qwen3-0.6B and a
-decoder of width 4096. Of each there are as many copies as make 100 MB, so that weights come from
-memory, as they do in a decode step. All contestants take turns; a figure is the median of the
-rounds, in the processor time of one thread where there is only one, else in wall time.
-``read`` is what ``torch.sum`` makes of the same bytes.
+Shapes are inputs x outputs, by default those of a 135M Llama, Qwen3-0.6B and a decoder of width
+4096. Each product cycles through 100 MB of copies, so that weights are read from memory, as in a
+decode step. All contestants take turns; figures are medians over the rounds, in CPU time with one
+thread and in wall time otherwise. ``read`` is ``torch.sum`` over the same bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Product = Callable[[Tensor, int], object]
 
 
 def contestants(inputs: int, outputs: int, copies: int) -> dict[str, tuple[Product, int]]:
-    """Products of x with the i-th copy of a weight, and the bytes of a copy."""
+    """Return products of x with the i-th copy of a weight, and the bytes of a copy."""
     weight = torch.randn(outputs, inputs).bfloat16()
     codes = torch.randint(0, 256, (outputs, inputs), dtype=torch.uint8)
     scales = torch.rand(outputs, -(-inputs // GROUP))
@@ -77,7 +76,7 @@ def contestants(inputs: int, outputs: int, copies: int) -> dict[str, tuple[Produ
 def measure(
     found: dict[str, tuple[Product, int]], x: Tensor, copies: int, rounds: int
 ) -> dict[str, float]:
-    """Median seconds of a product."""
+    """Return the median seconds of each product."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     taken: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(rounds):
@@ -95,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", default=[f"{k}x{n}" for k, n in SHAPES])
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", help="these of the contestants")
+    parser.add_argument("--only", nargs="+", help="only these contestants")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
     for shape in arguments.shapes:
@@ -108,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("rows  " + "".join(f"{name:>24}" for name in found))
         for rows in arguments.rows:
             x = torch.randn(rows, inputs).bfloat16()
-            # Many rows need fewer copies: the time goes into arithmetic.
+            # With many rows, products are compute-bound and need fewer copies.
             times = measure(found, x, max(1, copies * 8 // max(rows, 8)), arguments.rounds)
             cells = []
             for name, seconds in times.items():

@@ -1,14 +1,14 @@
-"""The engine on a GPU, against what the GPU can do. Needs the repository and torch.
+"""Benchmark the engine on a GPU against the GPU's limits. Needs only the repository and torch.
 
-    python -m tests.benchmarks.gpu --out figures            # everything, within 8 minutes
+    python -m tests.benchmarks.gpu --out figures               # everything, within 8 minutes
     python -m tests.benchmarks.gpu --only decode prefill
-    python -m tests.benchmarks.gpu --check                  # is it right? no speed
-    python -m tests.benchmarks.gpu --device cpu --shape tiny   # the script itself, anywhere
+    python -m tests.benchmarks.gpu --check                     # correctness only
+    python -m tests.benchmarks.gpu --device cpu --shape tiny   # try the script without a GPU
 
-Figures are written to OUT/gpu.json and OUT/gpu.md as they come; a section that fails is there with
-its reason, and does not keep the others from running. Weights are random, of the shape of
-Llama-3.1-8B, bf16, no tokenizer. The limits that figures are compared with are measured first:
-a large copy's bytes per second, a large product's operations per second.
+Writes figures to OUT/gpu.json and OUT/gpu.md after each section. A section that fails is reported
+with the error, and the others still run. The model has random bf16 weights in the shape of
+Llama-3.1-8B and no tokenizer. The limits are measured first: bytes per second of a large copy,
+operations per second of a large matrix product.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tgi_cli.engine.metrics import StepStats
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.worker import ModelWorker
 
-EVERY_STAGE = SamplingParams(
+ALL_STAGES = SamplingParams(
     temperature=0.7,
     seed=1,
     top_k=50,
@@ -74,10 +74,10 @@ PLANS: dict[bool, dict[str, Any]] = {
         "max_batch_total_tokens": 1024,
     },
 }
-"""For a GPU, and for a miniature that shows that the script runs."""
+"""Parameters for a GPU (True), and for a miniature on a CPU that only tests the script."""
 
 TARGETS = {1: 1.15, 8: 1.15, 32: 1.15, 128: 1.25, 256: 1.25}
-"""Times the memory roofline, by batch."""
+"""Target ratio of step time to the memory roofline, by batch size."""
 
 SECONDS = {
     "decode": 20,
@@ -88,11 +88,11 @@ SECONDS = {
     "syncs": 10,
     "peers": 90,
 }
-"""That must be left for a section to be begun."""
+"""Time that must be left to start a section."""
 
 
 class Benchmark:
-    """The sections, and what they have in common."""
+    """The sections and their shared state."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -112,19 +112,19 @@ class Benchmark:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return self.deadline - time.monotonic()
 
     def section(self, name: str, run: Callable[[], Any]) -> None:
-        """Run one, whatever comes of it, and write everything down."""
+        """Run a section, record its figures or its failure, and save all results."""
         began = time.monotonic()
         entry: dict[str, Any] = {}
         if self.left < SECONDS.get(name, 0) * (self.kind == "cuda"):
-            entry["failed"] = f"not begun: {self.left:.0f} s were left"
+            entry["failed"] = f"not started: {self.left:.0f} s left"
         else:
             try:
                 entry["figures"] = run()
-            except Exception as error:  # one section's failure, whatever it is, is its own
+            except Exception as error:  # a failure must not stop the other sections
                 entry["failed"] = f"{type(error).__name__}: {error}"
                 entry["where"] = traceback.format_exc().splitlines()[-12:]
         entry["seconds"] = round(time.monotonic() - began, 1)
@@ -153,10 +153,10 @@ class Benchmark:
     def worker(self) -> tuple[ModelWorker, SchedulerConfig]:
         if self._worker is None:
             keys = ("max_total_tokens", "max_batch_prefill_tokens", "max_batch_size")
-            said = {key: self.plan[key] for key in keys}
+            limits = {key: self.plan[key] for key in keys}
             if "max_batch_total_tokens" in self.plan:
-                said["max_batch_total_tokens"] = self.plan["max_batch_total_tokens"]
-            self._worker = make(self.folder / "model", self.kind, dtype="bfloat16", **said)
+                limits["max_batch_total_tokens"] = self.plan["max_batch_total_tokens"]
+            self._worker = make(self.folder / "model", self.kind, dtype="bfloat16", **limits)
         return self._worker
 
     def load(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Benchmark:
                     "step ms": 1e3 * got.step,
                     "roofline ms": 1e3 * roofline,
                     "ratio": got.step / roofline,
-                    "aim": TARGETS.get(batch),
+                    "target": TARGETS.get(batch),
                     "graph alone ms": None if got.graph is None else 1e3 * got.graph,
                     "host launch ms": 1e3 * got.launch,
                     "tok/s": batch / got.step,
@@ -195,7 +195,7 @@ class Benchmark:
         return rows
 
     def ladder(self) -> list[dict[str, Any]]:
-        """What graphs and the overlap of steps give, one by one."""
+        """Measure the gain of CUDA graphs and of overlapping steps, one by one."""
         worker, limits = self.worker
         batch, _, _ = self.plan["traced"]
         graphs, rows = worker.runner.graphs, []
@@ -208,8 +208,8 @@ class Benchmark:
                     )
                 finally:
                     worker.runner.graphs = graphs
-                how = "launched one by one" if used is None else "graphs"
-                how += ", the next step while one runs" if depth else ", step by step"
+                how = "eager" if used is None else "graphs"
+                how += ", overlapping steps" if depth else ", one step at a time"
                 rows.append({"how": how, "batch": batch, "step ms": 1e3 * got.step})
         return rows
 
@@ -234,7 +234,7 @@ class Benchmark:
         rows = []
         for prompt, new, requests in self.plan["workloads"]:
             prompts = gpu_engine.random_prompts(requests, prompt, self.shape.config["vocab_size"])
-            play(*self.worker, prompts[:16], 3)  # compiles what this mixture of steps needs
+            play(*self.worker, prompts[:16], 3)  # compile the kernels for this workload
             played = play(*self.worker, prompts, new)
             rows.append(
                 {
@@ -248,26 +248,26 @@ class Benchmark:
         return rows
 
     def trace(self) -> dict[str, Any]:
-        """A profile of decode steps in the core loop."""
+        """Profile decode steps in the core loop."""
         requests, prompt, new = self.plan["traced"]
         activity = torch.profiler.ProfilerActivity
         kind = activity.CUDA if self.kind == "cuda" else activity.CPU
         profiler = torch.profiler.profile(activities=[kind])
-        alone = 0
+        decodes = 0
 
-        def watch(stats: StepStats) -> None:
-            nonlocal alone
+        def profile(stats: StepStats) -> None:
+            nonlocal decodes
             if stats["Context Requests"]:
                 return
-            alone += 1
-            if alone == new // 4:
+            decodes += 1
+            if decodes == new // 4:
                 profiler.start()
-            elif alone == 3 * new // 4:
+            elif decodes == 3 * new // 4:
                 synchronize(torch.device(self.kind))
                 profiler.stop()
 
         prompts = gpu_engine.random_prompts(requests, prompt, self.shape.config["vocab_size"])
-        play(*self.worker, prompts, new, on_step=watch)
+        play(*self.worker, prompts, new, on_step=profile)
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / "decode-trace.json"
         profiler.export_chrome_trace(str(path))
@@ -280,7 +280,7 @@ class Benchmark:
         return figures
 
     def kernels(self) -> list[dict[str, Any]]:
-        """Where a decode step's time goes (of the trace), and the longest prompt's."""
+        """List the longest kernels of a decode step (from the trace) and of the longest prompt."""
         rows = []
         path = self.out / "decode-trace.json"
         _, _, new = self.plan["traced"]
@@ -297,11 +297,11 @@ class Benchmark:
         return rows
 
     def syncs(self) -> dict[str, Any]:
-        """The core loop with everything forbidden that makes the host wait but for results."""
+        """Run the core loop with implicit host synchronization turned into errors."""
         requests, prompt, new = 4, self.plan["prompts"][0], 8
         prompts = gpu_engine.random_prompts(requests, prompt, self.shape.config["vocab_size"])
         found = {}
-        for name, sampling in (("greedy", gpu_engine.GREEDY), ("every stage", EVERY_STAGE)):
+        for name, sampling in (("greedy", gpu_engine.GREEDY), ("all stages", ALL_STAGES)):
             play(*self.worker, prompts, new, sampling=sampling)
             if self.kind == "cuda":
                 torch.cuda.set_sync_debug_mode("error")
@@ -314,7 +314,7 @@ class Benchmark:
         return found
 
     def peers(self) -> list[dict[str, Any]]:
-        """Those that are installed; each in its own process, when ours has left the device."""
+        """Run the installed peers, each in a process of its own, after freeing the device."""
         self._worker = None
         gc.collect()
         if self.kind == "cuda":
@@ -323,7 +323,7 @@ class Benchmark:
         for name in self.options.peers or gpu_peers.installed():
             workloads = self.plan["workloads"]
             if name == "transformers":
-                workloads = workloads[-1:]  # it takes its time
+                workloads = workloads[-1:]  # it is slow
             try:
                 limit = max(30.0, self.left)
                 times = gpu_peers.run_peer(name, self.folder / "model", workloads, self.kind, limit)
@@ -344,7 +344,7 @@ class Benchmark:
 
 
 def render(name: str, entry: dict[str, Any]) -> str:
-    """A section as Markdown."""
+    """Format a section as Markdown."""
     lines = [f"## {name} ({entry['seconds']} s)", ""]
     figures = entry.get("figures")
     if "failed" in entry:
@@ -377,16 +377,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these sections alone")
-    parser.add_argument("--check", action="store_true", help="is it right? no speed")
-    parser.add_argument("--minutes", type=float, default=8.0, help="that it may take")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="run only these sections")
+    parser.add_argument("--check", action="store_true", help="check correctness, measure nothing")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "figures")))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=sorted(gpu_engine.SHAPES), default="8b")
     parser.add_argument("--peers", nargs="+", choices=sorted(gpu_peers.FULL_NAMES))
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device is available to torch: nothing is measured")
+        print("torch finds no CUDA device: nothing to measure")
         return 0
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     benchmark = Benchmark(options)
@@ -404,7 +404,7 @@ def main(arguments: list[str] | None = None) -> int:
             if name in chosen:
                 benchmark.section(name, getattr(benchmark, name))
     failed = [name for name, entry in benchmark.results["sections"].items() if "failed" in entry]
-    print(f"\nwritten to {benchmark.out}; failed: {', '.join(failed) or 'nothing'}")
+    print(f"\nwritten to {benchmark.out}; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""Is what the device computes right? A miniature model against the same on the host, in float32."""
+"""Correctness on a device: compares a miniature model with the same model on the CPU in float32."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 1024,
 }
 LENGTHS = (1, 15, 16, 17, 40, 100, 131, 200, 7, 64, 33)
-"""Of the prompts: block boundaries, chunks of a prefill, a batch that graphs pad."""
-NEW = 24
-SAID: dict[str, Any] = {
+"""Prompt lengths: block boundaries, several prefill chunks, a batch that CUDA graphs pad."""
+NEW_TOKENS = 24
+LIMITS: dict[str, Any] = {
     "max_total_tokens": 512,
     "max_batch_prefill_tokens": 96,
     "max_batch_size": 16,
@@ -34,19 +34,19 @@ SAID: dict[str, Any] = {
     "load_format": "auto",
 }
 
-MAX_APART = {"float32": 0.01, "bfloat16": 1.0}
-"""How far log-probabilities may be from the host's in float32: of tokens that are the same, and of
-two that differ first in a text, which are as good as equally likely then."""
+TOLERANCES = {"float32": 0.01, "bfloat16": 1.0}
+"""Largest difference of log-probabilities from the CPU's in float32, for equal tokens and for the
+first token of a text that differs, which must be nearly as likely."""
 
 TESTS = ("tests/unit/attention", "tests/unit/layers", "tests/unit/worker")
-"""Where tests of a device's code are: in files whose names say so."""
+"""Folders with tests of device code, in files named after the device or kernel language."""
 
 
 def parity(folder: Path, kind: str) -> dict[str, Any]:
-    """Greedy tokens on the device, by launches and by graphs, step by step and overlapped.
+    """Generate greedy tokens on the device: with and without graphs and overlapping steps.
 
     Raises:
-        AssertionError: they are not the host's, by more than what is as good as a tie.
+        AssertionError: they differ from the CPU's by more than the tolerance.
     """
     checkpoint = make_llama(folder / "miniature", seed=3, **SHAPE)
     prompts = [
@@ -54,20 +54,22 @@ def parity(folder: Path, kind: str) -> dict[str, Any]:
         for seed, length in enumerate(LENGTHS)
     ]
     torch.backends.cuda.matmul.allow_tf32 = False
-    reference = make(checkpoint, "cpu", dtype="float32", **SAID)
-    expected = play(*reference, prompts, NEW, depth=0)
+    reference = make(checkpoint, "cpu", dtype="float32", **LIMITS)
+    expected = play(*reference, prompts, NEW_TOKENS, depth=0)
     found: dict[str, Any] = {"tokens": expected.count}
     wrong = []
     for dtype in ("float32", "bfloat16"):
         for graphs in (False, True):
-            worker, limits = make(checkpoint, kind, dtype=dtype, graphs=graphs, **SAID)
+            worker, limits = make(checkpoint, kind, dtype=dtype, graphs=graphs, **LIMITS)
             if graphs and kind == "cuda" and worker.runner.graphs is None:
                 wrong.append(f"{dtype}: graphs could not be captured")
             for depth in (0, 1):
-                same, apart = _compare(expected, play(worker, limits, prompts, NEW, depth))
-                how = f"{dtype}, {'graphs' if graphs else 'launched'}, depth {depth}"
-                found[how] = f"{same} tokens are the same, logprobs {apart:.2g} apart"
-                if not apart <= MAX_APART[dtype]:
+                same, difference = _compare(
+                    expected, play(worker, limits, prompts, NEW_TOKENS, depth)
+                )
+                how = f"{dtype}, {'graphs' if graphs else 'eager'}, depth {depth}"
+                found[how] = f"{same} equal tokens, logprobs within {difference:.2g}"
+                if not difference <= TOLERANCES[dtype]:
                     wrong.append(f"{how}: {found[how]}")
             del worker
     assert not wrong, "; ".join(wrong)
@@ -75,23 +77,23 @@ def parity(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def _compare(expected: Played, got: Played) -> tuple[int, float]:
-    """Tokens that are the same up to each text's first that is not; how far logprobs are apart."""
-    same, apart = 0, 0.0
+    """Count the tokens before each first difference; also return the largest logprob difference."""
+    same, largest = 0, 0.0
     for request, tokens in expected.tokens.items():
         for index, token in enumerate(tokens):
             difference = got.logprobs[request][index] - expected.logprobs[request][index]
-            apart = max(apart, abs(difference))
+            largest = max(largest, abs(difference))
             if got.tokens[request][index] != token:
                 break
             same += 1
-    return same, apart
+    return same, largest
 
 
 def device_tests(timeout: float) -> dict[str, Any]:
-    """The unit tests that want a GPU.
+    """Run the unit tests of device code.
 
     Raises:
-        AssertionError: some failed; the message has pytest's summary.
+        AssertionError: some failed; the message contains pytest's summary.
     """
     if importlib.util.find_spec("pytest") is None:
         return {"pytest": "not installed"}
@@ -101,7 +103,7 @@ def device_tests(timeout: float) -> dict[str, Any]:
         for path in sorted(Path(folder).glob("test_*.py"))
         if any(word in path.name for word in ("cuda", "triton", "flashinfer"))
     ]
-    # Without the project's options, which name plugins that may not be here.
+    # Ignore the project's pytest options, which need plugins that may not be installed.
     command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     summary = done.stdout.splitlines()[-1] if done.stdout else done.stderr[-300:]

@@ -1,4 +1,4 @@
-"""What a device can do at best, measured here and now: yardsticks of tests/benchmarks/gpu.py."""
+"""Measures a device's limits: copy bandwidth and matrix throughput."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 
 @dataclass(frozen=True)
 class Device:
-    """A device, and what was measured of it.
+    """A device and its measured limits.
 
     Attributes:
-        copy_bytes: per second, read and written, of large copies.
-        matrix_flops: per second, of large products in the served dtype.
+        copy_bytes: bytes per second that large copies read and write.
+        matrix_flops: operations per second of large matrix products in the served dtype.
     """
 
     device: torch.device
@@ -28,13 +28,13 @@ class Device:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
+    """Wait until the device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """Median seconds of one ``work`` among several, each of which is waited for."""
+    """Return the median seconds of ``work``, synchronizing after each call."""
     work()
     synchronize(device)
     times = []
@@ -47,7 +47,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> Device:
-    """Large copies and products: 1 GiB and 8192 x 8192 x 8192 on a GPU, little on a CPU."""
+    """Measure large copies and products: 1 GiB and 8192 x 8192 x 8192 on a GPU, small on a CPU."""
     large = device.type == "cuda"
     source = torch.empty(1 << (30 if large else 24), dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
@@ -62,7 +62,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> Device:
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part."""
+    """Return the versions of Python and of the libraries involved."""
     found = {"python": platform.python_version()}
     for package in ("torch", "triton", "transformers", "vllm", "numpy"):
         try:

@@ -1,4 +1,4 @@
-"""Our engine under tests/benchmarks/gpu.py: models of random weights, steps, whole workloads."""
+"""Runs the engine for the GPU benchmark: random weights, single steps, whole workloads."""
 
 from __future__ import annotations
 
@@ -88,30 +88,30 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 GREEDY = SamplingParams(temperature=0.0)
-QUIET_SECONDS = 60.0
-"""Without a token after which a workload is given up."""
+STALL_SECONDS = 60.0
+"""Time without a token after which a workload fails."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the figures are computed from."""
+    """A model configuration, from which rooflines are computed."""
 
     config: dict[str, Any]
     weight_bytes: int
-    """Read in a decode step: all but the embedding's table."""
+    """Bytes that a decode step reads: all weights but the embedding."""
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token, at two bytes per element."""
+        """KV cache bytes of one token, at two bytes per element."""
         c = self.config
         return 4 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"]
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """That a decode step has to read."""
+        """Bytes that a decode step has to read."""
         return self.weight_bytes + batch * context * self.kv_bytes
 
     def prefill_flops(self, tokens: int) -> float:
-        """Of a prompt: products with the weights of the layers, and causal attention."""
+        """Operations of a prompt: matrix products of the layers, and causal attention."""
         c = self.config
         head = c["vocab_size"] * c["hidden_size"]
         layers = self.weight_bytes / 2 - head
@@ -121,7 +121,7 @@ class Shape:
 
 
 def write_shape(name: str, folder: Path, **changes: Any) -> Shape:
-    """A config.json of that shape in ``folder``."""
+    """Write the config.json of a shape into ``folder``."""
     config = {**LLAMA, **SHAPES[name], **changes}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
@@ -135,7 +135,7 @@ def write_shape(name: str, folder: Path, **changes: Any) -> Shape:
 
 @contextmanager
 def random_on(device: torch.device) -> Iterator[None]:
-    """Weights of ``load_format=dummy`` are made on the device: on a host 8 billion take minutes."""
+    """Create the weights of ``load_format=dummy`` on the device: faster than on the host."""
     original = loader.random_tensor
 
     def make(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -152,11 +152,11 @@ def random_on(device: torch.device) -> Iterator[None]:
 
 
 def make(
-    folder: Path, kind: str, *, load_format: str = "dummy", graphs: bool = True, **said: Any
+    folder: Path, kind: str, *, load_format: str = "dummy", graphs: bool = True, **options: Any
 ) -> tuple[ModelWorker, SchedulerConfig]:
-    """A worker on that kind of device, warmed up, and the limits of an engine over it."""
+    """Return a worker on that kind of device, warmed up, and the limits for its scheduler."""
     serve = ServeConfig(
-        model_id=folder.name, load_format=load_format, disable_grammar_support=True, **said
+        model_id=folder.name, load_format=load_format, disable_grammar_support=True, **options
     )
     config: EngineConfig = resolve(serve, model_facts(read_config(folder)), describe(kind), folder)
     if not graphs:
@@ -169,12 +169,12 @@ def make(
 
 @dataclass(frozen=True)
 class Steps:
-    """Decode steps, one after the other. Seconds.
+    """Times of decode steps in seconds.
 
     Attributes:
-        step: from result to result, the median.
-        launch: that the host takes to launch and to sample one, the median.
-        graph: of the graph alone, repeated without anything else; None: there is none.
+        step: median from result to result.
+        launch: median time of the host to launch a step and its sampling.
+        graph: time of the CUDA graph alone, or None without graphs.
     """
 
     step: float
@@ -191,9 +191,9 @@ def decode_steps(
     sampling: SamplingParams = GREEDY,
     depth: int = 1,
 ) -> Steps:
-    """Steps of ``batch`` rows whose contexts are ``context`` tokens in the middle of the run.
+    """Time decode steps of ``batch`` rows, with ``context`` tokens in the middle of the run.
 
-    What the cache holds is noise; its blocks are the rows' own, as far as there are enough.
+    The KV cache contains random values. Each row has its own blocks while there are enough.
     """
     runner, size = worker.runner, limits.block_size
     start = max(1, context - steps // 2)
@@ -257,7 +257,7 @@ def _noise(cache: Tensor) -> None:
 def prefill_seconds(
     worker: ModelWorker, limits: SchedulerConfig, tokens: int, repeats: int = 5
 ) -> float:
-    """Median time of the step of one prompt, from its launch to its token."""
+    """Return the median time of a step with one prompt, from its launch to its token."""
     blocks = list(range(-(-(tokens + 1) // limits.block_size)))
     times = []
     for index in range(repeats + 1):
@@ -272,12 +272,12 @@ def prefill_seconds(
 
 @dataclass
 class Played:
-    """A workload that has been run.
+    """The results of a workload.
 
     Attributes:
         seconds: from the first request to the last token.
-        tokens: that were generated, by request, and
-        logprobs: of each.
+        tokens: generated tokens by request.
+        logprobs: log-probability of each token.
     """
 
     seconds: float
@@ -298,7 +298,7 @@ def play(
     sampling: SamplingParams = GREEDY,
     on_step: Callable[[StepStats], None] | None = None,
 ) -> Played:
-    """All prompts at once through the core loop, which runs on this thread."""
+    """Run all prompts at once through the core loop, which runs on this thread."""
     core = EngineCore(worker, replace(limits, prefix_caching=False), depth, on_step=on_step)
     tokens: dict[int, list[int]] = {index: [] for index in range(len(prompts))}
     logprobs: dict[int, list[float]] = {index: [] for index in tokens}
@@ -309,9 +309,9 @@ def play(
         ended = 0
         while ended < len(prompts):
             try:
-                outputs = core.outbox.get(timeout=QUIET_SECONDS)
+                outputs = core.outbox.get(timeout=STALL_SECONDS)
             except Empty:
-                failures.append(f"no token for {QUIET_SECONDS:.0f} s")
+                failures.append(f"no token for {STALL_SECONDS:.0f} s")
                 break
             if outputs is None:
                 return
@@ -336,13 +336,13 @@ def play(
         )
         core.inbox.put(request)
     core.run()
-    reader.join(QUIET_SECONDS)
+    reader.join(STALL_SECONDS)
     if failures:
         raise RuntimeError(failures[0])
     return Played(last[0] - began, tokens, logprobs)
 
 
 def random_prompts(count: int, length: int, vocab: int, seed: int = 0) -> list[list[int]]:
-    """Of tokens that depend on the seed alone."""
+    """Return prompts of random tokens that depend only on the seed."""
     choose = random.Random(seed)
     return [choose.choices(range(3, vocab), k=length) for _ in range(count)]

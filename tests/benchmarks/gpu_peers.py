@@ -1,9 +1,9 @@
-"""Other engines on the same workload, each in a process of its own; see tests/benchmarks/gpu.py.
+"""Runs other engines on the workloads of tests/benchmarks/gpu.py, each in a process of its own.
 
     python -m tests.benchmarks.gpu_peers NAME FOLDER JOB
 
-``FOLDER`` has a config.json, ``JOB`` is JSON: ``{"workloads": [[prompt, new, requests], ...],
-"device": "cuda"}``. The last line that is printed is JSON: a list of seconds. Weights are random.
+``FOLDER`` contains a config.json; ``JOB`` is JSON: ``{"workloads": [[prompt, new, requests], ...],
+"device": "cuda"}``. The last line of output is a JSON list of seconds. Weights are random.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FULL_NAMES = {
 
 
 def installed() -> list[str]:
-    """The peers that can be run here."""
+    """Return the peers that are installed."""
     return [name for name in FULL_NAMES if find_spec(name) is not None]
 
 
 def run_peer(
     name: str, folder: Path, workloads: list[list[int]], device: str, timeout: float
 ) -> list[float]:
-    """Seconds of each workload.
+    """Return the seconds of each workload.
 
     Raises:
-        RuntimeError: it failed; the message has the end of what it said.
+        RuntimeError: it failed; the message contains the end of its output.
     """
     job = json.dumps({"workloads": workloads, "device": device})
     command = [sys.executable, "-m", "tests.benchmarks.gpu_peers", name, str(folder), job]
@@ -50,7 +50,7 @@ def run_peer(
 
 
 def transformers(folder: Path, workloads: list[list[int]], device: str) -> list[float]:
-    """Its scheduler and paged cache over its own modelling code."""
+    """Run transformers' continuous batching with its own model code."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -62,13 +62,13 @@ def transformers(folder: Path, workloads: list[list[int]], device: str) -> list[
     times = []
     for prompt, new, requests in workloads:
         prompts = random_prompts(requests, prompt, config.vocab_size)
-        # No token ends a text: -1 is never chosen.
-        said = GenerationConfig(
+        # An end token of -1 is never generated.
+        options = GenerationConfig(
             max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        model.generate_batch(prompts[:2], generation_config=said, max_new_tokens=4)
+        model.generate_batch(prompts[:2], generation_config=options, max_new_tokens=4)
         began = time.perf_counter()
-        results = model.generate_batch(prompts, generation_config=said, max_new_tokens=new)
+        results = model.generate_batch(prompts, generation_config=options, max_new_tokens=new)
         times.append(time.perf_counter() - began)
         count = sum(len(result.generated_tokens) for result in results.values())
         if count != requests * new:
@@ -77,7 +77,7 @@ def transformers(folder: Path, workloads: list[list[int]], device: str) -> list[
 
 
 def vllm(folder: Path, workloads: list[list[int]], device: str) -> list[float]:
-    """As it comes, without a tokenizer and without reuse of prefixes."""
+    """Run vLLM with its defaults, without a tokenizer and prefix caching."""
     from vllm import LLM, SamplingParams
 
     longest = max(prompt + new for prompt, new, _ in workloads)
@@ -93,15 +93,15 @@ def vllm(folder: Path, workloads: list[list[int]], device: str) -> list[float]:
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
     times = []
     for prompt, new, requests in workloads:
-        said: Any = SamplingParams(
+        options: Any = SamplingParams(
             temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False
         )
         prompts: Any = [
             {"prompt_token_ids": ids} for ids in random_prompts(requests, prompt, vocab)
         ]
-        engine.generate(prompts[:2], said, use_tqdm=False)
+        engine.generate(prompts[:2], options, use_tqdm=False)
         began = time.perf_counter()
-        outputs = engine.generate(prompts, said, use_tqdm=False)
+        outputs = engine.generate(prompts, options, use_tqdm=False)
         times.append(time.perf_counter() - began)
         count = sum(len(output.outputs[0].token_ids) for output in outputs)
         if count != requests * new:
@@ -111,9 +111,9 @@ def vllm(folder: Path, workloads: list[list[int]], device: str) -> list[float]:
 
 def main() -> None:
     name, folder, job = sys.argv[1:]
-    said = json.loads(job)
+    workload = json.loads(job)
     peer = {"transformers": transformers, "vllm": vllm}[name]
-    seconds = peer(Path(folder), said["workloads"], said["device"])
+    seconds = peer(Path(folder), workload["workloads"], workload["device"])
     print(json.dumps(seconds), flush=True)
 
 

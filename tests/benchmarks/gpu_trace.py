@@ -1,8 +1,8 @@
-"""Where the device waits for the host: read from a trace of torch's profiler.
+"""Finds the time in which the device waits for the host, in a trace of torch's profiler.
 
-The kernels of one CUDA graph carry one correlation id. What stands between two graphs is the
-host's part of a decode step: the sampler's launches, copies, and the time in which nothing runs.
-The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMh4h6I0nSsKchNAySU
+The kernels of a CUDA graph share a correlation id. Between two graphs are the other parts of a
+decode step: kernels of the sampler, copies, and the time in which the device is idle.
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMh4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any
 
 ON_THE_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 GRAPH_KERNELS = 8
-"""So many under one correlation id are a graph's."""
+"""Fewest kernels with one correlation id that count as a graph."""
 
 Span = tuple[float, float]
-"""From, to; microseconds."""
+"""Start and end in microseconds."""
 
 
 @dataclass(frozen=True)
 class Exposed:
-    """What a trace shows, in microseconds.
+    """Exposed host time of decode steps. Medians, in microseconds.
 
     Attributes:
-        steps: between which it was looked; each has one graph.
-        step: median time from one graph's beginning to the next one's.
-        graph: median time of a graph.
-        between: median time from a graph's end to the next one's beginning, in which
-        idle: nothing runs; that is what the host's slowness costs.
-        idle_inside: in which nothing runs within a graph: gaps between its kernels.
-        share: idle time of the step, as a share of it.
+        steps: number of steps, each with one graph.
+        step: time from the start of one graph to the start of the next.
+        graph: time of a graph.
+        between: time from the end of one graph to the start of the next.
+        idle: part of ``between`` in which the device is idle, waiting for the host.
+        idle_inside: idle time between the kernels of a graph.
+        share: ``idle`` as a fraction of ``step``.
     """
 
     steps: int
@@ -48,12 +48,12 @@ class Exposed:
 
 
 def exposed(path: Path) -> Exposed | None:
-    """The figures of an exported trace; None: it shows no two graphs."""
+    """Analyze an exported trace; return None if it has fewer than two graphs."""
     return exposed_in(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
 
 
 def exposed_in(events: Iterable[Mapping[str, Any]]) -> Exposed | None:
-    """The same of a list of trace events."""
+    """Like the function above, for a list of trace events."""
     groups: dict[int, list[Span]] = defaultdict(list)
     everything: list[Span] = []
     for event in events:
@@ -88,20 +88,20 @@ def exposed_in(events: Iterable[Mapping[str, Any]]) -> Exposed | None:
     )
 
 
-def top_kernels(path: Path, runs: int, most: int = 12) -> list[dict[str, Any]]:
-    """The kernels and copies that take the longest: microseconds and launches per run."""
-    return top_kernels_in(json.loads(path.read_text(encoding="utf-8"))["traceEvents"], runs, most)
+def top_kernels(path: Path, runs: int, limit: int = 12) -> list[dict[str, Any]]:
+    """Return the kernels and copies that take longest, with microseconds and launches per run."""
+    return top_kernels_in(json.loads(path.read_text(encoding="utf-8"))["traceEvents"], runs, limit)
 
 
 def top_kernels_in(
-    events: Iterable[Mapping[str, Any]], runs: int, most: int
+    events: Iterable[Mapping[str, Any]], runs: int, limit: int
 ) -> list[dict[str, Any]]:
-    """The same of a list of trace events."""
+    """Like the function above, for a list of trace events."""
     times: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.get("ph") == "X" and event.get("cat") in ON_THE_DEVICE:
             times[str(event.get("name", event["cat"]))[:90]].append(float(event["dur"]))
-    ordered = sorted(times.items(), key=lambda item: -sum(item[1]))[:most]
+    ordered = sorted(times.items(), key=lambda item: -sum(item[1]))[:limit]
     return [
         {"kernel": name, "us": sum(spent) / runs, "launches": len(spent) / runs}
         for name, spent in ordered
@@ -109,7 +109,7 @@ def top_kernels_in(
 
 
 def _idle(spans: Sequence[Span], start: float, end: float) -> float:
-    """Time between ``start`` and ``end`` that no span covers; they are sorted."""
+    """Return the time between ``start`` and ``end`` that none of the sorted spans covers."""
     free, at = 0.0, start
     for begin, until in spans:
         if until <= at:

@@ -1,11 +1,10 @@
-"""What a decode step costs beside the model: scheduler, inputs, sampler, result. On the CPU.
+"""Measure the host overhead of a decode step: scheduler, inputs, sampler, result, wire.
 
     python -m tests.benchmarks.host [--vocab 49152]
 
-The model is a stand-in that returns ready-made tensors, so that all that is timed is ours:
-CPU time of this thread, which a busy machine inflates but does not invent. Greedy, with
-log-probabilities; ``sample`` of a vocabulary of 64 is what it costs beside the numbers.
-``encode`` and ``decode`` are the step's message on the wire, in the model server and the router.
+A fake model returns constant tensors, so that only the engine is measured, in CPU time of this
+thread. Decoding is greedy with log-probabilities; a vocabulary of 64 shows the fixed cost of
+``sample``. ``encode`` and ``decode`` handle the step's message in the model server and the router.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ CPU = torch.device("cpu")
 
 
 class NoAttention:
-    """Holds no cache and attends to nothing."""
+    """Attention without a KV cache."""
 
     def plan(self, metadata: AttentionMetadata) -> None: ...
 
 
 class NoModel:
-    """Hidden states and logits that are always the same."""
+    """A model with constant hidden states and logits."""
 
     def __init__(self, vocab: int, rows: int) -> None:
         self._hidden = torch.zeros(rows * PROMPT, 1)
@@ -59,7 +58,7 @@ STAGES = ("schedule", "launch", "sample", "result", "update", "encode", "decode"
 
 
 def measure(running: int, vocab: int) -> dict[str, float]:
-    """Median microseconds of each stage of a decode step with so many running sequences."""
+    """Return the median microseconds of each stage of a decode step."""
     max_tokens = PROMPT + STEPS + 10
     scheduler = Scheduler(
         SchedulerConfig(

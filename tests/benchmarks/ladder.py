@@ -1,9 +1,10 @@
-"""What each step from torch's operations to a program of C++ kernels gives, on a CPU.
+"""Measure the gain of each optimization on a CPU, from torch's operations to one C++ program.
 
     python -m tests.benchmarks.ladder CHECKPOINT [--rounds 5]
 
-The same model on each rung of the ladder, in bfloat16: forward and head of 1, 8 and 32 sequences
-of 192 tokens, and of a prompt of 512. All rungs take turns in one process; medians.
+Runs the same bfloat16 model with each set of optimizations: forward and head for 1, 8 and 32
+sequences of 192 tokens, and for a prompt of 512. All variants take turns in one process; figures
+are medians.
 """
 
 from __future__ import annotations
@@ -31,64 +32,64 @@ CPU = torch.device("cpu")
 BLOCK = 16
 CONTEXT = 192
 COLUMNS = {"1 decoding": (1, 1), "8": (8, 1), "32": (32, 1), "prompt of 512": (1, 512)}
-"""Sequences, and tokens of each in the step."""
+"""Sequences, and new tokens of each."""
 
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Weights as they are: torch brings them into its kernels' order in every product."""
+    """Without prepacked weights: torch reorders them in every product."""
     with without_cpp_kernels(), patch.object(unquantized, "ONEDNN_DTYPES", frozenset()):
         yield
 
 
 @contextmanager
-def products_alone() -> Iterator[None]:
-    """Of the kernels in C++."""
+def products_only() -> Iterator[None]:
+    """Use only the matrix products of the C++ kernels."""
     with patch.object(elementwise, "usable", lambda *_: False):
         yield
 
 
 @dataclass
-class Rung:
-    """One way to run the model; everything about it happens within ``inside``."""
+class Variant:
+    """A way to load and run the model, within the context manager ``context``."""
 
     name: str
-    inside: Callable[[], Any]
+    context: Callable[[], Any]
     attention: str
     program: bool = False
 
 
-RUNGS = (
-    Rung("torch, plain weights", plain, "cpu"),
-    Rung("torch, weights packed once", without_cpp_kernels, "cpu"),
-    Rung("products in C++", products_alone, "cpu"),
-    Rung("attention in C++", products_alone, "native"),
-    Rung("small operations in C++", nullcontext, "native"),
-    Rung("one program", nullcontext, "native", program=True),
+VARIANTS = (
+    Variant("torch, plain weights", plain, "cpu"),
+    Variant("torch, weights packed once", without_cpp_kernels, "cpu"),
+    Variant("products in C++", products_only, "cpu"),
+    Variant("attention in C++", products_only, "native"),
+    Variant("small operations in C++", nullcontext, "native"),
+    Variant("one program", nullcontext, "native", program=True),
 )
 
 
 class Contestant:
-    """A loaded model on its rung."""
+    """A model loaded for a variant."""
 
-    def __init__(self, rung: Rung, path: Path) -> None:
-        self.rung = rung
-        with rung.inside():
+    def __init__(self, variant: Variant, path: Path) -> None:
+        self.variant = variant
+        with variant.context():
             self.model: Any = load_model(read_config(path), torch.bfloat16, CPU)
             self.attention = create_attention(
-                rung.attention, self.model.kv_specs, BLOCK, torch.bfloat16, CPU
+                variant.attention, self.model.kv_specs, BLOCK, torch.bfloat16, CPU
             )
-            program = compile_program(self.model, self.attention) if rung.program else None
+            program = compile_program(self.model, self.attention) if variant.program else None
             self.forward = (program or self.model).forward
             self.attention.allocate(32 * (CONTEXT // BLOCK + 1) + 64)
 
     def milliseconds(self, sequences: int, tokens: int) -> float:
-        """Of a step."""
+        """Run a step and return its time."""
         length = CONTEXT if tokens == 1 else tokens
         metadata, positions = step_of(sequences, tokens, length)
         ids = positions % 200 + 5
         with ExitStack() as stack:
-            stack.enter_context(self.rung.inside())
+            stack.enter_context(self.variant.context())
             stack.enter_context(torch.inference_mode())
             began = time.perf_counter()
             self.attention.plan(metadata)
@@ -98,7 +99,7 @@ class Contestant:
 
 
 def step_of(sequences: int, tokens: int, length: int) -> tuple[AttentionMetadata, Tensor]:
-    """A step that computes the last ``tokens`` of each sequence of ``length``, and positions."""
+    """Return metadata and positions of a step with the last ``tokens`` of each sequence."""
     blocks = -(-length // BLOCK)
     table = torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
     own = torch.arange(length - tokens, length)
@@ -120,19 +121,19 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    contestants = [Contestant(rung, options.model) for rung in RUNGS]
+    contestants = [Contestant(variant, options.model) for variant in VARIANTS]
     taken: dict[tuple[str, str], list[float]] = {}
-    for _ in range(options.rounds + 1):  # the first is not counted
+    for _ in range(options.rounds + 1):  # the first one warms up
         for column, (sequences, tokens) in COLUMNS.items():
             for contestant in contestants:
                 times = [contestant.milliseconds(sequences, tokens) for _ in range(5)]
-                key = contestant.rung.name, column
+                key = contestant.variant.name, column
                 taken.setdefault(key, []).append(statistics.median(times))
     print(f"| ms ({torch.get_num_threads()} threads) | {' | '.join(COLUMNS)} |")
     print("|---" * (len(COLUMNS) + 1) + "|")
-    for rung in RUNGS:
-        cells = (f"{statistics.median(taken[rung.name, column][1:]):.1f}" for column in COLUMNS)
-        print(f"| {rung.name} | {' | '.join(cells)} |")
+    for variant in VARIANTS:
+        cells = (f"{statistics.median(taken[variant.name, column][1:]):.1f}" for column in COLUMNS)
+        print(f"| {variant.name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

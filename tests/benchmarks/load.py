@@ -1,9 +1,9 @@
-"""Time and memory to a model's first logits: ``python -m tests.benchmarks.load CHECKPOINT``.
+"""Measure time and memory to the first logits: ``python -m tests.benchmarks.load CHECKPOINT``.
 
-Ours and transformers' ``from_pretrained`` (which maps weights and reads them when they are used),
-in turns; each round is a process of its own that loads a model and runs one token through it.
-Peaks are the process's (VmHWM: anonymous pages and the mapped pages of files), over what the
-imports before it take; the time is with the files in the page cache.
+Compares our loader with transformers' ``from_pretrained`` (which memory-maps weights and reads them
+on first use), in turns. Each round is a process that loads a model and runs one token. Peak memory
+is the process's (VmHWM: anonymous and mapped file pages) less what its imports take. Files are in
+the page cache.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ print(json.dumps({{"seconds": seconds, "before": before, "peak": status("VmHWM")
 
 
 def measure(code: str, path: Path, dtype: str, load_format: str) -> dict[str, float]:
-    """One round: seconds, and bytes before, at the peak and after."""
+    """Run one round; return seconds, and bytes before, at the peak and after."""
     done = subprocess.run(
         [sys.executable, "-c", _CHILD.format(code), str(path), dtype, load_format],
         check=True,
@@ -85,13 +85,13 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for _ in range(arguments.rounds):
         for name, code in sides.items():
-            told = measure(code, arguments.checkpoint, arguments.dtype, arguments.load_format)
-            rounds[name].append(told)
+            result = measure(code, arguments.checkpoint, arguments.dtype, arguments.load_format)
+            rounds[name].append(result)
     print(f"{size / 1e6:.0f} MB of weights on disk; medians of {arguments.rounds}\n")
-    print("| | seconds | imports MB | peak over them MB | of the weights | stays MB |")
+    print("| | seconds | imports MB | peak beyond MB | of the weights | after MB |")
     print("|---|---|---|---|---|---|")
-    for name, told in rounds.items():
-        middle = {key: statistics.median(each[key] for each in told) for key in told[0]}
+    for name, results in rounds.items():
+        middle = {key: statistics.median(each[key] for each in results) for key in results[0]}
         peak, after = (middle[key] - middle["before"] for key in ("peak", "after"))
         share = f"{peak / size:.2f}" if size else "-"
         print(

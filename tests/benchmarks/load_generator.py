@@ -1,11 +1,11 @@
-"""What a load generator's HTTP client costs: ``python -m tests.benchmarks.load_generator``.
+"""Compare HTTP clients of load generators: ``python -m tests.benchmarks.load_generator``.
 
 A server in a process of its own sends each of S streams an event every G milliseconds, each in a
-write of its own; the client notes when each came and reads what it says. Clients: ours
-(``bench/load/http.py``, httptools over asyncio and uvloop), httpx, and aiohttp if it is installed.
-The table has the events that came per second (``asked`` came from the server's plan), the client's
-CPU per event, how late its clock ticked (p99), and the median and p99 of the gaps it recorded.
-With a gap of 0 the server sends as fast as it can: then the events per second are the pair's limit.
+separate write; the client records when events arrive and parses them. Clients: ours
+(``bench/load/http.py``, httptools over asyncio and uvloop), httpx, and aiohttp if installed. The
+table shows expected and received events per second, the client's CPU time per event, the lag of
+its event loop (p99), and the median and p99 of the gaps that it recorded. With a gap of 0 the
+server sends as fast as it can, and events per second are the limit of client and server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def chunk(data: bytes) -> bytes:
 
 
 async def serve(gap: float, events: int) -> None:
-    """Prints its port; the streams' events are spread over the gap."""
+    """Serve streams, whose events are spread over the gap, and print the port."""
     started = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,14 +82,14 @@ async def ours(url: str, streams: int) -> list[list[float]]:
     pool = ConnectionPool(url)
     framed = b"%b%d\r\n\r\n%b" % (request_head(url, "/v1/completions", {}), len(BODY), BODY)
 
-    async def one() -> list[float]:
+    async def read() -> list[float]:
         answer = StreamedResponse()
         await pool.send(framed, answer, lambda: None)
         answer.complete()
         assert answer.error is None, answer.detail
         return answer.arrivals
 
-    return await asyncio.gather(*(one() for _ in range(streams)))
+    return await asyncio.gather(*(read() for _ in range(streams)))
 
 
 class _Choice(msgspec.Struct):
@@ -116,7 +116,7 @@ async def httpx_client(url: str, streams: int) -> list[list[float]]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=600, limits=limits, trust_env=False) as client:
 
-        async def one() -> list[float]:
+        async def read() -> list[float]:
             arrivals: list[float] = []
             headers = {"content-type": "application/json"}
             async with client.stream(
@@ -126,7 +126,7 @@ async def httpx_client(url: str, streams: int) -> list[list[float]]:
                     arrived(line.encode(), arrivals)
             return arrivals
 
-        return await asyncio.gather(*(one() for _ in range(streams)))
+        return await asyncio.gather(*(read() for _ in range(streams)))
 
 
 async def aiohttp_client(url: str, streams: int) -> list[list[float]]:
@@ -135,7 +135,7 @@ async def aiohttp_client(url: str, streams: int) -> list[list[float]]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
 
-        async def one() -> list[float]:
+        async def read() -> list[float]:
             arrivals: list[float] = []
             headers = {"content-type": "application/json"}
             async with session.post(
@@ -145,19 +145,19 @@ async def aiohttp_client(url: str, streams: int) -> list[list[float]]:
                     arrived(line, arrivals)
             return arrivals
 
-        return await asyncio.gather(*(one() for _ in range(streams)))
+        return await asyncio.gather(*(read() for _ in range(streams)))
 
 
 CLIENTS: dict[str, Streams] = {"ours": ours, "httpx": httpx_client, "aiohttp": aiohttp_client}
 
 
 async def measure(client: str, url: str, streams: int) -> dict[str, float]:
-    watch = LagMonitor()
-    watch.start()
+    monitor = LagMonitor()
+    monitor.start()
     began, cpu = time.perf_counter(), time.process_time()
     arrivals = await CLIENTS[client](url, streams)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    load = watch.stop([])
+    load = monitor.stop([])
     gaps = [b - a for times in arrivals for a, b in itertools.pairwise(times)]
     events = sum(map(len, arrivals))
     return {
@@ -199,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--gap", type=float, nargs="+", default=[40.0, 0.0], help="milliseconds")
-    parser.add_argument("--events", type=int, default=200, help="of each stream")
+    parser.add_argument("--events", type=int, default=200, help="events of each stream")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
@@ -212,18 +212,18 @@ def main() -> None:
         return
     print(f"{os.cpu_count()} cores\n")
     print(
-        "| streams | gap ms | asked/s | client | events/s | CPU us an event | of a core "
-        "| clock late p99 ms | gap median ms | gap p99 ms |"
+        "| streams | gap ms | expected/s | client | events/s | CPU us/event | of a core "
+        "| loop lag p99 ms | gap median ms | gap p99 ms |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     clients = [name for name in CLIENTS if name == "ours" or importlib.util.find_spec(name)]
     for gap in options.gap:
         for streams in options.streams:
-            asked = f"{streams / gap * 1e3:.0f}" if gap else "-"
+            expected = f"{streams / gap * 1e3:.0f}" if gap else "-"
             for client in clients:
                 found = run(client, streams, gap, options.events)
                 print(
-                    f"| {streams} | {gap:g} | {asked} | {client} | {found['rate']:.0f} "
+                    f"| {streams} | {gap:g} | {expected} | {client} | {found['rate']:.0f} "
                     f"| {found['cpu_us']:.1f} | {found['share']:.0%} | {found['lag'] * 1e3:.1f} "
                     f"| {found['median'] * 1e3:.2f} | {found['p99'] * 1e3:.2f} |",
                     flush=True,

@@ -1,11 +1,11 @@
-"""What adapters add to a decode step, on this machine.
+"""Measure the overhead of LoRA adapters in a decode step.
 
     python -m tests.tools.checkpoints --shape 135m /tmp/model
     python -m tests.benchmarks.lora /tmp/model
 
-Steps of one token for each of some rows, of which each uses the next of 0, 1, 2 or 4 adapters of
-one rank (all linear layers changed). The variants take turns, ``--rounds`` times; given are the
-median and the least time of a step in milliseconds. The first column is a server without slots.
+Decode steps of several rows, with 0, 1, 2 or 4 adapters of one rank on all linear layers assigned
+to them in turn. The variants alternate for ``--rounds`` rounds. Prints the median and minimum time
+of a step in milliseconds; "no slots" is a worker without adapter slots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class Rows:
-    """Rows of a worker that decode together."""
+    """Rows of a worker that decode in one batch."""
 
     def __init__(self, worker: Worker, count: int, adapters: int) -> None:
         self._worker = worker
@@ -45,7 +45,7 @@ class Rows:
         worker.sample(worker.launch(step)).wait()
 
     def step(self) -> float:
-        """Milliseconds of one more token for each."""
+        """Decode one more token of each row and return the milliseconds."""
         count = self._count
         rows, ones = list(range(count)), [1] * count
         step = Step(

@@ -1,10 +1,10 @@
-"""A mixture of experts by each way to compute it: milliseconds per layer.
+"""Compare implementations of mixture-of-experts layers: milliseconds per layer.
 
     python -m tests.benchmarks.moe [--device cpu] [--dtype bfloat16] [--threads 1]
 
-``one by one`` is what a CPU gets (each expert's weights packed for oneDNN). ``grouped_mm`` is
-torch's kernel and ``triton`` ours, of which ``chosen`` takes the one that a GPU gets. On a CPU
-the time is that of the thread, so that other processes count for little.
+``one by one`` is used on CPUs, with each expert's weights packed for oneDNN. ``grouped_mm`` is
+torch's kernel, ``triton`` is ours, and ``chosen`` is the one that is used on this GPU. CPU times
+are thread times, so that other processes have little influence.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TOKENS = (1, 8, 32, 512)
 
 
 def build(hidden: int, spec: MoESpec, dtype: torch.dtype, device: torch.device, stack: bool) -> MoE:
-    """A block with random weights; ``stack``: for grouped products also on a CPU."""
+    """Build a layer with random weights, stacked for grouped products if ``stack``."""
     moe = MoE(Build(dtype, Unquantized()), hidden, **asdict(spec))
     if stack:
         moe.experts.stack(device)
@@ -76,7 +76,7 @@ def triton_grouped_linear(
 
 
 def measure(run: Callable[[Tensor], Tensor], inputs: list[Tensor]) -> float:
-    """Median milliseconds over the inputs, each of which chooses other experts."""
+    """Return the median milliseconds over the inputs, which select different experts."""
     run(inputs[0])
     times = []
     for x in inputs:

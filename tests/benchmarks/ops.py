@@ -1,11 +1,11 @@
-"""What the small operations of a layer take, and how much of the memory's bandwidth they use.
+"""Measure a layer's elementwise operations: time, and share of the memory bandwidth.
 
     python -m tests.benchmarks.ops [--hidden 4096] [--heads 32] [--kv-heads 8] [--dtype bfloat16]
 
-On the CPU the references; with CUDA also Triton's kernels, both as a CUDA graph replays them, so
-that the host's part does not count. ``share`` is of the bandwidth of a large copy on the same
-device, with each byte that an operation must read or write counted once: few tokens fit in
-caches and can exceed it. Triton's kernels are unmeasured so far.
+Measures the reference operations on the CPU, and with CUDA also the Triton kernels, both in a CUDA
+graph to exclude launch overhead. The share is relative to a large copy on the same device,
+counting each byte that an operation must read or write once. With few tokens, which fit into
+caches, it can exceed 100 %. The Triton kernels have not been measured yet.
 """
 
 from __future__ import annotations
@@ -30,22 +30,29 @@ PER_ROUND = 20
 def cases(
     tokens: int, arguments: argparse.Namespace, device: torch.device
 ) -> Iterator[tuple[str, Step, int]]:
-    """Name, operation, bytes that it must move."""
+    """Yield name, operation and the bytes that it must read and write."""
     dtype = getattr(torch, arguments.dtype)
     hidden, dims = arguments.hidden, arguments.head_dim
     heads = arguments.heads + arguments.kv_heads
 
-    def made(*shape: int) -> Tensor:
+    def random_tensor(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, dtype=dtype)
 
     def nbytes(*tensors: Tensor) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    x, residual, weight = made(tokens, hidden), made(tokens, hidden), made(hidden)
-    qkv = made(tokens, heads + arguments.kv_heads, dims)
-    turned, weights = qkv[:, :heads], made(heads, dims)
-    cosines, sines = made(tokens, 1, dims).clamp_(-1, 1), made(tokens, 1, dims).clamp_(-1, 1)
-    gate_up = made(tokens, 2 * arguments.intermediate)
+    x, residual, weight = (
+        random_tensor(tokens, hidden),
+        random_tensor(tokens, hidden),
+        random_tensor(hidden),
+    )
+    qkv = random_tensor(tokens, heads + arguments.kv_heads, dims)
+    rotated, weights = qkv[:, :heads], random_tensor(heads, dims)
+    cosines, sines = (
+        random_tensor(tokens, 1, dims).clamp_(-1, 1),
+        random_tensor(tokens, 1, dims).clamp_(-1, 1),
+    )
+    gate_up = random_tensor(tokens, 2 * arguments.intermediate)
     eps = 1e-6
     yield "rms_norm", lambda: ops.rms_norm(x, weight, eps), 2 * nbytes(x) + nbytes(weight)
     yield (
@@ -60,13 +67,13 @@ def cases(
     )
     yield (
         "rotate_",
-        lambda: ops.rotate_(turned, cosines, sines),
-        2 * nbytes(turned) + nbytes(cosines, sines),
+        lambda: ops.rotate_(rotated, cosines, sines),
+        2 * nbytes(rotated) + nbytes(cosines, sines),
     )
     yield (
         "norm_rotate_",
-        lambda: ops.norm_rotate_(turned, weights, eps, cosines, sines),
-        2 * nbytes(turned) + nbytes(cosines, sines, weights),
+        lambda: ops.norm_rotate_(rotated, weights, eps, cosines, sines),
+        2 * nbytes(rotated) + nbytes(cosines, sines, weights),
     )
     for activation in ("silu", "gelu_pytorch_tanh", "gelu"):
         yield (
@@ -77,10 +84,10 @@ def cases(
 
 
 def median_seconds(step: Step, device: torch.device) -> float:
-    """Of one call, on the device."""
+    """Return the median seconds of a call on the device."""
     if device.type == "cpu":
         return statistics.median(_cpu_seconds(step) for _ in range(ROUNDS))
-    for _ in range(3):  # compiles
+    for _ in range(3):  # compile
         step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -110,7 +117,7 @@ def _graph_seconds(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of a copy that no cache holds."""
+    """Return the bytes per second that a copy larger than the caches reads and writes."""
     size = 1 << (28 if device.type == "cpu" else 30)
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     source.zero_()

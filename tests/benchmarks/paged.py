@@ -1,13 +1,13 @@
-"""What attention over pages takes on a CPU: the kernels in C++ beside torch's operations.
+"""Compare paged attention on a CPU: C++ kernels, torch's operations and torch's SDPA.
 
     python -m tests.benchmarks.paged [--heads 9] [--kv-heads 3] [--head-dim 64] [--cache fp8_e4m3]
 
-In bfloat16, on one thread, per layer and call, keys and values written included; least CPU time of
-several rounds, in which backends take turns. Decodes go through as many layers as fill a cache of
-256 MB, so that keys and values come from memory, as in a model: ``share`` is of the bandwidth at
-which the same core reads a large tensor. Prompts stay in the processor's caches: GFLOP/s count
-what a causal mask leaves, and ``share`` is of the rate of a large product of matrices. ``SDPA`` is
-torch's attention over contiguous keys and values, without pages.
+Times are per layer and call in bfloat16 on one thread, including writing keys and values: the
+minimum CPU time over several rounds, in which backends take turns. Decodes run over enough layers
+to fill a KV cache of 256 MB, so that keys and values are read from memory, as in a model; ``share``
+is relative to the bandwidth at which the same core reads a large tensor. Prefills stay in the CPU
+caches; GFLOP/s count the operations that a causal mask leaves, and ``share`` is relative to a
+large matrix product. ``SDPA`` is torch's attention over contiguous keys and values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CACHES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a layer, and what its keys and values are kept in."""
+    """The shape of a layer and the dtype of its KV cache."""
 
     heads: int
     kv_heads: int
@@ -44,11 +44,11 @@ class Shape:
     cache_dtype: torch.dtype
 
     def kv_bytes(self, tokens: int) -> int:
-        """Of so many tokens in one layer."""
+        """KV cache bytes of ``tokens`` in one layer."""
         return 2 * tokens * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
 
     def tensors(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys, values."""
+        """Return random queries, keys and values."""
         generator = torch.Generator().manual_seed(tokens)
         query, key, value = (
             torch.randn(tokens, heads, self.head_dim, generator=generator).bfloat16()
@@ -58,39 +58,39 @@ class Shape:
 
 
 def thread_seconds(step: Callable[[], object], repeats: int = 1) -> float:
-    """CPU time of this thread per call."""
+    """Return the CPU time of this thread per call."""
     began = time.thread_time_ns()
     for _ in range(repeats):
         step()
     return (time.thread_time_ns() - began) / 1e9 / repeats
 
 
-def least(steps: Sequence[Callable[[], object]], rounds: int, seconds: float) -> list[float]:
-    """Of each, in turns, as often as fits in ``seconds``, but once per round."""
-    once = [thread_seconds(step) for step in steps]
-    repeats = [max(1, int(seconds / rounds / len(steps) / spent)) for spent in once]
+def minimum(steps: Sequence[Callable[[], object]], rounds: int, seconds: float) -> list[float]:
+    """Return the minimum time of each step, taking turns for about ``seconds``."""
+    fastest = [thread_seconds(step) for step in steps]
+    repeats = [max(1, int(seconds / rounds / len(steps) / spent)) for spent in fastest]
     for _ in range(rounds):
         for index, step in enumerate(steps):
-            once[index] = min(once[index], thread_seconds(step, repeats[index]))
-    return once
+            fastest[index] = min(fastest[index], thread_seconds(step, repeats[index]))
+    return fastest
 
 
 def read_bandwidth() -> float:
-    """Bytes a second that one thread reads."""
+    """Return the bytes per second that one thread reads."""
     large = torch.ones(CACHE_BYTES // 4)
-    return float(large.nbytes / least([large.sum], 5, 0.5)[0])
+    return float(large.nbytes / minimum([large.sum], 5, 0.5)[0])
 
 
 def matrix_rate() -> float:
-    """Operations a second of one thread in a product of large matrices."""
+    """Return the operations per second of one thread in a large matrix product."""
     left, right = torch.randn(2, 1024, 2048).bfloat16()
-    return 2 * 1024 * 2048 * 1024 / least([lambda: left @ right.t()], 5, 0.5)[0]
+    return 2 * 1024 * 2048 * 1024 / minimum([lambda: left @ right.t()], 5, 0.5)[0]
 
 
 def prepared(
     kind: str, shape: Shape, layers: int, batch: int, queries: int, context: int
 ) -> PagedAttention:
-    """A backend with a step planned: sequences of ``context`` tokens in random blocks."""
+    """Return a backend with a planned step: sequences of ``context`` tokens in random blocks."""
     spec = KVSpec(shape.kv_heads, shape.head_dim)
     attention = create_attention(
         kind, [spec] * layers, BLOCK, torch.bfloat16, CPU, shape.cache_dtype
@@ -118,7 +118,7 @@ def prepared(
 
 
 def decode(shape: Shape, batch: int, context: int, bandwidth: float) -> str:
-    """A row of the table."""
+    """Measure a decode and return its table row."""
     layers = max(2, CACHE_BYTES // shape.kv_bytes(batch * context))
     query, key, value = shape.tensors(batch)
 
@@ -131,7 +131,7 @@ def decode(shape: Shape, batch: int, context: int, bandwidth: float) -> str:
 
         return step
 
-    ours, theirs = (spent / layers for spent in least([steps("native"), steps("cpu")], 5, 3.0))
+    ours, theirs = (spent / layers for spent in minimum([steps("native"), steps("cpu")], 5, 3.0))
     rate = shape.kv_bytes(batch * context) / ours
     return (
         f"{batch:6} {context:8} {ours * 1e6:12.1f} {theirs * 1e6:12.1f} {theirs / ours:8.1f}"
@@ -140,7 +140,7 @@ def decode(shape: Shape, batch: int, context: int, bandwidth: float) -> str:
 
 
 def prefill(shape: Shape, tokens: int, context: int, peak: float) -> str:
-    """A row of the table: the last ``tokens`` of a sequence of ``context``."""
+    """Measure a prefill of the last ``tokens`` of ``context`` and return its table row."""
     query, key, value = shape.tensors(tokens)
     scale = shape.head_dim**-0.5
     attentions = [prepared(kind, shape, 1, 1, tokens, context) for kind in ("native", "cpu")]
@@ -156,7 +156,7 @@ def prefill(shape: Shape, tokens: int, context: int, peak: float) -> str:
         return scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
 
     paged = [lambda a=a: a(0, query, key, value, scale) for a in attentions]
-    ours, theirs, stock = least([*paged, contiguous], 3, 2.0)
+    ours, theirs, stock = minimum([*paged, contiguous], 3, 2.0)
     visible = tokens * (context - (tokens - 1) / 2)
     rate = 4 * visible * shape.heads * shape.head_dim / ours
     return (
@@ -176,7 +176,9 @@ def main() -> None:
     parser.add_argument(
         "--contexts", type=int, nargs="*", default=[128, 256, 512, 1024, 2048, 4096, 8192]
     )
-    parser.add_argument("--most-tokens", type=int, default=65536, help="of a batch's contexts")
+    parser.add_argument(
+        "--max-tokens", type=int, default=65536, help="limit of batch size times context"
+    )
     arguments = parser.parse_args()
     if cpp_library() is None:
         raise SystemExit("the kernels were not compiled: python -m tgi_cli.kernels")
@@ -188,7 +190,7 @@ def main() -> None:
     print("decode  context    native us       cpu us    times     GB/s    share")
     for batch in arguments.batches:
         for context in arguments.contexts:
-            if batch * context <= arguments.most_tokens:
+            if batch * context <= arguments.max_tokens:
                 print(decode(shape, batch, context, bandwidth), flush=True)
     print("\ntokens  context    native ms       cpu ms  SDPA ms    times  GFLOP/s    share")
     for context in arguments.contexts:

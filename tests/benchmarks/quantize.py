@@ -1,13 +1,14 @@
-"""What quantization costs and what it keeps: method x bits x groups x order of columns.
+"""Measure the accuracy and cost of quantization by method, bits, group size and column order.
 
     python -m tests.benchmarks.quantize                       the bundled model and a trained one
-    python -m tests.benchmarks.quantize --model FOLDER        another
-    python -m tests.benchmarks.quantize --gptqmodel PYTHON    beside gptqmodel, in its environment
-    python -m tests.benchmarks.quantize --big FOLDER          peak memory at one large checkpoint
+    python -m tests.benchmarks.quantize --model FOLDER        another model
+    python -m tests.benchmarks.quantize --gptqmodel PYTHON    also gptqmodel, in its environment
+    python -m tests.benchmarks.quantize --big FOLDER          peak memory for a large checkpoint
 
-Each setting runs in a process of its own: seconds and peak memory are that process's, imports
-and all. Perplexity, divergence from the original in float32 and top-1 are of text that no sample
-is from. The trained model is made by tests/tools/trained_model.py (two minutes), once, in --work.
+Each setting runs in a process of its own, whose total time and peak memory are reported, including
+imports. Perplexity, KL divergence from the float32 original and top-1 agreement are evaluated on
+held-out text. The trained model is created once in --work by tests/tools/trained_model.py, which
+takes two minutes.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Setting:
     name: str
     flags: tuple[str, ...]
     theirs: dict[str, Any] | None = None
-    """What gptqmodel is to be asked for; None: it is not asked."""
+    """The equivalent settings of gptqmodel, or None to skip it."""
 
 
 @dataclass
 class Row:
-    """What a setting came to."""
+    """The results of a setting."""
 
     seconds: float
     peak_mib: float
@@ -85,7 +86,7 @@ SETTINGS = (
     Setting("int8", ("--method", "int8")),
 )
 
-# Of the system's two highest marks ru_maxrss would not do: a child has its parent's from the start.
+# Not ru_maxrss: a child process inherits its parent's.
 PEAK = """
 def peak():
     with open("/proc/self/status") as status:
@@ -106,14 +107,14 @@ import json, os, sys, time
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 import torch
 from gptqmodel import GPTQModel, QuantizeConfig
-asked = json.loads(sys.argv[1])
+job = json.loads(sys.argv[1])
 rows = [{{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}}
-        for ids in json.load(open(asked["samples"]))]
-model = GPTQModel.load(asked["model"], QuantizeConfig(device="cpu", **asked["settings"]))
+        for ids in json.load(open(job["samples"]))]
+model = GPTQModel.load(job["model"], QuantizeConfig(device="cpu", **job["settings"]))
 began = time.monotonic()
 model.quantize(rows, batch_size=1)
 seconds = time.monotonic() - began
-model.save(asked["out"])
+model.save(job["out"])
 print()
 print(json.dumps({{"seconds": seconds, "peak": peak()}}))
 """
@@ -136,15 +137,15 @@ def ours(model: Path, out: Path, flags: list[str]) -> Row:
 
 
 def theirs(python: str, model: Path, out: Path, samples: Path, settings: dict[str, Any]) -> Row:
-    """Let gptqmodel quantize with the same samples; our evaluation judges both."""
-    asked = {
+    """Quantize with gptqmodel and the same samples, and evaluate the result."""
+    job = {
         "model": str(model),
         "out": str(out),
         "samples": str(samples),
         "settings": settings,
     }
     done = subprocess.run(
-        [python, "-c", THEIRS, json.dumps(asked)],
+        [python, "-c", THEIRS, json.dumps(job)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -167,7 +168,7 @@ def _evaluated(model: Path, out: Path) -> dict[str, Any]:
 
 
 def _samples(model: Path, options: argparse.Namespace, work: Path) -> Path:
-    """The token ids that ``tgi quantize`` with these flags is calibrated with."""
+    """Write the calibration token ids of ``tgi quantize`` with these flags; return the path."""
     from tgi_cli.quantize.calibration import load_calibration
     from tgi_cli.quantize.options import QuantizeOptions
 
@@ -184,7 +185,7 @@ def _samples(model: Path, options: argparse.Namespace, work: Path) -> Path:
 
 
 def table(model: Path, options: argparse.Namespace, work: Path) -> Iterator[str]:
-    """The rows for a model, in Markdown."""
+    """Yield the Markdown table of a model, line by line."""
     samples = _samples(model, options, work)
     yield "| setting | KL | top-1 | perplexity | MiB | seconds | peak MiB |"
     yield "|---|---|---|---|---|---|---|"
@@ -212,7 +213,7 @@ def _line(name: str, row: Row) -> str:
 
 
 def big(model: Path, options: argparse.Namespace, work: Path) -> Iterator[str]:
-    """Peak memory and time at a large checkpoint, which has no tokenizer of its own, perhaps."""
+    """Yield a table of peak memory and time for a large checkpoint, which needs no tokenizer."""
     yield "| method | seconds | peak MiB |"
     yield "|---|---|---|"
     for method in ("gptq", "awq", "int8"):
@@ -230,12 +231,14 @@ def main() -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", type=Path, action="append")
-    parser.add_argument("--gptqmodel", metavar="PYTHON", help="of an environment that has it")
+    parser.add_argument(
+        "--gptqmodel", metavar="PYTHON", help="interpreter of an environment with gptqmodel"
+    )
     parser.add_argument("--big", type=Path, metavar="FOLDER")
     parser.add_argument("--calibration", default="bundled")
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--only", help="settings with this in their name")
+    parser.add_argument("--only", help="only settings whose names contain this text")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "tgi-quantize")
     options = parser.parse_args()
     options.work.mkdir(exist_ok=True)
@@ -252,7 +255,7 @@ def main() -> None:
         for line in table(model, options, options.work):
             print(line, flush=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"\n{used.ru_utime + used.ru_stime:.0f} s of CPU in all", file=sys.stderr)
+    print(f"\n{used.ru_utime + used.ru_stime:.0f} s of CPU time in total", file=sys.stderr)
 
 
 if __name__ == "__main__":

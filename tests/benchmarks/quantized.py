@@ -1,14 +1,13 @@
-"""Quantized weights beside bfloat16 ones: how fast they decode, and what memory they take.
+"""Compare quantized and bfloat16 weights: decoding speed and memory.
 
     python -m tests.benchmarks.quantized [--shapes 135m qwen3-0.6b] [--rows 1 8 32] [--json FILE]
 
-Checkpoints of random weights in the shapes of a 135M Llama and of Qwen3-0.6B, written once into
-``--folder``: as they are, in GPTQ of 4 bits, and quantized as they are loaded. Decoding is a
-worker's, without engine, wire and HTTP: all variants are loaded in one process and take turns, in
-stretches of 20 steps; a figure is the median over the rounds of the stretches' medians. Memory is
-that of ``tgi serve`` after it has answered a request, all its processes together, with pages that
-several share counted once. The embedding and the head are one table in both shapes, 28 of 135
-million numbers and 156 of 596 million; the head is in bfloat16 but where its name says otherwise.
+Creates checkpoints with random weights in the shapes of a 135M Llama and of Qwen3-0.6B once in
+``--folder``: unquantized, in 4-bit GPTQ, and quantized on load. A worker decodes without engine,
+wire and HTTP. All variants are loaded in one process and take turns, 20 steps at a time; figures
+are medians over the rounds of the median step. Memory is that of all processes of ``tgi serve``
+after one request, with shared pages counted once. Both shapes have tied embeddings, 28 of 135 and
+156 of 596 million parameters. The output head is in bfloat16 unless the variant's name mentions it.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ VARIANTS: dict[str, tuple[str, str | None, bool]] = {
     "nf4": ("{checkpoint}", "bitsandbytes-nf4", False),
     "fp8": ("{checkpoint}", "fp8", False),
 }
-"""By name: the checkpoint, what ``--quantize`` makes of it, and ``--quantize-head``."""
+"""By name: the checkpoint, the value of ``--quantize``, and ``--quantize-head``."""
 
-STRETCH = 20
-SKIPPED = 4
-"""Steps of a stretch that are not counted: the caches have another variant's weights."""
+BURST_STEPS = 20
+WARMUP_STEPS = 4
+"""Steps of a burst that are ignored, while the CPU caches hold another variant's weights."""
 
 
 def checkpoint(shape: str, folder: Path) -> Path:
-    """A checkpoint of random weights with a tokenizer, written unless it is there."""
+    """Return a checkpoint with random weights and a tokenizer, created on first use."""
     import torch
 
     path = folder / shape
@@ -63,7 +62,7 @@ def checkpoint(shape: str, folder: Path) -> Path:
 
 
 class Decoder:
-    """A worker that decodes so many sequences of a context."""
+    """A worker that decodes batches of sequences with ``context`` tokens each."""
 
     def __init__(
         self, path: Path, quantize: str | None, head: bool, rows: list[int], context: int
@@ -81,12 +80,12 @@ class Decoder:
         self.worker = worker
         self.context = context
 
-    def stretch(self, rows: int) -> float:
-        """Median milliseconds of a step."""
+    def burst(self, rows: int) -> float:
+        """Decode a burst of steps and return the median milliseconds of a step."""
         first, *steps = decodes(rows, self.context)
         self._run(first)
-        taken = [self._run(step) for step in steps[:STRETCH]]
-        return statistics.median(taken[SKIPPED:])
+        taken = [self._run(step) for step in steps[:BURST_STEPS]]
+        return statistics.median(taken[WARMUP_STEPS:])
 
     def _run(self, step: Step) -> float:
         began = time.perf_counter()
@@ -97,7 +96,7 @@ class Decoder:
 def speeds(
     path: Path, folder: Path, rows: list[int], rounds: int, context: int
 ) -> dict[str, dict[int, float]]:
-    """Milliseconds of a step, by variant and rows."""
+    """Return the milliseconds of a step, by variant and number of rows."""
     decoders = {}
     for name, (which, quantize, head) in VARIANTS.items():
         found = Tgi(name, Path(sys.executable), which).prepare(path, folder)
@@ -106,15 +105,15 @@ def speeds(
     for _ in range(rounds):
         for count in rows:
             for name, decoder in decoders.items():
-                taken[name][count].append(decoder.stretch(count))
+                taken[name][count].append(decoder.burst(count))
     return {
         name: {count: statistics.median(each) for count, each in by_rows.items()}
         for name, by_rows in taken.items()
     }
 
 
-def served(path: Path, folder: Path) -> dict[str, float]:
-    """MB of ``tgi serve`` and its processes once it has answered, by variant."""
+def served_memory(path: Path, folder: Path) -> dict[str, float]:
+    """Return the MB of ``tgi serve`` and its processes after a request, by variant."""
     found = {}
     for name, (which, quantize, head) in VARIANTS.items():
         flags = f"--quantize {quantize} " * bool(quantize) + "--quantize-head" * head
@@ -132,7 +131,7 @@ def served(path: Path, folder: Path) -> dict[str, float]:
 
 
 def table(rows: list[int], steps: dict[str, dict[int, float]], memories: dict[str, float]) -> str:
-    """Tokens per second, times those of bfloat16, and MB."""
+    """Format tokens per second, their ratio to bfloat16's, and MB."""
     lines = [
         f"| weights | {' | '.join(f'{count} decoding' for count in rows)} | MB served |",
         "|---" * (len(rows) + 2) + "|",
@@ -156,21 +155,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "quantized")
-    parser.add_argument("--no-memory", action="store_true", help="serve nothing, only decode")
-    parser.add_argument("--json", type=Path, help="write what was measured there, too")
+    parser.add_argument("--no-memory", action="store_true", help="skip the memory measurement")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
-    told: dict[str, object] = {"machine": description(), "threads": kernels.threads()}
+    results: dict[str, object] = {"machine": description(), "threads": kernels.threads()}
     for shape in options.shapes:
         folder = options.folder / "made" / shape
         folder.mkdir(parents=True, exist_ok=True)
         path = checkpoint(shape, options.folder)
-        memories = {} if options.no_memory else served(path, folder)
+        memories = {} if options.no_memory else served_memory(path, folder)
         steps = speeds(path, folder, options.rows, options.rounds, options.context)
         print(f"\n{shape}, {kernels.threads()} threads, context {options.context}\n")
         print(table(options.rows, steps, memories), flush=True)
-        told[shape] = {"step_ms": steps, "served_mb": memories}
+        results[shape] = {"step_ms": steps, "served_mb": memories}
     if options.json:
-        options.json.write_text(json.dumps(told, indent=2))
+        options.json.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What tokens and requests cost the router.
+"""Measure the router's cost of tokens and requests.
 
 ``python -m tests.benchmarks.router_stream [--streams 64 512] [--tokens 500] [--requests 4000]``
 
-A router process of its own, served as in production, over an engine that emits one token per
-stream every 10 ms (as decoding does) or as fast as it can; for requests, over one that answers at
-once. The client reads sockets in this process and parses nothing. CPU time comes from the
-operating system, so that the load of the machine hardly enters.
+A router process, served as in production, uses a fake engine that emits one token per stream every
+10 ms (as decoding does) or as fast as it can; for requests, one that responds at once. The client
+reads sockets in this process without parsing. CPU time is that of the router process, so that other
+load on the machine has little influence.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ EVENT = (
 
 
 class TickingStream:
-    """Hands out one token whenever the ticker says so, as the real client does: a future."""
+    """Emits one token per tick, waiting on a future as the real client does."""
 
     def __init__(self, engine: TickingEngine, request: GenerationRequest) -> None:
         self._engine = engine
@@ -101,7 +101,7 @@ class TickingStream:
 
 
 async def send_bytes(request: Request) -> Response:
-    """What the server and the sockets cost without us: the same event again and again."""
+    """Send a constant event repeatedly: the cost of uvicorn, asyncio and sockets alone."""
     body = await request.json()
     wanted = GenerationRequest(
         request_id=0,
@@ -124,7 +124,7 @@ async def send_bytes(request: Request) -> Response:
 
 
 class TickingEngine(FakeEngine):
-    """All streams advance together, every step."""
+    """An engine in which all streams advance together, every step."""
 
     streams: set[TickingStream]
 
@@ -145,9 +145,9 @@ class TickingEngine(FakeEngine):
 def serve(
     listener: socket.socket, folder: str, streams: int, seconds: float | None, pipe: Connection
 ) -> None:
-    """The router's process; reports its CPU seconds and its peak memory.
+    """Run the router process; it reports its CPU seconds and its peak memory over ``pipe``.
 
-    ``seconds`` are between tokens; None: the engine answers whole, and at once.
+    ``seconds`` is the time between tokens, or None if the engine returns whole responses at once.
     """
 
     async def main() -> None:
@@ -188,8 +188,10 @@ def serve(
     uvloop.run(main())
 
 
-async def drive(port: int, route: str, body: dict[str, Any], streams: int, tokens: int) -> int:
-    """Read all streams to their end; bytes read."""
+async def read_streams(
+    port: int, route: str, body: dict[str, Any], streams: int, tokens: int
+) -> int:
+    """Read all streams to their end; return the number of bytes read."""
 
     async def one() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -210,8 +212,10 @@ async def drive(port: int, route: str, body: dict[str, Any], streams: int, token
     return sum(await asyncio.gather(*(one() for _ in range(streams))))
 
 
-async def ask(port: int, route: str, body: dict[str, Any], connections: int, count: int) -> None:
-    """``count`` requests in all, one after the other on each connection."""
+async def send_requests(
+    port: int, route: str, body: dict[str, Any], connections: int, count: int
+) -> None:
+    """Send ``count`` requests in total, one after the other on each connection."""
     fields = {"max_tokens": 1, "parameters": {"max_new_tokens": 1}}
     content = json.dumps({**body, **fields}).encode()
     request = (
@@ -235,7 +239,7 @@ async def ask(port: int, route: str, body: dict[str, Any], connections: int, cou
 def measure(
     folder: str, streams: int, seconds: float | None, work: Callable[[int], Awaitable[object]]
 ) -> tuple[float, float, float]:
-    """Wall and CPU seconds of a router while the client works, and its peak memory in MiB."""
+    """Return wall and CPU seconds of a router during ``work``, and its peak memory in MiB."""
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
         ours, theirs = context.Pipe()
@@ -257,10 +261,10 @@ def measure(
 
 
 def main() -> None:
-    """Print one line per route and pace."""
+    """Print one line per route and token rate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--tokens", type=int, default=500, help="of each of 64 streams")
+    parser.add_argument("--tokens", type=int, default=500, help="tokens per stream with 64 streams")
     parser.add_argument("--requests", type=int, default=4000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -271,7 +275,9 @@ def main() -> None:
             tokens = max(options.tokens * 64 // streams, 200)
             for name, (route, body) in ROUTES.items():
                 for pace, seconds in (("10 ms", STEP_SECONDS), ("burst", 0.0)):
-                    work = partial(drive, route=route, body=body, streams=streams, tokens=tokens)
+                    work = partial(
+                        read_streams, route=route, body=body, streams=streams, tokens=tokens
+                    )
                     wall, cpu, peak = measure(folder, streams, seconds, work)
                     events = streams * tokens
                     print(
@@ -285,7 +291,9 @@ def main() -> None:
             for name, route in WHOLE.items():
                 body = ROUTES[name][1]
                 count = options.requests // streams * streams
-                work = partial(ask, route=route, body=body, connections=streams, count=count)
+                work = partial(
+                    send_requests, route=route, body=body, connections=streams, count=count
+                )
                 wall, cpu, peak = measure(folder, streams, None, work)
                 print(
                     f"| {name} | {streams} | {count / wall:,.0f} | {cpu / count * 1e6:.0f} "

@@ -1,17 +1,17 @@
-"""Streaming speed over HTTP, of variants of the server in turn; where their threads' time goes.
+"""Compare streaming speed of server variants over HTTP, and the CPU time of their threads.
 
     python -m tests.tools.checkpoints --shape 135m --full-tokenizer /tmp/small
     python -m tests.benchmarks.served /tmp/small --streams 1 32 \\
         --variant base --variant passive:OMP_WAIT_POLICY=passive --variant old@/path/to/checkout
 
-A variant is ``NAME[@CHECKOUT][:VARIABLE=VALUE,...]``: another clone, and what the environment of
-the server has beside ours. All servers run from the beginning; each round gives every variant a
-wave, one after the other, so that a machine whose speed drifts favours nobody. Waves are of C
-streams of ``/v1/completions`` with prompts of random tokens (no prefix reuse), greedy,
-``ignore_eos``; the client reads raw bytes in this process, on the same cores.
+A variant is ``NAME[@CHECKOUT][:VARIABLE=VALUE,...]``: another clone of the repository, and extra
+environment variables of the server. All servers run throughout; each round sends every variant a
+wave, one after the other, so that drifts in the machine's speed affect all equally. A wave is C
+concurrent streams of ``/v1/completions`` with prompts of random tokens (no prefix reuse), greedy,
+``ignore_eos``. The client reads raw bytes in this process, on the same cores.
 
-``--threads`` adds, of the last wave of each variant, what each thread cost per step: CPU time
-and wake-ups (the system's own counts, exact also where the machine is busy).
+``--threads`` also prints the cost of each thread per step in the last wave of each variant: CPU
+time and context switches, as counted by the kernel.
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ from tests.tools.server_process import free_ports, stop
 
 @dataclass(frozen=True)
 class Wave:
-    """Output tokens per second; medians over the streams, in seconds: time to the first token,
-    and between two."""
+    """Output tokens per second, and medians over the streams in seconds: TTFT and ITL."""
 
     rate: float
     ttft: float
-    between: float
+    itl: float
 
 
 @dataclass
 class Threads:
-    """Per thread, by name and id: CPU microseconds, and how often it slept or was made to wait."""
+    """CPU microseconds, voluntary and involuntary context switches, by thread name and ID."""
 
     cpu: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    slept: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    displaced: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    voluntary: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    involuntary: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
     def of(cls, roles: dict[str, int]) -> Threads:
@@ -68,18 +67,18 @@ class Threads:
                 values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
                 name = f"{role}: {values['Name'].strip()} {task.name}"
                 now.cpu[name] += nanoseconds / 1e3
-                now.slept[name] += int(values["voluntary_ctxt_switches"])
-                now.displaced[name] += int(values["nonvoluntary_ctxt_switches"])
+                now.voluntary[name] += int(values["voluntary_ctxt_switches"])
+                now.involuntary[name] += int(values["nonvoluntary_ctxt_switches"])
         return now
 
     def since(self, before: Threads, steps: int) -> list[tuple[str, float, float, float]]:
-        """Per step: name, CPU microseconds, times asleep, times displaced; dearest first."""
+        """Return name, CPU us and both kinds of switches per step, by descending CPU time."""
         rows = [
             (
                 name,
                 (cpu - before.cpu.get(name, 0.0)) / steps,
-                (self.slept[name] - before.slept.get(name, 0)) / steps,
-                (self.displaced[name] - before.displaced.get(name, 0)) / steps,
+                (self.voluntary[name] - before.voluntary.get(name, 0)) / steps,
+                (self.involuntary[name] - before.involuntary.get(name, 0)) / steps,
             )
             for name, cpu in self.cpu.items()
         ]
@@ -87,7 +86,7 @@ class Threads:
 
 
 class Variant:
-    """A server process, and what was measured of it."""
+    """A server process and its measurements."""
 
     def __init__(self, variant: str, model: Path, extra: Iterable[str]) -> None:
         head, _, variables = variant.partition(":")
@@ -118,7 +117,7 @@ class Variant:
 
     @property
     def processes(self) -> dict[str, int]:
-        """Pids of the launcher, the model server and the router."""
+        """Process IDs of the launcher, the model server and the router."""
         roles = {"launcher": self._process.pid}
         for child in children_of(self._process.pid):
             roles["router" if " router " in command_of(child) else "server"] = child
@@ -129,7 +128,7 @@ class Variant:
 
     async def _wave(self, prompts: list[list[int]], new_tokens: int) -> Wave:
         firsts: list[float] = []
-        between: list[float] = []
+        itl: list[float] = []
         begin = time.perf_counter()
 
         async def one(prompt: list[int]) -> None:
@@ -158,14 +157,14 @@ class Variant:
             firsts.append(first - begin)
             while chunk := await reader.read(1 << 16):
                 text += chunk
-            between.append((time.perf_counter() - first) / (new_tokens - 1))
+            itl.append((time.perf_counter() - first) / (new_tokens - 1))
             writer.close()
             if b'"completion_tokens":%d' % new_tokens not in text:
                 raise RuntimeError(f"not {new_tokens} tokens: {text[-300:].decode()}")
 
         await asyncio.gather(*map(one, prompts))
         rate = len(prompts) * new_tokens / (time.perf_counter() - begin)
-        return Wave(rate, statistics.median(firsts), statistics.median(between))
+        return Wave(rate, statistics.median(firsts), statistics.median(itl))
 
     def close(self) -> None:
         stop(self._process, 30)
@@ -173,12 +172,12 @@ class Variant:
 
 def measure(variants: list[Variant], options: argparse.Namespace) -> None:
     vocab = json.loads((options.model / "config.json").read_text())["vocab_size"]
-    dice = random.Random(0)
+    generator = random.Random(0)
     for streams in options.streams:
         for number in range(options.rounds + 1):  # the first warms up
             for variant in variants[number % len(variants) :] + variants[: number % len(variants)]:
                 prompts = [
-                    [dice.randrange(10, vocab) for _ in range(options.prompt_tokens)]
+                    [generator.randrange(10, vocab) for _ in range(options.prompt_tokens)]
                     for _ in range(streams)
                 ]
                 before = Threads.of(variant.processes)
@@ -191,7 +190,7 @@ def measure(variants: list[Variant], options: argparse.Namespace) -> None:
 
 def report(variants: list[Variant], options: argparse.Namespace) -> None:
     first = variants[0]
-    print("| streams | variant | output tok/s (min-max) | to the first | TTFT ms | between ms |")
+    print("| streams | variant | output tok/s (min-max) | vs first | TTFT ms | ITL ms |")
     print("|---|---|---|---|---|---|")
     for streams in options.streams:
         base = statistics.median(wave.rate for wave in first.waves[streams])
@@ -199,22 +198,22 @@ def report(variants: list[Variant], options: argparse.Namespace) -> None:
             waves = variant.waves[streams]
             rates = sorted(wave.rate for wave in waves)
             middle = statistics.median(rates)
-            between = statistics.median(wave.between for wave in waves) * 1e3
+            itl = statistics.median(wave.itl for wave in waves) * 1e3
             ttft = statistics.median(wave.ttft for wave in waves) * 1e3
             print(
                 f"| {streams} | {variant.name} | {middle:.1f} ({rates[0]:.1f}-{rates[-1]:.1f}) "
-                f"| {middle / base:.3f} | {ttft:.0f} | {between:.2f} |"
+                f"| {middle / base:.3f} | {ttft:.0f} | {itl:.2f} |"
             )
     if not options.threads:
         return
-    print("\n| streams | variant | thread | CPU us a step | sleeps a step | displaced a step |")
+    print("\n| streams | variant | thread | CPU us/step | voluntary switches | involuntary |")
     print("|---|---|---|---|---|---|")
     for streams in options.streams:
         for variant in variants:
-            for name, cpu, slept, displaced in variant.profile[streams]:
+            for name, cpu, voluntary, involuntary in variant.profile[streams]:
                 print(
-                    f"| {streams} | {variant.name} | {name} | {cpu:.0f} | {slept:.2f} "
-                    f"| {displaced:.2f} |"
+                    f"| {streams} | {variant.name} | {name} | {cpu:.0f} | {voluntary:.2f} "
+                    f"| {involuntary:.2f} |"
                 )
 
 
@@ -227,9 +226,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", action="store_true")
-    parser.add_argument("--serve", nargs="*", default=[], help="more of `tgi serve`: --x=y")
+    parser.add_argument("--serve", nargs="*", default=[], help="extra flags of `tgi serve`: --x=y")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no server is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # stop the servers, too
     variants: list[Variant] = []
     try:
         for text in options.variant or ["base"]:

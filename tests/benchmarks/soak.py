@@ -1,17 +1,16 @@
-"""Minutes of mixed requests against a small cache: does any process gain memory, files, threads?
+"""Find leaks: send mixed requests for minutes, and measure memory, files and threads.
 
     python -m tests.benchmarks.soak [--minutes 10] [--clients 6] [--json FILE]
 
-Streams, chats, grammars, several samples, seeds, stop strings, log-probabilities, requests that
-their client leaves, and requests that are refused, from several clients at once, against the
-bundled model with a cache of 8,192 tokens. Every few seconds it notes of each process of the
-server its memory (Pss: pages that several processes share count in parts), open file descriptors
-and threads.
+Several clients at once send streams, chats, grammars, several samples, seeds, stop strings,
+log-probabilities, requests that they abandon and invalid requests to the bundled model with a KV
+cache of 8,192 tokens. Every few seconds, sample the memory (Pss, in which shared pages are divided
+among their processes), open file descriptors and threads of every process of the server.
 
-A leak goes on: of each process the medians of the last and of the first third after the first
-two minutes are compared, and a line is laid through all samples between. Memory grows when the
-medians differ by more than the tolerance and the line rises by more than it; files and threads
-when the medians differ by two or more. The exit status is 1 when anything grew.
+The first two minutes are ignored. Of the samples after them, compare each process's medians of the
+first and the last third, and fit a line. Memory has grown if both the medians and the line differ
+by more than the tolerance, files and threads if their medians differ by two or more. Exits with
+status 1 if anything has grown.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from typing import Any
 
 import httpx
 
+from tests.benchmarks.adversary.monitor import role_of
 from tests.benchmarks.adversary.report import show
 from tests.benchmarks.adversary.server import KEY, Server
-from tests.benchmarks.adversary.watch import role_of
 from tests.tools.process_tree import descendants_of
 
 FLAGS = ("--max-batch-total-tokens", "8192", "--no-measured-limits", "--max-best-of", "4")
@@ -49,7 +48,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One process at one time: seconds since the start, bytes, counts."""
+    """A sample of one process: seconds since the start, bytes of memory, counts."""
 
     at: float
     memory: int
@@ -59,13 +58,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one process, after the first minutes.
+    """Growth of one process after the first minutes.
 
     Attributes:
-        memory: bytes that the last third's median is above the first third's.
-        slope: bytes in an hour, of the line through all samples.
-        rise: bytes that this line gains from the first to the last of them.
-        files, threads: as ``memory``.
+        memory: difference in bytes between the medians of the last and the first third.
+        slope: bytes per hour, by linear regression over all samples.
+        rise: bytes that the regression line gains from the first to the last sample.
+        files, threads: differences of the medians, as for ``memory``.
     """
 
     memory: float
@@ -76,7 +75,7 @@ class Growth:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Growth:
-        """Raises ValueError for less than six samples: they show nothing."""
+        """Compute the growth, or raise ValueError for fewer than six samples."""
         if len(samples) < 6:
             raise ValueError(f"{len(samples)} samples show no growth")
         third = len(samples) // 3
@@ -91,8 +90,8 @@ class Growth:
         rise = line.slope * (times[-1] - times[0])
         return cls(gain("memory"), line.slope * 3600, rise, gain("files"), gain("threads"))
 
-    def broken(self, tolerance: float) -> list[str]:
-        """What grew; ``tolerance``: bytes of memory that may be noise."""
+    def grown(self, tolerance: float) -> list[str]:
+        """Return the names of what has grown, memory by more than ``tolerance`` bytes."""
         found = []
         if self.memory > tolerance and self.rise > tolerance:
             found.append("memory")
@@ -101,7 +100,7 @@ class Growth:
 
 
 def sample(pid: int, at: float) -> Sample:
-    """Raises OSError if the process has ended."""
+    """Take a sample of a process, or raise OSError if it has ended."""
     folder = Path(f"/proc/{pid}")
     memory = (folder / "smaps_rollup").read_text(encoding="ascii").partition("\nPss:")[2]
     files = sum(1 for _ in (folder / "fd").iterdir())
@@ -109,14 +108,14 @@ def sample(pid: int, at: float) -> Sample:
     return Sample(at, int(memory.split()[0]) * 1024, files, threads)
 
 
-def request(dice: random.Random) -> tuple[str, dict[str, Any], bool]:
-    """Path, body, and whether the client leaves before the end."""
-    prompt = dice.choice(PROMPTS) + " " * dice.randrange(3)
-    tokens = dice.choice((1, 8, 40, 120))
+def request(generator: random.Random) -> tuple[str, dict[str, Any], bool]:
+    """Return path, body, and whether the client abandons the request."""
+    prompt = generator.choice(PROMPTS) + " " * generator.randrange(3)
+    tokens = generator.choice((1, 8, 40, 120))
     chat: dict[str, Any] = {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": tokens,
-        "temperature": dice.choice((0, 1)),
+        "temperature": generator.choice((0, 1)),
     }
     text = {"prompt": prompt, "max_tokens": tokens}
     native = {"inputs": prompt, "parameters": {"max_new_tokens": tokens}}
@@ -127,13 +126,13 @@ def request(dice: random.Random) -> tuple[str, dict[str, Any], bool]:
         ("/v1/chat/completions", chat | {"stream": True}, False),
         ("/v1/chat/completions", chat | {"stream": True, "max_tokens": 500}, True),
         ("/generate", {"inputs": prompt, "parameters": {"max_new_tokens": 500}}, True),
-        ("/v1/chat/completions", chat | {"n": 3, "seed": dice.randrange(1000)}, False),
+        ("/v1/chat/completions", chat | {"n": 3, "seed": generator.randrange(1000)}, False),
         ("/v1/completions", text | {"logprobs": 5, "stop": ["\n\n", " the"]}, False),
         ("/v1/completions", text | {"echo": True, "logprobs": 1}, False),
         ("/v1/completions", text | {"prompt": [prompt] * 3, "temperature": 1}, False),
-        ("/v1/chat/completions", chat | {"guided_regex": f"[a-{dice.choice('xyz')}]+"}, False),
+        ("/v1/chat/completions", chat | {"guided_regex": f"[a-{generator.choice('xyz')}]+"}, False),
         ("/v1/chat/completions", chat | {"response_format": {"type": "json_object"}}, False),
-        ("/v1/chat/completions", chat | {"guided_choice": ["yes", str(dice.random())]}, False),
+        ("/v1/chat/completions", chat | {"guided_choice": ["yes", str(generator.random())]}, False),
         ("/v1/responses", {"input": prompt, "max_output_tokens": tokens, "stream": True}, False),
         ("/tokenize", native, False),
         ("/v1/chat/completions", chat | {"temperature": -1}, False),
@@ -142,15 +141,15 @@ def request(dice: random.Random) -> tuple[str, dict[str, Any], bool]:
         ("/no/such/path", {}, False),
         ("/v1/chat/completions", chat | {"guided_regex": "["}, False),
     )
-    return dice.choice(forms)
+    return generator.choice(forms)
 
 
 class Clients:
-    """Send without end, each from a thread of its own."""
+    """Clients that send requests until they are stopped, each in its own thread."""
 
     def __init__(self, url: str, key: str, count: int) -> None:
         self.statuses: Counter[str] = Counter()
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._url, self._key = url, key
         self._threads = [
             threading.Thread(target=self._run, args=(seed,), daemon=True) for seed in range(count)
@@ -158,54 +157,54 @@ class Clients:
         for thread in self._threads:
             thread.start()
 
-    def end(self) -> None:
-        self._over.set()
+    def stop(self) -> None:
+        self._stopped.set()
         for thread in self._threads:
             thread.join(60)
 
     def _run(self, seed: int) -> None:
-        dice = random.Random(seed)
+        generator = random.Random(seed)
         headers = {"authorization": f"Bearer {self._key}"}
         client = httpx.Client(base_url=self._url, headers=headers, timeout=60)
-        while not self._over.is_set():
-            path, body, leaves = request(dice)
-            if dice.random() < 0.02:  # connections come and go
+        while not self._stopped.is_set():
+            path, body, abandoned = request(generator)
+            if generator.random() < 0.02:  # connections come and go
                 client.close()
                 client = httpx.Client(base_url=self._url, headers=headers, timeout=60)
             try:
-                self.statuses[self._ask(client, path, body, leaves, dice)] += 1
+                self.statuses[self._send(client, path, body, abandoned, generator)] += 1
             except httpx.HTTPError as error:
                 self.statuses[type(error).__name__] += 1
 
-    def _ask(
+    def _send(
         self,
         client: httpx.Client,
         path: str,
         body: dict[str, Any],
-        leaves: bool,
-        dice: random.Random,
+        abandoned: bool,
+        generator: random.Random,
     ) -> str:
-        if leaves and path == "/generate":
+        if abandoned and path == "/generate":
             with contextlib.suppress(httpx.ReadTimeout):
-                client.post(path, json=body, timeout=0.05 + dice.random() * 0.3)
-            return "left"
+                client.post(path, json=body, timeout=0.05 + generator.random() * 0.3)
+            return "abandoned"
         with client.stream("POST", path, json=body) as answer:
-            stop = dice.randrange(1, 20) if leaves else None
+            stop = generator.randrange(1, 20) if abandoned else None
             for count, _ in enumerate(answer.iter_raw()):
                 if count == stop:
-                    return "left"
+                    return "abandoned"
         return str(answer.status_code)
 
 
-def watch(root: int, seconds: float, every: float) -> dict[str, list[Sample]]:
-    """Samples of each process by role and id, for so long."""
+def collect(root: int, seconds: float, interval: float) -> dict[str, list[Sample]]:
+    """Sample every process for ``seconds``; return the samples by role and process ID."""
     found: dict[str, list[Sample]] = {}
     began = time.monotonic()
     while (at := time.monotonic() - began) < seconds:
         for pid in (root, *descendants_of(root)):
             with contextlib.suppress(OSError, IndexError):
                 found.setdefault(f"{role_of(pid)} {pid}", []).append(sample(pid, at))
-        time.sleep(max(every - (time.monotonic() - began - at), 0.1))
+        time.sleep(max(interval - (time.monotonic() - began - at), 0.1))
     return found
 
 
@@ -214,30 +213,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--settle", type=float, default=2.0, help="minutes that do not count")
+    parser.add_argument("--settle", type=float, default=2.0, help="minutes to ignore at the start")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between two samples")
     parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--tolerance", type=float, default=4.0, help="MB that may be noise")
-    parser.add_argument("--json", type=Path, help="write every sample")
+    parser.add_argument("--tolerance", type=float, default=4.0, help="MB of growth to ignore")
+    parser.add_argument("--json", type=Path, help="write all samples to this file")
     options = parser.parse_args()
     server = Server(flags=FLAGS)
     first = {server.pid, *descendants_of(server.pid)}
     host, port = server.address
     try:
         clients = Clients(f"http://{host}:{port}", KEY, options.clients)
-        samples = watch(server.pid, options.minutes * 60, options.every)
-        clients.end()
+        samples = collect(server.pid, options.minutes * 60, options.every)
+        clients.stop()
         lost = sorted(first - {server.pid, *descendants_of(server.pid)})
     finally:
         server.close()
-    table, broken = [], []
+    table, failures = [], []
     for name, found in samples.items():
         later = [one for one in found if one.at >= options.settle * 60]
         if len(later) < 6:
             continue  # a worker that has ended since
         growth = Growth.of(later)
-        bad = growth.broken(options.tolerance * 2**20)
-        broken += [f"{name}: {what}" for what in bad]
+        grown = growth.grown(options.tolerance * 2**20)
+        failures += [f"{name}: {what}" for what in grown]
         table.append(
             [
                 name.rpartition(" ")[0],
@@ -247,19 +246,27 @@ def main() -> None:
                 f"{growth.slope / 2**20:+.1f}",
                 f"{growth.files:+.0f}",
                 f"{growth.threads:+.0f}",
-                ", ".join(bad) or "-",
+                ", ".join(grown) or "-",
             ]
         )
-    head = ["process", "MB then", "MB at the end", "growth MB", "MB an hour", "files", "threads"]
+    head = [
+        "process",
+        "MB at first",
+        "MB at the end",
+        "growth MB",
+        "MB an hour",
+        "files",
+        "threads",
+    ]
     show([*head, "grew"], table, f"{options.minutes:g} minutes, after the first {options.settle:g}")
     print(f"\n{sum(clients.statuses.values())} requests: {dict(clients.statuses.most_common())}")
     if lost:
-        broken.append(f"processes that ended: {lost}")
-    print("; ".join(broken) or "nothing grew")
+        failures.append(f"processes that ended: {lost}")
+    print("; ".join(failures) or "nothing grew")
     if options.json is not None:
-        told = {name: [vars(one) for one in found] for name, found in samples.items()}
-        options.json.write_text(json.dumps(told))
-    sys.exit(bool(broken))
+        dumped = {name: [vars(one) for one in found] for name, found in samples.items()}
+        options.json.write_text(json.dumps(dumped))
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Time from the command to a server that is ready, cold and warm; CPU time of ``tgi --help``.
+"""Measure the startup time of a server, cold and warm, and the CPU time of ``tgi --help``.
 
     python -m tests.tools.checkpoints --shape 135m --full-tokenizer /tmp/135m
     python -m tests.benchmarks.startup --model bundled --model /tmp/135m --rounds 5
 
-Ready is the first 200 of ``/health``, asked every 10 ms. Cold: the files of the checkpoint and of
-all packages that the interpreter may import are dropped from the page cache before the start
-(posix_fadvise DONTNEED; what some other process has mapped stays). ``--variant NAME:FLAGS`` adds
-starts with more flags, in turns with the others: what ``tgi warmup`` has kept counts with
-``--variant kept: --variant anew:--no-measured-limits``.
+A server is ready at the first 200 of ``/health``, which is polled every 10 ms. For a cold start,
+the files of the checkpoint and of all packages that the interpreter may import are dropped from the
+page cache first (posix_fadvise DONTNEED; files that another process has mapped stay).
+``--variant NAME:FLAGS`` adds starts with extra flags, alternating with the others. To measure the
+gain of ``tgi warmup``, use ``--variant cached: --variant measured:--no-measured-limits``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TGI = (sys.executable, "-m", "tgi_cli")
 
 
 def files_of(model: str) -> list[Path]:
-    """Of the checkpoint, and of all packages that a server may import."""
+    """Return the files of the checkpoint and of all packages that a server may import."""
     folders = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
     folders.add(Path(__file__).resolve().parents[2] / "tgi_cli")
     folders.update([] if model == "bundled" else [Path(model)])
@@ -44,17 +44,17 @@ def files_of(model: str) -> list[Path]:
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Have the system forget the content of files; they are read again from the disk."""
-    os.sync()  # only what is written out can be dropped
+    """Drop files from the page cache, so that they are read from disk again."""
+    os.sync()  # dirty pages cannot be dropped
     for path in files:
-        with contextlib.suppress(OSError):  # a file of another's
+        with contextlib.suppress(OSError):  # not ours to read
             descriptor = os.open(path, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
 
 
 class Server:
-    """One ``tgi serve``, timed from before its process exists."""
+    """A ``tgi serve``, timed from before its process starts."""
 
     def __init__(self, model: str, extra: Sequence[str]) -> None:
         [self._port] = free_ports(1)
@@ -67,10 +67,10 @@ class Server:
         )
 
     def ready(self) -> float:
-        """Seconds until it was."""
+        """Wait until it is ready; return the seconds since the start."""
         while time.perf_counter() - self._began < _READY_SECONDS:
             if self._process.poll() is not None:
-                raise SystemExit(f"the server ended with {self._process.returncode}")
+                raise SystemExit(f"the server exited with {self._process.returncode}")
             connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
             try:
                 connection.request("GET", "/health")
@@ -87,9 +87,9 @@ class Server:
         stop(self._process, 30)
 
 
-def start(model: str, forgotten: Iterable[Path], extra: Sequence[str]) -> tuple[float, float]:
-    """Seconds to ready of one server, and of CPU time until it has stopped again."""
-    drop(forgotten)
+def start(model: str, dropped: Iterable[Path], extra: Sequence[str]) -> tuple[float, float]:
+    """Start and stop a server; return the seconds until it was ready, and its CPU seconds."""
+    drop(dropped)
     before = cpu_so_far()
     server = Server(model, extra)
     try:
@@ -100,20 +100,20 @@ def start(model: str, forgotten: Iterable[Path], extra: Sequence[str]) -> tuple[
 
 
 def cpu_so_far() -> float:
-    """User and system time of all processes that have ended."""
+    """Return user and system time of all child processes that have exited."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def cpu_seconds(command: Sequence[str]) -> float:
-    """The same of a command."""
+    """Return the CPU seconds of a command."""
     before = cpu_so_far()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return cpu_so_far() - before
 
 
-def of(values: Sequence[float]) -> dict[str, float]:
-    """The medians of some rounds."""
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Summarize the values of all rounds."""
     return {
         "median": statistics.median(values),
         "least": min(values),
@@ -123,7 +123,7 @@ def of(values: Sequence[float]) -> dict[str, float]:
 
 
 def help_times() -> dict[str, dict[str, float]]:
-    """CPU seconds of ``tgi --help`` and of an interpreter that does nothing, in turns."""
+    """Return the CPU seconds of ``tgi --help`` and of a bare interpreter, in turns."""
     times: dict[str, list[float]] = {"tgi --help": [], "python -c pass": []}
     commands = {"tgi --help": [*_TGI, "--help"], "python -c pass": [sys.executable, "-c", "pass"]}
     for number in range(_HELP_ROUNDS + 1):
@@ -131,13 +131,13 @@ def help_times() -> dict[str, dict[str, float]]:
             seconds = cpu_seconds(command)
             if number:
                 times[name].append(seconds)
-    return {name: of(values) for name, values in times.items()}
+    return {name: summary(values) for name, values in times.items()}
 
 
 def measure(
     models: Sequence[str], rounds: int, variants: dict[str, list[str]]
 ) -> dict[str, dict[str, float]]:
-    """Seconds to ready, by model, page cache and variant; all take turns."""
+    """Return the seconds until ready by model, page cache and variant, which take turns."""
     taken: dict[str, list[float]] = {}
     files = {model: files_of(model) for model in models}
     for number in range(rounds + 1):
@@ -145,12 +145,12 @@ def measure(
             for variant, extra in variants.items():
                 for cold in (True, False):
                     seconds, cpu = start(model, files[model] if cold else (), extra)
-                    if number:  # the first fills caches on the disk
+                    if number:  # the first one fills caches on disk
                         state = "cold" if cold else "warm"
                         name = ", ".join(filter(None, (Path(model).name, state, variant)))
                         taken.setdefault(name, []).append(seconds)
                         taken.setdefault(f"{name}: CPU", []).append(cpu)
-    return {name: of(values) for name, values in taken.items()}
+    return {name: summary(values) for name, values in taken.items()}
 
 
 def table(title: str, rows: dict[str, dict[str, float]]) -> None:
@@ -164,19 +164,17 @@ def table(title: str, rows: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", action="append", help="a checkpoint's folder, or: bundled")
+    parser.add_argument("--model", action="append", help="folder of a checkpoint, or `bundled`")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--variant", action="append", help="NAME:FLAGS of `tgi serve`")
-    parser.add_argument("--skip-help", action="store_true", help="measure starts alone")
+    parser.add_argument("--skip-help", action="store_true", help="measure only starts")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no server is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # stop the server, too
     named = (each.partition(":") for each in options.variant or [":"])
     variants = {name: shlex.split(flags) for name, _, flags in named}
     found: dict[str, dict[str, dict[str, float]]] = {}
     tasks: dict[str, Callable[[], dict[str, dict[str, float]]]] = {
-        "from the command to ready": lambda: measure(
-            options.model or ["bundled"], options.rounds, variants
-        )
+        "startup": lambda: measure(options.model or ["bundled"], options.rounds, variants)
     }
     if not options.skip_help:
         tasks["CPU time"] = help_times

@@ -1,12 +1,12 @@
-"""Where a step's time goes on a CPU, operation by operation.
+"""Break down the time of a step on a CPU by operation.
 
     python -m tests.benchmarks.step CHECKPOINT [--rows 1 32] [--context 192] [--prompt 512]
 
-A worker as in a server, without engine, wire and HTTP: decodes of so many sequences of so much
-context, then a prompt; medians over the steps. What a step took beside the layers' operations and
-the head is the host's: inputs, embeddings, angles, sampler, result. The limit of a step of one
-sequence is the time that reading all weights takes, at the rate at which both cores read memory in
-the same process.
+Runs a worker as a server does, without engine, wire and HTTP: decodes of ``--rows`` sequences with
+``--context`` tokens each, then a prompt. Figures are medians over the steps. ``host`` is the time
+outside the layers' operations and the head: inputs, embeddings, rotary angles, sampler, result. The
+lower bound of a step with one sequence is the time to read all weights at the memory bandwidth of
+all cores, measured in the same process.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.worker import ModelWorker
 
 STEPS = 60
-SKIPPED = 10
-"""Of the steps, at the beginning."""
+WARMUP_STEPS = 10
+"""Steps at the beginning that are ignored."""
 BLOCK = 16
 
 
 def read_rate() -> float:
-    """Bytes per second that are read from memory, the best of several attempts."""
+    """Return the memory read bandwidth in bytes per second, the best of several attempts."""
     memory = allocate(512 << 20).view(torch.float32).fill_(1.0)
     before, best = torch.get_num_threads(), 0.0
     torch.set_num_threads(kernels.threads())
@@ -50,13 +50,13 @@ def read_rate() -> float:
 
 
 class Profile:
-    """Runs steps of a worker, and keeps what each part of them took."""
+    """Runs steps of a worker and records the time of each part."""
 
     def __init__(self, worker: ModelWorker) -> None:
         model: Any = worker.model
         compiled: Any = worker.runner.program
         if compiled is None:
-            raise SystemExit("this model is not run by the kernels as one program")
+            raise SystemExit("this model is not compiled to one program")
         program = compiled.program
         self.worker = worker
         self.labels = [label.rpartition(".")[2] for label in program.labels]
@@ -73,7 +73,7 @@ class Profile:
         return logits
 
     def run(self, step: Step) -> dict[str, float]:
-        """Milliseconds by what took them; ``all`` of them."""
+        """Run a step; return the milliseconds of each part, and of ``all``."""
         ctypes.memset(self.seconds, 0, ctypes.sizeof(self.seconds))
         self.head = 0.0
         began = time.perf_counter()
@@ -88,14 +88,14 @@ class Profile:
         return {name: 1e3 * seconds for name, seconds in parts.items()}
 
     def median(self, steps: list[Step]) -> dict[str, float]:
-        """Of all but the first steps."""
+        """Run steps; return the median of each part, without the warm-up steps."""
         taken = [self.run(step) for step in steps]
-        taken = taken[min(SKIPPED, len(taken) // 3) :]
+        taken = taken[min(WARMUP_STEPS, len(taken) // 3) :]
         return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
 
 
 def decodes(rows: int, context: int) -> list[Step]:
-    """A step that computes all but the last of ``context`` tokens, then decodes."""
+    """Return a step that computes ``context`` tokens per row, then decode steps."""
     blocks = -(-(context + STEPS) // BLOCK)
     first = Step(0)
     for row in range(rows):
@@ -113,7 +113,7 @@ def decodes(rows: int, context: int) -> list[Step]:
 
 
 def prompts(length: int, count: int) -> list[Step]:
-    """The same prompt several times."""
+    """Return ``count`` steps with the same prompt."""
     steps = []
     for number in range(count):
         step = Step(number)
@@ -158,7 +158,7 @@ def main() -> None:
         print(f"| {name} | {' | '.join(cells)} |")
     rate, weights = read_rate(), worker.model.weight_bytes
     limit = 1e3 * weights / rate
-    print(f"\nreading memory: {rate / 1e9:.1f} GB/s")
+    print(f"\nmemory bandwidth: {rate / 1e9:.1f} GB/s")
     print(f"all weights: {weights / 1e6:.0f} MB, {limit:.2f} ms")
     if 1 in options.rows:
         print(f"one sequence decodes at {limit / columns['1 decoding']['all']:.0%} of that limit")

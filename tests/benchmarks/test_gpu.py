@@ -1,4 +1,4 @@
-"""The benchmark for GPUs: that it runs, where there is none, with torch and little else."""
+"""Tests of the GPU benchmark, without a GPU and with no dependencies but torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ABSENT = [
     "jinja2",
     "transformers",
 ]
-"""What a machine with torch alone need not have."""
+"""Modules that a machine with only torch may lack."""
 
 PROGRAM = f"""
 import runpy, sys
@@ -48,7 +48,7 @@ runpy.run_module("tests.benchmarks.gpu", run_name="__main__", alter_sys=True)
 """
 
 
-def test_the_whole_script_runs_on_a_miniature_with_torch_alone(tmp_path: Path) -> None:
+def test_the_whole_script_runs_on_a_miniature_with_only_torch(tmp_path: Path) -> None:
     sections = ["decode", "ladder", "prefill", "offline", "trace", "kernels", "syncs"]
     arguments = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), "--only", *sections]
     done = subprocess.run(
@@ -70,7 +70,7 @@ def test_the_whole_script_runs_on_a_miniature_with_torch_alone(tmp_path: Path) -
     assert (tmp_path / "decode-trace.json").stat().st_size > 0
 
 
-def test_without_a_gpu_it_says_so_in_a_line(
+def test_without_a_gpu_it_prints_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
@@ -78,7 +78,7 @@ def test_without_a_gpu_it_says_so_in_a_line(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_a_section_that_fails_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
+def test_a_section_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None:
     options = argparse.Namespace(device="cpu", out=tmp_path, minutes=1, shape="tiny", peers=None)
     benchmark = gpu.Benchmark(options)
 
@@ -95,7 +95,7 @@ def test_a_section_that_fails_is_told_and_the_others_are_kept(tmp_path: Path) ->
     assert "failed: RuntimeError: the device is lost" in (tmp_path / "gpu.md").read_text()
 
 
-def test_the_shape_weighs_what_llama_3_1_8b_weighs(tmp_path: Path) -> None:
+def test_the_shape_has_the_weights_of_llama_3_1_8b(tmp_path: Path) -> None:
     shape = gpu.gpu_engine.write_shape("8b", tmp_path)
     assert shape.weight_bytes == pytest.approx(15.0e9, rel=0.01)
     assert shape.kv_bytes == 128 * 1024
@@ -108,7 +108,7 @@ def event(start: float, duration: float, correlation: int, kind: str = "kernel")
     return {"ph": "X", "cat": kind, "ts": start, "dur": duration, "args": args}
 
 
-def test_what_the_host_costs_is_the_time_between_graphs_in_which_nothing_runs() -> None:
+def test_exposed_host_time_is_the_idle_time_between_graphs() -> None:
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name"}]
     for step in range(5):
         start = 1000.0 * step
@@ -127,16 +127,16 @@ def test_what_the_host_costs_is_the_time_between_graphs_in_which_nothing_runs() 
     assert found.idle_inside == pytest.approx(19 * 2)
     assert found.share == pytest.approx(0.102)
     assert exposed_in(events[:20]) is None
-    first = top_kernels_in(events, runs=5, most=1)
+    first = top_kernels_in(events, runs=5, limit=1)
     assert first == [{"kernel": "kernel", "us": 20 * 40 + 60, "launches": 21}]
 
 
-def test_the_check_finds_what_is_not_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_wrong_logprobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "LENGTHS", (1, 17))
-    monkeypatch.setattr(gpu_check, "NEW", 4)
+    monkeypatch.setattr(gpu_check, "NEW_TOKENS", 4)
     found = gpu_check.parity(tmp_path, "cpu")
     assert found["tokens"] == 8
-    assert "8 tokens are the same" in found["float32, graphs, depth 1"]
+    assert "8 equal tokens" in found["float32, graphs, depth 1"]
     honest = gpu_check.play
 
     def wrong_when_overlapped(worker: Any, limits: Any, prompts: Any, new: int, depth: int) -> Any:
@@ -146,5 +146,5 @@ def test_the_check_finds_what_is_not_right(tmp_path: Path, monkeypatch: pytest.M
         return played
 
     monkeypatch.setattr(gpu_check, "play", wrong_when_overlapped)
-    with pytest.raises(AssertionError, match="float32, launched, depth 1"):
+    with pytest.raises(AssertionError, match="float32, eager, depth 1"):
         gpu_check.parity(tmp_path, "cpu")

@@ -39,7 +39,9 @@ class Clock:
 
 
 def stored(name: str, context: list[Items] | None = None, output: int = 0) -> StoredResponse:
-    return StoredResponse(name, lambda: b"{}", context or [], Items(b"x" * output), [f"{name}-0"])
+    return StoredResponse(
+        name, lambda: b"{}", context or [], Items([b"x" * (output // 2)] * 2), [f"{name}-0"]
+    )
 
 
 OVERHEAD = ENTRY_BYTES + 8 + len(b"{}") + ITEM_BYTES + len("a-0")

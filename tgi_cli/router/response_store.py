@@ -20,10 +20,20 @@ ITEM_BYTES = 128
 
 @dataclass(eq=False, slots=True)
 class Items:
-    """Items of one request or response: a JSON array, which several conversations may share."""
+    """Items of one request or response, which several conversations may share.
 
-    data: bytes
+    Attributes:
+        parts: JSON arrays. A long one would hold the interpreter lock while it is read.
+        users: The stored responses that have them.
+    """
+
+    parts: Sequence[bytes]
     users: int = 0
+
+    @property
+    def size(self) -> int:
+        """Length of the JSON."""
+        return sum(map(len, self.parts))
 
 
 @dataclass(eq=False, slots=True)
@@ -117,11 +127,11 @@ class ResponseStore:
             + len(stored.encode())
             + sum(ITEM_BYTES + len(item_id) for item_id in stored.item_ids)
         )
-        if stored.own_bytes + sum(len(items.data) for items in conversation) > self.most_bytes:
+        if stored.own_bytes + sum(items.size for items in conversation) > self.most_bytes:
             return False
         self.bytes += stored.own_bytes
         for items in conversation:
-            self.bytes += 0 if items.users else len(items.data)
+            self.bytes += 0 if items.users else items.size
             items.users += 1
         self._responses[stored.id] = stored
         for item_id in stored.item_ids:
@@ -137,7 +147,7 @@ class ResponseStore:
         self.bytes -= stored.own_bytes
         for items in stored.conversation:
             items.users -= 1
-            self.bytes -= 0 if items.users else len(items.data)
+            self.bytes -= 0 if items.users else items.size
         for item_id in stored.item_ids:
             if self._items.get(item_id) == response_id:
                 del self._items[item_id]

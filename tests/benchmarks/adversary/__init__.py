@@ -1,4 +1,4 @@
-"""What the worst request, checkpoint and flag cost.
+"""Cost of the worst request, checkpoint and flag that the server accepts.
 
 ``python -m tests.benchmarks.adversary``
 """

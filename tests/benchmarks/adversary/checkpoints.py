@@ -1,4 +1,4 @@
-"""Checkpoints and adapters whose files say absurd things, one at a time."""
+"""Checkpoints and adapters with one extreme value or malformed file each."""
 
 from __future__ import annotations
 
@@ -42,19 +42,26 @@ ABSENT = {
         *("layers_pattern", "exclude_modules", "target_parameters", "layer_replication"),
     ),
 }
-"""Fields that a file may have and the miniature has not."""
+"""Optional fields that the miniature's files do not have."""
 WEIGHTS = "model-00001-of-00002.safetensors"
 CONFIGS = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
     *("adapter_config.json", "model.safetensors.index.json"),
 )
-_NESTED_MOST = 40
-"""Fields of a file's own, within others; tokenizer.json has as many as there are words."""
+_MAX_KEYS = 40
+"""Most keys of one object to vary; tokenizer.json has one per word."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One folder. ``file`` and ``field``: what is absurd; ``write`` puts it into the folder."""
+    """One modified checkpoint or adapter.
+
+    Attributes:
+        file: name of the modified file.
+        field: path of the modified field, or the affected part of the file in parentheses.
+        kind: what replaces it.
+        write: writes the modified file into a folder.
+    """
 
     file: str
     field: str
@@ -62,33 +69,35 @@ class Case:
     write: Callable[[Path], None]
 
 
-def places(value: Any, path: tuple[Any, ...] = (), depth: int = 3) -> Iterator[tuple[Any, ...]]:
-    """Paths of the fields of a JSON value; of lists the first item's alone."""
+def field_paths(
+    value: Any, path: tuple[Any, ...] = (), depth: int = 3
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of the fields of a JSON value; for lists, only of the first item."""
     if depth == 0:
         return
     keys: list[Any] = []
     if isinstance(value, dict):
-        keys = list(value)[:_NESTED_MOST]
+        keys = list(value)[:_MAX_KEYS]
     elif isinstance(value, list):
         keys = [0] if value else []
     for key in keys:
         yield (*path, key)
-        yield from places(value[key], (*path, key), depth - 1)
+        yield from field_paths(value[key], (*path, key), depth - 1)
 
 
-def changed(value: Any, path: tuple[Any, ...], raw: str) -> str:
-    """The JSON of ``value`` with ``raw`` JSON in the place of a field."""
-    mark = "\0here\0"
+def with_field(value: Any, path: tuple[Any, ...], raw: str) -> str:
+    """Return ``value`` as JSON with the field at ``path`` replaced by the JSON text ``raw``."""
+    placeholder = "\0placeholder\0"
     copy = json.loads(json.dumps(value))
     inner = copy
     for key in path[:-1]:
         inner = inner[key]
-    inner[path[-1]] = mark
-    return json.dumps(copy).replace(json.dumps(mark), raw)
+    inner[path[-1]] = placeholder
+    return json.dumps(copy).replace(json.dumps(placeholder), raw)
 
 
 def cases(base: Path, adapter: Path) -> Iterator[Case]:
-    """All; files of the adapter are told by their names."""
+    """Yield all cases; adapter files have names that start with "adapter"."""
     for name in CONFIGS:
         file = (adapter if name.startswith("adapter") else base) / name
         if file.is_file():
@@ -100,30 +109,33 @@ def cases(base: Path, adapter: Path) -> Iterator[Case]:
         yield from _whole(name)
     for number, text in enumerate(hostile.TEMPLATES):
         yield Case(
-            "chat_template.jinja", "", f"template [{number}]", _text("chat_template.jinja", text)
+            "chat_template.jinja",
+            "",
+            f"template [{number}]",
+            _text_writer("chat_template.jinja", text),
         )
         content = json.dumps({"chat_template": text})
         yield Case(
             "tokenizer_config.json",
             "chat_template",
             f"template [{number}]",
-            _text("tokenizer_config.json", content),
+            _text_writer("tokenizer_config.json", content),
         )
     large = "{% if 1 %}a{% endif %}" * 200_000
-    yield Case("chat_template.jinja", "", "4 MB", _text("chat_template.jinja", large))
+    yield Case("chat_template.jinja", "", "4 MB", _text_writer("chat_template.jinja", large))
     nested = "{% if 1 %}" * 3000 + "{% endif %}" * 3000
-    yield Case("chat_template.jinja", "", "3,000 deep", _text("chat_template.jinja", nested))
+    yield Case("chat_template.jinja", "", "3,000 deep", _text_writer("chat_template.jinja", nested))
 
 
 def _fields(name: str, value: Any) -> Iterator[Case]:
-    paths = list(places(value, depth=2 if name == "tokenizer.json" else 3))
+    paths = list(field_paths(value, depth=2 if name == "tokenizer.json" else 3))
     paths += [(key,) for key in ABSENT.get(name, ()) if key not in value]
     for path in paths:
         field = ".".join(map(str, path))
         for raw in (*NUMBERS, *OTHERS):
-            yield Case(name, field, raw[:24], _later(name, value, path, lambda raw=raw: raw))
+            yield Case(name, field, raw[:24], _field_writer(name, value, path, lambda raw=raw: raw))
         for kind, make in LARGE.items():
-            yield Case(name, field, kind, _later(name, value, path, make))
+            yield Case(name, field, kind, _field_writer(name, value, path, make))
 
 
 def _whole(name: str) -> Iterator[Case]:
@@ -144,25 +156,25 @@ def _whole(name: str) -> Iterator[Case]:
 
     for kind, text in (
         ("empty", ""),
-        ("no JSON", "{"),
+        ("invalid JSON", "{"),
         ("a list", "[]"),
         ("a number", "1"),
         ("null", "null"),
-        ("a bracket 200,000 times", "[" * 200_000),
-        ("objects 200,000 deep", '{"a":' * 200_000),
+        ("200,000 opening brackets", "[" * 200_000),
+        ("200,000 nested objects", '{"a":' * 200_000),
         ("20 MB of spaces", " " * 20_000_000),
         ("a number of 5 MB", "1" * 5_000_000),
     ):
-        yield Case(name, "(file)", kind, _text(name, text))
-    yield Case(name, "(file)", "no UTF-8", lambda f: _put(f / name, b'{"a":"\xff\xfe"}'))
+        yield Case(name, "(file)", kind, _text_writer(name, text))
+    yield Case(name, "(file)", "invalid UTF-8", lambda f: _write(f / name, b'{"a":"\xff\xfe"}'))
     for target in ("/dev/zero", "/dev/null", "/dev/stdin", "absent", name):
-        yield Case(name, "(file)", f"a link to {target}", link(target))
-    yield Case(name, "(file)", "a pipe", fifo)
-    yield Case(name, "(file)", "a folder", folder_instead)
+        yield Case(name, "(file)", f"symlink to {target}", link(target))
+    yield Case(name, "(file)", "FIFO", fifo)
+    yield Case(name, "(file)", "directory", folder_instead)
 
 
 def _headers(name: str, file: Path) -> Iterator[Case]:
-    """The header of safetensors: https://huggingface.co/docs/safetensors (8 bytes of length)."""
+    """Vary the header of a safetensors file: https://huggingface.co/docs/safetensors."""
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -172,39 +184,39 @@ def _headers(name: str, file: Path) -> Iterator[Case]:
     def replaced(text: str, size: int | None = None) -> Callable[[Path], None]:
         head = text.encode()
         whole = struct.pack("<Q", len(head) if size is None else size) + head + rest
-        return lambda folder: _put(folder / name, whole)
+        return lambda folder: _write(folder / name, whole)
 
     for path in (("dtype",), ("shape",), ("shape", 0), ("data_offsets",), ("data_offsets", 1)):
         for raw in (*NUMBERS, *OTHERS, f"[{10**12},{10**12}]", f"[0,{2**63}]", '"F4"'):
-            text = changed(header, (first, *path), raw)
+            text = with_field(header, (first, *path), raw)
             yield Case(name, ".".join(map(str, path)), raw[:24], replaced(text))
     text = json.dumps(header)
     for size in (0, 1, 2**31, 2**63, 2**64 - 1):
         yield Case(name, "(length)", str(size), replaced(text, size))
     many = {**header, **{f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
                          for n in range(100_000)}}  # fmt: skip
-    yield Case(name, "(tensors)", "100,000 empty ones", replaced(json.dumps(many)))
+    yield Case(name, "(tensors)", "100,000 empty tensors", replaced(json.dumps(many)))
     yield Case(name, "(tensors)", "200,000 brackets", replaced("[" * 200_000))
-    yield Case(name, "(file)", "cut", lambda f: _put(f / name, data[: len(data) // 2]))
+    yield Case(name, "(file)", "truncated", lambda f: _write(f / name, data[: len(data) // 2]))
 
 
-def _text(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: _put(folder / name, text.encode())
+def _text_writer(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: _write(folder / name, text.encode())
 
 
-def _later(
+def _field_writer(
     name: str, value: Any, path: tuple[Any, ...], make: Callable[[], str]
 ) -> Callable[[Path], None]:
-    return lambda folder: _put(folder / name, changed(value, path, make()).encode())
+    return lambda folder: _write(folder / name, with_field(value, path, make()).encode())
 
 
-def _put(file: Path, content: bytes) -> None:
-    file.unlink(missing_ok=True)  # it may be a link to the miniature's
+def _write(file: Path, content: bytes) -> None:
+    file.unlink(missing_ok=True)  # it may be a link to the miniature's file
     file.write_bytes(content)
 
 
-def folder_of(base: Path, out: Path) -> Path:
-    """A folder with links to the files of another."""
+def linked_copy(base: Path, out: Path) -> Path:
+    """Create the folder ``out`` with hard links to the files of ``base``."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     for file in base.iterdir():

@@ -1,7 +1,7 @@
-"""Every field of every schema of every route, and a body around each of them.
+"""Enumerate every field of every request schema, with a request body around each.
 
-Routes and their bodies are those of the API's own document (``tgi_cli.router.api.openapi``), and
-fields those of the types that it names: a new one is covered without a word here.
+Routes and body types come from the OpenAPI document (``tgi_cli.router.api.openapi``) and fields
+from those types, so that new routes and fields are covered without changes here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tgi_cli.router.app import ROUTES
 Around = Callable[[bytes], bytes]
 
 TOKEN_COUNTS = ("max_new_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens")
-LONG_ANSWERS = frozenset({*TOKEN_COUNTS, "min_tokens", "n", "best_of"})
-"""Fields by which a client may ask for an answer that takes long."""
+LONG_RESPONSES = frozenset({*TOKEN_COUNTS, "min_tokens", "n", "best_of"})
+"""Fields with which a client may request a response that takes long."""
 
-_NAMED: dict[str, bytes] = {
+_VALUES_BY_NAME: dict[str, bytes] = {
     "role": b'"user"',
     "content": b'"a"',
     "datatype": b'"BYTES"',
@@ -35,15 +35,15 @@ _NAMED: dict[str, bytes] = {
     "grammar": b'{"type":"json","value":{"type":"object"}}',
     "type": b'"function"',
 }
-"""What is valid where the type alone does not tell."""
+"""Valid values of fields whose type does not determine one."""
 
-_OF: dict[tuple[str, str], bytes] = {
+_VALUES_BY_FIELD: dict[tuple[str, str], bytes] = {
     ("ContentPart", "type"): b'"text"',
     ("InferRequest", "inputs"): b"",
 }
-"""The same for one type's field; empty: the type tells."""
+"""The same, for a field of one type. Empty if the type determines a value."""
 
-_BESIDE: dict[str, dict[str, Any]] = {
+_PREREQUISITES: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "tool_choice": {"tools": [{"type": "function", "function": {"name": "a"}}]},
@@ -53,26 +53,26 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "seed": {"temperature": 0.5},
     "echo": {"logprobs": 1},
 }
+"""Other fields that a field requires to take effect; those that its type has are added."""
 _ALWAYS: dict[str, dict[str, bytes]] = {
     "Message": {"content": b'"a"'},
     "ContentPart": {"text": b'"a"'},
 }
-"""What a type needs in practice beside the fields that it requires."""
-_LATE = ("/", "/invocations", "/tokenize", "/chat_tokenize")
-"""Routes whose schemas belong to others: those are where a field is looked at as a whole."""
-"""What a field needs beside it to be looked at; of these, those that its type has."""
+"""Fields that a type needs in practice beyond its required ones."""
+_SHARED_SCHEMA_ROUTES = ("/", "/invocations", "/tokenize", "/chat_tokenize")
+"""Routes whose schemas belong to other routes, which are tested first and in full."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One place of a body.
+    """One field of a request body.
 
     Attributes:
-        path: as ``messages[].content[].text``.
-        type: what it takes.
-        around: the body with a value, in JSON, in this place.
-        items: valid items in JSON, where it takes a list.
-        owner: type and field in the source, by which fields of several routes are the same.
+        path: such as ``messages[].content[].text``.
+        type: accepted type.
+        around: returns the body with the given JSON text as the value of this field.
+        items: valid list items as JSON text, if it accepts a list.
+        owner: type and field in the source, which identify a field that several routes share.
     """
 
     path: str
@@ -83,13 +83,13 @@ class Field:
 
     @property
     def name(self) -> str:
-        """Of the field itself."""
+        """Name of the field without its path."""
         return self.path.rpartition(".")[2].rstrip("[]{}")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A method of a route; ``bodies`` are types that it takes, none for a route without body."""
+    """A method of a route; ``bodies`` are the accepted body types, empty without a body."""
 
     method: str
     path: str
@@ -100,20 +100,20 @@ class Target:
         return f"{self.method} {self.path}"
 
     def fields(self) -> Iterator[Field]:
-        """Every field of all bodies, those within others too."""
+        """Yield every field of all body types, including nested ones."""
         for body in self.bodies:
             type_ = inspect.type_info(body)
             label = f"{body.__name__}: " if len(self.bodies) > 1 else ""
-            yield from _within(type_, label, lambda raw: raw, {}, body.__name__)
+            yield from _nested_fields(type_, label, lambda raw: raw, {}, body.__name__)
 
     def samples(self) -> Iterator[bytes]:
-        """A valid body of each type."""
+        """Yield a valid body of each type."""
         for body in self.bodies:
             yield sample(inspect.type_info(body))
 
 
 def targets() -> list[Target]:
-    """All routes; those that a schema is made for come before those that take it too."""
+    """Return all routes, those that share another route's schema last."""
     found = [
         Target(
             method,
@@ -122,15 +122,15 @@ def targets() -> list[Target]:
         )
         for (method, path), endpoint in endpoints_of(ROUTES).items()
     ]
-    return sorted(found, key=lambda target: target.path in _LATE)
+    return sorted(found, key=lambda target: target.path in _SHARED_SCHEMA_ROUTES)
 
 
 def sample(type_: inspect.Type, owner: str = "", name: str = "") -> bytes:
-    """A small valid value."""
-    named = _OF.get((owner, name), _NAMED.get(name, b""))
-    if named:
-        return named
-    type_ = _told(type_)
+    """Return a small valid value as JSON text."""
+    known = _VALUES_BY_FIELD.get((owner, name), _VALUES_BY_NAME.get(name, b""))
+    if known:
+        return known
+    type_ = _resolved(type_)
     if isinstance(type_, inspect.StructType):
         return _object(_minimal(type_))
     if isinstance(type_, inspect.LiteralType):
@@ -147,80 +147,84 @@ def sample(type_: inspect.Type, owner: str = "", name: str = "") -> bytes:
     return b"{}"
 
 
-def _within(
+def _nested_fields(
     type_: inspect.Type, path: str, around: Around, structs: Mapping[str, Any], owner: str
 ) -> Iterator[Field]:
-    """Fields of what a place takes."""
-    type_ = _told(type_)
+    """Yield the fields within a value of ``type_``."""
+    type_ = _resolved(type_)
     if isinstance(type_, inspect.UnionType):
         for each in type_.types:
-            yield from _within(each, path, around, structs, owner)
+            yield from _nested_fields(each, path, around, structs, owner)
     elif isinstance(type_, (inspect.ListType, inspect.VarTupleType)):
 
         def in_list(raw: bytes) -> bytes:
             return around(b"[" + raw + b"]")
 
-        yield from _place(type_.item_type, f"{path}[]", in_list, structs, f"{owner}[]")
+        yield from _field_and_nested(type_.item_type, f"{path}[]", in_list, structs, f"{owner}[]")
     elif isinstance(type_, inspect.DictType):
 
         def in_object(raw: bytes) -> bytes:
             return around(b'{"a":' + raw + b"}")
 
-        yield from _place(type_.value_type, f"{path}{{}}", in_object, structs, f"{owner}{{}}")
+        yield from _field_and_nested(
+            type_.value_type, f"{path}{{}}", in_object, structs, f"{owner}{{}}"
+        )
     elif isinstance(type_, inspect.StructType) and type_.cls.__name__ not in structs:
         own = type_.cls.__name__
         inner = {**structs, own: type_}
-        front = f"{path}." if path and not path.endswith(" ") else path
+        prefix = f"{path}." if path and not path.endswith(" ") else path
         for field in type_.fields:
             name = field.encode_name
-            beside = _minimal(type_) | _beside(type_, name)
+            others = _minimal(type_) | _prerequisites(type_, name)
 
-            def in_struct(raw: bytes, name: str = name, beside: Any = beside) -> bytes:
-                return around(_object({**beside, name: raw}))
+            def in_struct(raw: bytes, name: str = name, others: Any = others) -> bytes:
+                return around(_object({**others, name: raw}))
 
-            yield from _place(field.type, front + name, in_struct, inner, f"{own}.{name}")
+            yield from _field_and_nested(
+                field.type, prefix + name, in_struct, inner, f"{own}.{name}"
+            )
 
 
-def _place(
+def _field_and_nested(
     type_: inspect.Type, path: str, around: Around, structs: Mapping[str, Any], owner: str
 ) -> Iterator[Field]:
-    # Of unbounded depth, and values of a free object are not the schema's.
-    if owner.endswith("{}") and isinstance(_told(type_), inspect.AnyType):
+    # Values of a free-form object are unbounded in depth and not part of the schema.
+    if owner.endswith("{}") and isinstance(_resolved(type_), inspect.AnyType):
         return
     name = owner.partition(".")[2]
     yield Field(path, type_, around, _items(type_, name), owner)
-    yield from _within(type_, path, around, structs, owner)
+    yield from _nested_fields(type_, path, around, structs, owner)
 
 
 def _items(type_: inspect.Type, name: str) -> tuple[bytes, ...]:
-    """Valid items of the lists that a place takes."""
-    type_ = _told(type_)
+    """Return valid items of the lists that a field accepts."""
+    type_ = _resolved(type_)
     if isinstance(type_, inspect.UnionType):
         return tuple(item for each in type_.types for item in _items(each, name))
     if not isinstance(type_, (inspect.ListType, inspect.VarTupleType)):
         return ()
     if name == "input":
         return (b'{"role":"user","content":"a"}',)
-    item = _told(type_.item_type)
+    item = _resolved(type_.item_type)
     if isinstance(item, inspect.UnionType):
         return tuple(map(sample, item.types))
     return (sample(item),)
 
 
-def _told(type_: inspect.Type) -> inspect.Type:
-    """The type itself; of raw JSON, and of what only carries a description, what it is read as."""
+def _resolved(type_: inspect.Type) -> inspect.Type:
+    """Unwrap metadata; for raw JSON, return the type that its JSON schema describes."""
     if not isinstance(type_, inspect.Metadata):
         return type_
     if isinstance(type_.type, inspect.RawType) and type_.extra_json_schema:
         return _of_schema(type_.extra_json_schema)
-    return _told(type_.type)
+    return _resolved(type_.type)
 
 
 def _of_schema(schema: Mapping[str, Any]) -> inspect.Type:
-    """The type that a JSON schema describes, as far as the API's document needs it."""
+    """Convert the subset of JSON schema that the OpenAPI document uses to a type."""
     if "$ref" in schema:
-        known = {kind.__name__: kind for kind in _known()}
-        return inspect.type_info(known[schema["$ref"].rpartition("/")[2]])
+        types = {kind.__name__: kind for kind in _body_types()}
+        return inspect.type_info(types[schema["$ref"].rpartition("/")[2]])
     if "anyOf" in schema:
         return inspect.UnionType(tuple(map(_of_schema, schema["anyOf"])))
     simple: dict[str, inspect.Type] = (
@@ -239,14 +243,14 @@ def _of_schema(schema: Mapping[str, Any]) -> inspect.Type:
     return simple.get(schema.get("type", ""), inspect.AnyType())
 
 
-def _known() -> Iterator[Any]:
+def _body_types() -> Iterator[Any]:
     for endpoint in ROUTES:
         yield from endpoint.operation.referenced
         yield from endpoint.operation.body
 
 
 def _minimal(type_: inspect.StructType) -> dict[str, bytes]:
-    """Required fields, and a bound of the answer's length where there is one."""
+    """Return the required fields, and a limit of the output tokens if the type has one."""
     own = type_.cls.__name__
     found = {
         field.encode_name: sample(field.type, own, field.encode_name)
@@ -263,10 +267,10 @@ def _minimal(type_: inspect.StructType) -> dict[str, bytes]:
     return found
 
 
-def _beside(type_: inspect.StructType, name: str) -> dict[str, bytes]:
+def _prerequisites(type_: inspect.StructType, name: str) -> dict[str, bytes]:
     names = {field.encode_name for field in type_.fields}
-    beside = {key: value for key, value in _BESIDE.get(name, {}).items() if key in names}
-    return {key: json.dumps(value).encode() for key, value in beside.items()}
+    others = {key: value for key, value in _PREREQUISITES.get(name, {}).items() if key in names}
+    return {key: json.dumps(value).encode() for key, value in others.items()}
 
 
 def _object(members: Mapping[str, bytes]) -> bytes:

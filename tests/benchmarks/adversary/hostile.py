@@ -1,4 +1,4 @@
-"""Small texts and objects that cost much to whoever compiles or renders them."""
+"""Small texts and objects that are expensive to compile or render."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "grammars": LARKS,
     "schemas as text": SCHEMA_TEXTS,
 }
-"""By what they are; every string of every schema gets them."""
+"""By kind; sent as every string of every schema."""
 
 
 def schemas() -> list[dict[str, Any]]:
-    """JSON schemas: endless, exponential, unsatisfiable, or simply large."""
+    """Return recursive, exponential, unsatisfiable and large JSON schemas."""
     chain: dict[str, Any] = {
         f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)
     }
@@ -72,7 +72,7 @@ def schemas() -> list[dict[str, Any]]:
 
 
 def objects() -> dict[str, list[Any]]:
-    """What every free object of every schema gets: schemas bare and in each known wrapping."""
+    """Return the values sent as every free-form object: bare and wrapped schemas, messages."""
     bare = schemas()
     regexes, larks = REGEXES[:4], LARKS[:2]
     choices = [f"choice {n}" for n in range(20_000)]

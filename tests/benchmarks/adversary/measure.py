@@ -1,4 +1,4 @@
-"""Sends what is hostile and judges what was seen."""
+"""Sends adversarial requests to a server and checks each against the budget."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.benchmarks.adversary import protocol, together
-from tests.benchmarks.adversary.client import Answer, Client
-from tests.benchmarks.adversary.fields import LONG_ANSWERS, Target, targets
+from tests.benchmarks.adversary import combined, protocol
+from tests.benchmarks.adversary.client import Client, Response
+from tests.benchmarks.adversary.fields import LONG_RESPONSES, Target, targets
+from tests.benchmarks.adversary.monitor import Monitor, Observation
 from tests.benchmarks.adversary.server import Server
-from tests.benchmarks.adversary.values import Shot, shots
-from tests.benchmarks.adversary.watch import Seen, Watch
+from tests.benchmarks.adversary.values import ValueSet, value_sets
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Budget:
     """What a request may cost.
 
     Attributes:
-        stall: seconds that it may hold the event loop, beyond the quiet server's /health.
-        growth: bytes that a process may grow beyond the answer's size.
-        worker: the same for processes that bound themselves and end (grammars, templates).
+        stall: seconds that it may delay /health beyond the latency of an idle server.
+        growth: bytes that a process may grow beyond the size of the response.
+        worker: the same for grammar and template processes, which limit their own memory.
     """
 
     stall: float = 0.05
@@ -35,7 +35,12 @@ class Budget:
 
 @dataclass
 class Result:
-    """One case. Seconds and bytes, see :class:`Seen`; ``broken`` says what broke the budget."""
+    """Result of one case.
+
+    Attributes:
+        stall, raw_stall, gap, growth: see :class:`Observation`.
+        violations: why the case exceeded the budget, empty if it did not.
+    """
 
     route: str
     field: str
@@ -47,47 +52,46 @@ class Result:
     gap: float = 0.0
     growth: dict[str, int] = field(default_factory=dict)
     runs: int = 0
-    broken: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
 
     @property
-    def most_growth(self) -> int:
-        """Of the processes that must not grow."""
+    def largest_growth(self) -> int:
+        """Bytes by which any process but a worker grew at most."""
         return max((v for k, v in self.growth.items() if k != "worker"), default=0)
-
-    def told(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
 class _Case:
-    """Values for one place.
+    """Values for one field.
 
     Attributes:
-        send: puts a value in its place, and sends it.
-        long: an answer may take longer than the client waits.
+        field_path: such as ``messages[].content``.
+        send: sends a request with one value of the field.
+        long: a response may take longer than the client's timeout.
         owner: see :class:`~tests.benchmarks.adversary.fields.Field`.
-        closes: the server may close the connection without an answer.
+        closes: the server may close the connection without a response.
     """
 
     route: str
-    place: str
-    shot: Shot
-    send: Callable[[bytes], Answer]
+    field_path: str
+    value_set: ValueSet
+    send: Callable[[bytes], Response]
     long: bool = False
     owner: str = ""
     closes: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.route} {self.place} {self.shot.kind}".strip()
+        return f"{self.route} {self.field_path} {self.value_set.kind}".strip()
 
 
 class Bench:
-    """All requests against one server.
+    """Runs all cases against one server.
 
     Args:
-        seconds: that a request may take before the client leaves.
-        limit: bytes of a body.
+        seconds: timeout of a request.
+        limit: largest body in bytes.
+        guard: bytes of growth at which a process is killed.
     """
 
     def __init__(
@@ -99,37 +103,37 @@ class Bench:
         self.client = Client(server.address, server.key, seconds)
         self.results: list[Result] = []
         self._warm_up()
-        self.watch = Watch(server.address, server.pid, server.key, guard)
-        self.quiet = Seen()
+        self.monitor = Monitor(server.address, server.pid, server.key, guard)
+        self.idle = Observation()
         self._fatal: Counter[str] = Counter()
 
     def close(self) -> None:
-        self.watch.close()
+        self.monitor.close()
 
-    def rest(self, windows: int = 20) -> Seen:
-        """Watch without a case: what the machine alone does, in a window's median."""
-        time.sleep(2.0)  # the stream begins
+    def measure_idle(self, windows: int = 20) -> Observation:
+        """Monitor the server without a case; return the medians of ``windows`` observations."""
+        time.sleep(2.0)  # let the stream start
         found = []
         for _ in range(windows):
-            self.watch.begin()
+            self.monitor.begin()
             time.sleep(0.2)
-            found.append(self.watch.end())
-        self.quiet = Seen(
+            found.append(self.monitor.end())
+        self.idle = Observation(
             stall=statistics.median(one.stall for one in found),
             raw_stall=statistics.median(one.raw_stall for one in found),
             gap=statistics.median(one.gap for one in found),
         )
-        return self.quiet
+        return self.idle
 
     def run(self, wanted: Callable[[str], bool], also_protocol: bool) -> None:
-        """Every case that is wanted, by route, field and kind."""
+        """Run every case whose name is ``wanted``."""
         began, before = time.monotonic(), len(self.results)
-        for path, kind, body in together.bodies(self.limit):
-            shot = Shot(kind, lambda body=body: [body])
-            case = _Case(f"POST {path}", "(together)", shot, self._poster(path), True)
+        for path, kind, body in combined.bodies(self.limit):
+            value_set = ValueSet(kind, lambda body=body: [body])
+            case = _Case(f"POST {path}", "(combined)", value_set, self._poster(path), True)
             if wanted(case.name):
                 self._case(case)
-        self._progress("together", before, began)
+        self._progress("combined", before, began)
         if also_protocol:
             began, before = time.monotonic(), len(self.results)
             for attack in protocol.attacks(self.limit):
@@ -138,141 +142,149 @@ class Bench:
         known: set[str] = set()
         for target in targets():
             began, before = time.monotonic(), len(self.results)
-            for case in self._of(target, known):
+            for case in self._cases(target, known):
                 if wanted(case.name):
                     self._case(case)
             if len(self.results) > before:
                 self._progress(target.name, before, began)
 
-    def _of(self, target: Target, known: set[str]) -> Iterator[_Case]:
-        """The cases of one route."""
+    def _cases(self, target: Target, known: set[str]) -> Iterator[_Case]:
+        """Yield the cases of one route; ``known`` collects the fields that are covered."""
         path, name = target.path, target.name
         if not target.bodies:
             for size in (100, 10_000):
-                shot = Shot(f"{size:,} characters", lambda size=size: [b"a" * size])
-                yield _Case(name, "(query)", shot, self._asker(target, "?"))
+                value_set = ValueSet(f"{size:,} characters", lambda size=size: [b"a" * size])
+                yield _Case(name, "(query)", value_set, self._getter(target, "?"))
                 if "/a" in path:
-                    yield _Case(name, "(path)", shot, self._asker(target, ""))
+                    yield _Case(name, "(path)", value_set, self._getter(target, ""))
             return
         post = self._poster(path)
         for kind, make in protocol.BODIES.items():
-            shot = Shot(kind, lambda make=make: [make(self.limit)])
-            yield _Case(name, "(body)", shot, post)
-        for place in target.fields():
-            whole = place.owner not in known
-            known.add(place.owner)
-            room = self.limit - len(place.around(b"")) - 2
-            for shot in shots(place.type, room, place.items, whole):
-                long = place.name in LONG_ANSWERS or shot.kind.startswith("many ")
-                send = self._poster(path, place.around)
-                yield _Case(name, place.path, shot, send, long, place.owner)
+            value_set = ValueSet(kind, lambda make=make: [make(self.limit)])
+            yield _Case(name, "(body)", value_set, post)
+        for body_field in target.fields():
+            full = body_field.owner not in known
+            known.add(body_field.owner)
+            size = self.limit - len(body_field.around(b"")) - 2
+            for value_set in value_sets(body_field.type, size, body_field.items, full):
+                long = body_field.name in LONG_RESPONSES or value_set.kind.startswith("many ")
+                send = self._poster(path, body_field.around)
+                yield _Case(name, body_field.path, value_set, send, long, body_field.owner)
 
     def _poster(self, path: str, around: Callable[[bytes], bytes] = bytes) -> Any:
-        return lambda raw: self.client.ask("POST", path, around(raw))
+        return lambda raw: self.client.request("POST", path, around(raw))
 
-    def _asker(self, target: Target, sign: str) -> Any:
-        def ask(raw: bytes) -> Answer:
+    def _getter(self, target: Target, sign: str) -> Any:
+        def send(raw: bytes) -> Response:
             text = raw.decode()
             path = target.path + sign + text if sign else target.path.replace("/a", f"/{text}", 1)
-            return self.client.ask(target.method, path, None)
+            return self.client.request(target.method, path, None)
 
-        return ask
+        return send
 
     def _case(self, case: _Case) -> None:
         if self._fatal[case.owner] >= 2:
-            broken = ["not sent: this field has ended the server twice"]
-            self.results.append(Result(case.route, case.place, case.shot.kind, broken=broken))
+            violations = ["skipped: this field has crashed the server twice"]
+            self.results.append(
+                Result(case.route, case.field_path, case.value_set.kind, violations=violations)
+            )
             return
-        values = list(case.shot.values())
-        groups = [[value] for value in values] if case.shot.apart else [values]
+        values = list(case.value_set.values())
+        groups = [[value] for value in values] if case.value_set.separate else [values]
         for number, group in enumerate(groups):
-            kind = f"{case.shot.kind} [{number}]" if case.shot.apart else case.shot.kind
-            named = replace(case, shot=Shot(kind, lambda group=group: group))
+            kind = (
+                f"{case.value_set.kind} [{number}]"
+                if case.value_set.separate
+                else case.value_set.kind
+            )
+            named = replace(case, value_set=ValueSet(kind, lambda group=group: group))
             self.results.append(self._measured(named))
 
     def _attack(self, attack: protocol.Attack) -> None:
-        def send(_: bytes) -> Answer:
+        def send(_: bytes) -> Response:
             try:
                 return attack.run(self.client)
-            except OSError:  # it takes no connection
-                return Answer(0, 0.0, 0, "")
+            except OSError:  # the server refuses the connection
+                return Response(0, 0.0, 0, "")
 
-        case = _Case("(protocol)", attack.name, Shot("", lambda: [b""]), send)
+        case = _Case("(protocol)", attack.name, ValueSet("", lambda: [b""]), send)
         self.results.append(self._measured(replace(case, closes=attack.closes)))
 
     def _measured(self, case: _Case) -> Result:
-        """One case, up to three times while it is the machine that may have been slow.
+        """Run one case, restarted up to twice if only a latency exceeds the budget.
 
-        Of memory the first time counts: what has grown once need not grow again.
+        Memory growth is taken from the first run, since memory that has grown may be reused.
         """
-        result = Result(case.route, case.place, case.shot.kind)
-        values = case.shot.values()
-        for turn in range(3):
-            result.runs = turn + 1
-            self.watch.begin()
-            answers = [case.send(value) for value in values]
-            seen = self.watch.end()
-            if turn == 0:
-                size = max(answer.size for answer in answers)
+        result = Result(case.route, case.field_path, case.value_set.kind)
+        values = case.value_set.values()
+        for attempt in range(3):
+            result.runs = attempt + 1
+            self.monitor.begin()
+            responses = [case.send(value) for value in values]
+            seen = self.monitor.end()
+            if attempt == 0:
+                size = max(response.size for response in responses)
                 result.growth = {role: n - size for role, n in seen.growth.items()}
-                result.statuses = dict(Counter(str(answer.status) for answer in answers))
-                result.seconds = max(answer.seconds for answer in answers)
+                result.statuses = dict(Counter(str(response.status) for response in responses))
+                result.seconds = max(response.seconds for response in responses)
                 result.stall, result.raw_stall, result.gap = seen.stall, seen.raw_stall, seen.gap
             else:
                 result.stall = min(result.stall, seen.stall)
                 result.raw_stall = min(result.raw_stall, seen.raw_stall)
                 result.gap = min(result.gap, seen.gap)
-            late = not case.long and any(answer.status == -1 for answer in answers)
-            result.broken += self._hard(answers, seen, late, case.closes)
+            late = not case.long and any(response.status == -1 for response in responses)
+            result.violations += self._failures(responses, seen, late, case.closes)
             if seen.lost or seen.guarded or late or seen.stall >= 5 or not self.server.healthy():
-                again = self._recover(result)
-                self._fatal[case.owner] += again and bool(case.owner)
+                restarted = self._recover(result)
+                self._fatal[case.owner] += restarted and bool(case.owner)
                 break
-            if result.broken or not self._slow(result):
+            if result.violations or not self._slow(result):
                 break
         if self._slow(result):
-            result.broken.append(f"/health took {result.stall * 1e3:.0f} ms")
-        for role, grown in result.growth.items():
-            most = self.budget.worker if role == "worker" else self.budget.growth
-            if grown > most:
-                result.broken.append(f"{role} grew by {grown >> 20} MB")
-        result.broken = list(dict.fromkeys(result.broken))
-        if result.broken:
-            print(f"  {case.name}: {'; '.join(result.broken)}", file=sys.stderr)
+            result.violations.append(f"/health took {result.stall * 1e3:.0f} ms")
+        for role, growth in result.growth.items():
+            limit = self.budget.worker if role == "worker" else self.budget.growth
+            if growth > limit:
+                result.violations.append(f"{role} grew by {growth >> 20} MB")
+        result.violations = list(dict.fromkeys(result.violations))
+        if result.violations:
+            print(f"  {case.name}: {'; '.join(result.violations)}", file=sys.stderr)
         return result
 
     def _slow(self, result: Result) -> bool:
-        return result.stall > self.budget.stall + self.quiet.stall
+        return result.stall > self.budget.stall + self.idle.stall
 
-    def _hard(self, answers: list[Answer], seen: Seen, late: bool, closes: bool) -> list[str]:
-        """What no second run excuses."""
+    def _failures(
+        self, responses: list[Response], seen: Observation, late: bool, closes: bool
+    ) -> list[str]:
+        """Return the violations that another run cannot disprove."""
         found = []
-        for answer in answers:
-            if answer.blames_server:
-                found.append(f"{answer.status} {answer.text[:100]!r}")
-            if answer.status == 0 and not closes:
-                found.append("the connection ended without an answer")
+        for response in responses:
+            if response.blames_server:
+                found.append(f"{response.status} {response.text[:100]!r}")
+            if response.status == 0 and not closes:
+                found.append("the connection closed without a response")
         if late:
-            found.append(f"no answer in {self.client.seconds:g} s")
-        found += [f"the {role} was ended or replaced" for role in seen.lost]
-        found += [f"ended by this benchmark: {one}" for one in seen.guarded]
+            found.append(f"no response within {self.client.seconds:g} s")
+        found += [f"the {role} died or was replaced" for role in seen.lost]
+        found += [f"killed by this benchmark: {one}" for one in seen.guarded]
         return found
 
     def _recover(self, result: Result) -> bool:
-        """Wait until the server is well; whether it had to be started again."""
-        if again := self.server.recover(20):
-            result.broken.append("the server had to be started again")
+        """Wait until the server is healthy; return whether it had to be restarted."""
+        if restarted := self.server.recover(20):
+            result.violations.append("the server had to be restarted")
             self._warm_up()
-        self.watch.renew(self.server.pid)
+        self.monitor.renew(self.server.pid)
         time.sleep(0.5)
-        return again
+        return restarted
 
     def _warm_up(self) -> None:
-        """What is built once, with the first request of a kind, is no case's."""
+        """Send one request of each kind, so that no case pays for lazy initialization."""
         for _ in range(2):
             for target in targets():
                 for body in target.samples():
-                    self.client.ask(target.method, target.path, body)
+                    self.client.request(target.method, target.path, body)
         chat = b'{"messages":[{"role":"user","content":"a"}],"max_tokens":2,'
         for more in (
             b'"response_format":{"type":"json_object"}}',
@@ -281,13 +293,16 @@ class Bench:
             b'"stop":["b"],"bad_words":["c"],"logit_bias":{"5":1}}',
             b'"tools":[{"type":"function","function":{"name":"a"}}],"tool_choice":"required"}',
         ):
-            self.client.ask("POST", "/v1/chat/completions", chat + more)
+            self.client.request("POST", "/v1/chat/completions", chat + more)
         long = b'"the quick brown fox"' + b',"the quick brown fox"' * 5000
-        self.client.ask("POST", "/tokenize", b'{"inputs":"' + b"word " * 20_000 + b'"}')
-        self.client.ask("POST", "/v1/completions", b'{"prompt":[' + long + b"]}")
+        self.client.request("POST", "/tokenize", b'{"inputs":"' + b"word " * 20_000 + b'"}')
+        self.client.request("POST", "/v1/completions", b'{"prompt":[' + long + b"]}")
 
     def _progress(self, name: str, before: int, began: float) -> None:
         found = self.results[before:]
-        broken = sum(bool(one.broken) for one in found)
+        exceeded = sum(bool(one.violations) for one in found)
         seconds = time.monotonic() - began
-        print(f"{name}: {len(found)} cases, {broken} broken, {seconds:.0f} s", file=sys.stderr)
+        print(
+            f"{name}: {len(found)} cases, {exceeded} exceeded the budget, {seconds:.0f} s",
+            file=sys.stderr,
+        )

@@ -1,4 +1,4 @@
-"""Attacks below the schemas: the connection, the request's head, the body's framing."""
+"""Malformed and excessive HTTP: connections, request heads, body framing."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.benchmarks.adversary.client import Answer, Client
+from tests.benchmarks.adversary.client import Client, Response
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Done once.
+    """An attack that is run once.
 
     Attributes:
-        name: what is extreme.
-        run: does it; the answer is that of its last request.
-        closes: the server may close the connection without an answer.
+        name: describes it in the report.
+        run: runs it and returns the response to its last request.
+        closes: the server may close the connection without a response.
     """
 
     name: str
-    run: Callable[[Client], Answer]
+    run: Callable[[Client], Response]
     closes: bool = False
 
 
-def _many(client: Client, method: str, path: str, count: int) -> Answer:
-    """So many requests on one connection, all before the first answer is read."""
-    one = client.request(method, path, None).replace(b"close", b"keep-alive")
-    pieces = [one * 500] * (count // 500 - 1) + [one * 499]
-    return client.send([*pieces, client.request(method, path, None)])
+def _pipeline(client: Client, method: str, path: str, count: int) -> Response:
+    """Pipeline ``count`` requests on one connection before reading the first response."""
+    request = client.build_request(method, path, None).replace(b"close", b"keep-alive")
+    pieces = [request * 500] * (count // 500 - 1) + [request * 499]
+    return client.send([*pieces, client.build_request(method, path, None)])
 
 
-def _chunked(client: Client, pieces: Iterable[bytes], more: bytes = b"") -> Answer:
-    head = client.request(
+def _chunked(client: Client, pieces: Iterable[bytes], more: bytes = b"") -> Response:
+    head = client.build_request(
         "POST",
         "/generate",
         None,
@@ -50,58 +50,58 @@ def _chunks(body: bytes, size: int) -> bytes:
     )
 
 
-def _slow(client: Client) -> Answer:
+def _slow(client: Client) -> Response:
     body = b'{"inputs":"a","parameters":{"max_new_tokens":2}}'
-    head = client.request("POST", "/generate", None)[:-2]
+    head = client.build_request("POST", "/generate", None)[:-2]
     head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
     return client.send([head, *(bytes([one]) for one in body)], pause=0.02)
 
 
-def _leave(client: Client, pieces: list[bytes], count: int) -> Answer:
-    """Connect, send, close without reading, so many times."""
+def _abandon(client: Client, pieces: list[bytes], count: int) -> Response:
+    """Connect, send and close without reading, ``count`` times."""
     for _ in range(count):
-        answer = client.send(pieces, read=False)
-    return answer
+        response = client.send(pieces, read=False)
+    return response
 
 
-def _idle(client: Client, count: int) -> Answer:
-    """So many connections that send the beginning of a request and wait."""
-    held = []
+def _idle(client: Client, count: int) -> Response:
+    """Open ``count`` connections that send the beginning of a request and wait."""
+    connections = []
     try:
         for _ in range(count):
-            held.append(socket.create_connection(client.address, 10))
-            held[-1].sendall(b"POST /generate HTTP/1.1\r\nhost: a\r\n")
-        return client.ask("GET", "/info", None)
+            connections.append(socket.create_connection(client.address, 10))
+            connections[-1].sendall(b"POST /generate HTTP/1.1\r\nhost: a\r\n")
+        return client.request("GET", "/info", None)
     finally:
-        for one in held:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
-def _headers(client: Client, count: int, size: int, method: str = "GET") -> Answer:
+def _headers(client: Client, count: int, size: int, method: str = "GET") -> Response:
     lines = b"".join(b"x-%d: %b\r\n" % (n, b"a" * size) for n in range(count))
     body = b'{"inputs":"a","parameters":{"max_new_tokens":2}}' if method == "POST" else None
-    return client.ask(method, "/generate" if body else "/info", body, lines)
+    return client.request(method, "/generate" if body else "/info", body, lines)
 
 
-def _unread(client: Client) -> Answer:
-    """Ask for streams and never read them."""
+def _unread(client: Client) -> Response:
+    """Request streams and never read them."""
     body = b'{"inputs":"a","parameters":{"max_new_tokens":300}}'
-    asked = client.request("POST", "/generate_stream", body)
-    held = []
+    request = client.build_request("POST", "/generate_stream", body)
+    connections = []
     try:
         for _ in range(20):
-            held.append(socket.create_connection(client.address, 10))
-            held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            held[-1].sendall(asked)
+            connections.append(socket.create_connection(client.address, 10))
+            connections[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connections[-1].sendall(request)
         time.sleep(1.0)
-        return client.ask("GET", "/info", None)
+        return client.request("GET", "/info", None)
     finally:
-        for one in held:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
 def attacks(limit: int) -> Iterator[Attack]:
-    """All, for a server that takes bodies of so many bytes."""
+    """Yield all attacks on a server that accepts bodies of ``limit`` bytes."""
     for method, path, count in (
         ("GET", "/no/such/path", 20_000),
         ("GET", "/health", 20_000),
@@ -113,45 +113,47 @@ def attacks(limit: int) -> Iterator[Attack]:
     ):
         yield Attack(
             f"{count:,} pipelined {method} {path}",
-            lambda c, m=method, p=path, n=count: _many(c, m, p, n),
+            lambda c, m=method, p=path, n=count: _pipeline(c, m, p, n),
         )
-    good = b'{"inputs":"a","parameters":{"max_new_tokens":2}}'
+    valid = b'{"inputs":"a","parameters":{"max_new_tokens":2}}'
     yield Attack(
         f"{limit:,} one-byte chunks",
-        lambda c: _chunked(c, [_chunks(good + b" " * (limit - 100 - len(good)), 1)]),
+        lambda c: _chunked(c, [_chunks(valid + b" " * (limit - 100 - len(valid)), 1)]),
     )
     yield Attack(
-        "a chunk's extension of 1 MB",
+        "a chunk extension of 1 MB",
         lambda c: _chunked(c, [b"1;" + b"a" * 1_000_000 + b"\r\n{\r\n"]),
         closes=True,
     )
     yield Attack(
         "10,000 trailers",
-        lambda c: _chunked(c, [_chunks(good, 9)], b"x-a: b\r\n" * 10_000),
+        lambda c: _chunked(c, [_chunks(valid, 9)], b"x-a: b\r\n" * 10_000),
         closes=True,
     )
     for name, chunk in (
         ("a chunk of 2**64 bytes", b"10000000000000000\r\n"),
         ("a chunk of -1 bytes", b"-1\r\n"),
         ("a chunk without a size", b"\r\n\r\n"),
-        ("chunks that are none", b"zzzz\r\n" * 10_000),
+        ("invalid chunks", b"zzzz\r\n" * 10_000),
     ):
         yield Attack(name, lambda c, x=chunk: _chunked(c, [x]), closes=True)
     yield Attack("a slow body", _slow)
     yield Attack(
-        "clients that leave in the body",
-        lambda c: _leave(c, [c.request("POST", "/generate", b" " * 100_000)[:-50_000]], 200),
+        "clients that disconnect in the body",
+        lambda c: _abandon(
+            c, [c.build_request("POST", "/generate", b" " * 100_000)[:-50_000]], 200
+        ),
     )
     yield Attack(
-        "clients that leave in a pipeline",
-        lambda c: _leave(c, [b"GET /info HTTP/1.1\r\nhost: a\r\n\r\n" * 100], 50),
+        "clients that disconnect in a pipeline",
+        lambda c: _abandon(c, [b"GET /info HTTP/1.1\r\nhost: a\r\n\r\n" * 100], 50),
     )
     yield Attack(
-        "clients that leave their answer",
-        lambda c: _leave(c, [c.request("POST", "/generate", good)], 200),
+        "clients that disconnect before the response",
+        lambda c: _abandon(c, [c.build_request("POST", "/generate", valid)], 200),
     )
-    yield Attack("streams that are not read", _unread)
-    yield Attack("500 connections in the middle of a head", lambda c: _idle(c, 500))
+    yield Attack("unread streams", _unread)
+    yield Attack("500 incomplete request heads", lambda c: _idle(c, 500))
     for count, size in ((100, 50), (10_000, 1), (5, 10_000), (1, 60_000), (1, 1_500_000)):
         for method in ("GET", "POST"):
             yield Attack(
@@ -161,20 +163,22 @@ def attacks(limit: int) -> Iterator[Attack]:
             )
     for size in (8_000, 60_000, 1_500_000):
         yield Attack(
-            f"a path of {size:,}", lambda c, s=size: c.ask("GET", "/" + "a" * s, None), closes=True
+            f"a path of {size:,}",
+            lambda c, s=size: c.request("GET", "/" + "a" * s, None),
+            closes=True,
         )
         yield Attack(
-            f"a path of {size:,} parts",
-            lambda c, s=size: c.ask("GET", "/v1/models" + "/a" * (s // 2), None),
+            f"a path of {size:,} bytes in short segments",
+            lambda c, s=size: c.request("GET", "/v1/models" + "/a" * (s // 2), None),
             closes=True,
         )
         yield Attack(
             f"a query of {size:,}",
-            lambda c, s=size: c.ask("GET", "/info?" + "a=%41&" * (s // 6), None),
+            lambda c, s=size: c.request("GET", "/info?" + "a=%41&" * (s // 6), None),
             closes=True,
         )
         yield Attack(
-            f"a method of {size:,}", lambda c, s=size: c.ask("A" * s, "/", None), closes=True
+            f"a method of {size:,}", lambda c, s=size: c.request("A" * s, "/", None), closes=True
         )
     noise = random.Random(0).randbytes(1_000_000)
     for name, data in (
@@ -183,8 +187,8 @@ def attacks(limit: int) -> Iterator[Attack]:
         ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 9),
         ("HTTP/0.9", b"GET /\r\n\r\n"),
         ("newlines", b"\r\n" * 500_000),
-        ("a head without an end", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200_000),
-        ("a line without an end", b"a" * 2_000_000),
+        ("an endless head", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200_000),
+        ("an endless line", b"a" * 2_000_000),
     ):
         yield Attack(name, lambda c, d=data: c.send([d], half_close=True), closes=True)
     for line in (
@@ -205,18 +209,18 @@ def attacks(limit: int) -> Iterator[Attack]:
     ):
         yield Attack(
             line.decode()[:60].replace("\r\n", " ").strip(),
-            lambda c, x=line: c.ask("POST", "/generate", good, x),
+            lambda c, x=line: c.request("POST", "/generate", valid, x),
             closes=True,
         )
     yield Attack("a body of 100 MB", lambda c: c.send(
-        [c.request("POST", "/generate", b"").replace(b"length: 0", b"length: 100000000"),
+        [c.build_request("POST", "/generate", b"").replace(b"length: 0", b"length: 100000000"),
          *([b" " * 1_000_000] * 100)]), closes=True)  # fmt: skip
 
 
 BODIES: dict[str, Callable[[int], bytes]] = {
     "no body": lambda limit: b"",
     "spaces": lambda limit: b" " * limit,
-    "no UTF-8": lambda limit: b'{"a":"' + b"\xff" * (limit - 10) + b'"}',
+    "invalid UTF-8": lambda limit: b'{"a":"' + b"\xff" * (limit - 10) + b'"}',
     "unknown keys": lambda limit: b"{" + b",".join(
         b'"k%d":[1,{"a":"b"}]' % n for n in range(limit // 26)) + b"}",
     "the same unknown key": lambda limit: b'{"a":1' + b',"a":1' * (limit // 6 - 2) + b"}",
@@ -226,7 +230,7 @@ BODIES: dict[str, Callable[[int], bytes]] = {
     "digits": lambda limit: b"1" * limit,
     "one byte too long": lambda limit: b'"' + b"a" * (limit - 1) + b'"',
     "an array": lambda limit: b"[" + b"1," * (limit // 2 - 2) + b"1]",
-    "cut": lambda limit: b'{"inputs":"' + b"a" * (limit - 20),
+    "truncated": lambda limit: b'{"inputs":"' + b"a" * (limit - 20),
     "zero bytes": lambda limit: b"\0" * limit,
 }  # fmt: skip
-"""Bodies that no schema is needed for, by the most bytes that a body may have."""
+"""Bodies that no schema defines, as functions of the payload limit."""

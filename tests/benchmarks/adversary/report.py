@@ -1,4 +1,4 @@
-"""The worst of each route, as a table: with rich on a terminal, as Markdown elsewhere."""
+"""Table of the worst case of each route: with rich on a terminal, as Markdown otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.benchmarks.adversary.measure import Result
 
 
 def worst(results: Iterable[Result], key: Callable[[Result], float]) -> dict[str, Result]:
-    """The result with the largest ``key`` of each route, in the routes' first order."""
+    """Return each route's result with the largest ``key``, in order of first appearance."""
     found: dict[str, Result] = {}
     for result in results:
         if result.route not in found or key(result) > key(found[result.route]):
@@ -18,10 +18,10 @@ def worst(results: Iterable[Result], key: Callable[[Result], float]) -> dict[str
 
 
 def rows(results: Sequence[Result]) -> list[list[str]]:
-    """One for each route: cases, and the worst stall, gap and growth, each with its field."""
+    """Return a row per route: cases, and the worst stall, gap and growth with their fields."""
     stalls = worst(results, lambda one: one.stall)
     gaps = worst(results, lambda one: one.gap)
-    growths = worst(results, lambda one: one.most_growth)
+    growths = worst(results, lambda one: one.largest_growth)
     table = []
     for route in stalls:
         own = [one for one in results if one.route == route]
@@ -34,15 +34,15 @@ def rows(results: Sequence[Result]) -> list[list[str]]:
                 _where(stall),
                 f"{gap.gap * 1e3:.0f}",
                 _where(gap),
-                f"{growth.most_growth / 2**20:.0f}",
+                f"{growth.largest_growth / 2**20:.0f}",
                 _where(growth),
-                str(sum(bool(one.broken) for one in own)),
+                str(sum(bool(one.violations) for one in own)),
             ]
         )
     return table
 
 
-HEAD = ["route", "cases", "stall ms", "by", "gap ms", "by", "growth MB", "by", "broken"]
+HEAD = ["route", "cases", "stall ms", "by", "gap ms", "by", "growth MB", "by", "exceeded"]
 
 
 def _where(result: Result) -> str:
@@ -67,18 +67,19 @@ def show(head: Sequence[str], table: Sequence[Sequence[str]], title: str) -> Non
         print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
 
 
-def show_broken(results: Sequence[Result], most: int = 200) -> None:
-    """What broke the budget, worst first."""
-    broken = sorted(
-        (one for one in results if one.broken), key=lambda one: (-one.stall, -one.most_growth)
+def show_violations(results: Sequence[Result], limit: int = 200) -> None:
+    """Print the cases that exceeded the budget, worst first."""
+    exceeded = sorted(
+        (one for one in results if one.violations),
+        key=lambda one: (-one.stall, -one.largest_growth),
     )
-    if broken:
-        table = [[one.route, _where(one), "; ".join(one.broken)] for one in broken[:most]]
-        show(["route", "by", "what"], table, f"{len(broken)} cases broke the budget")
+    if exceeded:
+        table = [[one.route, _where(one), "; ".join(one.violations)] for one in exceeded[:limit]]
+        show(["route", "by", "violations"], table, f"{len(exceeded)} cases exceeded the budget")
 
 
 def summary(results: Sequence[Result]) -> str:
-    """One line about all."""
+    """Summarize all results in one line."""
     if not results:
         return "nothing was measured"
     blames = sum(
@@ -87,14 +88,15 @@ def summary(results: Sequence[Result]) -> str:
         for status, count in one.statuses.items()
         if status == "424" or (status.startswith("5") and status not in ("501", "503", "505"))
     )
-    ended = sum(any("ended" in what for what in one.broken) for one in results)
+    words = ("died", "killed", "closed")
+    killed = sum(any(word in text for text in one.violations for word in words) for one in results)
     stall = max(results, key=lambda one: one.stall)
     gap = max(results, key=lambda one: one.gap)
-    growth = max(results, key=lambda one: one.most_growth)
+    growth = max(results, key=lambda one: one.largest_growth)
     return (
         f"{len(results)} cases: worst stall {stall.stall * 1e3:.0f} ms ({stall.route} "
         f"{_where(stall)}), worst gap {gap.gap * 1e3:.0f} ms ({gap.route} {_where(gap)}), worst "
-        f"growth {growth.most_growth / 2**20:.0f} MB ({growth.route} {_where(growth)}); "
-        f"{blames} answers blame the server, {ended} cases ended a process or a connection, "
-        f"{sum(bool(one.broken) for one in results)} broke the budget"
+        f"growth {growth.largest_growth / 2**20:.0f} MB ({growth.route} {_where(growth)}); "
+        f"{blames} responses blame the server, {killed} cases killed a process or a connection, "
+        f"{sum(bool(one.violations) for one in results)} exceeded the budget"
     )

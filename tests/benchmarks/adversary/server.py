@@ -1,4 +1,4 @@
-"""The server that is attacked: one of our own, started again when it ends, or one that runs."""
+"""The server under test: a running one, or one that is started, and restarted when it dies."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _START_SECONDS = 180.0
 
 
 class Server:
-    """``tgi serve`` of the bundled model with everything on, adapters too.
+    """``tgi serve`` with the bundled model and adapters enabled, or a running server.
 
     Args:
-        url: of a server that runs already; it is left as it is.
-        pid: of its launcher, for its processes' memory; 0: unknown.
-        key: of its API.
-        flags: more of them, for one of our own.
+        url: URL of a running server, which is never restarted. Default: start one.
+        pid: process ID of its launcher, to measure memory; 0 if unknown.
+        key: API key.
+        flags: extra flags of a server that is started.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Server:
 
     @property
     def log(self) -> str:
-        """Of our own server, all of its starts."""
+        """Log of all starts of our own server."""
         path = Path(self._folder.name) / "log"
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     def healthy(self, seconds: float = 2.0) -> bool:
-        """Whether /health says so in time."""
+        """Return whether /health responds with 200 within ``seconds``."""
         connection = http.client.HTTPConnection(*self.address, timeout=seconds)
         try:
             connection.request("GET", "/health")
@@ -65,7 +65,7 @@ class Server:
             connection.close()
 
     def recover(self, seconds: float) -> bool:
-        """Wait until it is healthy; whether it had to be started anew (or is another one)."""
+        """Wait up to ``seconds`` until it is healthy; return whether it had to be restarted."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.healthy():
@@ -74,14 +74,14 @@ class Server:
                 break
             time.sleep(0.1)
         if not self.own:
-            raise SystemExit("the server is not healthy any more, and it is not ours to restart")
+            raise SystemExit("the server is no longer healthy; restart it")
         self.stop(kill=True)
         self._start()
         self.restarts += 1
         return True
 
     def stop(self, kill: bool = False) -> None:
-        """End our own."""
+        """Stop the server if we started it."""
         if self._process is None:
             return
         below = descendants_of(self._process.pid) if self._process.poll() is None else []
@@ -99,7 +99,7 @@ class Server:
         self._process = None
 
     def close(self) -> None:
-        """End our own for good."""
+        """Stop the server and delete its files."""
         self.stop()
         self._folder.cleanup()
 

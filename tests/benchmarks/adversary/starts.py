@@ -1,8 +1,8 @@
-"""Starts a model with absurd files or flags, within a time and a memory of its own.
+"""Start a model with extreme files or flags, under limits of time and memory.
 
-Checkpoints are loaded in a child that is forked from a process that has imported everything:
-what a start of the server reads is read (config, weights, tokenizer, chat template, adapter,
-generation defaults), and one chat is answered. Flags are given to ``tgi serve`` itself.
+Checkpoints are loaded in a child forked from a process that has imported everything. It reads all
+that a server reads at startup (config, weights, tokenizer, chat template, adapter, generation
+defaults) and generates one chat response. Flags are passed to ``tgi serve``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.benchmarks.adversary import checkpoints, report
 from tests.benchmarks.adversary.measure import Result
-from tests.benchmarks.adversary.watch import memory_of
+from tests.benchmarks.adversary.monitor import memory_of
 from tests.tools.checkpoints import make_llama
 from tests.tools.lora_adapters import make_adapter
 from tests.tools.process_tree import descendants_of
@@ -32,12 +32,12 @@ from tgi_cli.config.settings.setting import SERVE
 from tgi_cli.errors import ExitCode, TgiError
 
 SECONDS = 15.0
-"""That an absurd file or flag may cost more than none, on a machine that others use too."""
+"""Budget: how much longer a start may take than a normal one."""
 MEGABYTES = 256
-"""Likewise; the file itself may have tens of them."""
-_ROOM = 3 << 30
-"""Bytes of address space beyond what is there after the imports: a child is ended by it."""
-_DEFECT = 99
+"""Budget: how much more memory a start may use; some of the files have tens of MB."""
+_ADDRESS_SPACE = 3 << 30
+"""Bytes of address space that a child may use beyond the imports (RLIMIT_AS)."""
+_UNEXPECTED = 99
 _MODULES = (
     "tgi_cli.llm.llm",
     "tgi_cli.router.generation.sampling_defaults",
@@ -45,8 +45,8 @@ _MODULES = (
     "torch",
 )
 SERVED = ("eos_token_id", "bos_token_id", "max_position_embeddings", "model_max_length")
-"""Fields that go from one process of the server to another: where a number of one of them is
-taken, the server itself is started too."""
+"""Fields that one process of the server sends to another; when the child accepts a number for
+one of them, the server itself is started, too."""
 WORDS = ("1000000000", "1" + "0" * 30, "1e308")
 OTHER_FLAGS: tuple[tuple[str, ...], ...] = (
     ("--config", "/dev/zero"),
@@ -59,11 +59,11 @@ OTHER_FLAGS: tuple[tuple[str, ...], ...] = (
     ("--api-key", "a" * 100_000),
     ("--cors-allow-origin", "a" * 100_000),
 )
-"""Of flags that are no numbers."""
+"""Values of flags that are not numeric."""
 
 
 def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
-    """The parts that start something, of the files and flags that are wanted."""
+    """Run the checkpoints and flags parts for the files and flags that are ``wanted``."""
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="tgi-") as name:
         folder = Path(name)
@@ -82,10 +82,10 @@ def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
             if "flags" in parts:
                 _flags(folder, base, wanted, results)
         except KeyboardInterrupt:
-            print("interrupted: this is what was measured until then", file=sys.stderr)
+            print("interrupted; showing the results so far", file=sys.stderr)
     table = []
     slow = report.worst(results, lambda one: one.seconds)
-    large = report.worst(results, lambda one: one.most_growth)
+    large = report.worst(results, lambda one: one.largest_growth)
     for file, one in slow.items():
         own = [result for result in results if result.route == file]
         codes = sorted({code for result in own for code in result.statuses})
@@ -95,22 +95,24 @@ def run(parts: Sequence[str], wanted: Callable[[str], bool]) -> list[Result]:
                 str(len(own)),
                 f"{one.seconds:.1f}",
                 f"{one.field} {one.kind}",
-                f"{large[file].most_growth / 2**20:.0f}",
+                f"{large[file].largest_growth / 2**20:.0f}",
                 f"{large[file].field} {large[file].kind}",
                 " ".join(codes),
-                str(sum(bool(result.broken) for result in own)),
+                str(sum(bool(result.violations) for result in own)),
             ]
         )
-    head = ["file or flag", "cases", "s", "by", "MB", "by", "exit codes", "broken"]
+    head = ["file or flag", "cases", "s", "by", "MB", "by", "exit codes", "exceeded"]
     report.show(head, table, "The worst field of each file, and the worst flag")
-    report.show_broken(results)
-    broken = sum(bool(one.broken) for one in results)
-    print(f"\n{len(results)} starts, {broken} broken; {time.monotonic() - began:.0f} s")
+    report.show_violations(results)
+    exceeded = sum(bool(one.violations) for one in results)
+    print(
+        f"\n{len(results)} starts, {exceeded} exceeded the budget; {time.monotonic() - began:.0f} s"
+    )
     return results
 
 
 def _load(folder: Path, adapter: Path) -> str:
-    """What a start reads, and a chat. Raises TgiError."""
+    """Load a model and generate a chat response, or raise TgiError."""
     from tgi_cli.llm.llm import LLM
     from tgi_cli.llm.outputs import GenerationError
     from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
@@ -126,11 +128,11 @@ def _load(folder: Path, adapter: Path) -> str:
 
 
 def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
-    """Fork, do it, and tell exit code (-1: not in time), seconds and peak bytes."""
+    """Fork and run ``work``; return exit code (-1 on timeout), seconds and peak bytes."""
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        code = _DEFECT
+        code = _UNEXPECTED
         try:
             os.setsid()
             out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -138,7 +140,7 @@ def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
                 os.dup2(out, descriptor)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (size + _ROOM, size + _ROOM))
+            resource.setrlimit(resource.RLIMIT_AS, (size + _ADDRESS_SPACE,) * 2)
             Path("/proc/self/clear_refs").write_text("5")
             print(work(), flush=True)
             code = 0
@@ -149,8 +151,8 @@ def _child(work: Callable[[], object], log: Path) -> tuple[int, float, int]:
             traceback.print_exc()
         finally:
             peak = memory_of(os.getpid(), "VmHWM")
-            with contextlib.suppress(OSError), log.with_suffix(".peak").open("w") as told:
-                told.write(str(peak))
+            with contextlib.suppress(OSError), log.with_suffix(".peak").open("w") as file:
+                file.write(str(peak))
             os._exit(code)
     limit = began + SECONDS * 2
     peak = 0
@@ -183,10 +185,10 @@ def _checkpoints(
     for module in _MODULES:
         importlib.import_module(module)
     log = folder / "log"
-    code, usual, size = _child(lambda: _load(base, adapter), log)
+    code, baseline, size = _child(lambda: _load(base, adapter), log)
     if code:
         raise SystemExit(f"the miniature itself does not load:\n{log.read_text()}")
-    print(f"the miniature: {usual:.1f} s, {size >> 20} MB", file=sys.stderr)
+    print(f"the miniature: {baseline:.1f} s, {size >> 20} MB", file=sys.stderr)
     served = _serve(base, (), log)[1]
     file = ""
     for case in checkpoints.cases(base, adapter):
@@ -195,32 +197,37 @@ def _checkpoints(
         if case.file != file:
             print(f"{case.file} ...", file=sys.stderr)
             file = case.file
-        own = checkpoints.folder_of(base, folder / "case")
-        tuned = checkpoints.folder_of(adapter, folder / "case-adapter")
-        case.write(tuned if case.file.startswith("adapter") else own)
-        code, seconds, peak = _child(lambda own=own, tuned=tuned: _load(own, tuned), log)
+        checkpoint = checkpoints.linked_copy(base, folder / "case")
+        tuned_adapter = checkpoints.linked_copy(adapter, folder / "case-adapter")
+        case.write(tuned_adapter if case.file.startswith("adapter") else checkpoint)
+        code, seconds, peak = _child(
+            lambda checkpoint=checkpoint, tuned_adapter=tuned_adapter: _load(
+                checkpoint, tuned_adapter
+            ),
+            log,
+        )
         result = Result(case.file, case.field, case.kind, {str(code): 1}, seconds)
         result.growth = {"process": peak - size}
-        result.broken = list(_judged(code, seconds - usual, peak - size, log))
+        result.violations = list(_violations_of(code, seconds - baseline, peak - size, log))
         if code == 0 and set(case.field.split(".")) & set(SERVED) and case.kind[-1:].isdigit():
-            code, seconds, _ = _serve(own, (), log)
+            code, seconds, _ = _serve(checkpoint, (), log)
             result.statuses[f"{code} served"] = 1
-            result.broken += _judged(code, seconds - served, 0, log)
+            result.violations += _violations_of(code, seconds - served, 0, log)
         results.append(result)
-        if result.broken:
+        if result.violations:
             where = f"{case.file} {case.field} {case.kind}"
-            print(f"  {where}: {'; '.join(result.broken)}", file=sys.stderr)
+            print(f"  {where}: {'; '.join(result.violations)}", file=sys.stderr)
 
 
-def _judged(code: int, more: float, growth: int, log: Path) -> Iterator[str]:
-    """What is wrong with how a start ended."""
+def _violations_of(code: int, more: float, growth: int, log: Path) -> Iterator[str]:
+    """Yield the violations of one start."""
     text = log.read_text(encoding="utf-8", errors="replace")
     if code == -1:
-        yield "no end"
+        yield "timeout"
     elif code not in {int(one) for one in ExitCode} or "Traceback (most recent" in text:
         yield f"exit {code}: {(text.strip().splitlines() or [''])[-1][:160]}"
     elif code and "error:" not in text:
-        yield f"exit {code} without a cause"
+        yield f"exit {code} without an error message"
     if more > SECONDS and code != -1:
         yield f"{more:.0f} s"
     if growth > MEGABYTES << 20:
@@ -229,24 +236,24 @@ def _judged(code: int, more: float, growth: int, log: Path) -> Iterator[str]:
 
 def _flags(folder: Path, base: Path, wanted: Callable[[str], bool], results: list[Result]) -> None:
     log = folder / "flags-log"
-    code, usual, size = _serve(base, (), log)
+    code, baseline, size = _serve(base, (), log)
     if code:
         raise SystemExit(f"the miniature cannot be served:\n{log.read_text()}")
-    print(f"the miniature, served: {usual:.1f} s, {size >> 20} MB", file=sys.stderr)
+    print(f"the miniature, served: {baseline:.1f} s, {size >> 20} MB", file=sys.stderr)
     for flags in (*_numeric(), *OTHER_FLAGS):
         if not wanted(flags[0]):
             continue
         code, seconds, peak = _serve(base, flags, log)
         result = Result("(flags)", flags[0], flags[1][:24], {str(code): 1}, seconds)
         result.growth = {"all": peak - size}
-        result.broken = list(_judged(code, seconds - usual, peak - size, log))
+        result.violations = list(_violations_of(code, seconds - baseline, peak - size, log))
         results.append(result)
-        if result.broken:
-            print(f"  {flags[0]} {flags[1][:24]}: {'; '.join(result.broken)}", file=sys.stderr)
+        if result.violations:
+            print(f"  {flags[0]} {flags[1][:24]}: {'; '.join(result.violations)}", file=sys.stderr)
 
 
 def _numeric() -> Iterator[tuple[str, ...]]:
-    """Numeric flags with values that can be read; those that cannot are refused at once."""
+    """Yield numeric flags with the extreme values that their types can parse."""
     for setting in settings_of(SERVE):
         if setting.kind.type not in (int, float) or setting.hidden or setting.argument:
             continue
@@ -257,9 +264,10 @@ def _numeric() -> Iterator[tuple[str, ...]]:
 
 
 def _serve(base: Path, flags: Sequence[str], log: Path) -> tuple[int, float, int]:
-    """Start until it is ready (exit code 0) or ends; -1: neither in time, or too many processes.
+    """Run ``tgi serve`` until it is ready or exits; return code, seconds and peak bytes.
 
-    Bytes are those of all its processes.
+    The code is 0 if it became ready, -1 on timeout or if it uses too much memory or too many
+    processes. Bytes are the sum over its processes.
     """
     command = [sys.executable, "-m", "tgi_cli", "serve", str(base), "--hostname", "127.0.0.1"]
     command += ["--port", "0"] if "--port" not in flags else []

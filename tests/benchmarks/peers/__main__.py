@@ -25,11 +25,11 @@ from tests.tools.checkpoints import SHAPES, make_llama, write_tokenizer
 
 
 def checkpoint(work: Path, model: str) -> Path:
-    """A checkpoint of that shape in ``work``, made if it is not there."""
+    """Return a checkpoint of a model's shape in ``work``, created on first use."""
     path = work / model / "checkpoint"
     shape = MODELS[model]
     if not (path / "tokenizer.json").is_file():
-        # Long contexts need positions; the weights do not depend on how many there are.
+        # Allow long contexts. Weights do not depend on the number of positions.
         positions = max(SHAPES[shape]["max_position_embeddings"], 16384)
         make_llama(path, dtype=torch.bfloat16, shape=shape, max_position_embeddings=positions)
         write_tokenizer(path, SHAPES[shape]["vocab_size"])
@@ -43,7 +43,7 @@ def measure(
     arguments: argparse.Namespace,
     console: Console,
 ) -> dict[str, Any]:
-    """Measure one model, print its tables, and return what is saved."""
+    """Measure one model, print its tables, and return the results to save."""
     path = checkpoint(arguments.work, model)
     logs = arguments.work / model / "logs"
     logs.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ def measure(
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
         console=console,
-        refresh_per_second=1,  # it takes from the cores, too
+        refresh_per_second=1,  # it uses CPU time
         disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task("", total=None)
@@ -71,7 +71,7 @@ def measure(
         versions: dict[str, dict[str, str]] = {}
         for contestant in entrants:
             name = contestant.name
-            progress.update(task, description=f"prepares {name}")
+            progress.update(task, description=f"preparing {name}")
             try:
                 versions[name] = contestant.versions()
                 loads[name] = contestant.prepare(path, path.parent)
@@ -88,9 +88,9 @@ def measure(
                 run.visit(contestant, loads[contestant.name], number)
                 progress.advance(task)
     bandwidth = max(rate for rate, _ in reads)
-    ways = {contestant.name: contestant.transport for contestant in entrants}
+    transports = {contestant.name: contestant.transport for contestant in entrants}
     ours = [contestant.name for contestant in entrants if isinstance(contestant, Tgi)]
-    report = Report(run.results, ways, ours, rules.foreign)
+    report = Report(run.results, transports, ours, rules.foreign)
     print(f"\n### {model}\n")
     print(report.long(columns) if arguments.long else report.serving(columns))
     singles = [column for column in columns if column.concurrency == 1 and column.new > 1]
@@ -104,12 +104,12 @@ def measure(
         "weight_bytes": weights,
         "read_bytes_per_second": reads,
         "versions": versions,
-        "ways": ways,
+        "transports": transports,
     }
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # contestants end with the run
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the contestants, too
     arguments = parser().parse_args()
     arguments.work = arguments.work.absolute()
     entrants = contestants(arguments)

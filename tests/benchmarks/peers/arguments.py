@@ -1,4 +1,4 @@
-"""The command line: who takes part, and in what."""
+"""The command line, and the contestants that it selects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = ("tgi", "openvino", "vllm", "llama.cpp", "transformers")
 
 @dataclass(frozen=True)
 class Ours:
-    """``NAME=CHECKPOINT[: FLAGS]`` of the command line."""
+    """A contestant of ours, from ``NAME=CHECKPOINT[: FLAGS]`` of the command line."""
 
     name: str
     checkpoint: str
@@ -39,7 +39,7 @@ QUANTIZED = (
 
 
 def ours(text: str) -> Ours:
-    """Read ``NAME=CHECKPOINT[: FLAGS]``; the first colon ends the checkpoint."""
+    """Parse ``NAME=CHECKPOINT[: FLAGS]``; the first colon ends the checkpoint."""
     name, equals, rest = text.partition("=")
     checkpoint, _, flags = rest.partition(":")
     if not (name and equals and checkpoint):
@@ -47,16 +47,16 @@ def ours(text: str) -> Ours:
     return Ours(name, checkpoint.strip(), flags.strip())
 
 
-def place(text: str) -> tuple[str, Path]:
-    """Read ``PEER=PATH``, a peer and the environment or folder that it is installed in."""
+def peer_path(text: str) -> tuple[str, Path]:
+    """Parse ``PEER=PATH``, a peer and the environment or folder that it is installed in."""
     name, equals, path = text.partition("=")
     if name not in PEERS or not equals or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is not PEER=PATH of {', '.join(PEERS)}")
     return name, Path(path).absolute()
 
 
-def amount(text: str) -> tuple[str, int]:
-    """Read ``NAME=MB``."""
+def named_megabytes(text: str) -> tuple[str, int]:
+    """Parse ``NAME=MB`` to a name and bytes."""
     name, equals, megabytes = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MB")
@@ -66,25 +66,31 @@ def amount(text: str) -> tuple[str, int]:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.peers",
-        description="Serving speed on a CPU, side by side with other engines, in one run.",
+        description="Compare serving speed on a CPU with other engines, in one run.",
     )
     add = parser.add_argument
-    add("work", type=Path, help="folder that keeps checkpoints, conversions and logs")
-    add("--model", dest="models", choices=MODELS, action="append", help="all of them otherwise")
+    add("work", type=Path, help="folder for checkpoints, conversions and logs")
+    add(
+        "--model",
+        dest="models",
+        choices=MODELS,
+        action="append",
+        help="model to measure; repeatable [all]",
+    )
     add(
         "--peer",
         dest="peers",
-        type=place,
+        type=peer_path,
         action="append",
         default=[],
         metavar="PEER=PATH",
-        help="a virtual environment (tgi: of another revision); llama.cpp: its build folder",
+        help="its virtual environment (tgi: another revision's), or llama.cpp's build folder",
     )
     add(
         "--exporter",
         type=Path,
         metavar="PATH",
-        help="environment with optimum-intel, which converts for openvino; its own otherwise",
+        help="environment with optimum-intel, to convert for openvino [openvino's]",
     )
     add(
         "--tgi",
@@ -92,47 +98,47 @@ def parser() -> argparse.ArgumentParser:
         type=ours,
         action="append",
         metavar="NAME=CHECKPOINT[: FLAGS]",
-        help="one of ours; {checkpoint} is the run's own, {gptq4} and {gptq8} are made of it",
+        help="our contestant; {checkpoint} is the unquantized one, {gptq4}, {gptq8} are derived",
     )
     add(
         "--tgi-python",
         type=Path,
         default=Path(sys.executable),
         metavar="PATH",
-        help="the interpreter that runs ours [this one]",
+        help="interpreter for our contestants [this one]",
     )
     add(
         "--weight-mb",
-        type=amount,
+        type=named_megabytes,
         action="append",
         default=[],
         metavar="NAME=MB",
-        help="weights that one of ours reads a token, if its checkpoint does not say it",
+        help="weights that our contestant reads per token, if not derived from its checkpoint",
     )
-    add("--quantized", action="store_true", help="peers' weights of 4 and 8 bits, not bf16")
+    add("--quantized", action="store_true", help="weights of 4 and 8 bits instead of bf16")
     add("--long", action="store_true", help="long contexts instead of waves")
     add("--concurrency", type=int, nargs="*", default=[1, 8, 32])
-    add("--prefill", type=int, nargs="*", default=list(PREFILLS), help="lengths of prompts alone")
+    add("--prefill", type=int, nargs="*", default=list(PREFILLS), help="lengths of single prompts")
     add("--contexts", type=int, nargs="*", default=list(CONTEXTS), help="with --long")
-    add("--prompt", type=int, default=PROMPT, help="tokens of a wave's prompts")
-    add("--new", type=int, help=f"tokens of its answers [{NEW}; with --long {LONG_NEW}]")
+    add("--prompt", type=int, default=PROMPT, help="prompt tokens of a request in a wave")
+    add("--new", type=int, help=f"output tokens of a request [{NEW}; with --long {LONG_NEW}]")
     add("--rounds", type=int, default=3)
-    add("--foreign", type=float, default=0.08, help="share of the cores that others may take")
-    add("--retries", type=int, default=2, help="of figures that are above it")
-    add("--timeout", type=float, default=900, help="seconds for a wave")
+    add("--foreign", type=float, default=0.08, help="CPU share that other programs may use")
+    add("--retries", type=int, default=2, help="retries of figures above it")
+    add("--timeout", type=float, default=900, help="timeout of a wave in seconds")
     add(
         "--skip",
         action="append",
         default=[],
         metavar="CONTESTANT:COLUMN",
-        help="leave out a figure that takes too long, such as transformers:c32",
+        help="skip a figure that takes too long, such as transformers:c32",
     )
-    add("--output", type=Path, help="save every value as JSON")
+    add("--output", type=Path, help="save all values as JSON")
     return parser
 
 
 def contestants(arguments: argparse.Namespace) -> list[Contestant]:
-    """Ours, then the peers."""
+    """Return our contestants, then the peers."""
     python, bytes_ = arguments.tgi_python, dict(arguments.weight_mb)
     mine = arguments.ours or (QUANTIZED if arguments.quantized else PLAIN)
     found: list[Contestant] = [

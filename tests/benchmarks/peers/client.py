@@ -1,4 +1,4 @@
-"""A client for OpenAI's completions that costs little, since it runs on the servers' cores."""
+"""A cheap client for OpenAI's completions, since it runs on the servers' cores."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.benchmarks.peers.contestant import (
     Failure,
     Running,
     Wave,
-    last_words,
+    last_line,
 )
 
 HOST = "127.0.0.1"
 
 
 class Server(Running):
-    """A process that answers ``/health`` and ``/v1/completions``."""
+    """A process that serves ``/health`` and ``/v1/completions``."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class Server(Running):
         with httpx.Client(base_url=f"http://{HOST}:{self._port}", timeout=5) as client:
             while time.monotonic() < until:
                 if self.process.poll() is not None:
-                    raise Failure(f"it ended at its start: {last_words(self.log)}")
+                    raise Failure(f"it exited at startup: {last_line(self.log)}")
                 try:
                     if client.get("/health").status_code == 200:
                         return
                 except httpx.TransportError:
                     pass
                 time.sleep(0.2)
-        raise Failure(f"not ready after {START_TIMEOUT:.0f} s: {last_words(self.log)}")
+        raise Failure(f"not ready after {START_TIMEOUT:.0f} s: {last_line(self.log)}")
 
     def wave(self, prompts: Sequence[Sequence[int]], new: int, timeout: float) -> Wave:
         requests = [self._request(prompt, new) for prompt in prompts]
@@ -66,7 +66,7 @@ class Server(Running):
         except TimeoutError:
             raise Failure(f"a wave took more than {timeout:.0f} s") from None
         except (OSError, httptools.HttpParserError) as error:
-            raise Failure(f"{error}: {last_words(self.log)}") from error
+            raise Failure(f"{error}: {last_line(self.log)}") from error
         spans = [stream.span(new) for stream in streams]
         first = tuple(begin - start for begin, _ in spans)
         last = tuple(end - start for _, end in spans)
@@ -84,7 +84,7 @@ class Server(Running):
 
 
 class Stream(asyncio.Protocol):
-    """One request and what came back when; events are only read when all have ended."""
+    """A request and its response with arrival times; events are parsed after the wave."""
 
     def __init__(self, request: bytes, ended: asyncio.Future[None]) -> None:
         self._request = request
@@ -103,7 +103,7 @@ class Stream(asyncio.Protocol):
             self._end(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(exc or ConnectionError("the connection was closed in the middle"))
+        self._end(exc or ConnectionError("the connection closed before the end of the response"))
 
     def on_body(self, body: bytes) -> None:
         self.parts.append((time.perf_counter(), body))
@@ -121,10 +121,10 @@ class Stream(asyncio.Protocol):
             self._ended.set_exception(error)
 
     def span(self, new: int) -> tuple[float, float]:
-        """When the first and the last token came.
+        """Return the arrival times of the first and the last token.
 
         Raises:
-            Failure: the answer is an error, or not of ``new`` tokens.
+            Failure: the response is an error or does not have ``new`` tokens.
         """
         if self._parser.get_status_code() != 200:
             text = b"".join(part for _, part in self.parts).decode(errors="replace")
@@ -138,12 +138,12 @@ class Stream(asyncio.Protocol):
                 times.append(moment)
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
         if tokens != new or not times:
-            raise Failure(f"{tokens} tokens where {new} were asked for")
+            raise Failure(f"{tokens} tokens instead of {new}")
         return times[0], times[-1]
 
 
 def events(parts: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Server-sent events in a body that came in ``parts``, with the time of each one's end."""
+    """Yield the server-sent events of a body received in ``parts``, with their arrival times."""
     rest = b""
     for moment, part in parts:
         *lines, rest = (rest + part).split(b"\n")
@@ -154,7 +154,7 @@ def events(parts: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[s
 
 
 async def _exchange(port: int, requests: Sequence[bytes]) -> tuple[float, list[Stream]]:
-    """Send all at once; when that was, and each one's answer."""
+    """Send all requests at once; return the start time and the streams."""
     loop = asyncio.get_running_loop()
 
     async def send(request: bytes) -> Stream:

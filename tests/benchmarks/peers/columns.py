@@ -1,4 +1,4 @@
-"""What is measured: the columns of the tables."""
+"""The columns of the tables: kinds of requests to measure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Column:
     """Waves of requests of one kind.
 
     Attributes:
-        name: in the saved file.
-        concurrency: requests at once.
+        name: key in the saved file.
+        concurrency: concurrent requests.
         prompt: tokens of each prompt.
-        new: tokens of each answer.
-        repeats: waves of which the median counts as one measurement.
+        new: output tokens of each request.
+        repeats: waves per measurement, which is their median.
     """
 
     name: str
@@ -37,7 +37,7 @@ def serving(
     prompt: int = PROMPT,
     new: int = NEW,
 ) -> list[Column]:
-    """Waves of so many requests, and prompts of so many tokens alone."""
+    """Return a column for each concurrency, and one for each length of a single prompt."""
     columns = [
         Column(f"c{count}", count, prompt, new, repeats=3 if count == 1 else 1)
         for count in concurrency
@@ -46,5 +46,5 @@ def serving(
 
 
 def long_contexts(contexts: Sequence[int], new: int = LONG_NEW) -> list[Column]:
-    """One request at a time, of growing prompts."""
+    """Return a column of single requests for each context length."""
     return [Column(f"l{length}", 1, length, new) for length in contexts]

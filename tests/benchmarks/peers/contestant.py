@@ -1,4 +1,4 @@
-"""What takes part: a way to start it for a purpose, and waves of requests to send it."""
+"""Interfaces of contestants: starting them, and sending them waves of requests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ STOP_TIMEOUT = 30.0
 
 
 class Failure(Exception):
-    """A contestant could not do something; the run goes on without that figure."""
+    """A contestant failed at something; the run continues without that figure."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a contestant is started for.
+    """The requirements that a contestant is started with.
 
     Attributes:
-        sequences: that run at once.
-        context: tokens of the longest prompt with its answer.
-        cached_tokens: of all sequences of the largest wave together.
+        sequences: largest number of concurrent requests.
+        context: tokens of the longest prompt and its output.
+        cached_tokens: tokens of all sequences of the largest wave together.
     """
 
     sequences: int
@@ -47,12 +47,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests that were sent at once.
+    """The times of requests that were sent at once.
 
     Attributes:
         seconds: from sending them to the last token of the last.
-        first: seconds to the first token, of each request.
-        last: seconds to its last token, of each.
+        first: seconds to the first token of each request.
+        last: seconds to the last token of each request.
     """
 
     seconds: float
@@ -61,7 +61,7 @@ class Wave:
 
 
 class Running(ABC):
-    """A contestant's process, ready for waves."""
+    """A running contestant, ready for waves."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process = process
@@ -69,14 +69,14 @@ class Running(ABC):
 
     @abstractmethod
     def wave(self, prompts: Sequence[Sequence[int]], new: int, timeout: float) -> Wave:
-        """Send all prompts at once and take ``new`` tokens of each, greedily.
+        """Send all prompts at once and generate ``new`` tokens for each, greedily.
 
         Raises:
-            Failure: an answer is an error, is short of tokens, or takes longer than ``timeout``.
+            Failure: a response is an error, has too few tokens, or exceeds ``timeout``.
         """
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """Stop the process and its descendants."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
@@ -90,11 +90,11 @@ class Running(ABC):
 
 
 class Contestant(ABC):
-    """A server or a library, with weights of one kind.
+    """A server or a library with one kind of weights.
 
     Attributes:
-        name: unique among those that take part.
-        transport: how requests reach it, for the table.
+        name: unique among the contestants.
+        transport: how it gets requests, for the tables.
     """
 
     transport = "HTTP"
@@ -104,26 +104,26 @@ class Contestant(ABC):
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """What was installed."""
+        """Return the versions of the installed packages."""
 
     @abstractmethod
     def prepare(self, checkpoint: Path, folder: Path) -> Path:
-        """What ``start`` loads: the checkpoint, or its conversion, kept in ``folder``."""
+        """Return the path to load: the checkpoint, or its conversion, stored in ``folder``."""
 
     @abstractmethod
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
-        """Start it and return when it is ready.
+        """Start the contestant and wait until it is ready.
 
         Raises:
-            Failure: it ended, or is not ready in time.
+            Failure: it exited, or is not ready in time.
         """
 
     @abstractmethod
     def weight_bytes(self, model: Path) -> int:
-        """Bytes of weights that one decoded token reads."""
+        """Return the bytes of weights that decoding one token reads."""
 
     def visits(self, columns: Sequence[Column]) -> list[list[Column]]:
-        """The columns in groups, each measured in a process that is started for it."""
+        """Group the columns; each group is measured in a process of its own."""
         return [list(columns)]
 
 
@@ -134,10 +134,10 @@ def spawn(
     *,
     piped: bool = False,
 ) -> subprocess.Popen[str]:
-    """Start ``command`` in a process group of its own; what it says goes to ``log``.
+    """Start ``command`` in a process group of its own, with its output in ``log``.
 
-    Nothing that was set to keep other programs from using all cores is handed on. With
-    ``piped``, standard input and output are pipes for whoever calls.
+    ``OMP_NUM_THREADS`` is not inherited, so that it can use all cores. With ``piped``, standard
+    input and output are pipes for the caller.
     """
     inherited = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
@@ -158,7 +158,7 @@ def spawn(
 def convert(
     command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run a converter to its end.
+    """Run a converter and wait for it.
 
     Raises:
         Failure: it failed.
@@ -170,11 +170,11 @@ def convert(
         os.killpg(process.pid, signal.SIGKILL)
         raise
     if status != 0:
-        raise Failure(f"{Path(command[0]).name} failed: {last_words(log)}")
+        raise Failure(f"{Path(command[0]).name} failed: {last_line(log)}")
 
 
 def installed(python: Path, *packages: str) -> dict[str, str]:
-    """Versions of ``packages`` in the environment of that interpreter."""
+    """Return the versions of ``packages`` in the environment of an interpreter."""
     code = "import sys; from importlib.metadata import version\n"
     code += "for name in sys.argv[1:]: print(name, version(name))"
     try:
@@ -186,12 +186,12 @@ def installed(python: Path, *packages: str) -> dict[str, str]:
     return dict(line.split() for line in output.splitlines())
 
 
-def last_words(log: Path) -> str:
-    """The last line that says something, for a message of one line."""
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not empty, for error messages."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "it said nothing")[:200]
+    return next((line for line in reversed(lines) if line), "no output")[:200]
 
 
 def interpreter(environment: Path) -> Path:
-    """The Python of a virtual environment; an interpreter's own path is taken as it is."""
+    """Return the interpreter of a virtual environment, or the path itself if it is a file."""
     return environment / "bin" / "python" if environment.is_dir() else environment

@@ -1,4 +1,4 @@
-"""transformers' ``generate``: the whole wave as one batch."""
+"""transformers' ``generate``, with each wave as one batch."""
 
 from __future__ import annotations
 

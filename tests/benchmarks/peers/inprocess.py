@@ -1,4 +1,4 @@
-"""Libraries without a server: a driver in a process of its own, asked over its pipes."""
+"""Runs libraries without a server in a driver process, controlled over pipes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.benchmarks.peers.contestant import (
     Failure,
     Running,
     Wave,
-    last_words,
+    last_line,
 )
 
 DRIVERS = Path(__file__).parent / "drivers"
 
 
 class Driver(Running):
-    """A driver reads a wave from a line and answers one line: when tokens came."""
+    """A driver, which reads a wave from a line of JSON and writes the token times as another."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         super().__init__(process, log)
         try:
-            self._answer(START_TIMEOUT)
+            self._response(START_TIMEOUT)
         except BaseException:
             self.close()
             raise
@@ -38,23 +38,23 @@ class Driver(Running):
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise Failure(f"it ended: {last_words(self.log)}") from None
-        answer = self._answer(timeout)
-        if "error" in answer:
-            raise Failure(str(answer["error"])[:200])
-        if any(count != new for count in answer["tokens"]):
-            raise Failure(f"{answer['tokens']} tokens where {new} were asked for")
-        return Wave(max(answer["last"]), tuple(answer["first"]), tuple(answer["last"]))
+            raise Failure(f"it exited: {last_line(self.log)}") from None
+        response = self._response(timeout)
+        if "error" in response:
+            raise Failure(str(response["error"])[:200])
+        if any(count != new for count in response["tokens"]):
+            raise Failure(f"{response['tokens']} tokens instead of {new}")
+        return Wave(max(response["last"]), tuple(response["first"]), tuple(response["last"]))
 
-    def _answer(self, timeout: float) -> dict[str, Any]:
+    def _response(self, timeout: float) -> dict[str, Any]:
         assert self.process.stdout is not None
-        # A whole line is there at once: the driver writes nothing else, and flushes it.
+        # The driver writes and flushes one whole line at a time, so readline does not block.
         if not select.select([self.process.stdout], [], [], timeout)[0]:
             self.close()
-            raise Failure(f"no answer in {timeout:.0f} s")
+            raise Failure(f"no response within {timeout:.0f} s")
         line = self.process.stdout.readline()
         if not line:
             self.close()
-            raise Failure(f"it ended: {last_words(self.log)}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            raise Failure(f"it exited: {last_line(self.log)}")
+        response: dict[str, Any] = json.loads(line)
+        return response

@@ -1,4 +1,4 @@
-"""llama.cpp's server, from the folder that it was built in."""
+"""llama.cpp's server, from its build folder."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from tests.benchmarks.peers.contestant import (
 from tests.benchmarks.peers.inprocess import DRIVERS
 from tests.tools.server_process import free_ports
 
-MARGIN = 32  # tokens of context beyond those of the requests
+MARGIN = 32  # context tokens beyond those of the requests
 
 
 class LlamaCpp(Contestant):
-    """``llama-server`` with one slot for each sequence and a cache for each slot.
+    """``llama-server`` with one slot for each sequence.
 
-    Its cache is allocated whole and shared out evenly among the slots. So that neither memory
-    nor speed suffers from slots that a wave has no use for, each concurrency has a start of
-    its own.
+    Its KV cache is divided evenly among the slots. Since unused slots cost memory and speed, each
+    concurrency is measured in a process of its own.
 
     Args:
-        build: the folder that cmake built in.
-        weights: bf16, or what ``llama-quantize`` makes of it: q8_0, q4_0.
-        python: an interpreter with torch and transformers, for the conversion.
+        build: build folder of cmake.
+        weights: bf16, or a type of ``llama-quantize``: q8_0, q4_0.
+        python: interpreter with torch and transformers, for the conversion.
     """
 
     def __init__(self, build: Path, weights: str, python: Path) -> None:
@@ -58,7 +57,7 @@ class LlamaCpp(Contestant):
         lines = (output.stdout + output.stderr).splitlines()
         found = next((line for line in lines if line.startswith("version:")), "version: unknown")
         versions = {"llama.cpp": found.removeprefix("version:").strip()}
-        # A source that came with its Python bindings has their number alone.
+        # Sources that are bundled with the Python bindings only have the bindings' version.
         package = self._source().parents[1] / "PKG-INFO"
         if package.is_file():
             match = re.search(r"^Version: (\S+)", package.read_text(), re.MULTILINE)
@@ -109,8 +108,8 @@ class LlamaCpp(Contestant):
         try:
             cache = (self._build / "CMakeCache.txt").read_text()
         except OSError as error:
-            raise Failure(f"{self._build} is not a folder that cmake built in: {error}") from error
+            raise Failure(f"{self._build} is not a build folder of cmake: {error}") from error
         match = re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.+)$", cache, re.MULTILINE)
         if match is None:
-            raise Failure(f"{self._build}/CMakeCache.txt does not say where the source is")
+            raise Failure(f"{self._build}/CMakeCache.txt does not contain the source folder")
         return Path(match[1])

@@ -1,4 +1,4 @@
-"""What the machine is, what others take of it, and how fast it reads memory."""
+"""Describes the machine; measures the load of other programs and the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Clock:
     """CPU time since the machine started, in ticks.
 
     Attributes:
-        busy: of all cores, with what the host took from them.
-        total: busy or not.
-        own: of this process and all its descendants, also ended ones.
+        busy: busy ticks of all cores, including time stolen by the hypervisor.
+        total: all ticks of all cores.
+        own: ticks of this process and its descendants, including exited ones.
     """
 
     busy: int
@@ -43,29 +43,29 @@ class Clock:
         return cls(busy, total, own)
 
     def foreign_since(self, before: Clock) -> float:
-        """Share of all cores since ``before`` that went to others, 0 to 1."""
+        """Return the share of all cores that other programs have used since ``before``, 0 to 1."""
         total = self.total - before.total
         others = (self.busy - before.busy) - (self.own - before.own)
         return max(0.0, others / total) if total else 0.0
 
 
 def cpu_ticks(stat: str) -> tuple[int, int]:
-    """Busy and total ticks of all cores in the text of /proc/stat.
+    """Parse the busy and total ticks of all cores from the text of /proc/stat.
 
-    user, nice, system, idle, iowait, irq, softirq and steal add up; guest time, which follows,
-    is in user time already.
+    The total is the sum of user, nice, system, idle, iowait, irq, softirq and steal; guest time is
+    already included in user time. See proc_stat(5).
     """
     fields = [int(field) for field in stat.split("\n", 1)[0].split()[1:9]]
     return sum(fields) - fields[3] - fields[4], sum(fields)
 
 
 def descendants(pid: int) -> list[int]:
-    """``pid`` and the processes that it and its children started, as far as they still run."""
+    """Return ``pid`` and the IDs of its running descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
             children = (task / "children").read_text().split()
-        except OSError:  # it has ended
+        except OSError:  # it has exited
             continue
         for child in children:
             found += descendants(int(child))
@@ -75,25 +75,25 @@ def descendants(pid: int) -> list[int]:
 def _ticks(pid: int) -> int:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # it has ended; its parent has its time
+    except OSError:  # it has exited, and its time counts for its parent
         return 0
     return process_ticks(stat)
 
 
 def process_ticks(stat: str) -> int:
-    """User and system time in the text of /proc/PID/stat, with that of children waited for."""
-    fields = stat.rpartition(")")[2].split()  # a program's name may have blanks and parentheses
+    """Parse user and system time from /proc/PID/stat, including waited-for children."""
+    fields = stat.rpartition(")")[2].split()  # a program's name may contain blanks and parentheses
     return sum(int(field) for field in fields[11:15])
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Of a process and its descendants, in MB (10^6 bytes).
+    """Memory of a process and its descendants, in MB (10^6 bytes).
 
     Attributes:
-        peak: sum of what each had resident at most; pages that several share count for each.
-        resident: likewise, now.
-        proportional: now, shared pages counted once.
+        peak: sum of the peak resident sizes, with shared pages counted for each process.
+        resident: sum of the current resident sizes, likewise.
+        proportional: sum of the proportional sizes (Pss), with shared pages counted once.
     """
 
     peak: float
@@ -102,13 +102,13 @@ class Memory:
 
 
 def memory(pid: int) -> Memory:
-    """Memory of that process tree."""
+    """Measure the memory of a process tree."""
     peak = resident = proportional = 0
     for process in descendants(pid):
         try:
             status = Path(f"/proc/{process}/status").read_text()
             rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
-        except OSError:  # it has ended
+        except OSError:  # it has exited
             continue
         peak += _kilobytes(status, "VmHWM")
         resident += _kilobytes(status, "VmRSS")
@@ -124,9 +124,9 @@ def _kilobytes(text: str, key: str) -> int:
 
 
 def read_bandwidth(python: Path) -> tuple[float, float]:
-    """Bytes per second that all cores read from memory, and the foreign share meanwhile.
+    """Return the memory read bandwidth of all cores in bytes per second, and the foreign share.
 
-    The best of 20 sums of 512 MB, by torch in a process of its own.
+    The bandwidth is the best of 20 sums of 512 MB with torch, in a process of its own.
     """
     before = Clock.read()
     output = subprocess.run([python, "-c", READ], capture_output=True, text=True, check=True)
@@ -134,7 +134,7 @@ def read_bandwidth(python: Path) -> tuple[float, float]:
 
 
 def description() -> dict[str, str | int | float]:
-    """The processor, its cores, memory and system."""
+    """Describe the processor, its cores, memory and system."""
     cpu = Path("/proc/cpuinfo").read_text()
     pairs = (line.partition(":") for line in cpu.splitlines())
     fields = {key.strip(): value.strip() for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, which has no server of its own."""
+"""OpenVINO GenAI's continuous batching, which has no server."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WEIGHT_FORMATS = {"bf16": (), "int8": ("--weight-format", "int8")}
 class OpenVino(Contestant):
     """``ContinuousBatchingPipeline`` in a process of its own, computing in bf16.
 
-    Its other defaults stand: keys and values in 8 bits, and activations too where weights are.
+    Other settings are its defaults: 8-bit KV cache, and 8-bit activations with 8-bit weights.
 
     Args:
-        environment: with openvino-genai.
+        environment: virtual environment with openvino-genai.
         weights: bf16 or int8.
-        exporter: an environment with optimum-intel, for the conversion.
+        exporter: virtual environment with optimum-intel, for the conversion.
     """
 
     transport = "in process"
@@ -47,7 +47,7 @@ class OpenVino(Contestant):
         if not path.is_dir():
             tool = self._exporter.with_name("optimum-cli")
             if not tool.is_file():
-                raise Failure(f"no optimum-cli in {tool.parent}, which must convert the checkpoint")
+                raise Failure(f"no optimum-cli in {tool.parent} to convert the checkpoint")
             part = folder / f"openvino-{self._weights}.part"
             shutil.rmtree(part, ignore_errors=True)
             command: list[str | Path] = [tool, "export", "openvino", "--model", checkpoint]

@@ -1,4 +1,4 @@
-"""Tables of a run in Markdown."""
+"""Formats the tables of a run in Markdown."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Figure:
     """One column of the serving table.
 
     Attributes:
-        key: of ``Results.values``.
-        title: at the column's head.
-        digits: after the point.
-        more_is_better: else less is.
+        key: key of ``Results.values``.
+        title: column header.
+        digits: decimal places.
+        more_is_better: whether larger values are better.
     """
 
     key: str
@@ -34,7 +34,7 @@ class Figure:
 
 
 def serving_figures(columns: Sequence[Column]) -> list[Figure]:
-    """What the table of waves shows of ``columns``."""
+    """Return the figures of ``columns`` that the serving table shows."""
     found: list[Figure] = []
     for column in columns:
         if column.new > 1:
@@ -52,7 +52,7 @@ def serving_figures(columns: Sequence[Column]) -> list[Figure]:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Median, and the least and the most where there are several."""
+    """Format the median, and the range if there are several values."""
     middle = f"{statistics.median(values):.{digits}f}"
     if len(values) == 1:
         return middle
@@ -60,13 +60,13 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], more_is_better: bool) -> float:
-    """How many times better the median of ours is; above 1 we lead."""
+    """Return how many times better the median of ours is; above 1, ours is better."""
     a, b = statistics.median(ours), statistics.median(theirs)
     return a / b if more_is_better else b / a
 
 
 def slope(lengths: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
-    """Cost at no context, and what 1,000 tokens of context add, by least squares."""
+    """Fit the cost without context and the cost per 1,000 tokens of context, by least squares."""
     line = statistics.linear_regression([length / 1000 for length in lengths], costs)
     return line.intercept, line.slope
 
@@ -80,35 +80,35 @@ class Report:
     """Tables of one model's results.
 
     Args:
-        results: of the run.
-        ways: how each contestant is reached, in the order of the rows.
-        ours: those of them that are ours.
-        noisy: foreign share above which a figure gets a star.
+        results: results of the run.
+        transports: transport of each contestant, in the order of the rows.
+        ours: names of our contestants.
+        noisy: foreign share above which a star marks a figure.
     """
 
     def __init__(
-        self, results: Results, ways: Mapping[str, str], ours: Sequence[str], noisy: float
+        self, results: Results, transports: Mapping[str, str], ours: Sequence[str], noisy: float
     ) -> None:
         self._results = results
-        self._ways = ways
+        self._transports = transports
         self._ours = ours
         self._noisy = noisy
 
     def serving(self, columns: Sequence[Column]) -> str:
-        """The figures, then for each of ours how many times better it is."""
+        """Format the figures, then the ratios of each of our contestants to the others."""
         shown = serving_figures(columns)
         head = ["engine", "over", *(figure.title for figure in shown)]
         parts = [
             table(
                 head,
                 (
-                    [name, way, *(self._cell(name, figure) for figure in shown)]
-                    for name, way in self._ways.items()
+                    [name, transport, *(self._cell(name, figure) for figure in shown)]
+                    for name, transport in self._transports.items()
                 ),
             )
         ]
         for ours in self._ours:
-            rivals = [name for name in self._ways if name != ours]
+            rivals = [name for name in self._transports if name != ours]
             if not rivals or ours not in self._results.values:
                 continue
             rows = (
@@ -119,7 +119,7 @@ class Report:
         return "\n\n".join(parts)
 
     def long(self, columns: Sequence[Column]) -> str:
-        """Cost of a token after, and rate of, prompts of each length; and their slopes."""
+        """Format decode cost after prompts of each length with slopes, and prefill rates."""
         parts: list[str] = []
         for what, title, digits in (
             ("token", "decode ms/token after a prompt of", 2),
@@ -127,9 +127,9 @@ class Report:
         ):
             head = [title, *(str(column.prompt) for column in columns)]
             if what == "token":
-                head += ["at none", "and per 1,000 tokens"]
+                head += ["no context", "per 1,000 tokens"]
             rows: list[list[str]] = []
-            for name in self._ways:
+            for name in self._transports:
                 keys = [Figure(f"{column.name}.{what}", "", digits) for column in columns]
                 row = [name, *(self._cell(name, figure) for figure in keys)]
                 if what == "token":
@@ -139,9 +139,9 @@ class Report:
         return "\n\n".join(parts)
 
     def limit(self, weights: Mapping[str, int], bandwidth: float, column: Column) -> str:
-        """Share of what the memory allows at batch 1: weight bytes read once a token."""
+        """Format the share of the bandwidth limit at batch 1, with weights read once per token."""
         rows = []
-        for name in self._ways:
+        for name in self._transports:
             values = self._values(name, f"{column.name}.decode")
             if values and name in weights:
                 rate = statistics.median(values)
@@ -149,11 +149,11 @@ class Report:
                 row = [name, f"{weights[name] / 1e6:.0f}", f"{most:.0f}"]
                 rows.append([*row, f"{rate:.1f}", f"{rate / most:.0%}"])
         head = ["engine", "weights MB/token", "limit tok/s", "decode alone", "share"]
-        said = f"Read bandwidth in this run, all cores: {bandwidth / GIGA:.1f} GB/s."
-        return f"{said}\n\n{table(head, rows)}"
+        intro = f"Read bandwidth in this run, all cores: {bandwidth / GIGA:.1f} GB/s."
+        return f"{intro}\n\n{table(head, rows)}"
 
     def failures(self) -> str:
-        """What could not be measured, and why."""
+        """List the failures with their causes."""
         return "\n".join(
             f"- {name}, {stage}: {why}"
             for name, stages in self._results.failures.items()

@@ -1,4 +1,4 @@
-"""The run itself: rounds in turn, and what is kept of each."""
+"""Runs the rounds and collects their results."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setu
 from tests.benchmarks.peers.machine import Clock, memory
 from tests.tools.checkpoints import FIRST_WORD
 
-PREPARATION = "preparation"  # the stage before there are columns
+PREPARATION = "preparation"  # the stage before the columns
 WARM_NEW = 8
 
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
 
 @dataclass
 class Results:
-    """All figures of one model.
+    """All results of one model.
 
     Attributes:
-        values: contestant, then figure, then one value of each round. Figures are named
-            ``COLUMN.what``: ``rate`` output tokens per second, ``decode`` those after the first
-            alone, ``prefill`` prompt tokens per second, ``ttft`` and ``token`` (between two
-            tokens) in ms; ``memory.what`` in MB.
-        foreign: likewise for each column, what others took of the cores (0 to 1).
-        failures: contestant, then column or stage, then why.
+        values: one value per round, by contestant and figure. Figures are named
+            ``COLUMN.FIGURE``: ``rate`` is output tokens per second, ``decode`` the same without
+            the first token, ``prefill`` prompt tokens per second, ``ttft`` and ``token`` (between
+            tokens) are in ms; ``memory.FIGURE`` is in MB.
+        foreign: likewise, the CPU share of other programs (0 to 1) by contestant and column.
+        failures: error message by contestant and column or stage.
     """
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -46,15 +46,15 @@ class Results:
 
 @dataclass(frozen=True)
 class Rules:
-    """How often and how carefully.
+    """Parameters of a run.
 
     Attributes:
         rounds: visits to each contestant.
-        foreign: share of the cores that others may take; above it a figure is taken again.
-        retries: how often at most.
-        timeout: seconds that a wave may take.
-        vocabulary: prompts are of ids below it.
-        skipped: ``CONTESTANT:COLUMN`` of figures that are left out.
+        foreign: CPU share that other programs may use; above it, a figure is measured again.
+        retries: largest number of such repetitions.
+        timeout: timeout of a wave in seconds.
+        vocabulary: prompts consist of token ids below it.
+        skipped: ``CONTESTANT:COLUMN`` of figures to skip.
     """
 
     rounds: int
@@ -66,13 +66,13 @@ class Rules:
 
 
 def in_turn(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
-    """The order of a round: each begins one further."""
+    """Return the order of a round, which rotates by one each time."""
     shift = number % len(contestants) if contestants else 0
     return [*contestants[shift:], *contestants[:shift]]
 
 
 def figures(column: Column, waves: Sequence[Wave]) -> dict[str, float]:
-    """What a column's waves say, the median of them."""
+    """Compute the figures of a column as medians over its waves."""
     found: dict[str, list[float]] = {}
     for wave in waves:
         first = statistics.median(wave.first)
@@ -82,7 +82,7 @@ def figures(column: Column, waves: Sequence[Wave]) -> dict[str, float]:
         if column.new > 1:
             values["rate"] = column.concurrency * column.new / wave.seconds
             spans = [end - begin for begin, end in zip(wave.first, wave.last, strict=True)]
-            if (span := statistics.median(spans)) > 0:  # else all came at once
+            if (span := statistics.median(spans)) > 0:  # zero if all tokens came at once
                 values["token"] = span / (column.new - 1) * 1000
                 values["decode"] = column.concurrency * (column.new - 1) / span
         for key, value in values.items():
@@ -91,7 +91,7 @@ def figures(column: Column, waves: Sequence[Wave]) -> dict[str, float]:
 
 
 def prompts(column: Column, vocabulary: int, seed: str) -> list[list[int]]:
-    """Random words; the same for the same ``seed``."""
+    """Return random prompts, which are the same for the same ``seed``."""
     source = random.Random(seed)
     return [
         [source.randrange(FIRST_WORD, vocabulary) for _ in range(column.prompt)]
@@ -103,28 +103,30 @@ class Run:
     """Measures all contestants on one model.
 
     Args:
-        columns: what to measure.
-        rules: how.
-        logs: a folder for what the contestants say.
-        say: told of every figure.
+        columns: columns to measure.
+        rules: parameters of the run.
+        logs: folder for the contestants' logs.
+        print_line: called with every figure.
     """
 
-    def __init__(self, columns: Sequence[Column], rules: Rules, logs: Path, say: Say) -> None:
+    def __init__(
+        self, columns: Sequence[Column], rules: Rules, logs: Path, print_line: Print
+    ) -> None:
         self.results = Results()
         self._columns = columns
         self._rules = rules
         self._logs = logs
-        self._say = say
+        self._print_line = print_line
 
     def visit(self, contestant: Contestant, model: Path, number: int) -> None:
-        """Start it, send it every column's waves, and end it; of the round ``number``."""
+        """Start a contestant, send it the waves of every column, and stop it."""
         log = self._logs / f"{contestant.name.replace(' ', '-')}.log"
         used: list[dict[str, float]] = []
         skipped = self._rules.skipped
         columns = [one for one in self._columns if f"{contestant.name}:{one.name}" not in skipped]
         for group in contestant.visits(columns):
             names = "+".join(column.name for column in group)
-            self._say(f"{contestant.name}: starts for {names}")
+            self._print_line(f"{contestant.name}: starting for {names}")
             try:
                 running = contestant.start(model, Setup.of(group), log)
             except (Failure, OSError) as error:
@@ -154,18 +156,18 @@ class Run:
                 self._attempts(running, column, f"{number} {column.name}"),
                 key=lambda attempt: attempt[0],
             )
-        except (Failure, OSError, ValueError) as error:  # the last: an answer is no JSON
+        except (Failure, OSError, ValueError) as error:  # ValueError: invalid JSON
             self.fail(contestant, column.name, error)
             return
         self.results.add(name, found)
         self.results.foreign.setdefault(name, {}).setdefault(column.name, []).append(foreign)
-        said = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
-        self._say(f"{name}: {said} (foreign {foreign:.2f})")
+        values = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
+        self._print_line(f"{name}: {values} (foreign {foreign:.2f})")
 
     def _attempts(
         self, running: Running, column: Column, seed: str
     ) -> Iterator[tuple[float, dict[str, float]]]:
-        """Foreign share and figures, again until it is quiet or has been tried often enough."""
+        """Yield foreign share and figures, until the share or the retries reach their limits."""
         rules = self._rules
         for attempt in range(rules.retries + 1):
             sent = [
@@ -180,6 +182,6 @@ class Run:
                 return
 
     def fail(self, contestant: Contestant, stage: str, error: Exception) -> None:
-        """Note that it could not do that, and go on."""
+        """Record a failure."""
         self.results.fail(contestant.name, stage, str(error))
-        self._say(f"{contestant.name}: {stage} failed: {error}")
+        self._print_line(f"{contestant.name}: {stage} failed: {error}")

@@ -1,4 +1,4 @@
-"""Our server, with any checkpoint and any flags."""
+"""``tgi serve``, with any checkpoint and any flags."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Tgi(Contestant):
     """``tgi serve`` of this repository.
 
     Args:
-        checkpoint: a path; ``{checkpoint}`` in it is that of the run, ``{gptq4}`` and ``{gptq8}``
-            what it is in GPTQ of so many bits.
-        flags: of ``tgi serve``, as a shell would split them.
-        weight_bytes: bytes read per token, if neither the checkpoint nor ``--quantize`` gives it.
+        checkpoint: a path; ``{checkpoint}`` is replaced with the path of the unquantized
+            checkpoint, ``{gptq4}`` and ``{gptq8}`` with its GPTQ conversions to 4 and 8 bits.
+        flags: flags of ``tgi serve`` in shell syntax.
+        weight_bytes: bytes read per token. Default: derived from the checkpoint and flags.
         root: the source tree to run. Default: the one installed in the interpreter's environment.
     """
 
@@ -69,7 +69,7 @@ class Tgi(Contestant):
                 found = found.replace(name, str(_gptq(checkpoint, folder / f"gptq{bits}", bits)))
         path = Path(found)
         if not (path / "config.json").is_file():
-            raise Failure(f"{path} is no checkpoint")
+            raise Failure(f"{path} is not a checkpoint")
         return path
 
     def start(self, model: Path, setup: Setup, log: Path) -> Running:
@@ -94,7 +94,7 @@ class Tgi(Contestant):
 
 
 def _gptq(checkpoint: Path, path: Path, bits: int) -> Path:
-    """``checkpoint`` in GPTQ, in the largest groups of 32 to 128 that its sizes allow."""
+    """Quantize with GPTQ, in groups of 128, 64 or 32, whichever divides the sizes."""
     if not path.is_dir():
         config = json.loads((checkpoint / "config.json").read_text())
         sizes = (config["hidden_size"], config["intermediate_size"])

@@ -22,7 +22,7 @@ from tests.tools.server_process import free_ports
 
 
 class Vllm(Contestant):
-    """``vllm serve`` of a virtual environment; OpenMP's threads bound to all cores."""
+    """``vllm serve`` of a virtual environment, with OpenMP threads bound to all cores."""
 
     def __init__(self, environment: Path) -> None:
         super().__init__("vllm")
@@ -52,7 +52,7 @@ class Vllm(Contestant):
         command += ["--max-model-len", str(setup.context)]
         command += ["--max-num-seqs", str(setup.sequences), "--no-enable-prefix-caching"]
         config = json.loads((model / "config.json").read_text())
-        # Whole GiB is what it takes; blocks of 128 tokens leave some unused.
+        # The size is in whole GiB; blocks of 128 tokens leave some slots unused.
         tokens = setup.cached_tokens + 256 * setup.sequences
         gigabytes = math.ceil(cache_bytes(config, 2) * tokens / 2**30)
         cores = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Bytes that a model's weights and its cache take."""
+"""Computes the bytes of a model's weights and KV cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def tensor_bytes(file: Path) -> dict[str, int]:
-    """Bytes of each tensor of a safetensors file, from its header alone."""
+    """Return the bytes of each tensor of a safetensors file from its header."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(length))
@@ -21,12 +21,14 @@ def tensor_bytes(file: Path) -> dict[str, int]:
 
 
 def decoded_bytes(checkpoint: Path, layer_bits: int = 16, head_bits: int = 16) -> int:
-    """Bytes of weights read for one decoded token.
+    """Return the bytes of weights that decoding one token of a dense model reads.
 
-    That is all of them, but for an embedding that is not the output layer too: of it one row is
-    read. (Of a mixture of experts it would be less.) ``layer_bits`` and ``head_bits``: to which
-    the layers' matrices and the head, of 16 bits in the files, are quantized at loading; their
-    scales are not counted.
+    That is all weights except an embedding that is not tied to the output head, of which only one
+    row is read. Scales of quantized weights are not counted.
+
+    Args:
+        layer_bits: bits to which the layers' 16-bit matrices are quantized on load.
+        head_bits: bits to which the 16-bit output head is quantized on load.
     """
     sizes: dict[str, int] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
@@ -45,7 +47,7 @@ def decoded_bytes(checkpoint: Path, layer_bits: int = 16, head_bits: int = 16) -
 
 
 def cache_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Bytes of keys and values that one token leaves in the cache."""
+    """Return the bytes of one token in the KV cache."""
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return int(2 * config["num_hidden_layers"] * heads * head_dim * element_bytes)

@@ -1,4 +1,4 @@
-"""The benchmark of the worst request covers every field, with values that are what they say."""
+"""Tests of the adversarial benchmark: it covers every field, and its values are as described."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from msgspec import inspect
 
 from tests.benchmarks import overload, soak
-from tests.benchmarks.adversary import checkpoints, protocol, report, together, values
-from tests.benchmarks.adversary.client import Answer
+from tests.benchmarks.adversary import checkpoints, combined, protocol, report, values
+from tests.benchmarks.adversary.client import Response
 from tests.benchmarks.adversary.fields import Target, targets
 from tests.benchmarks.adversary.measure import Result
 from tgi_cli.router.app import ROUTES, schema
@@ -22,26 +22,28 @@ POSTS = [target for target in targets() if target.bodies]
 
 
 def decoded() -> Iterator[Any]:
-    """Types that the routes decode from bodies."""
+    """Yield the types that the routes decode from bodies."""
     for endpoint in ROUTES:
         yield from (*endpoint.operation.body, *endpoint.operation.referenced)
 
 
-def structs(type_: Any) -> Iterator[type]:
-    """Structs within what :func:`msgspec.inspect.type_info` tells, the type itself too."""
-    if isinstance(type_, inspect.StructType):
+def structs(type_: Any, known: set[type] | None = None) -> Iterator[type]:
+    """Yield the structs within a type of :func:`msgspec.inspect.type_info`, including itself."""
+    known = set() if known is None else known
+    if isinstance(type_, inspect.StructType) and type_.cls not in known:  # some are recursive
+        known.add(type_.cls)
         yield type_.cls
         for field in type_.fields:
-            yield from structs(field.type)
+            yield from structs(field.type, known)
     for name in ("type", "item_type", "value_type"):
         if (inner := getattr(type_, name, None)) is not None:
-            yield from structs(inner)
+            yield from structs(inner, known)
     for inner in getattr(type_, "types", ()):
-        yield from structs(inner)
+        yield from structs(inner, known)
 
 
-def test_every_field_that_any_route_decodes_is_a_place() -> None:
-    covered = {place.owner for target in targets() for place in target.fields()}
+def test_every_field_that_any_route_decodes_is_covered() -> None:
+    covered = {each.owner for target in targets() for each in target.fields()}
     found = {
         f"{struct.__name__}.{field.encode_name}"
         for kind in decoded()
@@ -53,32 +55,32 @@ def test_every_field_that_any_route_decodes_is_a_place() -> None:
 
 
 def test_every_route_of_the_document_is_a_target() -> None:
-    told = {
+    found = {
         (method.upper(), path.replace("{model}", "a").replace("{version}", "1"))
         for path, methods in json.loads(schema())["paths"].items()
         for method in methods
     }
-    assert told == {(target.method, target.path) for target in targets()}
+    assert found == {(target.method, target.path) for target in targets()}
 
 
 @pytest.mark.parametrize("target", POSTS, ids=lambda target: target.name)
 def test_samples_are_valid_and_bodies_are_json_around_any_value(target: Target) -> None:
     for body, sample in zip(target.bodies, target.samples(), strict=True):
         msgspec.json.decode(sample, type=body)
-    for place in target.fields():
-        body = json.loads(place.around(b'"the value"'))
-        assert "the value" in json.dumps(body), place.path
+    for field in target.fields():
+        body = json.loads(field.around(b'"the value"'))
+        assert "the value" in json.dumps(body), field.path
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_values_fit_and_are_of_the_types_that_a_place_takes(whole: bool) -> None:
+@pytest.mark.parametrize("full", [True, False])
+def test_values_fit_and_are_of_the_types_that_a_field_accepts(full: bool) -> None:
     kinds: set[str] = set()
     for target in POSTS[:4]:
-        for place in target.fields():
-            for shot in values.shots(place.type, LIMIT, place.items, whole):
-                kinds.add(shot.kind)
-                if not shot.apart:  # those have a size of their own
-                    assert all(len(value) <= LIMIT for value in shot.values()), shot
+        for field in target.fields():
+            for value_set in values.value_sets(field.type, LIMIT, field.items, full):
+                kinds.add(value_set.kind)
+                if not value_set.separate:  # those have fixed sizes
+                    assert all(len(value) <= LIMIT for value in value_set.values()), value_set
     assert {"deep", "long: letters", "numbers", "many keys", 'many "a"'} <= kinds
 
 
@@ -91,40 +93,40 @@ def test_values_are_as_large_as_they_may_be() -> None:
         json.loads(values.string(unit, 50_000))
 
 
-def test_bodies_without_a_schema_and_together_keep_to_the_limit() -> None:
+def test_bodies_without_a_schema_and_combined_ones_keep_to_the_limit() -> None:
     for name, make in protocol.BODIES.items():
         over = name == "one byte too long"
         assert len(make(LIMIT)) <= LIMIT + over, name
-    for _path, _name, body in together.bodies(2_000_000):
+    for _path, _name, body in combined.bodies(2_000_000):
         json.loads(body)
 
 
 def test_every_field_of_a_file_is_changed_alone() -> None:
     config = {"a": 1, "b": {"c": [1, 2]}, "d": []}
-    paths = list(checkpoints.places(config))
+    paths = list(checkpoints.field_paths(config))
     assert paths == [("a",), ("b",), ("b", "c"), ("b", "c", 0), ("d",)]
-    changed = json.loads(checkpoints.changed(config, ("b", "c", 0), "1e3"))
+    changed = json.loads(checkpoints.with_field(config, ("b", "c", 0), "1e3"))
     assert changed == {"a": 1, "b": {"c": [1000.0, 2]}, "d": []}
 
 
 def test_the_worst_of_each_route_is_shown() -> None:
     first = Result("a", "x", "long", {"422": 1}, stall=0.01, growth={"router": 5 << 20})
-    second = Result("a", "y", "deep", {"500": 2}, stall=0.2, broken=["slow"])
+    second = Result("a", "y", "deep", {"500": 2}, stall=0.2, violations=["slow"])
     third = Result("b", "z", "odd", {"200": 1}, gap=0.3, growth={"worker": 1 << 40})
     rows = report.rows([first, second, third])
     assert rows[0] == ["a", "2", "200", "y deep", "0", "x long", "5", "x long", "1"]
     assert rows[1][6] == "0", "workers bound themselves"
-    told = report.summary([first, second, third])
-    assert "3 cases: worst stall 200 ms (a y deep)" in told
-    assert "2 answers blame the server" in told
-    assert "1 broke the budget" in told
+    found = report.summary([first, second, third])
+    assert "3 cases: worst stall 200 ms (a y deep)" in found
+    assert "2 responses blame the server" in found
+    assert "1 exceeded the budget" in found
 
 
 @pytest.mark.parametrize(
     ("status", "blames"), [(200, False), (422, False), (500, True), (424, True), (503, False)]
 )
-def test_answers_that_blame_the_server(status: int, blames: bool) -> None:
-    assert Answer(status, 0.0, 0, "").blames_server is blames
+def test_responses_that_blame_the_server(status: int, blames: bool) -> None:
+    assert Response(status, 0.0, 0, "").blames_server is blames
 
 
 def samples(memory: list[float], files: int = 0) -> list[soak.Sample]:
@@ -134,13 +136,13 @@ def samples(memory: list[float], files: int = 0) -> list[soak.Sample]:
     ]
 
 
-def test_a_leak_is_told_from_noise_and_from_a_step() -> None:
+def test_a_leak_is_distinguished_from_noise() -> None:
     leak = soak.Growth.of(samples([100 + n / 5 for n in range(100)]))
-    assert leak.broken(4 * 2**20) == ["memory"]
+    assert leak.grown(4 * 2**20) == ["memory"]
     assert leak.slope == pytest.approx(240 * 2**20, rel=0.01)
     noise = soak.Growth.of(samples([100 + n % 7 for n in range(100)]))
-    assert noise.broken(4 * 2**20) == []
-    assert soak.Growth.of(samples([100.0] * 99, files=9)).broken(1e9) == ["files"]
+    assert noise.grown(4 * 2**20) == []
+    assert soak.Growth.of(samples([100.0] * 99, files=9)).grown(1e9) == ["files"]
     with pytest.raises(ValueError, match="show no growth"):
         soak.Growth.of(samples([1.0] * 5))
 

@@ -1,4 +1,4 @@
-"""The arithmetic and the tables of the side-by-side benchmark."""
+"""Tests of the calculations and tables of the comparison with peers."""
 
 import argparse
 import json
@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from tests.benchmarks.peers import machine
-from tests.benchmarks.peers.arguments import Ours, amount, contestants, ours, parser, place
+from tests.benchmarks.peers.arguments import (
+    Ours,
+    contestants,
+    named_megabytes,
+    ours,
+    parser,
+    peer_path,
+)
 from tests.benchmarks.peers.client import events
 from tests.benchmarks.peers.columns import Column, long_contexts, serving
 from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setup, Wave
@@ -22,17 +29,17 @@ from tests.benchmarks.peers.weights import cache_bytes, decoded_bytes
 from tests.tools.checkpoints import FIRST_WORD, make_llama
 
 
-def test_busy_ticks_have_stolen_time_and_not_idle_nor_guest_time() -> None:
+def test_busy_ticks_include_stolen_time_but_not_idle_or_guest_time() -> None:
     busy, total = machine.cpu_ticks("cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 1 1 1\n")
     assert (busy, total) == (10 + 20 + 30 + 6 + 7 + 8, 531)
 
 
-def test_ticks_of_a_process_whose_name_has_blanks_and_parentheses() -> None:
+def test_ticks_of_a_process_whose_name_contains_blanks_and_parentheses() -> None:
     stat = "7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 11 22 33 44 20 0 1 0"
     assert machine.process_ticks(stat) == 11 + 22 + 33 + 44
 
 
-def test_foreign_share_is_what_neither_we_nor_nobody_used() -> None:
+def test_foreign_share_excludes_own_and_idle_time() -> None:
     before = machine.Clock(busy=100, total=1000, own=40)
     after = machine.Clock(busy=190, total=1200, own=100)
     assert after.foreign_since(before) == pytest.approx((90 - 60) / 200)
@@ -84,7 +91,7 @@ def test_figures_of_a_prompt_alone_and_of_a_wave() -> None:
     assert "c2.prefill" not in wave
 
 
-def test_prompts_are_words_and_the_same_for_everyone() -> None:
+def test_prompts_are_words_and_the_same_for_every_contestant() -> None:
     column = Column("c2", 2, 16, 4)
     first = prompts(column, 400, "seed")
     assert first == prompts(column, 400, "seed") != prompts(column, 400, "another")
@@ -102,18 +109,18 @@ def test_llama_cpp_starts_once_for_each_concurrency() -> None:
     assert [[column.name for column in group] for group in groups] == [["c1", "p512"], ["c8"]]
 
 
-def test_what_ours_and_peers_are_called_on_the_command_line() -> None:
+def test_contestants_are_parsed_from_the_command_line() -> None:
     assert ours("int8={checkpoint}: --quantize int8") == Ours(
         "int8", "{checkpoint}", "--quantize int8"
     )
     assert ours("tgi=/models/a") == Ours("tgi", "/models/a")
-    assert place("vllm=/venv") == ("vllm", Path("/venv"))
-    assert amount("int8=1.5") == ("int8", 1_500_000)
+    assert peer_path("vllm=/venv") == ("vllm", Path("/venv"))
+    assert named_megabytes("int8=1.5") == ("int8", 1_500_000)
     for wrong in ("tgi", "=a", "tgi="):
         with pytest.raises(argparse.ArgumentTypeError):
             ours(wrong)
     with pytest.raises(argparse.ArgumentTypeError):
-        place("sglang=/venv")
+        peer_path("sglang=/venv")
 
 
 def test_peers_of_a_quantized_run_have_quantized_weights() -> None:
@@ -146,8 +153,8 @@ def test_tables_mark_noise_and_failures() -> None:
     results.add("slow", {"c1.rate": 10.0, "c1.decode": 12.5, "c1.ttft": 25.0})
     results.foreign = {"tgi": {"c1": [0.0]}, "slow": {"c1": [0.5]}}
     results.fail("broken", "preparation", "is not there")
-    ways = {"tgi": "HTTP", "slow": "HTTP", "broken": "HTTP"}
-    report = Report(results, ways, ["tgi"], noisy=0.1)
+    transports = {"tgi": "HTTP", "slow": "HTTP", "broken": "HTTP"}
+    report = Report(results, transports, ["tgi"], noisy=0.1)
     lines = report.serving(columns).splitlines()
     assert "| slow | HTTP | 10.0* | 12.5* | 25* | - | - |" in "\n".join(lines).replace(
         "failed", "-"
@@ -170,7 +177,7 @@ def test_table_of_long_contexts_has_slopes() -> None:
     assert "| tgi | 100 | 100 |" in text
 
 
-def test_weights_of_a_token_leave_out_an_embedding_that_is_no_head(tmp_path: Path) -> None:
+def test_decoded_weights_exclude_an_untied_embedding(tmp_path: Path) -> None:
     tied = make_llama(tmp_path / "tied", dtype=torch.bfloat16)
     untied = make_llama(tmp_path / "untied", dtype=torch.bfloat16, tie_word_embeddings=False)
     config = json.loads((tied / "config.json").read_text())
@@ -182,14 +189,14 @@ def test_weights_of_a_token_leave_out_an_embedding_that_is_no_head(tmp_path: Pat
     assert cache_bytes(config, 2) == 2 * 3 * 2 * 16 * 2
 
 
-def test_each_round_begins_with_another() -> None:
+def test_each_round_starts_with_another_contestant() -> None:
     three = [Echo("a"), Echo("b"), Echo("c")]
     orders = ["".join(one.name for one in in_turn(three, number)) for number in range(4)]
     assert orders == ["abc", "bca", "cab", "abc"]
 
 
 class Echo(Contestant):
-    """Takes one wave of a second, and fails what is not a wave of two."""
+    """A contestant that fails waves of any but two requests."""
 
     def versions(self) -> dict[str, str]:
         return {}
@@ -215,10 +222,10 @@ class EchoRunning(Running):
         return Wave(2.0, (1.0, 1.0), (2.0, 2.0))
 
 
-def test_failures_cost_their_figures_alone(tmp_path: Path) -> None:
+def test_failures_discard_only_their_own_figures(tmp_path: Path) -> None:
     rules = Rules(1, foreign=1.0, retries=0, timeout=5, vocabulary=400)
-    said: list[str] = []
-    run = Run(serving([1, 2], [], prompt=4, new=5), rules, tmp_path, said.append)
+    lines: list[str] = []
+    run = Run(serving([1, 2], [], prompt=4, new=5), rules, tmp_path, lines.append)
     for name in ("works", "broken"):
         run.visit(Echo(name), tmp_path, 0)
     results = run.results
@@ -228,10 +235,10 @@ def test_failures_cost_their_figures_alone(tmp_path: Path) -> None:
     }
     assert results.values["works"]["c2.rate"] == [5.0]
     assert results.values["works"]["memory.peak"][0] > 0
-    assert any("does not start" in line for line in said)
+    assert any("does not start" in line for line in lines)
 
 
-def test_a_noisy_figure_is_taken_again_and_the_quietest_counts(
+def test_a_noisy_figure_is_measured_again_and_the_quietest_attempt_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares = iter([0.5, 0.2, 0.4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,7 @@ from tests.unit.text import tiny
 from tests.unit.text.test_response_parser import calls, form, read
 from tgi_cli.text.formats.syntax import LiteralSyntax, TagSyntax
 from tgi_cli.text.formats.tools import TOOL_FORMATS
+from tgi_cli.text.formats.written import written_calls
 from tgi_cli.text.grammar.compile import Compiler
 from tgi_cli.text.grammar.grammar import GrammarError, parse_structural_tag
 from tgi_cli.text.grammar.tokens import SpecialTokens
@@ -165,3 +167,74 @@ def test_strict_schemas_that_tags_cannot_write_are_refused() -> None:
     text = walk(_COMPILER.compile(parse_structural_tag(lenient).form), 1, ["</parameter>"])
     assert text is not None
     assert text.startswith("<tool_call>\n<function=f>\n")
+
+
+MARKED = {
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "</arg_value>"),
+    "deepseek_v32": ("｜DSML｜",),
+    "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+}
+"""Marks that are tokens of models."""
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_what_a_format_writes_is_let_through(name: str, special: bool, choice: str) -> None:
+    """Several calls, with the marks as text or as tokens."""
+    known = TOOL_FORMATS[name].grammar
+    assert known is not None
+    if choice == "auto" and not known.trigger:
+        return
+    marks = MARKED.get(name, ())
+    added = {"<eos>": 0, **{mark: index + 1 for index, mark in enumerate(marks)}}
+    tokens = SpecialTokens(added, ["<eos>", *(marks if special else ())], [0])
+    tag = tool_grammar(TOOLS, choice, True, TOOL_FORMATS[name])
+    assert tag is not None
+    tag |= {"triggers": tag["triggers"] if choice == "auto" else []}
+    grammar = Compiler(tokens).compile(parse_structural_tag(tag).form)
+    given = ("weather", {"city": 'a <b> </c> "d"', "place": {"k": "x"}, "hours": [True]})
+    text = written_calls(TOOL_FORMATS[name], [given] * (1 if known.single else 3))
+    wrong = written_calls(TOOL_FORMATS[name], [("weather", {"place": {"k": "x"}})])
+    assert text is not None
+    assert wrong is not None
+    letters = tokens.tokenizer()
+
+    def follows(text: str) -> bool:
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, marks))})" if marks else "(?!)", text):
+            ids += [added[part]] if part in added else letters.tokenize_str(part)
+        matcher = LLMatcher(letters, grammar, log_level=0)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    assert follows(text)
+    assert not follows(wrong)
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4", "olmo3", "hermes", "kimi_k3"])
+@pytest.mark.parametrize(
+    "grammar",
+    [{"regex": r'^[a-c"\n]+/$'}, {"lark": 'start: LINE+ "/"\nLINE: /[a-c"]+\\n?/'}],
+    ids=["regex", "lark"],
+)
+def test_custom_tools_hold_their_grammar(name: str, grammar: dict[str, str]) -> None:
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    tools = [{"type": "function", "function": {"name": "patch", "parameters": schema}}]
+    tag = tool_grammar(tools, "required", False, TOOL_FORMATS[name])
+    assert tag is not None
+    structures = [{**each, "text": grammar} for each in tag["structures"]]
+    given = parse_structural_tag({**tag, "structures": structures, "triggers": []})
+    compiled = _COMPILER.compile(given.form)
+
+    def follows(text: str) -> bool:
+        written = written_calls(TOOL_FORMATS[name], [("patch", {"input": text})])
+        assert written is not None
+        matcher = LLMatcher(_BYTES, compiled, log_level=0)
+        ids = _BYTES.tokenize_str(written)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    assert follows('ab"\nc/')
+    assert not follows("abd/")
+    assert not follows("ab")

@@ -280,6 +280,20 @@ def test_a_turn_is_a_prefix_of_the_next(name: str, messages: list[Message]) -> N
             assert longer.startswith(turn[:end_of_text])
 
 
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "strips_thinking"])
+@settings(max_examples=30, deadline=None)
+@given(messages=conversations())
+def test_each_request_begins_with_the_one_before(name: str, messages: list[Message]) -> None:
+    """With a reply and what follows it, up to the next reply."""
+    before = ""
+    for end in range(1, len(messages)):
+        roles = [message["role"] for message in messages[: end + 1]]
+        if roles[-1] == "assistant" and roles[-2] != "assistant" and "user" in roles:
+            request = rendered(name, messages[:end])
+            assert request.startswith(before)
+            before = request
+
+
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "last_turn"])
 @settings(max_examples=30, deadline=None)
 @given(messages=conversations())

@@ -20,6 +20,8 @@ MOST_CONVERSATION_BYTES = 4 << 20
 """Most JSON of stored items that one request reads: what no context holds anyway."""
 INLINE_BYTES = 64 << 10
 """Most JSON of items that is read or written on the event loop, in half a millisecond."""
+_PART = 256
+"""Items that are encoded together: one call holds the interpreter lock."""
 
 _PREFIXES = {
     "message": "msg",
@@ -61,7 +63,7 @@ async def read_turn(body: ResponsesRequest, state: RouterState) -> Turn:
     wanted = [item for item in own if item.get("type") == "item_reference"]
     referenced = _referenced(wanted, store)
     sources = [*context, *(items for each in referenced for items in _sources(each))]
-    size = sum(len(items.data) for items in sources)
+    size = sum(items.size for items in sources)
     if size > MOST_CONVERSATION_BYTES:
         raise errors.validation(
             f"the stored items of this conversation have {size} bytes, which are more than "
@@ -126,7 +128,7 @@ def _turn(
 
 def decoded(given: Sequence[Items]) -> list[dict[str, Any]]:
     """The items, one after the other."""
-    return [item for items in given for item in msgspec.json.decode(items.data)]
+    return [item for items in given for part in items.parts for item in msgspec.json.decode(part)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,16 @@ class OwnItems:
 def own_items(turn: Turn) -> OwnItems:
     """Encode the own items of a request."""
     base = uuid.uuid4().hex
-    own = [_stored_item(item, f"{base}{index:04x}") for index, item in enumerate(turn.own)]
-    return OwnItems(Items(_encode(own)), [item["id"] for item in own])
+    parts: list[bytes] = []
+    ids: list[str] = []
+    for start in range(0, len(turn.own), _PART):
+        part = [
+            _stored_item(item, f"{base}{index:04x}")
+            for index, item in enumerate(turn.own[start : start + _PART], start)
+        ]
+        parts.append(_encode(part))
+        ids += (item["id"] for item in part)
+    return OwnItems(Items(parts), ids)
 
 
 class ResponseRecord:
@@ -169,7 +179,7 @@ class ResponseRecord:
             id=response.id,
             encode=self._live if running else lambda: encoded,
             context=self._context,
-            output=Items(_encode([] if running else response.output)),
+            output=Items([_encode([] if running else response.output)]),
             item_ids=[*self._ids, *(item.id for item in response.output)],
             running=running,
         )

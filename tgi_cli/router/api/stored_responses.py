@@ -57,7 +57,7 @@ async def list_input_items(context: RequestContext[None]) -> Response:
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise errors.validation(f"`order` must be asc or desc. Given: {order}", "order")
-    size = sum(len(items.data) for items in stored.context)
+    size = sum(items.size for items in stored.context)
     if size <= INLINE_BYTES:
         page = _page(stored, order == "desc", after, limit)
     else:

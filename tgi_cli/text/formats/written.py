@@ -52,7 +52,8 @@ def _tag(syntax: TagSyntax, key: str, value: Any) -> str:
 
 def _literal(syntax: LiteralSyntax, value: Any) -> str:
     if not syntax.quotes:
-        return repr(value) if syntax.python else json.dumps(value, ensure_ascii=False)
+        plain = value is None or isinstance(value, bool | str)
+        return repr(value) if syntax.python and plain else json.dumps(value, ensure_ascii=False)
     if isinstance(value, str):
         return f"{syntax.quotes}{value}{syntax.quotes}"
     if isinstance(value, Mapping):

@@ -304,6 +304,13 @@ class ArgumentRules:
             text = r"/(.|\n)+/?"
         if token is not None:
             found.append(f"{text} {token} {self._tokens.literal(rest)}")
+        elif (inner := self._tokens.inner(close)) is not None:
+            before, mark_token, behind = inner
+            opening = regex_to_lark(re.escape(before))
+            pattern = f"{terminal} {quoted(pad + before)}" if allowed else rf"/(.|\n)*{opening}/"
+            head = self._rule(pattern, "[lazy]")
+            repeated = "" if allowed else "+"
+            found.append(f"{head}{repeated} {mark_token} {self._tokens.literal(behind)}")
         return self._rule(" | ".join([*found, end]))
 
 

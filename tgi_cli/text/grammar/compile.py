@@ -217,23 +217,29 @@ class Compiler:
             begin = request["otherwise_begin"]
             otherwise = f"| {literal(begin) if begin else ''} @otherwise"
 
-        def alternatives(cut: int = 0, trigger: str = "") -> str:
-            """The structures that begin with the trigger, without ``cut`` characters."""
+        def alternatives(cut: int = 0, trigger: str = "", before: str = "") -> str:
+            """The structures that begin with the trigger, without ``cut`` characters.
+
+            The text ``before`` is one lexeme with the beginning: lexemes are greedy, and what
+            follows the last structure may begin like it.
+            """
             return " | ".join(
-                f"{self._begin(each, cut)} @s{index} {literal(each['end'])}"
+                f"{self._begin(before, each, cut)} @s{index} {literal(each['end'])}"
                 for index, each in enumerate(structures)
                 if each["begin"].startswith(trigger)
             )
 
         once = request["at_most"] == 1
-        further = "" if once else f"({literal(between)} call)*"
+        further = "" if once else "next*"
+        following = [] if once else [f"next: {alternatives(before=between)}"]
         if request["at_least"] or otherwise:
             rules = [
                 f"start: {literal(first)} call {further} {literal(last)} {otherwise}",
                 f"call: {alternatives()}",
+                *following,
             ]
         else:
-            rules = [f"call: {alternatives()}"] if first or last else []
+            rules = [f"call: {alternatives()}", *following] if first or last else []
             calls = []
             marks = self._tokens.others(triggers)
             for number, trigger in enumerate(triggers):
@@ -246,6 +252,12 @@ class Compiler:
                 calls.append(f"call_{number}")
                 token = self._tokens.ids.get(trigger)
                 heads = [f"free <[{token}]>"] if token is not None else []
+                if (inner := self._tokens.inner(trigger)) is not None:
+                    before, mark, behind = inner
+                    other = f"(TEXT? {marks})* " if marks else ""
+                    heads.append(f"{other}before_{number}+ {mark} {literal(behind)}")
+                    lazy = regex_to_lark(re.escape(before))
+                    rules.append(f"before_{number}[lazy]: /(.|\\n)*{lazy}/")
                 heads.append(f"(TEXT? {marks})* trigger_{number}" if marks else f"trigger_{number}")
                 rules += [
                     f"call_{number}: ({' | '.join(heads)}) ({rest})",
@@ -260,9 +272,9 @@ class Compiler:
             ]
         return [{"name": "start", "lark_grammar": "\n".join(rules)}, *others]
 
-    def _begin(self, structure: Mapping[str, Any], cut: int) -> str:
-        """The beginning of a structure, without ``cut`` characters."""
-        begin, counter = structure["begin"][cut:], structure.get("counter", "")
+    def _begin(self, before: str, structure: Mapping[str, Any], cut: int) -> str:
+        """A text and the beginning of a structure, without ``cut`` characters."""
+        begin, counter = before + structure["begin"][cut:], structure.get("counter", "")
         parts = begin.split(counter) if counter else [begin]
         return " /[0-9]{1,4}/ ".join(map(self._tokens.literal, parts))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llguidance import LLTokenizer
 
@@ -43,10 +43,28 @@ class SpecialTokens:
         name = next(filter(None, self._split.split(text, maxsplit=1)), "") if self._split else ""
         return (f"<[{self.ids[name]}]>", text[len(name) :]) if name in self.ids else (None, text)
 
+    def inner(self, text: str) -> tuple[str, str, str] | None:
+        """A text around the first added token in it: before, Lark for the token, behind.
+
+        None if it has none, or begins with one.
+        """
+        parts = self._split.split(text, maxsplit=1) if self._split is not None else [text]
+        if len(parts) < 3 or not parts[0]:
+            return None
+        before, name, behind = parts
+        return before, f"<[{self.ids[name]}]>", behind
+
     def others(self, texts: Sequence[str]) -> str:
-        """Lark for any added token except ``texts`` and the ends; empty if there is none."""
-        ids = {i for name, i in self.ids.items() if name not in texts} - self._ends
+        """Lark for any added token except ``texts``, tokens in them, and the ends.
+
+        Empty if there is none. A token that a text begins with is not in it: others may follow.
+        """
+        named = {*texts, *(name for name in self.ids if any(map(self._within(name), texts)))}
+        ids = {i for name, i in self.ids.items() if name not in named} - self._ends
         return f"<[{','.join(map(str, sorted(ids)))}]>" if ids else ""
+
+    def _within(self, name: str) -> Callable[[str], bool]:
+        return lambda text: text.find(name) > 0 and self.inner(text) is not None
 
     def tokenizer(self) -> LLTokenizer:
         """A vocabulary of all bytes and the added tokens with their own ids."""

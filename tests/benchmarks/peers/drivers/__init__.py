@@ -1,1 +1,1 @@
-"""Programs that peers' own interpreters run; they import nothing of this repository."""
+"""Programs that run in the peers' environments and import nothing from this repository."""

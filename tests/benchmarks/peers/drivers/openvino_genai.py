@@ -1,4 +1,7 @@
-"""OpenVINO GenAI's continuous batching: MODEL SEQUENCES CACHED_TOKENS PRECISION; waves on stdin."""
+"""Driver of OpenVINO GenAI's continuous batching, with waves as lines of JSON on stdin.
+
+Arguments: MODEL SEQUENCES CACHED_TOKENS PRECISION
+"""
 
 import json
 import os
@@ -6,19 +9,19 @@ import sys
 import time
 from typing import Any
 
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what libraries print is not an answer
-sys.path.pop(0)  # this file's folder: its name is that of the library
+responses = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # send output of libraries to stderr
+sys.path.pop(0)  # this file has the name of the library
 
 import numpy as np  # noqa: E402
 import openvino  # noqa: E402
 import openvino_genai  # noqa: E402
 
-BLOCK = 32  # tokens of a block of its KV cache on a CPU
+BLOCK = 32  # tokens per block of its KV cache on CPUs
 
 
-def answer(value: Any) -> None:
-    print(json.dumps(value), file=answers, flush=True)
+def respond(value: Any) -> None:
+    print(json.dumps(value), file=responses, flush=True)
 
 
 def wave(pipeline: Any, prompts: list[list[int]], new: int) -> dict[str, Any]:
@@ -52,12 +55,12 @@ def main() -> None:
     config.enable_prefix_caching = False
     properties = {"INFERENCE_PRECISION_HINT": precision}
     pipeline = openvino_genai.ContinuousBatchingPipeline(model, config, "CPU", properties)
-    answer({"ready": True})
+    respond({"ready": True})
     for line in sys.stdin:
         try:
-            answer(wave(pipeline, **json.loads(line)))
+            respond(wave(pipeline, **json.loads(line)))
         except RuntimeError as error:
-            answer({"error": str(error)})
+            respond({"error": str(error)})
 
 
 main()

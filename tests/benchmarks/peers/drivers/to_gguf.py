@@ -1,7 +1,7 @@
-"""llama.cpp's own converter, for our checkpoints: SOURCE, then what the converter takes.
+"""Runs llama.cpp's converter on our checkpoints: SOURCE, then the converter's arguments.
 
-It knows tokenizers by what they make of a certain text, and ours are none of those. How text is
-cut into words does not matter to prompts that are token ids.
+The converter identifies a tokenizer by its encoding of a test text, and rejects the random ones of
+our checkpoints. Pre-tokenization has no effect on prompts of token ids, so GPT-2's is used.
 """
 
 import runpy

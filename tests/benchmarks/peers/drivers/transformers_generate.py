@@ -1,4 +1,7 @@
-"""transformers' ``generate`` on a wave as one batch: MODEL DTYPE; waves on stdin."""
+"""Driver of transformers' ``generate``, with waves as lines of JSON on stdin, each as one batch.
+
+Arguments: MODEL DTYPE
+"""
 
 import json
 import os
@@ -6,20 +9,20 @@ import sys
 import time
 from typing import Any
 
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what libraries print is not an answer
+responses = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # send output of libraries to stderr
 
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from transformers.generation.streamers import BaseStreamer  # noqa: E402
 
 
-def answer(value: Any) -> None:
-    print(json.dumps(value), file=answers, flush=True)
+def respond(value: Any) -> None:
+    print(json.dumps(value), file=responses, flush=True)
 
 
 class Clock(BaseStreamer):
-    """When each step's tokens came; the first call of ``put`` hands over the prompts."""
+    """Records the time of each step; the first call of ``put`` passes the prompts."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -54,12 +57,12 @@ def main() -> None:
     model.eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    answer({"ready": True})
+    respond({"ready": True})
     for line in sys.stdin:
         try:
-            answer(wave(model, **json.loads(line)))
+            respond(wave(model, **json.loads(line)))
         except RuntimeError as error:
-            answer({"error": str(error)})
+            respond({"error": str(error)})
 
 
 main()

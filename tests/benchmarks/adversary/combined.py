@@ -1,4 +1,4 @@
-"""Bodies whose fields are dear only together, each within what a client may ask for."""
+"""Request bodies that are expensive only by a combination of valid fields."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": _TEXT}]}
 
 
 def bodies(limit: int) -> Iterator[tuple[str, str, bytes]]:
-    """Path, name and body of each."""
-    every: list[tuple[str, str, dict[str, Any]]] = []
+    """Yield path, name and body of each."""
+    cases: list[tuple[str, str, dict[str, Any]]] = []
     for echo in (True, False):
-        every.append((
+        cases.append((
             "/v1/completions", f"4 prompts of 2,000 ids with logprobs, echo {echo}".lower(),
             {"prompt": [_IDS] * 4, "echo": echo, "logprobs": 5, "max_tokens": 1}))  # fmt: skip
-    every += [
-        ("/v1/completions", "1 prompt of 2,000 ids, echoed without end",
+    cases += [
+        ("/v1/completions", "1 prompt of 2,000 ids, echoed, streamed",
          {"prompt": _IDS, "echo": True, "logprobs": 5, "max_tokens": 40, "stream": True}),
         ("/v1/completions", "4 prompts of 100,000 ids",
          {"prompt": [_IDS * 50] * 4, "max_tokens": 1}),
-        ("/generate", "prompt, details and likeliest tokens", {"inputs": _TEXT * 2, "parameters": {
+        ("/generate", "prompt, details and top tokens", {"inputs": _TEXT * 2, "parameters": {
             "max_new_tokens": 200, "details": True, "decoder_input_details": True,
             "top_n_tokens": 5, "return_full_text": True}}),
         ("/generate_stream", "full_text of a long text", {"inputs": _TEXT * 2, "parameters": {
             "max_new_tokens": 300, "full_text": True, "top_n_tokens": 5}}),
-        ("/generate", "stop strings with one beginning", {"inputs": _TEXT, "parameters": {
+        ("/generate", "stop strings with a common prefix", {"inputs": _TEXT, "parameters": {
             "max_new_tokens": 200, "stop": ["a" * 900 + str(n) for n in range(4)]}}),
         ("/v1/chat/completions", "samples with logprobs",
          {**_CHAT, "n": 2, "logprobs": True, "top_logprobs": 5, "max_tokens": 200}),
@@ -53,7 +53,7 @@ def bodies(limit: int) -> Iterator[tuple[str, str, bytes]]:
         ("/vertex", "chats", {"instances": [{**_CHAT, "max_tokens": 2}] * 900}),
         ("/v2/models/a/infer", "600,000 bytes as integers", {"inputs": [
             {"name": "a", "shape": [1], "datatype": "BYTES", "data": [97] * 600_000}]}),
-        ("/v2/models/a/infer", "tensors of one text", {"parameters": {"max_new_tokens": 2},
+        ("/v2/models/a/infer", "tensors of one text each", {"parameters": {"max_new_tokens": 2},
          "inputs": [{"name": "a", "shape": [1], "datatype": "BYTES", "data": ["a"]}] * 20_000}),
         ("/tokenize", "a text of 1.35 MB", {"inputs": "a word and 1 more " * 75_000}),
         ("/v1/completions", "300,000 prompts", {"prompt": ["a"] * 300_000, "max_tokens": 2}),
@@ -65,7 +65,7 @@ def bodies(limit: int) -> Iterator[tuple[str, str, bytes]]:
          {"prompt": "a", "max_tokens": 2, "bad_words": ["a" * 900_000]}),
         ("/vertex", "60,000 instances", {"instances": [{"inputs": "a"}] * 60_000}),
     ]  # fmt: skip
-    for path, name, body in every:
+    for path, name, body in cases:
         content = json.dumps(body, separators=(",", ":")).encode()
         assert len(content) <= limit, f"{path}, {name}: {len(content)} bytes"
         yield path, name, content

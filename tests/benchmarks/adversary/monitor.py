@@ -1,4 +1,4 @@
-"""What others feel of a request: /health, a stream beside it, and the memory of each process."""
+"""Measures a server under load: latency of /health, gaps of a stream, memory of its processes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from typing import Any
 from tests.tools.process_tree import command_of, descendants_of
 
 PROBE_SECONDS = 0.002
-"""Between two questions of the probe."""
+"""Interval between two requests of the probe."""
 _EPOCH, _SEEN, _SENT, _DONE, _WORST, _RAW, _FAILED, _PID, _LAST = range(9)
 _SLOTS = 9
 
 
 @dataclass
-class Seen:
-    """While something was measured. Seconds and bytes.
+class Observation:
+    """What a :class:`Monitor` measured between ``begin`` and ``end``.
 
     Attributes:
-        stall: the longest that /health took, without the time that the router and the probe
-            were ready to run and the system ran others.
-        raw_stall: with that time.
-        gap: the longest between two events of the stream.
-        growth: the most that a process of a role grew above what it had before.
-        failed: questions for /health that got no 200.
-        lost: roles whose process is another one now.
-        guarded: processes that were ended because they grew without end.
+        stall: longest latency of /health in seconds, less the time that the router and the
+            probe waited for a CPU.
+        raw_stall: the same including that time.
+        gap: longest time between two events of the stream in seconds.
+        growth: largest increase in bytes of a process's memory, by role.
+        failed: number of requests to /health without a 200.
+        lost: roles whose process died.
+        guarded: processes that the monitor killed because they grew too large.
     """
 
     stall: float = 0.0
@@ -48,8 +48,8 @@ class Seen:
     guarded: list[str] = field(default_factory=list)
 
 
-def waited(pid: int, cache: dict[int, int]) -> float:
-    """Seconds that a process's first thread was ready to run and did not (schedstat)."""
+def run_queue_seconds(pid: int, cache: dict[int, int]) -> float:
+    """Return how long the main thread of a process has waited for a CPU (schedstat)."""
     if not pid:
         return 0.0
     try:
@@ -61,27 +61,29 @@ def waited(pid: int, cache: dict[int, int]) -> float:
 
 
 def _probe(shared: Any, address: tuple[str, int]) -> None:
-    """Ask for /health without end; a process of its own, so that no other work delays it."""
+    """Poll /health forever, in a process of its own so that no other work delays it."""
     own, files = os.getpid(), dict[int, int]()
-    ask = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+    request = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
     connection: socket.socket | None = None
     while True:
         epoch, router = shared[_EPOCH], int(shared[_PID])
-        before = waited(router, files) + waited(own, files)
+        before = run_queue_seconds(router, files) + run_queue_seconds(own, files)
         shared[_SENT] += 1
         began = time.monotonic()
-        well = False
+        healthy = False
         try:
             if connection is None:
                 connection = socket.create_connection(address, timeout=120)
-            connection.sendall(ask)
-            well = b" 200 " in connection.recv(4096)
+            connection.sendall(request)
+            healthy = b" 200 " in connection.recv(4096)
         except OSError:
             pass
         raw = time.monotonic() - began
-        others = max(waited(router, files) + waited(own, files) - before, 0.0)
-        stall = max(raw - others, 0.0)
-        if not well:
+        waiting = max(
+            run_queue_seconds(router, files) + run_queue_seconds(own, files) - before, 0.0
+        )
+        stall = max(raw - waiting, 0.0)
+        if not healthy:
             with contextlib.suppress(OSError, AttributeError):
                 connection.close()  # type: ignore[union-attr]
             connection = None
@@ -91,13 +93,13 @@ def _probe(shared: Any, address: tuple[str, int]) -> None:
                 shared[_SEEN] = epoch
             shared[_WORST] = max(shared[_WORST], stall)
             shared[_RAW] = max(shared[_RAW], raw)
-            shared[_FAILED] += not well
+            shared[_FAILED] += not healthy
         shared[_DONE] += 1
-        time.sleep(PROBE_SECONDS if well else 0.05)
+        time.sleep(PROBE_SECONDS if healthy else 0.05)
 
 
 def _stream(shared: Any, address: tuple[str, int], key: str) -> None:
-    """Read one stream after the other."""
+    """Read one stream after the other, forever."""
     body = {
         "model": "tgi",
         "prompt": "def read_json(path):",
@@ -128,7 +130,7 @@ def _stream(shared: Any, address: tuple[str, int], key: str) -> None:
 
 
 def memory_of(pid: int, name: str) -> int:
-    """Bytes: VmRSS or VmHWM."""
+    """Return VmRSS or VmHWM of a process in bytes, 0 if it has ended."""
     with contextlib.suppress(OSError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         return int(status.partition(f"{name}:")[2].split()[0]) * 1024
@@ -136,7 +138,7 @@ def memory_of(pid: int, name: str) -> int:
 
 
 def role_of(pid: int) -> str:
-    """Of a process of the server."""
+    """Return the role of a process of the server."""
     with contextlib.suppress(OSError):
         words = command_of(pid).split()
         for word, role in (
@@ -149,31 +151,31 @@ def role_of(pid: int) -> str:
     return "worker"
 
 
-class Watch:
-    """Watches a server.
+class Monitor:
+    """Monitors a server.
 
     Args:
         address: host and port.
-        root: process id of the launcher; 0: the server is elsewhere, or is not to be looked at.
-        key: of the API.
-        guard: bytes above its size at the start at which a process is ended.
+        root: process ID of the launcher, or 0 not to measure memory.
+        key: API key.
+        guard: growth in bytes at which a process is killed.
     """
 
     def __init__(self, address: tuple[str, int], root: int, key: str, guard: int) -> None:
         context = multiprocessing.get_context("fork")
-        self._probe_told: Any = Array("d", _SLOTS, lock=False)
-        self._stream_told: Any = Array("d", _SLOTS, lock=False)
+        self._probe_state: Any = Array("d", _SLOTS, lock=False)
+        self._stream_state: Any = Array("d", _SLOTS, lock=False)
         self._guard = guard
         self._known: dict[int, str] = {}
         self._before: dict[int, int] = {}
-        self._fresh: dict[int, int] = {}
+        self._first_sizes: dict[int, int] = {}
         self._guarded: list[str] = []
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self.root = root
         self.renew(root)
         self._processes = [
-            context.Process(target=_probe, args=(self._probe_told, address), daemon=True),
-            context.Process(target=_stream, args=(self._stream_told, address, key), daemon=True),
+            context.Process(target=_probe, args=(self._probe_state, address), daemon=True),
+            context.Process(target=_stream, args=(self._stream_state, address, key), daemon=True),
         ]
         for process in self._processes:
             process.start()
@@ -181,14 +183,14 @@ class Watch:
         self._thread.start()
 
     def renew(self, root: int) -> None:
-        """The server has been started anew."""
+        """Monitor the processes of a restarted server."""
         self.root = root
-        self._fresh.clear()
+        self._first_sizes.clear()
         self._known = self._processes_now()
-        self._probe_told[_PID] = next((p for p, r in self._known.items() if r == "router"), 0)
+        self._probe_state[_PID] = next((p for p, r in self._known.items() if r == "router"), 0)
 
     def begin(self, seconds: float = 20.0) -> None:
-        """What is seen counts from here on. Waits until /health has been answered once more."""
+        """Start an observation; waits until /health has responded once more."""
         self._known = self._processes_now()
         self._guarded.clear()
         self._before = {}
@@ -196,27 +198,27 @@ class Watch:
             with contextlib.suppress(OSError):
                 Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
             self._before[pid] = memory_of(pid, "VmRSS")
-        for told in (self._probe_told, self._stream_told):
-            told[_EPOCH] += 1
-        # A question of before might be the one that what follows delays, and would not count.
+        for state in (self._probe_state, self._stream_state):
+            state[_EPOCH] += 1
+        # A request sent before would not count, even if the observed work delays it.
         limit = time.monotonic() + seconds
-        while self._probe_told[_SEEN] != self._probe_told[_EPOCH] and time.monotonic() < limit:
+        while self._probe_state[_SEEN] != self._probe_state[_EPOCH] and time.monotonic() < limit:
             time.sleep(0.001)
 
-    def end(self, seconds: float = 60.0) -> Seen:
-        """What was seen. Waits for an answer of /health that was asked for after the call."""
-        sent = self._probe_told[_SENT]
+    def end(self, seconds: float = 60.0) -> Observation:
+        """End the observation; waits for a response of /health that is requested after the call."""
+        sent = self._probe_state[_SENT]
         limit = time.monotonic() + seconds
-        while self._probe_told[_DONE] <= sent and time.monotonic() < limit:
+        while self._probe_state[_DONE] <= sent and time.monotonic() < limit:
             time.sleep(0.001)
-        seen = Seen(guarded=list(self._guarded))
-        if self._probe_told[_DONE] <= sent:
+        seen = Observation(guarded=list(self._guarded))
+        if self._probe_state[_DONE] <= sent:
             seen.stall = seen.raw_stall = seconds
-        if self._probe_told[_SEEN] == self._probe_told[_EPOCH]:
-            seen.stall = max(seen.stall, self._probe_told[_WORST])
-            seen.raw_stall = max(seen.raw_stall, self._probe_told[_RAW])
-            seen.failed = int(self._probe_told[_FAILED])
-        stream = self._stream_told
+        if self._probe_state[_SEEN] == self._probe_state[_EPOCH]:
+            seen.stall = max(seen.stall, self._probe_state[_WORST])
+            seen.raw_stall = max(seen.raw_stall, self._probe_state[_RAW])
+            seen.failed = int(self._probe_state[_FAILED])
+        stream = self._stream_state
         if stream[_SEEN] == stream[_EPOCH]:
             seen.gap = stream[_WORST]
         if stream[_LAST]:
@@ -224,14 +226,14 @@ class Watch:
         now = self._processes_now() if self.root else {}
         for pid, role in now.items():
             peak = memory_of(pid, "VmHWM")
-            # A worker of less than a moment's age has loaded what it needs.
-            before = self._before.get(pid, self._fresh.get(pid, peak))
+            # Workers started since `begin` count from their first measured size.
+            before = self._before.get(pid, self._first_sizes.get(pid, peak))
             seen.growth[role] = max(seen.growth.get(role, 0), peak - before)
         seen.lost = [r for pid, r in self._known.items() if r != "worker" and pid not in now]
         return seen
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
         self._thread.join()
         for process in self._processes:
             process.kill()
@@ -243,20 +245,20 @@ class Watch:
     def _find(self) -> Iterator[tuple[int, str]]:
         with contextlib.suppress(OSError):
             for pid in (self.root, *descendants_of(self.root)):
-                if memory_of(pid, "VmRSS"):  # else it has ended
+                if memory_of(pid, "VmRSS"):  # 0 if it has ended
                     yield pid, role_of(pid)
 
     def _guard_memory(self) -> None:
-        """End a process before it takes the host's memory; note the size of new ones."""
+        """Kill processes that grow beyond the guard; record the first size of new ones."""
         found: dict[int, str] = {}
-        turn = 0
-        while not self._over.wait(0.01):
-            if turn % 20 == 0:
+        iteration = 0
+        while not self._closed.wait(0.01):
+            if iteration % 20 == 0:
                 found = self._processes_now()
-            turn += 1
+            iteration += 1
             for pid, role in found.items():
                 size = memory_of(pid, "VmRSS")
-                first = self._fresh.setdefault(pid, size)
+                first = self._first_sizes.setdefault(pid, size)
                 if size - first > self._guard:
                     self._guarded.append(f"{role} at {size >> 20} MB")
                     with contextlib.suppress(ProcessLookupError):
