@@ -346,7 +346,6 @@ async def responses_state(client: Any) -> None:
     counted = await whole(client.responses.input_tokens.count(model="tgi", **more))
     second = await whole(client.responses.create(**ask, **more))
     assert second.usage.input_tokens == counted.input_tokens
-    assert second.usage.input_tokens_details.cached_tokens > 0
     listed = await whole(client.responses.input_items.list(second.id, order="asc"))
     assert [item.type for item in listed.data] == ["message"] * 3
     begun = await whole(client.responses.create(**ask, input="Hello!", background=True))
