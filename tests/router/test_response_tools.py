@@ -443,10 +443,15 @@ async def test_tools_within_the_input_are_offered(
     found = {"type": kind, "role": "developer", "call_id": "s", "tools": [PATCH, TEAM]}
     items = [{"role": "user", "content": "hi"}, found, found]
     engine.reply_with(called("team__ask", {}))
-    [call] = (await post(client, input=items, tools=[WEATHER]))["output"]
+    more = {**found, "tools": [WEATHER, {**TEAM, "tools": [{"type": "custom", "name": "more"}]}]}
+    answer = await post(client, input=[*items, more], tools=[{**WEATHER, "description": "Own."}])
+    [call] = answer["output"]
     assert (call["namespace"], call["name"]) == ("team", "ask")
     assert prompt_of(engine).count('"name": "patch"') == 1
-    for tools in ("x", [5], [WEATHER] * 3000):
+    assert prompt_of(engine).count('"name": "weather", "description": "Own."') == 1
+    assert prompt_of(engine).count('"name": "weather"') == 1
+    assert '"name": "team__more"' in prompt_of(engine)
+    for tools in ("x", [5], [WEATHER] * 5000):
         answer = await client.post(ROUTE, json=body(input=[{"type": kind, "tools": tools}]))
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "input"

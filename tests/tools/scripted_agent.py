@@ -121,7 +121,12 @@ class AgentEngine(FakeEngine):
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, log: Path | None = None, prompts: bool = False, calls: int = 1
+        self,
+        tokenizer: Tokenizer,
+        log: Path | None = None,
+        prompts: bool = False,
+        calls: int = 1,
+        window: int = WINDOW,
     ):
         super().__init__(tokenizer)
         self.step = 8
@@ -130,8 +135,8 @@ class AgentEngine(FakeEngine):
             self.info,
             vocab_size=tokenizer.vocab_size,
             eos_token_ids=(self.end_id,),
-            max_input_tokens=WINDOW - 1,
-            max_total_tokens=WINDOW,
+            max_input_tokens=window - 1,
+            max_total_tokens=window,
             max_batch_total_tokens=4 * WINDOW,
         )
         size = self.info.block_size
@@ -228,13 +233,16 @@ def main() -> int:
     parser.add_argument(
         "--template", default="system-first", help=f"{', '.join(TEMPLATES)}, or a file"
     )
+    parser.add_argument("--window", type=int, default=WINDOW, help="tokens of a request")
     parser.add_argument("--calls", type=int, default=1, help="turns that call a tool")
     parser.add_argument("--api-key")
     given = parser.parse_args()
     template = TEMPLATES.get(given.template) or Path(given.template).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="tgi-agent-") as base:
         path = write_model(Path(base), template)
-        engine = AgentEngine(Tokenizer.load(path), given.log, given.prompts, given.calls)
+        engine = AgentEngine(
+            Tokenizer.load(path), given.log, given.prompts, given.calls, given.window
+        )
         config = RouterConfig(
             model_path=path,
             model_id="acme/agent",

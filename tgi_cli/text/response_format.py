@@ -12,7 +12,7 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.text.formats.detect import ANY_START, FALLBACK, PARSERS, compose, detect
 from tgi_cli.text.formats.inference import infer_tool_format
 from tgi_cli.text.formats.json_calls import shape_of
-from tgi_cli.text.formats.probe import Render, probe_calls
+from tgi_cli.text.formats.probe import Render, probe_calls, written_reasoning
 from tgi_cli.text.formats.reasoning import REASONING_FIELDS, REASONING_FORMATS
 from tgi_cli.text.formats.syntax import ToolFormat
 from tgi_cli.text.formats.tools import TOOL_FORMATS
@@ -187,7 +187,8 @@ def choose_response_format(
         tools = _tool_format(template_text, has, render)
     reasoning = REASONING_FORMATS.get(reasoning_parser)
     if reasoning_parser == "auto":
-        found = detect(REASONING_FORMATS, has)
+        thought = written_reasoning(render) if render is not None else ""
+        found = detect(REASONING_FORMATS, lambda text: has(text) or text in thought)
         reasoning = REASONING_FORMATS[found] if found else None
     template = compose(tools, reasoning)
     if template is None:

@@ -37,7 +37,17 @@ def writing(form: ToolFormat, start: str = "<|im_start|>assistant\n", thought: s
     return render
 
 
-OTHERS = {"step3", "llama3_json", "xlam", "pythonic", "harmony", "kimi_k3", "kimi_k2", "solar"}
+OTHERS = {
+    "minicpm5",
+    "step3",
+    "llama3_json",
+    "xlam",
+    "pythonic",
+    "harmony",
+    "kimi_k3",
+    "kimi_k2",
+    "solar",
+}
 """Inferred in part: what is bare has a pattern of its own, counters have other digits, and marks
 around each call within marks around all are not told apart."""
 
@@ -152,3 +162,15 @@ def test_a_text_that_only_resembles_an_inferred_call_is_content(tmp_path: Path) 
     message = read(form, list(text), tools=TOOLS)
     assert message.calls == []
     assert json.dumps(message.content.replace(" ", "")) == json.dumps(text.replace(" ", ""))
+
+
+def test_marks_that_only_the_rendering_has_are_found(tmp_path: Path) -> None:
+    call = "{{ '<tool' ~ '_call>' }}{{ call.function | tojson }}{{ '</tool' ~ '_call>' }}"
+    template = TEMPLATE.replace("<assistant>", "<assistant>{{ '<thi' ~ 'nk>' }}")
+    tiny.write_model(tmp_path, template % call)
+    form = TextBundle.load(
+        tmp_path, tool_call_parser="auto", reasoning_parser="auto"
+    ).response_format
+    assert form is not None
+    assert form.tools is TOOL_FORMATS["hermes"]
+    assert form.markers.open == "<think>"

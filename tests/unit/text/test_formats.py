@@ -153,6 +153,12 @@ def test_ids_that_a_model_writes_are_kept(tokenizer: Tokenizer) -> None:
             ["12", 7],
         ),
         (
+            "minicpm5",
+            '<function name="time"><param name="city"><![CDATA[</param> <b>]]></param>'
+            '<param name="days">7</param></function>',
+            ["</param> <b>", 7],
+        ),
+        (
             "minimax_m2",
             '<minimax:tool_call><invoke name="time"><parameter name="city">\n x \n</parameter>'
             '<parameter name="days">seven</parameter></invoke>',

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import get_annotations
@@ -46,6 +45,8 @@ _HOSTED = frozenset(
     )
 )  # fmt: skip
 """Traces of hosted tools, which clients send back that had answers from another server."""
+_MOST_FURTHER_TOOLS = 4 * bounds.TOOLS
+"""Tools in items, which clients repeat."""
 _SEALED = "tgi1."
 """How the encrypted reasoning of this server begins."""
 
@@ -90,7 +91,7 @@ def response_chat(body: ResponsesRequest, items: Sequence[Item]) -> ResponseChat
     messages = _messages(items)
     if body.instructions:
         messages.insert(0, ChatMessage(role="system", content=body.instructions))
-    tools = chat_tool_set([*(body.tools or ()), *_further_tools(items)], body.tool_choice)
+    tools = chat_tool_set(body.tools or (), _further_tools(items), body.tool_choice)
     request = ChatRequest(
         **{name: getattr(body, name) for name in _SHARED},
         messages=messages,
@@ -164,18 +165,18 @@ def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
 
 
 def _further_tools(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The tools in items, each once: a client repeats what a search has found."""
-    found: dict[str, dict[str, Any]] = {}
+    """The tools in items. Raises ApiError."""
+    found: list[dict[str, Any]] = []
     for index, item in enumerate(items):
-        if item.get("type") in _TOOLS:
-            tools = item.get("tools")
-            if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-                raise errors.validation(f"input[{index}] needs a list of `tools`", "input")
-            if len(found) + len(tools) > 2 * bounds.TOOLS:
-                raise errors.validation(f"input[{index}] has too many `tools`", "input")
-            for tool in tools:
-                found[json.dumps([tool.get("type"), tool.get("name")])] = tool
-    return list(found.values())
+        if item.get("type") not in _TOOLS:
+            continue
+        tools = item.get("tools")
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise errors.validation(f"input[{index}] needs a list of `tools`", "input")
+        found += tools
+        if len(found) > _MOST_FURTHER_TOOLS:
+            raise errors.validation(f"`input` has more than {_MOST_FURTHER_TOOLS} tools", "input")
+    return found
 
 
 def _messages(items: Sequence[Item]) -> list[ChatMessage]:

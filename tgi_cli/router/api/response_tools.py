@@ -41,30 +41,39 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def chat_tool_set(
-    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]],
+    further: Sequence[Mapping[str, Any]],
+    choice: str | Mapping[str, Any] | None,
 ) -> ChatToolSet:
-    """Translate ``tools`` and ``tool_choice``. Raises ApiError."""
+    """Translate tools and ``tool_choice``.
+
+    Args:
+        tools: The request's.
+        further: Those in its items; they may repeat others.
+
+    Raises:
+        ApiError: They are invalid.
+    """
     found: list[Tool] = []
     names: dict[str, tuple[str | None, str]] = {}
-    for index, tool in enumerate(tools):
-        for namespace, each in _callable_tools(f"tools[{index}]", tool):
-            name = each.custom.name if each.custom is not None else _function_name(each)
-            flat = flat_name(namespace, name)
+    for index, tool in enumerate([*tools, *further]):
+        where = f"tools[{index}]" if index < len(tools) else "a tool in `input`"
+        for namespace, each in _callable_tools(where, tool):
+            named = each.custom or each.function
+            assert named is not None
+            flat = flat_name(namespace, named.name)
+            if flat in names and index >= len(tools):
+                continue
             if flat in names:
-                raise errors.validation(f"tools[{index}]: two tools are named {flat!r}", "tools")
+                raise errors.validation(f"{where}: two tools are named {flat!r}", "tools")
             if len(flat) > bounds.NAME_CHARACTERS:
-                raise errors.validation(f"tools[{index}] has too long a name", "tools")
-            (each.custom or each.function).name = flat  # type: ignore[union-attr]
-            names[flat] = namespace, name
+                raise errors.validation(f"{where} has too long a name", "tools")
+            names[flat] = namespace, named.name
+            named.name = flat
             found.append(each)
         if len(found) > bounds.TOOLS:
             raise _too_many()
     return ChatToolSet(found, _choice(choice, names, {_type(tool) for tool in tools}), names)
-
-
-def _function_name(tool: Tool) -> str:
-    assert tool.function is not None
-    return tool.function.name
 
 
 def _callable_tools(

@@ -209,7 +209,7 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
         grammar=ToolCallGrammar(
             '<function name="', '<function name="NAME">', "</function>", between="\n"
         ),
-        syntax=TagSyntax('<function name="', '">', '<param name="', '">', "</param>"),
+        syntax=TagSyntax('<function name="', '">', '<param name="', '">', "</param>", cdata=True),
     ),
     "glm47": tagged(
         TagSyntax("", "", "<arg_key>", "</arg_key><arg_value>", "</arg_value>"),

@@ -105,6 +105,12 @@ def probe_calls(render: Render, closes: Sequence[str] = ()) -> Probe | None:
     return Probe(*blank_start(head), one[name + len(NAMES[0]) :], second, ending)
 
 
+def written_reasoning(render: Render) -> str:
+    """What a template writes for reasoning, and in front of a response."""
+    message = {"role": "assistant", "content": _ANSWER, "reasoning_content": "Probe thought."}
+    return f"{render([_USER, message], False) or ''}{render([_USER], True) or ''}"
+
+
 def _calling(count: int) -> dict[str, Any]:
     calls = [
         {

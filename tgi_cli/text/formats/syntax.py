@@ -68,6 +68,7 @@ class TagSyntax:
         gap: White space behind ``named``, and behind each argument.
         pad: White space around a value that is not part of it.
         types: For each JSON type, the text in the place of ``TYPE``.
+        cdata: A value may be in a CDATA section, as in XML.
     """
 
     begin: str
@@ -79,6 +80,7 @@ class TagSyntax:
     gap: str = ""
     pad: str = ""
     types: tuple[tuple[str, str], ...] = ()
+    cdata: bool = False
 
 
 @dataclass(frozen=True, slots=True)

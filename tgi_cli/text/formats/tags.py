@@ -22,6 +22,7 @@ from tgi_cli.text.formats.calls import (
 from tgi_cli.text.formats.syntax import LONGEST_NAME, MOST_SPACE, TagSyntax, loose
 from tgi_cli.text.formats.values import STRING, ParameterTypes, to_json
 
+_CDATA = ("<![CDATA[", "]]>")
 _LONGEST_HEAD = 1024
 """Most characters of what opens a call or an argument: a longer text is none."""
 
@@ -58,6 +59,7 @@ class TagStream:
         self._members = Members()
         self._value_types: frozenset[str] | None = None
         self._streams = self._opened = False
+        self._close = syntax.close
         self._searched = 0
         self._ended = False
         self.began = self.failed = False
@@ -167,14 +169,21 @@ class TagStream:
 
     def _value(self, found: list[ToolCallPart]) -> bool:
         """A value up to what closes it."""
-        close, pad = self._syntax.close, self._syntax.pad
+        pad = self._syntax.pad
         if not self._opened:
+            self._close = self._syntax.close
+            if self._syntax.cdata:
+                if self._text != _CDATA[0] and _CDATA[0].startswith(self._text):
+                    return False
+                if self._text.startswith(_CDATA[0]):
+                    self._text, self._close = self._text[len(_CDATA[0]) :], _CDATA[1] + self._close
             if pad and pad.startswith(self._text) and self._text != pad:
                 return False
             self._text = self._text.removeprefix(pad)
             self._opened = True
             if self._streams:
                 found.append(ToolCallArguments(0, '"'))
+        close = self._close
         index = self._text.find(close, self._searched)
         if index < 0:
             held = pending(self._text, close)
