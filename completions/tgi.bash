@@ -44,7 +44,7 @@ _tgi() {
         'serve --num-shard') return ;;
         'serve --cuda-memory-fraction') return ;;
         'serve --shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'serve --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4 exl2' -- "$word")); return ;;
+        'serve --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'serve --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'serve --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'serve --rope-factor') return ;;
@@ -113,7 +113,7 @@ _tgi() {
         'env --num-shard') return ;;
         'env --cuda-memory-fraction') return ;;
         'env --shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'env --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4 exl2' -- "$word")); return ;;
+        'env --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'env --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'env --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'env --rope-factor') return ;;
@@ -181,7 +181,7 @@ _tgi() {
         'warmup --cuda-graphs') return ;;
         'warmup --num-shard') return ;;
         'warmup --cuda-memory-fraction') return ;;
-        'warmup --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4 exl2' -- "$word")); return ;;
+        'warmup --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'warmup --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'warmup --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'warmup --rope-factor') return ;;
@@ -283,7 +283,7 @@ _tgi() {
         'model-server --cuda-memory-fraction') return ;;
         'model-server --uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
         'model-server --shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'model-server --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4 exl2' -- "$word")); return ;;
+        'model-server --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'model-server --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'model-server --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'model-server --rope-factor') return ;;

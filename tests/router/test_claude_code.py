@@ -142,7 +142,7 @@ async def test_every_turn_begins_with_the_turn_before(
             {"role": "assistant", "content": message["content"]},
             {"role": "user", "content": [{**result, "is_error": number == 1}]},
         ]
-    assert "I need Read.I look.Read" in before
+    assert 'I need Read.I look.<tool_call>{"name": "Read"' in before
     assert "tool\nError: done" in before
 
 

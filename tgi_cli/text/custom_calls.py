@@ -19,6 +19,11 @@ _WHOLE = re.compile(
 )
 """Whole characters of a JSON string: none of them continues in the text that follows."""
 
+_PART = re.compile(
+    r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?"
+)
+"""The beginning of a character that is escaped."""
+
 
 class ResponseReader(Protocol):
     """Parses a response while it is generated."""
@@ -120,8 +125,10 @@ class CustomInput:
         return self._decoded()
 
     def finish(self) -> str:
-        """The rest of the text."""
-        return self._spelled if self._begun else "".join(self._arguments)
+        """The rest of the text; a character of which only a part has come is left out."""
+        if not self._begun:
+            return "".join(self._arguments)
+        return "" if _PART.fullmatch(self._spelled) else self._spelled
 
     def _decoded(self) -> str:
         if not self._begun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from typing import Any, Literal
 
@@ -333,6 +334,41 @@ async def responses_tools(client: Any) -> None:
     )
     kind = "response.function_call_arguments.delta"
     fits("".join(event.delta for event in events if event.type == kind))
+
+
+@call
+async def responses_state(client: Any) -> None:
+    ask: Any = {"model": "tgi", "max_output_tokens": 10}
+    first = await whole(client.responses.create(**ask, input="What is a list?"))
+    found = await whole(client.responses.retrieve(first.id))
+    assert found.output_text == first.output_text
+    more: Any = {"input": "And a tuple?", "previous_response_id": first.id}
+    counted = await whole(client.responses.input_tokens.count(model="tgi", **more))
+    second = await whole(client.responses.create(**ask, **more))
+    assert second.usage.input_tokens == counted.input_tokens
+    listed = await whole(client.responses.input_items.list(second.id, order="asc"))
+    assert [item.type for item in listed.data] == ["message"] * 3
+    begun = await whole(client.responses.create(**ask, input="Hello!", background=True))
+    ended = await whole(client.responses.cancel(begun.id))
+    assert ended.status in ("cancelled", "completed", "incomplete")
+    await whole(client.responses.delete(first.id))
+    retrieve = partial(client.responses.retrieve, first.id)
+    await raises(openai.NotFoundError, "not found", retrieve)
+
+
+@call
+async def responses_custom_tools(client: Any) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": r'[a-c]{3}"\n'}
+    tool = {"type": "custom", "name": "patch", "description": "Edits.", "format": form}
+    ask: Any = {"model": "tgi", "input": "Edit it.", "tools": [tool], "max_output_tokens": 100}
+    ask |= {"tool_choice": {"type": "custom", "name": "patch"}}
+    (called,) = (await whole(client.responses.create(**ask))).output
+    assert called.type == "custom_tool_call"
+    assert re.fullmatch(form["definition"], called.input)
+    events = await items(client.responses.create(**ask, stream=True))
+    kind = "response.custom_tool_call_input.delta"
+    text = "".join(event.delta for event in events if event.type == kind)
+    assert re.fullmatch(form["definition"], text)
 
 
 @call

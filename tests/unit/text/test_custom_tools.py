@@ -197,7 +197,10 @@ def test_input_is_read_while_it_arrives(ascii_only: bool, step: int) -> None:
     ("arguments", "expected"),
     [
         ('{"input": "cut o', "cut o"),
-        ('{"input": "cut\\', "cut\\"),
+        ('{"input": "cut\\', "cut"),
+        ('{"input": "cut\\u00e', "cut"),
+        ('{"input": "cut\\ud83e\\udd1', "cut"),
+        ('{"input": "cut\\u00e9', "cuté"),
         ('{"input": "bad \\x escape"}', "bad \\x escape"),
         ('{"input": 5}', '{"input": 5}'),
         ('{"text": "x"}', '{"text": "x"}'),

@@ -89,7 +89,7 @@ LOADING_SETTINGS = (
         "Loading",
         _ENGINE,
         quantize=Setting(
-            one_of("METHOD", *IN_CHECKPOINTS[:4], *ON_THE_FLY, "exl2"),
+            one_of("METHOD", *IN_CHECKPOINTS, *ON_THE_FLY),
             "Quantize unquantized weights on load: int8, eetq, bitsandbytes (8 bits), "
             "bitsandbytes-nf4, bitsandbytes-fp4, fp8. The format of a quantized checkpoint (gptq, "
             "awq, compressed-tensors, ...) is detected; the flag only confirms it.",
