@@ -29,13 +29,29 @@ To call functions, write a JSON object with the name and the arguments of each c
 {"name": "NAME", "arguments": {...}}
 </tool_call>
 If none of them helps, answer without a call."""
-"""Text behind the list of tools. Requests may replace it: ``tool_prompt``."""
+"""Text behind the list of tools, for calls in the format ``FALLBACK``."""
+_OTHER_PROMPT = """\
+To call functions, write the name and the arguments of the calls like this:
+{call}
+If none of them helps, answer without a call."""
+
+
+def tool_prompt(form: ToolFormat | None) -> str:
+    """Text behind the list of tools, which asks for calls in a format.
+
+    Args:
+        form: :data:`FALLBACK` if it is unknown, or cannot be written.
+    """
+    example = None
+    if form is not None and form is not TOOL_FORMATS[FALLBACK]:
+        example = written_calls(form, [("NAME", {"PARAMETER": "VALUE"})])
+    return TOOL_PROMPT if example is None else _OTHER_PROMPT.format(call=example)
 
 
 def with_tools_in_front(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
-    tool_prompt: str | None = None,
+    prompt: str = TOOL_PROMPT,
 ) -> list[Mapping[str, Any]]:
     """The conversation with the tools described in a system message.
 
@@ -43,7 +59,6 @@ def with_tools_in_front(
     the description would move with every turn, and no prompt would be a prefix of the next.
     """
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    prompt = TOOL_PROMPT if tool_prompt is None else tool_prompt
     text = f"You can call these functions:\n{listed}\n\n{prompt}"
     first = instructions(messages)
     return [*first, {"role": "system", "content": text}, *messages[len(first) :]]

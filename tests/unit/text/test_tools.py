@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.unit.text.call_samples import TOOLS
 from tgi_cli.text.formats.tools import TOOL_FORMATS
+from tgi_cli.text.formats.written import written_calls
 from tgi_cli.text.tools import (
     TOOL_PROMPT,
     tool_grammar,
+    tool_prompt,
     with_calls_as_text,
     with_tools_in_front,
 )
@@ -38,6 +42,18 @@ def test_a_prompt_of_the_requests_own() -> None:
     assert user == TALK[1]
     assert message["content"].endswith("\n\nCall!")
     assert TOOL_PROMPT not in message["content"]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_the_prompt_asks_for_calls_in_the_format_that_is_parsed(name: str) -> None:
+    form = TOOL_FORMATS[name]
+    example = written_calls(form, [("NAME", {"PARAMETER": "VALUE"})])
+    prompt = tool_prompt(form)
+    if name == "hermes" or example is None:
+        assert prompt == TOOL_PROMPT == tool_prompt(None)
+    else:
+        assert example in prompt
+        assert "<tool_call>\n{" not in prompt or "<tool_call>\n{" in example
 
 
 def test_calls_and_results_become_text() -> None:

@@ -12,7 +12,7 @@ from tgi_cli.router.http import errors
 from tgi_cli.text.chat_template import ChatTemplate
 from tgi_cli.text.conversation import adapt
 from tgi_cli.text.response_format import ResponseFormat
-from tgi_cli.text.tools import with_calls_as_text, with_tools_in_front
+from tgi_cli.text.tools import tool_prompt, with_calls_as_text, with_tools_in_front
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """OpenAI's roles; messages of all but the assistant must have content."""
@@ -51,12 +51,13 @@ def template_chat(
     described = form is not None and form.tools_as_text
     traits = template.traits(bool(tools) and not described)
     calls, results = described or not traits.calls, described or not traits.results
+    tool_format = form.tools if form is not None else None
     try:
         if (calls or results) and any(m["role"] == "tool" or "tool_calls" in m for m in messages):
-            tool_format = form.tools if form is not None else None
             messages = with_calls_as_text(messages, tool_format, calls=calls, results=results)
         if described and tools:
-            messages = with_tools_in_front(messages, tools, body.tool_prompt)
+            prompt = tool_prompt(tool_format) if body.tool_prompt is None else body.tool_prompt
+            messages = with_tools_in_front(messages, tools, prompt)
     except RecursionError as error:
         raise errors.validation("`tools` are nested too deeply", "tools") from error
     adapted = adapt(messages, traits)
