@@ -1,12 +1,11 @@
-"""How many tokens of an agent's prompts are computed anew in each turn, per API.
+"""Measure how many prompt tokens of each turn of an agent are computed, per API.
 
 ``python -m tests.benchmarks.agent_turns [--turns 5] [--revision FOLDER]``
 
-A real server with the bundled model. An agent has instructions, two tools and a task, and, as
-coding agents do, a system message behind the task. Each turn's answer is a call (the model is
-forced to make one), whose result begins the next turn. What the server tells as cached is
-subtracted from the prompt. Each API's conversation has a text of its own at the start, so that
-none finds another's tokens in the cache.
+Serves the bundled model. The agent has instructions, two tools, a task and, as coding agents do, a
+system message after the task. Each turn's response is a forced tool call, whose result starts the
+next turn. Computed tokens are the prompt tokens less the cached tokens that the server reports. The
+conversation of each API starts with a text of its own, so that it reuses no other API's tokens.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ MAX_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What the server told about one turn.
+class TurnUsage:
+    """Prompt tokens of one turn, as reported by the server.
 
     Attributes:
-        prompt: Tokens of the prompt.
-        cached: Those whose keys and values were in the prefix cache.
+        prompt: All tokens of the prompt.
+        cached: Tokens found in the prefix cache.
     """
 
     prompt: int
@@ -62,7 +61,7 @@ class Turn:
 
 
 class Agent(ABC):
-    """An agent's conversation over one API."""
+    """The conversation of an agent over one API."""
 
     name: str
     path: str
@@ -71,23 +70,23 @@ class Agent(ABC):
         self._client = client
         self.instructions = f"This is {self.name}. {INSTRUCTIONS}"
 
-    def ask(self, output: str | None) -> Turn:
-        """The next turn, which begins with the result of the last one's call."""
+    def next_turn(self, output: str | None) -> TurnUsage:
+        """Run a turn, which starts with the result of the previous turn's call."""
         if output is not None:
             self.add_result(output)
-        answer = self._client.post(self.path, json=self.body())
-        if answer.status_code != 200:
-            raise RuntimeError(f"{self.path}: {answer.status_code} {answer.text}")
-        told: dict[str, Any] = answer.json()
-        self.add_answer(told)
-        return self.usage(told["usage"])
+        response = self._client.post(self.path, json=self.body())
+        if response.status_code != 200:
+            raise RuntimeError(f"{self.path}: {response.status_code} {response.text}")
+        answer: dict[str, Any] = response.json()
+        self.add_response(answer)
+        return self.usage(answer["usage"])
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
-        """The request of the next turn."""
+        """Return the request of the next turn."""
 
     @abstractmethod
-    def add_answer(self, told: dict[str, Any]) -> None:
+    def add_response(self, answer: dict[str, Any]) -> None:
         """Add the model's call to the conversation."""
 
     @abstractmethod
@@ -95,8 +94,8 @@ class Agent(ABC):
         """Add the result of the last call."""
 
     @abstractmethod
-    def usage(self, usage: dict[str, Any]) -> Turn:
-        """The tokens of a prompt."""
+    def usage(self, usage: dict[str, Any]) -> TurnUsage:
+        """Read the prompt tokens from a response's usage."""
 
 
 class Chat(Agent):
@@ -120,15 +119,15 @@ class Chat(Agent):
         options = {"tools": tools, "tool_choice": choice, "max_tokens": MAX_TOKENS}
         return {"model": "tgi", "messages": self.messages, "temperature": 0, **options}
 
-    def add_answer(self, told: dict[str, Any]) -> None:
-        self.messages.append(told["choices"][0]["message"])
+    def add_response(self, answer: dict[str, Any]) -> None:
+        self.messages.append(answer["choices"][0]["message"])
 
     def add_result(self, output: str) -> None:
         call = self.messages[-1]["tool_calls"][0]["id"]
         self.messages.append({"role": "tool", "tool_call_id": call, "content": output})
 
-    def usage(self, usage: dict[str, Any]) -> Turn:
-        return Turn(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+    def usage(self, usage: dict[str, Any]) -> TurnUsage:
+        return TurnUsage(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
 
 
 class Responses(Agent):
@@ -149,19 +148,19 @@ class Responses(Agent):
         ]
         choice = {"type": "function", "name": "run"}
         options = {"tools": tools, "tool_choice": choice, "max_output_tokens": MAX_TOKENS}
-        asked = {"model": "tgi", "temperature": 0, "instructions": self.instructions}
-        return {**asked, "input": self.input, **options}
+        base = {"model": "tgi", "temperature": 0, "instructions": self.instructions}
+        return {**base, "input": self.input, **options}
 
-    def add_answer(self, told: dict[str, Any]) -> None:
-        self.input += told["output"]
+    def add_response(self, answer: dict[str, Any]) -> None:
+        self.input += answer["output"]
 
     def add_result(self, output: str) -> None:
         [call] = [item for item in self.input[-2:] if item.get("type") == "function_call"]
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": output}
         self.input.append(result)
 
-    def usage(self, usage: dict[str, Any]) -> Turn:
-        return Turn(usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"])
+    def usage(self, usage: dict[str, Any]) -> TurnUsage:
+        return TurnUsage(usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"])
 
 
 class Messages(Agent):
@@ -182,41 +181,41 @@ class Messages(Agent):
         choice = {"type": "tool", "name": "run"}
         options = {"tools": tools, "tool_choice": choice, "max_tokens": MAX_TOKENS}
         system = [{"type": "text", "text": self.instructions}]
-        asked = {"model": "tgi", "temperature": 0, "system": system}
-        return {**asked, "messages": self.messages, **options}
+        base = {"model": "tgi", "temperature": 0, "system": system}
+        return {**base, "messages": self.messages, **options}
 
-    def add_answer(self, told: dict[str, Any]) -> None:
-        self.messages.append({"role": "assistant", "content": told["content"]})
+    def add_response(self, answer: dict[str, Any]) -> None:
+        self.messages.append({"role": "assistant", "content": answer["content"]})
 
     def add_result(self, output: str) -> None:
         [call] = [each for each in self.messages[-1]["content"] if each["type"] == "tool_use"]
         result = {"type": "tool_result", "tool_use_id": call["id"], "content": output}
         self.messages.append({"role": "user", "content": [result]})
 
-    def usage(self, usage: dict[str, Any]) -> Turn:
+    def usage(self, usage: dict[str, Any]) -> TurnUsage:
         cached = usage["cache_read_input_tokens"]
-        made = usage.get("cache_creation_input_tokens") or 0
-        return Turn(usage["input_tokens"] + made + cached, cached)
+        created = usage.get("cache_creation_input_tokens") or 0
+        return TurnUsage(usage["input_tokens"] + created + cached, cached)
 
 
 def _schemas() -> list[tuple[str, str, dict[str, Any]]]:
-    """Name, description and parameters of each tool."""
+    """Return name, description and parameters of each tool."""
     return [
         (name, text, {"type": "object", "properties": properties, "required": [*properties]})
         for name, text, properties in TOOLS
     ]
 
 
-def measure(agent: Agent, turns: int) -> list[Turn]:
-    """Hold a conversation."""
+def measure(agent: Agent, turns: int) -> list[TurnUsage]:
+    """Run a conversation and return the usage of each turn."""
     outputs = [OUTPUTS[index % len(OUTPUTS)] for index in range(turns - 1)]
-    return [agent.ask(output) for output in (None, *outputs)]
+    return [agent.next_turn(output) for output in (None, *outputs)]
 
 
-def table(rows: Sequence[tuple[str, Sequence[Turn]]]) -> str:
-    """The computed tokens of each turn's prompt, as Markdown."""
+def table(rows: Sequence[tuple[str, Sequence[TurnUsage]]]) -> str:
+    """Format the computed tokens of each turn as a Markdown table."""
     count = len(rows[0][1])
-    heads = ["API", *(f"turn {index + 1}" for index in range(count)), "turns 2 on"]
+    heads = ["API", *(f"turn {index + 1}" for index in range(count)), "later turns"]
     lines = [heads, ["---"] * len(heads)]
     for name, turns in rows:
         cells = [f"{turn.prompt - turn.cached} of {turn.prompt}" for turn in turns]
@@ -230,17 +229,17 @@ def table(rows: Sequence[tuple[str, Sequence[Turn]]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--revision", type=Path, help="folder of another revision, to serve it")
+    parser.add_argument("--revision", type=Path, help="folder of another revision to serve")
     parser.add_argument(
-        "--api", choices=["chat", "responses", "messages"], nargs="*", help="default: all"
+        "--api", choices=["chat", "responses", "messages"], nargs="*", help="APIs to measure [all]"
     )
     arguments = parser.parse_args()
     agents: dict[str, type[Agent]] = {"chat": Chat, "responses": Responses, "messages": Messages}
     environment = {}
     if arguments.revision:
-        os.chdir(arguments.revision)  # which `python -m` imports from
+        os.chdir(arguments.revision)  # `python -m` imports from the current folder
         environment["PYTHONPATH"] = str(Path.cwd())
-    rows: list[tuple[str, list[Turn]]] = []
+    rows: list[tuple[str, list[TurnUsage]]] = []
     with tempfile.TemporaryDirectory() as folder:
         server = ServerProcess(Path(folder) / "tgi", ["serve", "--port", "0"], environment)
         try:

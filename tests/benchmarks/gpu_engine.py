@@ -30,6 +30,7 @@ from tgi_cli.engine.step import NewRow, PendingResult, Step
 from tgi_cli.models import loader, model_facts, read_config
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import make_worker
+from tgi_cli.worker.step_inputs import StepBatch
 from tgi_cli.worker.worker import ModelWorker
 
 LLAMA: dict[str, Any] = {
@@ -237,12 +238,14 @@ def _graph_seconds(
     graphs = worker.runner.graphs
     if graphs is None or batch > graphs.largest:
         return None
-    rows, ends = np.arange(batch), np.full(batch, context)
-    graphs.run(rows, ends, None)
+    step = Step(0, num_decodes=batch, rows=list(range(batch)), starts=[context - 1] * batch)
+    step.counts, step.samples = [1] * batch, [True] * batch
+    decodes = StepBatch(step, np.arange(batch))
+    graphs.run(decodes)
     synchronize(worker.attention.device)
     began = time.perf_counter()
     for _ in range(repeats):
-        graphs.run(rows, ends, None)
+        graphs.run(decodes)
     synchronize(worker.attention.device)
     return (time.perf_counter() - began) / repeats
 

@@ -18,7 +18,7 @@ FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class _FloatFormat:
     """Bits of the mantissa, and bias of the exponent."""
 
     mantissa: int
@@ -26,11 +26,11 @@ class _Format:
 
 
 _FORMATS = {
-    torch.float8_e4m3fn: _Format(3, 7),
-    torch.float8_e5m2: _Format(2, 15),
-    torch.float16: _Format(10, 15),
-    torch.bfloat16: _Format(7, 127),
-    torch.float32: _Format(23, 127),
+    torch.float8_e4m3fn: _FloatFormat(3, 7),
+    torch.float8_e5m2: _FloatFormat(2, 15),
+    torch.float16: _FloatFormat(10, 15),
+    torch.bfloat16: _FloatFormat(7, 127),
+    torch.float32: _FloatFormat(23, 127),
 }
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 

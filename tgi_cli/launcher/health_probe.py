@@ -13,7 +13,7 @@ LIVE = "/v2/health/live"
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class HealthProbe:
     """The address of a router on this machine."""
 
     host: str

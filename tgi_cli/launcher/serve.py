@@ -18,7 +18,7 @@ from tgi_cli.errors import RouterError, ShardError, TgiError
 from tgi_cli.launcher.backoff import Restarts
 from tgi_cli.launcher.banner import announce
 from tgi_cli.launcher.child_process import ChildProcess, adopt_orphans
-from tgi_cli.launcher.health_probe import Probe
+from tgi_cli.launcher.health_probe import HealthProbe
 from tgi_cli.launcher.supervisor import ServerParts, Supervisor
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.process import bind
@@ -116,7 +116,7 @@ def serve(
             parts = ServerParts(
                 start_server=start_server,
                 start_router=start_router,
-                probe=Probe(host, port, tls),
+                probe=HealthProbe(host, port, tls),
                 on_ready=on_ready,
             )
             return supervisor.run(parts)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tgi_cli.errors import ExitCode, ShardError
 from tgi_cli.launcher.backoff import WINDOW_SECONDS, Restarts
 from tgi_cli.launcher.child_process import ChildProcess
-from tgi_cli.launcher.health_probe import HEALTH, LIVE, Probe
+from tgi_cli.launcher.health_probe import HEALTH, LIVE, HealthProbe
 from tgi_cli.launcher.watchdog import Watchdog
 from tgi_cli.process.heartbeat import SharedHeartbeat, State
 from tgi_cli.process.signals import delivered
@@ -66,7 +66,7 @@ class ServerParts:
 
     start_server: Callable[[], tuple[ChildProcess, SharedHeartbeat]]
     start_router: Callable[[], ChildProcess]
-    probe: Probe
+    probe: HealthProbe
     on_ready: Callable[[], None]
 
 
@@ -150,7 +150,9 @@ class Supervisor:
             daemon=True,
         ).start()
 
-    def _await_health(self, server: ChildProcess, heartbeat: SharedHeartbeat, probe: Probe) -> None:
+    def _await_health(
+        self, server: ChildProcess, heartbeat: SharedHeartbeat, probe: HealthProbe
+    ) -> None:
         """Ask for /health until it succeeds or this model server ends.
 
         A router that runs already is asked once the model server can serve, as it logs requests

@@ -19,7 +19,7 @@ from tgi_cli.errors import ExitCode, RouterError, ShardError, TgiError
 from tgi_cli.launcher import backoff, oom, supervisor
 from tgi_cli.launcher.backoff import Restarts
 from tgi_cli.launcher.child_process import ChildProcess
-from tgi_cli.launcher.health_probe import Probe
+from tgi_cli.launcher.health_probe import HealthProbe
 from tgi_cli.launcher.oom import Kills
 from tgi_cli.launcher.supervisor import ServerParts, Supervisor
 from tgi_cli.process import bind
@@ -129,7 +129,7 @@ class Stage:
                 ServerParts(
                     start_server=start_server,
                     start_router=lambda: self.child("router", RouterError, router),
-                    probe=Probe("127.0.0.1", self.port, tls, timeout=0.5),
+                    probe=HealthProbe("127.0.0.1", self.port, tls, timeout=0.5),
                     on_ready=self.ready.touch,
                 )
             )

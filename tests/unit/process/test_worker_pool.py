@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,6 @@ def job(**asked: Any) -> bytes:
     return json.dumps(asked).encode()
 
 
-def pids(pool: WorkerPool) -> list[int]:
-    return [child.pid for child in pool._all]
-
-
 def until(found: Callable[[], bool]) -> None:
     latest = time.monotonic() + 30
     while not found():
@@ -55,7 +52,7 @@ def until(found: Callable[[], bool]) -> None:
 
 def test_processes_start_on_demand_and_are_reused(make: MakePool) -> None:
     pool = make()
-    assert pids(pool) == []
+    assert pool.process_ids == []
     first = pool.run(job(echo="ü \ud800"))
     assert first["echo"] == "ü \ud800"
     assert first["setup"] == "setup"
@@ -67,7 +64,7 @@ async def test_small_and_large_jobs_without_blocking(make: MakePool) -> None:
     for text in ("x", "y" * 1_000_000):
         for _ in range(2):
             assert (await pool.run_async(job(echo=text)))["echo"] == text
-    assert len(pids(pool)) == 1
+    assert len(pool.process_ids) == 1
 
 
 def test_a_job_that_exceeds_its_time_is_killed(make: MakePool) -> None:
@@ -153,7 +150,7 @@ async def test_a_killed_process_does_not_fail_its_job(make: MakePool, way: str) 
     async with asyncio.timeout(30):
         while True:
             await asyncio.sleep(0.005)
-            if not pool._idle:
+            if not pool.num_idle:
                 break
     os.kill(pid, signal.SIGKILL)
     answer = await asked
@@ -184,11 +181,11 @@ async def test_concurrent_jobs_are_limited_to_the_processes(make: MakePool) -> N
     await pool.run_async(job())
     slow = [asyncio.ensure_future(pool.run_async(job(sleep=1.5))) for _ in range(2)]
     await asyncio.sleep(0.1)
-    until(lambda: len(pids(pool)) == 2)
+    until(lambda: len(pool.process_ids) == 2)
     late = await asyncio.gather(*(pool.run_async(job()) for _ in range(4)), return_exceptions=True)
     assert [type(error) for error in late] == [WorkersBusy] * 4
     assert len({answer["pid"] for answer in await asyncio.gather(*slow)}) == 2
-    assert (await pool.run_async(job()))["pid"] in pids(pool)
+    assert (await pool.run_async(job()))["pid"] in pool.process_ids
 
 
 async def test_large_jobs_leave_a_process_for_small_ones(make: MakePool) -> None:
@@ -202,7 +199,9 @@ async def test_large_jobs_leave_a_process_for_small_ones(make: MakePool) -> None
     assert len(await asyncio.gather(*large)) == 3
 
 
-async def test_cancelled_jobs_leave_no_state(make: MakePool) -> None:
+async def test_cancelled_jobs_leave_no_state(
+    make: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = make()
     await pool.run_async(job())
     asked = [asyncio.ensure_future(pool.run_async(job(sleep=0.2))) for _ in range(4)]
@@ -211,8 +210,15 @@ async def test_cancelled_jobs_leave_no_state(make: MakePool) -> None:
         task.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
     assert (await pool.run_async(job()))["echo"] is None
-    assert (pool._waiting, pool._large, pool._starting) == (0, 0, 0)
-    assert len(pool._idle) == len(pids(pool)) == 1
+    with monkeypatch.context() as patched:  # no job waits, so a small one takes no thread
+        patched.setattr(ThreadPoolExecutor, "submit", lambda *_: pytest.fail("took a thread"))
+        pid = (await pool.run_async(job()))["pid"]
+    assert pool.process_ids == [pid]
+    assert pool.num_idle == 1
+    large = await pool.run_async(job(echo="a" * 100_000))  # no large one counts as in progress
+    assert large["pid"] == pid
+    os.kill(pid, signal.SIGKILL)  # no process counts as starting
+    assert (await pool.run_async(job()))["pid"] != pid
 
 
 def test_an_unstartable_process_is_an_error(
@@ -243,7 +249,7 @@ def test_closing_ends_jobs_in_progress(make: MakePool) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    until(lambda: not pool._idle)
+    until(lambda: not pool.num_idle)
     pool.close()
     thread.join(30)
     assert isinstance(raised[0], WorkerError)
@@ -268,7 +274,7 @@ from tgi_cli.process.worker_pool import Limits, WorkerPool
 pool = WorkerPool("tests.unit.process.pool_worker", None, Limits(processes=2, seconds=1), what="x")
 print(pool.run(b"{}")["pid"], flush=True)
 threading.Thread(target=pool.run, args=(b'{"sleep": 100}',), daemon=True).start()
-while pool._idle:
+while pool.num_idle:
     time.sleep(0.01)
 if sys.argv[1] == "idle":
     print(pool.run(b"{}")["pid"], flush=True)

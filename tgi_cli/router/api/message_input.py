@@ -16,7 +16,13 @@ from typing import Any
 
 import msgspec
 
-from tgi_cli.router.api.schemas.messages import Block, MessagesRequest, MessageTool, Prompt, Turn
+from tgi_cli.router.api.schemas.messages import (
+    Block,
+    InputMessage,
+    MessagesInput,
+    MessagesRequest,
+    MessageTool,
+)
 from tgi_cli.router.api.schemas.openai import (
     ChatMessage,
     ChatReasoning,
@@ -44,7 +50,7 @@ _SKIPPED = (
 _SEARCH_TOOL = re.compile(r"tool_?search|search_?tool", re.IGNORECASE)
 
 
-def chat_request(body: Prompt) -> ChatRequest:
+def chat_request(body: MessagesInput) -> ChatRequest:
     """The equivalent chat request. Raises ApiError."""
     if body.mcp_servers:
         raise errors.unsupported("mcp_servers")
@@ -77,7 +83,7 @@ def chat_request(body: Prompt) -> ChatRequest:
     return request
 
 
-def blocks_of(body: Prompt) -> int:
+def blocks_of(body: MessagesInput) -> int:
     """How many blocks, messages and tools there are: what translating the request costs."""
     contents = [body.system, *(turn.content for turn in body.messages)]
     blocks = [block for content in contents if isinstance(content, list) for block in content]
@@ -85,7 +91,7 @@ def blocks_of(body: Prompt) -> int:
     return len(blocks) + parts + len(body.messages) + len(body.tools or ())
 
 
-def _tool_choice(body: Prompt) -> str | dict[str, Any] | None:
+def _tool_choice(body: MessagesInput) -> str | dict[str, Any] | None:
     choice = body.tool_choice
     if choice is None:
         return None
@@ -96,7 +102,7 @@ def _tool_choice(body: Prompt) -> str | dict[str, Any] | None:
     return "required" if choice.type == "any" else choice.type
 
 
-def _response_format(body: Prompt) -> dict[str, Any] | None:
+def _response_format(body: MessagesInput) -> dict[str, Any] | None:
     form = body.output_format
     if body.output_config is not None and body.output_config.format is not None:
         form = body.output_config.format
@@ -109,7 +115,7 @@ def _response_format(body: Prompt) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"]}}
 
 
-def _set_thinking(request: ChatRequest, body: Prompt) -> None:
+def _set_thinking(request: ChatRequest, body: MessagesInput) -> None:
     """Set what the chat's template and the engine are told of thinking. Raises ApiError."""
     effort = body.output_config.effort if body.output_config else None
     if effort is not None:
@@ -174,7 +180,7 @@ class _Chat:
         if texts:
             self.messages.append(ChatMessage(role="system", content="\n".join(texts)))
 
-    def add(self, place: str, turn: Turn) -> None:
+    def add(self, place: str, turn: InputMessage) -> None:
         """Add a turn: one message, and one for each result of a tool. Raises ApiError."""
         if turn.role not in _TURN_ROLES:
             raise errors.validation(

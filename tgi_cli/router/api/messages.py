@@ -78,7 +78,7 @@ async def _prompt_tokens(conversation: Conversation, state: RouterState) -> int:
     return len(await state.workers.encode(spec.prompt, spec.add_special_tokens))
 
 
-async def _conversation(body: schemas.Prompt, state: RouterState) -> Conversation:
+async def _conversation(body: schemas.MessagesInput, state: RouterState) -> Conversation:
     if blocks_of(body) <= INLINE_MESSAGES:
         chat = chat_request(body)
     else:
@@ -86,7 +86,7 @@ async def _conversation(body: schemas.Prompt, state: RouterState) -> Conversatio
     return await render_chat(chat, state)
 
 
-def _shown_thinking(body: schemas.Prompt) -> str:
+def _shown_thinking(body: schemas.MessagesInput) -> str:
     """What :class:`MessageWriter` does with reasoning."""
     if body.thinking is None:
         return "shown"

@@ -78,7 +78,7 @@ def plain_lark(grammar: str) -> str:
 
 
 @dataclass(slots=True)
-class _Token:
+class _Lexeme:
     kind: str
     text: str
 
@@ -92,23 +92,23 @@ class _Reader:
     """
 
     def __init__(self, grammar: str) -> None:
-        self.definitions: dict[str, list[_Token]] = {}
-        self.ignored: list[list[_Token]] = []
+        self.definitions: dict[str, list[_Lexeme]] = {}
+        self.ignored: list[list[_Lexeme]] = []
         for line in self._lines(grammar):
             self._read(line)
 
     @staticmethod
-    def _lines(grammar: str) -> list[list[_Token]]:
-        lines: list[list[_Token]] = [[]]
+    def _lines(grammar: str) -> list[list[_Lexeme]]:
+        lines: list[list[_Lexeme]] = [[]]
         for match in _TOKEN.finditer(grammar):
             assert match.lastgroup is not None
             if match.lastgroup == "newline":
                 lines.append([])
             elif match.lastgroup != "blank":
-                lines[-1].append(_Token(match.lastgroup, match.group()))
+                lines[-1].append(_Lexeme(match.lastgroup, match.group()))
         return [line for line in lines if line]
 
-    def _read(self, line: list[_Token]) -> None:
+    def _read(self, line: list[_Lexeme]) -> None:
         first, *rest = line
         if first.text == "%ignore":
             self.ignored.append(rest)
@@ -138,7 +138,7 @@ class _Reader:
         for each in several.split(",") if several else [name]:
             if each not in _COMMON:
                 raise _unsupported(f"%import common.{each}")
-            self.definitions[alias or each] = [_Token("regex", f"/{_COMMON[each]}/")]
+            self.definitions[alias or each] = [_Lexeme("regex", f"/{_COMMON[each]}/")]
 
 
 class _Converter:
@@ -149,7 +149,7 @@ class _Converter:
         self._quotes = quotes
         self._found: dict[str, str] = {}
         self._open: list[str] = []
-        self._tokens: list[_Token] = []
+        self._tokens: list[_Lexeme] = []
         self._levels = 0
         self._skip = ""
         if reader.ignored:
@@ -173,7 +173,7 @@ class _Converter:
         self._open.pop()
         return found
 
-    def _parse(self, tokens: list[_Token], terminal: bool) -> str:
+    def _parse(self, tokens: list[_Lexeme], terminal: bool) -> str:
         """The expression of a definition."""
         outer, self._tokens = self._tokens, tokens[::-1]
         self._levels += 1
@@ -253,7 +253,7 @@ class _Converter:
         return f"(?:{quoted_literal(value, text.endswith('i'))})"
 
     def _accept(self, mark: str) -> bool:
-        if not self._tokens or self._tokens[-1] != _Token("mark", mark):
+        if not self._tokens or self._tokens[-1] != _Lexeme("mark", mark):
             return False
         self._tokens.pop()
         return True

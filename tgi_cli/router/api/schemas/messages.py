@@ -42,7 +42,7 @@ class Block(msgspec.Struct, kw_only=True):
 Blocks = Annotated[list[Block], Meta(max_length=bounds.PARTS)]
 
 
-class Turn(msgspec.Struct, kw_only=True):
+class InputMessage(msgspec.Struct, kw_only=True):
     """One message of a conversation; ``role`` is ``user``, ``assistant`` or ``system``."""
 
     role: Name
@@ -87,18 +87,18 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: JsonObject | None = None
 
 
-Turns = Annotated[list[Turn], Meta(max_length=bounds.MESSAGES)]
+InputMessages = Annotated[list[InputMessage], Meta(max_length=bounds.MESSAGES)]
 MessageTools = Annotated[list[MessageTool], Meta(max_length=bounds.TOOLS)]
 
 
-class Prompt(msgspec.Struct, kw_only=True):
+class MessagesInput(msgspec.Struct, kw_only=True):
     """What makes the prompt of a message.
 
     ``output_format`` is an older name of ``output_config.format``.
     """
 
     model: Name
-    messages: Turns
+    messages: InputMessages
     system: Text | Blocks | None = None
     tools: MessageTools | None = None
     tool_choice: MessageToolChoice | None = None
@@ -108,11 +108,11 @@ class Prompt(msgspec.Struct, kw_only=True):
     mcp_servers: Json = None
 
 
-class CountTokensRequest(Prompt, kw_only=True):
+class CountTokensRequest(MessagesInput, kw_only=True):
     """The body of ``/v1/messages/count_tokens``."""
 
 
-class MessagesRequest(Prompt, kw_only=True):
+class MessagesRequest(MessagesInput, kw_only=True):
     """The body of ``/v1/messages``; ``max_tokens: 0`` only computes the prompt."""
 
     max_tokens: Signed64
@@ -240,7 +240,7 @@ class MessageStop(msgspec.Struct, kw_only=True, tag_field="type", tag="message_s
     """The last event of a stream."""
 
 
-class Ping(msgspec.Struct, kw_only=True, tag_field="type", tag="ping"):
+class PingEvent(msgspec.Struct, kw_only=True, tag_field="type", tag="ping"):
     """Keeps an idle connection open."""
 
 
@@ -265,7 +265,7 @@ MessageEvent = (
     | BlockStop
     | MessageDelta
     | MessageStop
-    | Ping
+    | PingEvent
     | AnthropicErrorResponse
 )
 
