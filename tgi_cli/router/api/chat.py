@@ -19,9 +19,9 @@ from tgi_cli.router.api.openai_common import (
     chat_logprobs,
     chat_report,
     fail_stream,
-    openai_endpoints,
     timings_of,
     usage_of,
+    v1_endpoints,
 )
 from tgi_cli.router.api.schemas import openai_answers as schemas
 from tgi_cli.router.api.schemas.openai import ChatRequest
@@ -281,4 +281,4 @@ CHAT = replace(
     example={"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20},
 )
 
-ROUTES = openai_endpoints("/chat/completions", chat_completions, CHAT)
+ROUTES = v1_endpoints("/chat/completions", chat_completions, CHAT)

@@ -16,9 +16,9 @@ from tgi_cli.router.api.openai_common import (
     Identity,
     StreamUsage,
     fail_stream,
-    openai_endpoints,
     timings_of,
     usage_of,
+    v1_endpoints,
 )
 from tgi_cli.router.api.openai_parameters import (
     check_stream_options,
@@ -261,4 +261,4 @@ COMPLETIONS = replace(
     example={"prompt": "Once upon a time", "max_tokens": 20},
 )
 
-ROUTES = openai_endpoints("/completions", completions, COMPLETIONS)
+ROUTES = v1_endpoints("/completions", completions, COMPLETIONS)

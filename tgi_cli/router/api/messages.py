@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.message_input import blocks_of, chat_request
 from tgi_cli.router.api.message_writer import PING, MessageWriter
-from tgi_cli.router.api.openai_common import openai_endpoints
+from tgi_cli.router.api.openai_common import v1_endpoints
 from tgi_cli.router.api.schemas import messages as schemas
 from tgi_cli.router.generation.chat_prompt import INLINE_MESSAGES, Conversation, render_chat
 from tgi_cli.router.generation.deltas import Delta, Finish
@@ -191,6 +191,6 @@ COUNT_TOKENS = Operation(
 )
 
 ROUTES = [
-    *openai_endpoints("/messages/count_tokens", count_tokens, COUNT_TOKENS),
-    *openai_endpoints("/messages", messages, MESSAGES),
+    *v1_endpoints("/messages/count_tokens", count_tokens, COUNT_TOKENS),
+    *v1_endpoints("/messages", messages, MESSAGES),
 ]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from starlette.responses import Response
 
 from tgi_cli.hub.lora_files import BASE_NAME
-from tgi_cli.router.api.openai_common import openai_endpoints
+from tgi_cli.router.api.openai_common import v1_endpoints
 from tgi_cli.router.api.schemas.openai_answers import Modalities, ModelCard, ModelList
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response
@@ -126,7 +126,7 @@ _LIST = Operation(
 _GET = Operation(tag="OpenAI", answer=(ModelCard,), errors=(404,))
 
 ROUTES = [
-    *openai_endpoints("/models", list_models, _LIST, method="GET"),
-    *openai_endpoints("/models/{model:path}", get_model, _GET, method="GET"),
-    *openai_endpoints("/embeddings", embeddings, Operation(tag="OpenAI", errors=(400,))),
+    *v1_endpoints("/models", list_models, _LIST, method="GET"),
+    *v1_endpoints("/models/{model:path}", get_model, _GET, method="GET"),
+    *v1_endpoints("/embeddings", embeddings, Operation(tag="OpenAI", errors=(400,))),
 ]

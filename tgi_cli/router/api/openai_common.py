@@ -48,7 +48,7 @@ _TOKENS = 128
 _encode = msgspec.json.Encoder().encode
 
 
-def openai_endpoints(
+def v1_endpoints(
     path: str, handler: Handler, operation: Operation, method: str = "POST"
 ) -> list[Endpoint]:
     """The endpoint under /v1, and without it for clients whose base URL lacks it."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.router.api.openai_common import GENERATION, openai_endpoints
+from tgi_cli.router.api.openai_common import GENERATION, v1_endpoints
 from tgi_cli.router.api.response_input import ResponseChat, reports_logprobs, response_chat
 from tgi_cli.router.api.response_state import ResponseRecord, Turn, own_items, read_turn, stores
 from tgi_cli.router.api.response_writer import ResponseWriter, TextLogprobs, WriterOptions
@@ -298,6 +298,6 @@ INPUT_TOKENS = Operation(
 )
 
 ROUTES = [
-    *openai_endpoints("/responses", responses, RESPONSES),
-    *openai_endpoints("/responses/input_tokens", input_tokens, INPUT_TOKENS),
+    *v1_endpoints("/responses", responses, RESPONSES),
+    *v1_endpoints("/responses/input_tokens", input_tokens, INPUT_TOKENS),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from tgi_cli.router.api.openai_common import openai_endpoints
+from tgi_cli.router.api.openai_common import v1_endpoints
 from tgi_cli.router.api.response_state import INLINE_BYTES, decoded
 from tgi_cli.router.api.schemas import responses as schemas
 from tgi_cli.router.http import errors
@@ -126,8 +126,8 @@ _DELETE = Operation(tag="OpenAI", answer=(schemas.DeletedResponse,), errors=(404
 _LIST = Operation(tag="OpenAI", answer=(schemas.ItemList,), errors=(400, 404))
 
 ROUTES = [
-    *openai_endpoints(_PATH, get_response, _GET, method="GET"),
-    *openai_endpoints(_PATH, delete_response, _DELETE, method="DELETE"),
-    *openai_endpoints(f"{_PATH}/cancel", cancel_response, _GET),
-    *openai_endpoints(f"{_PATH}/input_items", list_input_items, _LIST, method="GET"),
+    *v1_endpoints(_PATH, get_response, _GET, method="GET"),
+    *v1_endpoints(_PATH, delete_response, _DELETE, method="DELETE"),
+    *v1_endpoints(f"{_PATH}/cancel", cancel_response, _GET),
+    *v1_endpoints(f"{_PATH}/input_items", list_input_items, _LIST, method="GET"),
 ]
