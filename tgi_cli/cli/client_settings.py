@@ -45,7 +45,7 @@ class Server:
     @property
     def answer(self) -> int:
         """Tokens that clients shall reserve for an answer: a quarter of the window, at most
-        32,000. Clients compact a conversation when only this much room is left."""
+        32,000. Clients compact a conversation when only this many tokens are left."""
         return max(1, min(self.window // 4, 32_000))
 
     def key(self, reference: str) -> str:

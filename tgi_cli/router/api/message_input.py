@@ -116,7 +116,7 @@ def _response_format(body: MessagesInput) -> dict[str, Any] | None:
 
 
 def _set_thinking(request: ChatRequest, body: MessagesInput) -> None:
-    """Set what the chat's template and the engine are told of thinking. Raises ApiError."""
+    """Set the parameters of thinking for the template and the engine. Raises ApiError."""
     effort = body.output_config.effort if body.output_config else None
     if effort is not None:
         request.reasoning_effort = _EFFORTS.get(effort, effort)

@@ -172,7 +172,7 @@ def _echoed(tool: dict[str, object]) -> dict[str, object]:
 
 
 async def _in_background(events: ResponseEvents, writer: ResponseWriter) -> None:
-    """Generate a response that nobody waits for; its record has the outcome."""
+    """Generate a response in the background; its record has the outcome."""
     writer.response.status = "in_progress"
     try:
         await events.read()
