@@ -10,6 +10,7 @@ from importlib import import_module
 import torch
 
 from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
+from tgi_cli.attention.states import StateCache, StateMetadata, StateSpec, StateTensor
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +19,10 @@ __all__ = [
     "AttentionMetadata",
     "KVSpec",
     "PagedAttention",
+    "StateCache",
+    "StateMetadata",
+    "StateSpec",
+    "StateTensor",
     "attention_name",
     "create_attention",
 ]

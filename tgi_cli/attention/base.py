@@ -7,16 +7,16 @@ with PagedAttention" (https://arxiv.org/abs/2309.06180).
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tgi_cli.attention.fp8 import FP8_DTYPES, to_fp8
+from tgi_cli.attention.memory import empty
+from tgi_cli.attention.states import StateCache, StateMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class AttentionMetadata:
     kv_lens_host: list[int]
     num_decodes: int
     """Leading sequences with exactly one query token."""
+    states: StateMetadata | None = None
+    """The slots of recurrent states, of models that have them."""
 
 
 class PagedAttention(ABC):
@@ -62,7 +64,12 @@ class PagedAttention(ABC):
     ``dtype`` is the dtype of queries, keys and values. The cache stores them in ``cache_dtype``, by
     default the same, else an 8-bit float (saturating). All keys that a query sees, its own step's
     included, went through the cache, so chunks do not change a result.
+
+    ``states`` are the recurrent states of a model that has them: a model's layers find all that
+    they keep of a sequence here.
     """
+
+    states: StateCache | None = None
 
     def __init__(
         self,
@@ -98,8 +105,8 @@ class PagedAttention(ABC):
         self.num_blocks = num_blocks
         for spec in self.specs:
             shape = (num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
-            self.key_cache.append(_empty(shape, self.cache_dtype, self.device))
-            self.value_cache.append(_empty(shape, self.cache_dtype, self.device))
+            self.key_cache.append(empty(shape, self.cache_dtype, self.device))
+            self.value_cache.append(empty(shape, self.cache_dtype, self.device))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every layer.
@@ -219,12 +226,3 @@ class PagedAttention(ABC):
 def first_visible(position: int, window: int | None) -> int:
     """The first position that a query at ``position`` sees."""
     return 0 if window is None else max(0, position - window + 1)
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    # numpy's zeros come from calloc: pages appear when they are first written, and no stale
-    # NaN of the heap can hide behind a short sequence. (torch.zeros writes them all at once.)
-    buffer = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(buffer).view(dtype).view(shape)

@@ -89,6 +89,18 @@ class TokenAppend:
     token_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a recurrent state in the middle of a step.
+
+    Entry ``index`` of the step writes its state into ``slot`` after its first ``count`` tokens.
+    """
+
+    index: int
+    count: int
+    slot: int
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass over a flat batch.
@@ -104,6 +116,10 @@ class Step:
     (slot, adapter id) to be put on the device before it; no row uses such a slot any more.
     ``forced_tokens`` are written to their rows before it, too, over tokens that earlier steps
     chose for the same positions.
+
+    Of a model with recurrent states, ``state_in`` and ``state_out`` have the slots that each entry
+    reads before its first token (-1: a fresh state) and writes after its last, parallel to
+    ``rows``; they are empty otherwise. ``snapshots`` are written on the way.
     """
 
     step_id: int
@@ -117,6 +133,9 @@ class Step:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
+    state_in: list[int] = field(default_factory=list)
+    state_out: list[int] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
     num_decodes: int = 0
     """How many leading entries have a count of 1 and sample (a uniform decode batch)."""
 

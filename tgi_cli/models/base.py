@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.attention import KVSpec, PagedAttention, StateSpec
 from tgi_cli.layers import Embedding, Loadable, PositionEmbedding
 from tgi_cli.layers.moe import Expert, MoE
 from tgi_cli.models.weight_map import Source
@@ -16,10 +17,12 @@ class CausalLM(nn.Module):
     """A decoder over flat batches, for inference only.
 
     Built without weights: a loader fills its :class:`~tgi_cli.layers.Loadable` layers.
-    ``kv_specs`` has one entry per layer of the cache, in the order of their indices.
+    ``kv_specs`` has one entry per layer of the KV cache, ``state_specs`` one per layer that keeps a
+    recurrent state, each in the order of their own indices.
     """
 
     kv_specs: list[KVSpec]
+    state_specs: Sequence[StateSpec] = ()
     ignored: tuple[str, ...] = ()
     """Regular expressions for whole names of unneeded tensors that a checkpoint may have."""
 

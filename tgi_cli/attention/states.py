@@ -1,0 +1,139 @@
+"""Recurrent states: what layers keep of a sequence in a size that does not grow with its length.
+
+Convolutions keep their last inputs, linear attention and state space models a matrix per head. The
+states of a sequence live in a *slot*: one index into the tensors of every layer. A sequence in a
+step reads one slot and writes another, or the same one, so a fork or a prefix hit reads a shared
+slot and writes its own without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tgi_cli.attention.memory import empty
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a layer's state, of this shard.
+
+    Attributes:
+        name: by which the layer finds it, such as ``conv`` or ``recurrent``.
+        shape: of one sequence's state.
+        dtype: in which it is kept.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sequence."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What one layer keeps of a sequence beside keys and values."""
+
+    tensors: tuple[StateTensor, ...]
+
+
+@dataclass(slots=True)
+class StateMetadata:
+    """The slots of a step of B sequences, in the order of the flat batch.
+
+    Tensors are on the model's device, lists on the host.
+
+    Attributes:
+        query_start_loc: int32 [B+1], as of :class:`~tgi_cli.attention.AttentionMetadata`.
+        slots_in: int64 [B], read before a sequence's first token; -1 for a fresh state of zeros.
+        slots_out: int64 [B], written after its last token; -1 for none (padding).
+        snapshot_after: int64 [B], how many of its tokens precede its snapshot; 0 for none.
+        snapshot_slots: int64 [B], written after those tokens; -1 for none.
+        query_lens_host: tokens of each sequence.
+        slots_in_host, slots_out_host, snapshot_after_host, snapshot_slots_host: the same values.
+    """
+
+    query_start_loc: Tensor
+    slots_in: Tensor
+    slots_out: Tensor
+    snapshot_after: Tensor
+    snapshot_slots: Tensor
+    query_lens_host: list[int]
+    slots_in_host: list[int]
+    slots_out_host: list[int]
+    snapshot_after_host: list[int]
+    snapshot_slots_host: list[int]
+
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether any sequence of the step leaves a snapshot."""
+        return any(slot >= 0 for slot in self.snapshot_slots_host)
+
+
+class StateCache:
+    """The states of all layers, slot by slot.
+
+    :meth:`allocate` once, then one :meth:`plan` per step. Layers read and write ``tensors`` through
+    the step's slots: kernels do so themselves, others use :meth:`load` and :meth:`store`.
+
+    Attributes:
+        specs: one per layer that has a state, in the order of their indices.
+        tensors: per layer, by name: [slots, *shape].
+        step: the slots of the step that is planned.
+    """
+
+    def __init__(self, specs: Sequence[StateSpec], device: torch.device) -> None:
+        self.specs = tuple(specs)
+        self.device = device
+        self.num_slots = 0
+        self.tensors: list[dict[str, Tensor]] = []
+        self.step: StateMetadata | None = None
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot over all layers."""
+        return sum(tensor.nbytes for spec in self.specs for tensor in spec.tensors)
+
+    def allocate(self, num_slots: int) -> None:
+        """Allocate ``num_slots`` slots; earlier states are lost.
+
+        On a CPU the memory is taken from the system page by page as it is written.
+        """
+        self.tensors = []
+        self.num_slots = num_slots
+        for spec in self.specs:
+            self.tensors.append(
+                {
+                    tensor.name: empty((num_slots, *tensor.shape), tensor.dtype, self.device)
+                    for tensor in spec.tensors
+                }
+            )
+
+    def plan(self, metadata: StateMetadata) -> None:
+        """Set the slots that all layers of a step use."""
+        self.step = metadata
+
+    def load(self, layer: int, name: str) -> Tensor:
+        """A copy of the states before the step, [B, *shape]; zeros for fresh ones."""
+        assert self.step is not None
+        slots = self.step.slots_in
+        states = self.tensors[layer][name].index_select(0, slots.clamp_min(0))
+        fresh = (slots < 0).view(-1, *[1] * (states.ndim - 1))
+        # Not by a product: an unused slot may hold NaN.
+        return states.masked_fill_(fresh, 0)
+
+    def store(self, layer: int, name: str, states: Tensor, *, snapshots: bool = False) -> None:
+        """Keep the states after the step, [B, *shape], or those of its snapshots."""
+        assert self.step is not None
+        slots = self.step.snapshot_slots if snapshots else self.step.slots_out
+        kept = slots >= 0
+        target = self.tensors[layer][name]
+        target[slots[kept]] = states[kept].to(target.dtype)
