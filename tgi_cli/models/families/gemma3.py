@@ -84,10 +84,10 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                attention=replace(attention, rope=list(thetas).index(kind), window=window),
+                mixer=replace(attention, rope=list(thetas).index(kind), window=window),
                 mlp=mlp,
                 input_norm=norm,
-                attention_output_norm=norm,
+                mixer_output_norm=norm,
                 mlp_norm=norm,
                 mlp_output_norm=norm,
             )
