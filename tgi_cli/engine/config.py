@@ -99,6 +99,4 @@ class SchedulerConfig:
         }
         values["batching"] = Batching(config.batching)
         values["capacity_policy"] = CapacityPolicy(config.capacity_policy)
-        return cls(
-            num_blocks=num_blocks, window=window, num_state_slots=num_state_slots, **values
-        )
+        return cls(num_blocks=num_blocks, window=window, num_state_slots=num_state_slots, **values)

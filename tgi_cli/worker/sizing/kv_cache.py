@@ -19,6 +19,7 @@ from tgi_cli.worker.sizing import saved_profile
 from tgi_cli.worker.sizing.memory import PeakMeter, release_unused_memory
 from tgi_cli.worker.sizing.profile_steps import (
     WARMUP_BLOCKS,
+    WARMUP_SLOTS,
     first_steps,
     part_of_worst,
     threads_for,
