@@ -9,7 +9,7 @@ slot and writes its own without a copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,3 +137,36 @@ class StateCache:
         kept = slots >= 0
         target = self.tensors[layer][name]
         target[slots[kept]] = states[kept].to(target.dtype)
+
+    def advance(self, layer: int, name: str, run: Callable[[slice, Tensor], object]) -> None:
+        """Carry each sequence's state over its tokens, one sequence after the other.
+
+        ``run(tokens, state)`` updates a state [*shape] in place by these tokens of the flat batch.
+        A sequence that leaves a snapshot is run in two parts. No slot may be one that a sequence of
+        the step reads and another one writes.
+        """
+        step = self.step
+        assert step is not None
+        states = self.tensors[layer][name]
+        start = 0
+        for length, source, target, after, snapshot in zip(
+            step.query_lens_host,
+            step.slots_in_host,
+            step.slots_out_host,
+            step.snapshot_after_host,
+            step.snapshot_slots_host,
+            strict=True,
+        ):
+            # States are megabytes: one that stays in its slot is not copied.
+            state = states[target] if target >= 0 else torch.empty_like(states[0])
+            if source < 0:
+                state.zero_()
+            elif source != target:
+                state.copy_(states[source])
+            if snapshot >= 0:
+                run(slice(start, start + after), state)
+                states[snapshot].copy_(state)
+                run(slice(start + after, start + length), state)
+            else:
+                run(slice(start, start + length), state)
+            start += length

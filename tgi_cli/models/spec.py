@@ -76,10 +76,18 @@ class MoESpec:
     top_k: int
     intermediate_size: int
     activation: str = "silu"
-    router: Literal["softmax_topk", "topk_softmax"] = "softmax_topk"
+    router: Literal["softmax_topk", "topk_softmax", "sigmoid_topk"] = "softmax_topk"
     normalize: bool = True
-    """The weights of the chosen add up to 1 (softmax_topk)."""
+    """The weights of the chosen add up to 1 (not topk_softmax)."""
+    num_groups: int = 1
+    top_groups: int = 1
+    best_of_group: int = 1
+    """Experts whose scores add up to their group's."""
+    scaling: float = 1.0
     router_bias: bool = False
+    router_correction: bool = False
+    """Added to scores where experts are chosen: ``mlp.router.correction``."""
+    router_float32: bool = False
     expert_bias: bool = False
     shared_intermediate_size: int | None = None
     """Size of an expert that every token passes, or None if there is none."""
