@@ -66,6 +66,7 @@ _MAMBA2 = {
 }
 _PURE = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 3, "pad_token_id": 0}
 _CONVS = ["conv", "full_attention", "conv", "conv"]
+_LINEAR = "linear_attention"
 _FALCON_H = {"mamba_d_ssm": 128, "head_dim": 16}
 
 
@@ -146,8 +147,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "expert_layer_offset": 1,
         "use_mamba_kernels": False,
     },
-    "JetMoeConfig": _PLAIN
-    | {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "JetMoeConfig": _PLAIN | {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "KimiLinearConfig": _PLAIN
     | _MLA
     | {
@@ -157,7 +157,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
-        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "layer_types": [_LINEAR] * 3 + ["full_attention"],
     },
     "Lfm2Config": _PLAIN | {"layer_types": _CONVS, "block_auto_adjust_ff_dim": False},
     "Lfm2MoeConfig": _PLAIN
@@ -215,8 +215,13 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     "NemotronHConfig": _PLAIN
     | {
         "num_hidden_layers": 5,
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]
-        + ["linear_attention"],
+        "layers_block_type": [
+            "linear_attention",
+            "mlp",
+            "full_attention",
+            "moe",
+            "linear_attention",
+        ],
         "head_dim": 16,
         "ssm_state_size": 16,
         "mamba_num_heads": 8,
@@ -313,6 +318,5 @@ def candidates(config_class: str) -> list[dict[str, Any]]:
     if config_class in OF_CONFIGS:
         return [OF_CONFIGS[config_class]]
     return [
-        {key: size for key, size in (SIZES | values).items() if size is not ...}
-        for values in TRIED
+        {key: size for key, size in (SIZES | values).items() if size is not ...} for values in TRIED
     ]

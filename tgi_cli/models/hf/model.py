@@ -60,6 +60,7 @@ class TransformersForCausalLM(CausalLM):
             whole, decoder = skeleton.whole, skeleton.decoder
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             self._sources = sources(whole, weights, stored_names(config))
+            self._first_position = skeleton.first_position
             self._tied = dict(whole.all_tied_weights_keys)
             left_out = skeleton.leave_out_the_rest()
             self.ignored = (*_unexpected(skeleton), *_of_parts(self._sources, left_out))
@@ -85,6 +86,7 @@ class TransformersForCausalLM(CausalLM):
         return self._sources.get(name) or self._sources.get(tied) or Source((name,))
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        positions = positions + self._first_position if self._first_position else positions
         with self._attention.running(attention):
             output = self._decoder[0](
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -47,12 +50,14 @@ class Skeleton:
             within it.
         decoder: the part of ``text`` before the head.
         replaced: path within ``text`` of the module that gives the head its hidden states.
+        first_position: of a text's first token.
     """
 
     whole: Any
     text: Any
     decoder: Any
     replaced: str
+    first_position: int
 
     @property
     def takes_more(self) -> bool:
@@ -182,11 +187,10 @@ def _text_part(whole: Any) -> Skeleton:
             raise Unsupported("has several rotary embeddings, longrope among them")
     path = _path(text, decoder)
     wrapped = takes_more(whole.config)
-    if wrapped:
-        _check_what_decoder_gets(whole, decoder)
+    first = _first_position(whole, decoder) if wrapped else 0
     # Around a decoder of its own, a causal model computes the head's inputs by that alone.
     replaced = path.partition(".")[0] if wrapped and text is whole else path
-    return Skeleton(whole, text, decoder, replaced)
+    return Skeleton(whole, text, decoder, replaced, first)
 
 
 def rope_types(module: nn.Module) -> list[str]:
@@ -204,10 +208,16 @@ class _Reached(Exception):
     """The decoder was called."""
 
 
-def _check_what_decoder_gets(whole: Any, decoder: Any) -> None:
+def _first_position(whole: Any, decoder: Any) -> int:
     """Give the whole model a text, on the CPU, and look at what it hands to its decoder.
 
     No weight is needed: the table of embeddings is replaced, and the decoder is not run.
+
+    Returns:
+        The position of a text's first token.
+
+    Raises:
+        Unsupported: the decoder gets more than a text's vectors and positions.
     """
     special = {value for value in _numbers(whole.config.to_dict()) if type(value) is int}
     ids = torch.tensor([[n for n in range(3, 99) if n not in special][:_TRIED]])
@@ -219,33 +229,46 @@ def _check_what_decoder_gets(whole: Any, decoder: Any) -> None:
         given.update(kwargs | dict(zip(list(names)[1:], args, strict=False)))
         raise _Reached
 
-    configs = {id(part): part for part in (whole.config, decoder.config)}.values()
-    for config in configs:
-        config._attn_implementation = PROBE
     decoder.forward, table.forward = record, lambda _: vectors
     try:
-        whole(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        with _trial(whole, decoder):
+            whole(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     except _Reached:
-        pass
-    else:
-        raise Unsupported("does not run its decoder for text alone")
+        return _check_inputs(given, ids, vectors, decoder.config)
     finally:
         del decoder.forward, table.forward
+    raise Unsupported("does not run its decoder for text alone")
+
+
+@contextmanager
+def _trial(whole: Any, decoder: Any) -> Iterator[None]:
+    """Describe masks instead of making them, and compute beside the weights, on the CPU."""
+    configs = (whole.config, decoder.config)
+    for config in configs:
+        config._attn_implementation = PROBE
+    try:
+        with mock.patch.object(PreTrainedModel, "device", torch.device("cpu")):
+            yield
+    finally:
         for config in configs:
             config._attn_implementation = RUN
-    _check_inputs(given, ids, vectors, decoder.config)
 
 
-def _check_inputs(given: dict[str, Any], ids: Tensor, vectors: Tensor, config: Any) -> None:
-    """Whether the decoder would do the same if it was given ids and positions alone."""
+def _check_inputs(given: dict[str, Any], ids: Tensor, vectors: Tensor, config: Any) -> int:
+    """Whether the decoder would do the same if it was given ids and positions alone.
+
+    Returns the position of the first token.
+    """
     embeds, named = given.pop("inputs_embeds", None), given.pop("input_ids", None)
     if embeds is not None and not (embeds.shape == vectors.shape and torch.equal(embeds, vectors)):
         raise Unsupported("changes token vectors before its decoder gets them")
     if embeds is None and (named is None or not torch.equal(named, ids)):
         raise Unsupported("changes token ids before its decoder gets them")
-    positions = given.pop("position_ids", None)
-    if positions is not None and not (positions == torch.arange(_TRIED)).all():
-        raise Unsupported("does not count positions up, one by one")
+    positions, first = given.pop("position_ids", None), 0
+    if positions is not None:
+        first = int(positions.flatten()[0])
+        if not (positions == torch.arange(first, first + _TRIED)).all():
+            raise Unsupported("does not count positions up, one by one")
     mask = given.pop("attention_mask", None)
     for kind, each in mask.items() if isinstance(mask, dict) else [("", mask)]:
         wanted = getattr(config, "sliding_window", None) if "sliding" in kind else None
@@ -257,6 +280,7 @@ def _check_inputs(given: dict[str, Any], ids: Tensor, vectors: Tensor, config: A
     for name, value in given.items():
         if name not in _HARMLESS and value is not None and value is not False:
             raise Unsupported(f"gives its decoder more than token vectors and positions ({name})")
+    return first
 
 
 def _numbers(value: Any) -> list[Any]:
