@@ -134,11 +134,12 @@ def _made(kind: Any, values: dict[str, Any]) -> Any:
 
 def _fit_sections(config: Any) -> None:
     """Share out the angles of a small head to the dimensions of positions (M-RoPE)."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    if len(rope.get("mrope_section", ())) == 3:
+    if "mrope_section" in type(config).ignore_keys_at_rope_validation:
+        rope = config.rope_parameters
         heads = getattr(config, "head_dim", None) or 16
         angles = int(heads * rope.get("partial_rotary_factor", 1.0)) // 2
-        rope["mrope_section"] = [angles - 2 * (angles // 3), angles // 3, angles // 3]
+        third = round(angles / 3)
+        rope["mrope_section"] = [third, third, angles - 2 * third]
 
 
 def _class_of(whole: Any, default: Any, key: str) -> Any:
