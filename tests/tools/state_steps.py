@@ -52,9 +52,11 @@ def state_metadata(pieces: Sequence[Piece]) -> StateMetadata:
     )
 
 
-def run_whole(
-    states: StateCache, lengths: Sequence[int], run: Callable[[Tensor], Tensor]
-) -> Tensor:
+Run = Callable[[Tensor], Tensor]
+"""The outputs of rows of the input, which are given by their indices."""
+
+
+def run_whole(states: StateCache, lengths: Sequence[int], run: Run) -> Tensor:
     """Texts one after the other, each in a step of its own: outputs [all tokens, ...]."""
     outputs, start = [], 0
     for slot, length in enumerate(lengths):

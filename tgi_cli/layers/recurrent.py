@@ -194,7 +194,8 @@ def gated_norm(
         wide = wide * factors
     squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
     normed = wide * squares.div_(x.shape[-1]).add_(eps).rsqrt_() * weight.float()
-    return (normed if gate_first else normed.mul_(factors)).to(x.dtype)
+    output: Tensor = normed if gate_first else normed.mul_(factors)
+    return output.to(x.dtype)
 
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
