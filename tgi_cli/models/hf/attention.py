@@ -204,6 +204,8 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.counts = False
+        """Whether tokens were counted, as a model does that is not told their positions."""
         self._tokens = tokens
         self._near = {tokens + shift for shift in range(-_SHIFT, _SHIFT + 1) if shift}
 
@@ -211,6 +213,8 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **(kwargs or {}))
         name, tokens = func.overloadpacket.__name__, self._tokens
         tensors = [x for x in args if isinstance(x, Tensor)]
+        if name == "arange" and output.shape[0] == tokens:
+            self.counts = True
         if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
             raise Unsupported("sums up tokens outside of attention")
         if name in _ALONG:
@@ -239,42 +243,42 @@ def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
     )
 
 
-def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
+def probe(
+    decoder: nn.Module, config: Any, call: Callable[[Tensor, Tensor], Any], stateful: bool = False
+) -> tuple[AttentionContext, Any]:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
-    ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
+    Args:
+        decoder: the model without its head.
+        config: transformers', of the decoder; it is left with :data:`RUN` as its attention.
+        call: runs the decoder for ids and positions [1, T].
+        stateful: whether layers may keep a state instead of keys and values.
 
     Returns:
         The state that the attention modules now share, and the decoder's output.
 
     Raises:
-        Refused: something cannot be served. Whatever the model's code raises.
+        Unsupported: something cannot be served. Whatever the model's code raises.
     """
     tokens = _number_of_tokens(decoder, config)
     context = AttentionContext()
     for module in decoder.modules():
         module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
-    def run(implementation: str, ids: int, positions: int, **inputs: Tensor) -> Any:
+    def run(implementation: str, ids: int, positions: int) -> Any:
         config._attn_implementation = implementation
         many = torch.zeros(1, max(ids, positions), dtype=torch.int64, device="meta")
-        return decoder(
-            input_ids=many[:, :ids], position_ids=many[:, :positions], use_cache=False, **inputs
-        )
+        return call(many[:, :ids], many[:, :positions])
 
-    # A mask of ones: without it transformers would look at the positions' values for packed
-    # sequences, of which there are none on this device.
-    run(PROBE, 7, 7, attention_mask=torch.ones(1, 7, dtype=torch.int64, device="meta"))
+    run(PROBE, 7, 7)
     context.keys.clear()
     layers = getattr(config, "num_hidden_layers", len(context.specs))
-    if not context.specs:
+    if not context.specs and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
-    if len(context.specs) != layers:
+    if len(context.specs) != layers and not stateful:
         raise Unsupported(f"attends in {len(context.specs)} of its {layers} layers only")
-    with (
-        context.running(cast(PagedAttention, _DryRunAttention(context.specs))),
-        _TokenMixingDetector(tokens),
-    ):
+    detector = _TokenMixingDetector(tokens)
+    with context.running(cast(PagedAttention, _DryRunAttention(context.specs))), detector:
         output = run(RUN, tokens, tokens)
     try:
         with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
@@ -283,6 +287,8 @@ def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
         raise
     except Exception:  # any error of the model's code: it used the positions
         return context, output
+    if stateful and not detector.counts:
+        return context, output  # where a token is follows from the states alone
     raise Unsupported("does not use the positions that it is given")
 
 
