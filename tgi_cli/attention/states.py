@@ -9,7 +9,7 @@ slot and writes its own without a copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +71,33 @@ class StateMetadata:
     slots_out_host: list[int]
     snapshot_after_host: list[int]
     snapshot_slots_host: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        query_lens: list[int],
+        slots_in: list[int],
+        slots_out: list[int],
+        device: torch.device,
+        snapshots: Mapping[int, tuple[int, int]] | None = None,
+    ) -> StateMetadata:
+        """From values on the host; ``snapshots`` has (tokens, slot) by index of the sequence."""
+        made = [(snapshots or {}).get(index, (0, -1)) for index in range(len(query_lens))]
+        after, kept = [count for count, _ in made], [slot for _, slot in made]
+        starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+        numbers = torch.tensor([slots_in, slots_out, after, kept], device=device)
+        return cls(
+            query_start_loc=starts.to(device),
+            slots_in=numbers[0],
+            slots_out=numbers[1],
+            snapshot_after=numbers[2],
+            snapshot_slots=numbers[3],
+            query_lens_host=query_lens,
+            slots_in_host=slots_in,
+            slots_out_host=slots_out,
+            snapshot_after_host=after,
+            snapshot_slots_host=kept,
+        )
 
     @property
     def has_snapshots(self) -> bool:
@@ -137,3 +164,36 @@ class StateCache:
         kept = slots >= 0
         target = self.tensors[layer][name]
         target[slots[kept]] = states[kept].to(target.dtype)
+
+    def advance(self, layer: int, name: str, run: Callable[[slice, Tensor], object]) -> None:
+        """Carry each sequence's state over its tokens, one sequence after the other.
+
+        ``run(tokens, state)`` updates a state [*shape] in place by these tokens of the flat batch.
+        A sequence that leaves a snapshot is run in two parts. No slot may be one that a sequence of
+        the step reads and another one writes.
+        """
+        step = self.step
+        assert step is not None
+        states = self.tensors[layer][name]
+        start = 0
+        for length, source, target, after, snapshot in zip(
+            step.query_lens_host,
+            step.slots_in_host,
+            step.slots_out_host,
+            step.snapshot_after_host,
+            step.snapshot_slots_host,
+            strict=True,
+        ):
+            # States are megabytes: one that stays in its slot is not copied.
+            state = states[target] if target >= 0 else torch.empty_like(states[0])
+            if source < 0:
+                state.zero_()
+            elif source != target:
+                state.copy_(states[source])
+            if snapshot >= 0:
+                run(slice(start, start + after), state)
+                states[snapshot].copy_(state)
+                run(slice(start + after, start + length), state)
+            else:
+                run(slice(start, start + length), state)
+            start += length

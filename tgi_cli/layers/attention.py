@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec, PagedAttention
@@ -50,6 +51,8 @@ class Attention(nn.Module):
             are no such norms.
         qk_norm: whether these run over each head (``one_plus``: with the factor 1 + weight) or
             over all heads together (``wide``).
+        output_gate: whether what a head attended to is multiplied by sigmoid(gate), a projection of
+            the input (https://arxiv.org/abs/2505.06708).
     """
 
     def __init__(
@@ -69,18 +72,23 @@ class Attention(nn.Module):
         sinks: bool = False,
         qk_norm_eps: float | None = None,
         qk_norm: Literal["heads", "one_plus", "wide"] = "heads",
+        output_gate: bool = False,
     ) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap = softcap
+        self.output_gate = output_gate
         parts = {
             "q_proj": Projection(num_heads * head_dim, num_heads),
             "k_proj": Projection(num_kv_heads * head_dim, num_kv_heads),
             "v_proj": Projection(num_kv_heads * head_dim, num_kv_heads),
         }
+        if output_gate:
+            parts["gate_proj"] = Projection(num_heads * head_dim, num_heads)
         self.qkv_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
+        # Of queries, keys, values, and the gate.
         self.heads = [(own.stop - own.start) // head_dim for _, own in self.qkv_proj.parts.values()]
         self.o_proj = RowParallelLinear(
             build, num_heads * head_dim, hidden_size, output_bias, units=num_heads
@@ -104,7 +112,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """``rotation`` is None if positions are not rotated."""
         qkv = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
-        query, key, value = qkv.split(self.heads, dim=1)
+        query, key, value, *gate = qkv.split(self.heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query.copy_(self.q_norm(query.flatten(1)).view(query.shape))
             key.copy_(self.k_norm(key.flatten(1)).view(key.shape))
@@ -113,7 +121,7 @@ class Attention(nn.Module):
         if slots is not None and rotation is not None and (kernels := ops.triton_kernels()):
             norm = self.qk_norm
             kernels.norm_rotate_write(
-                qkv,
+                qkv[:, : sum(self.heads[:3])],
                 None if norm is None else norm.weight,
                 0.0 if norm is None else norm.eps,
                 *rotation,
@@ -122,13 +130,17 @@ class Attention(nn.Module):
                 slots,
             )
             attended = attention.attend(self.layer, query, self.scale, self.softcap, sinks)
-            fused: Tensor = self.o_proj(attended.flatten(1))
-            return fused
+            return self._project(attended, gate)
         rotated = qkv[:, : self.heads[0] + self.heads[1]]
         if self.qk_norm is not None:
             self.qk_norm(rotated, rotation)
         elif rotation is not None:
             ops.rotate_(rotated, *rotation)
         attended = attention(self.layer, query, key, value, self.scale, self.softcap, sinks)
+        return self._project(attended, gate)
+
+    def _project(self, attended: Tensor, gate: list[Tensor]) -> Tensor:
+        if gate:
+            attended = attended * torch.sigmoid(gate[0])
         output: Tensor = self.o_proj(attended.flatten(1))
         return output

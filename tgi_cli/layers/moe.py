@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,11 @@ from tgi_cli.layers.linear import (
     RowParallelLinear,
 )
 from tgi_cli.layers.mlp import GatedMLP
+from tgi_cli.layers.routing import Router, Routing, route
 from tgi_cli.quantization import Unquantized
 
 CLAMPED_SWIGLU = "clamped_swiglu"
 """The activation of gpt-oss, see :func:`clamped_swiglu`."""
-
-
-Router = Literal["softmax_topk", "topk_softmax"]
 
 
 def clamped_swiglu(gate_up: Tensor) -> Tensor:
@@ -43,19 +41,6 @@ def clamped_swiglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     return torch.sigmoid(gate * 1.702).mul_(gate).mul_(up.add_(1.0))
-
-
-def route(logits: Tensor, top_k: int, router: Router, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Router logits [T, E] to weights float32 [T, k] and experts int64 [T, k], best first.
-
-    ``softmax_topk``: the best of all experts' probabilities, made to add up to 1 if
-    ``normalize``. ``topk_softmax``: probabilities among the best alone.
-    """
-    if router == "topk_softmax":
-        best, experts = logits.float().topk(top_k, dim=-1)
-        return best.softmax(-1), experts
-    best, experts = logits.softmax(-1, dtype=torch.float32).topk(top_k, dim=-1)
-    return (best / best.sum(-1, keepdim=True) if normalize else best), experts
 
 
 class _Stackable(Loadable):
@@ -217,19 +202,20 @@ class MoE(nn.Module):
     """A router, its experts, and perhaps one expert that every token passes: [T, H] to [T, H].
 
     The weights of every expert are split like those of a single feed-forward block; the shards'
-    results are summed up once. The router is never quantized, for it chooses the experts.
+    results are summed up once.
 
     Args:
         build: dtype, quantization, shard.
         hidden_size: H.
         num_experts: E.
-        top_k: experts per token.
         intermediate_size: of an expert, over all shards.
         activation: by transformers' names, or ``clamped_swiglu``.
-        router, normalize: see :func:`route`.
         router_bias, expert_bias: whether they have biases.
+        router_correction: whether scores are corrected where experts are chosen.
+        router_float32: whether logits are computed in float32, whatever the model's dtype.
         shared_intermediate_size: of the shared expert. Default: there is none.
         shared_gate: whether the sigmoid of a product with the hidden state scales it.
+        routing: the attributes of :class:`Routing`.
     """
 
     def __init__(
@@ -238,23 +224,22 @@ class MoE(nn.Module):
         hidden_size: int,
         *,
         num_experts: int,
-        top_k: int,
         intermediate_size: int,
         activation: str = "silu",
-        router: Router = "softmax_topk",
-        normalize: bool = True,
         router_bias: bool = False,
+        router_correction: bool = False,
+        router_float32: bool = False,
         expert_bias: bool = False,
         shared_intermediate_size: int | None = None,
         shared_gate: bool = False,
+        **routing: Any,
     ) -> None:
         super().__init__()
-        self.top_k = top_k
-        self.kind: Router = router
-        self.normalize = normalize
+        self.routing = Routing(**routing)
+        self.top_k = self.routing.top_k
         self.shard = build.shard
-        whole = Build(build.dtype, Unquantized())
-        self.router = ReplicatedLinear(whole, hidden_size, num_experts, router_bias)
+        dtype = torch.float32 if router_float32 else build.dtype
+        self.router = Router(hidden_size, num_experts, router_bias, dtype, router_correction)
         self.experts = Experts(
             build, num_experts, hidden_size, intermediate_size, expert_bias, activation
         )
@@ -266,10 +251,11 @@ class MoE(nn.Module):
             )
             _leave_sum(self.shared_expert.down_proj)
             if shared_gate:
+                whole = Build(build.dtype, Unquantized())
                 self.shared_expert_gate = ReplicatedLinear(whole, hidden_size, 1, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weights, chosen = route(self.router(hidden), self.top_k, self.kind, self.normalize)
+        weights, chosen = route(self.router(hidden), self.routing, self.router.correction)
         output: Tensor = self.experts(hidden, weights, chosen)
         if self.shared_expert is not None:
             shared = self.shared_expert(hidden)

@@ -48,7 +48,9 @@ class CausalLM(nn.Module):
         Cached positions behind the window are never read again.
         """
         windows = [spec.window for spec in self.kv_specs]
-        return None if None in windows else max(w for w in windows if w is not None)
+        if not windows or None in windows:
+            return None
+        return max(w for w in windows if w is not None)
 
     @property
     def weight_bytes(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,9 @@ _SHOWN = 60
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """As safetensors names them."""
+
+TEXT_ALONE = "images and sound are not taken: only the text part of the model is loaded"
+"""The log line of a model that takes more than text."""
 
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files with the quantization config of older checkpoints, and the method if they name none."""
@@ -95,9 +98,11 @@ class ModelConfig:
         Raises:
             ModelError: they are no whole numbers, or more than 1,024.
         """
+        text = self.raw.get("text_config")
         for source, name in (
             (self.generation, "generation_config.json"),
             (self.raw, "config.json"),
+            (text if isinstance(text, dict) else {}, "config.json"),
         ):
             stated = source.get("eos_token_id")
             if stated is None:
@@ -179,6 +184,23 @@ def read_config(path: Path, trust_remote_code: bool = False) -> ModelConfig:
     generation_file = path / "generation_config.json"
     generation = _read_object(generation_file) if generation_file.is_file() else {}
     return ModelConfig(path, architectures[0], raw, generation, trust_remote_code)
+
+
+def text_part(config: ModelConfig, tied: bool = False) -> ModelConfig:
+    """The configuration of the decoder of a model that takes more than text.
+
+    transformers keeps it as ``text_config``, and says beside it whether the embeddings are tied.
+
+    Args:
+        config: of the whole model.
+        tied: whether they are, where config.json does not say.
+
+    Raises:
+        ModelError: ``text_config`` is no JSON object.
+    """
+    inner = config.get("text_config", dict, {})
+    stated = {"tie_word_embeddings": config.get("tie_word_embeddings", bool, tied)}
+    return replace(config, raw=inner | stated)
 
 
 def shown(value: object) -> str:

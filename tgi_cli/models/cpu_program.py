@@ -90,9 +90,11 @@ class _Compiler:
 
     def _layer(self, layer: DecoderLayer, path: str) -> None:
         normed = self._norm(f"{path}.input_norm", layer.input_norm, self.normed)
-        attention = layer.self_attn
-        if not isinstance(attention, Attention):
-            raise _Unsupported(f"{path}: {type(attention).__name__}")
+        attention, mlp = layer.mixer, layer.mlp
+        if not isinstance(attention, Attention) or mlp is None:
+            raise _Unsupported(f"{path}: {type(attention).__name__} and {type(mlp).__name__}")
+        if attention.output_gate:
+            raise _Unsupported(f"{path}: a gate on the output of attention")
         scale = layer.residual_scale
         if layer.parallel:
             self._attention(f"{path}.self_attn", attention, layer.rope, normed, self.branch)
@@ -101,12 +103,12 @@ class _Compiler:
             elif normed == RESIDUAL:
                 raise _Unsupported(f"{path}: parallel blocks without a norm")
             # The residual still lacks what waits there: nothing, since the norm above added it.
-            self._mlp(f"{path}.mlp", layer.mlp, self.normed, self.branch, Epilogue.ADD)
+            self._mlp(f"{path}.mlp", mlp, self.normed, self.branch, Epilogue.ADD)
             self.waiting = (self.branch, 1.0)
             return
         self._block(
-            layer.attention_output_norm,
-            f"{path}.attention_output_norm",
+            layer.mixer_output_norm,
+            f"{path}.mixer_output_norm",
             scale,
             lambda target, epilogue, factor: self._attention(
                 f"{path}.self_attn", attention, layer.rope, normed, target, epilogue, factor
@@ -118,7 +120,7 @@ class _Compiler:
             f"{path}.mlp_output_norm",
             scale,
             lambda target, epilogue, factor: self._mlp(
-                f"{path}.mlp", layer.mlp, normed, target, epilogue, factor
+                f"{path}.mlp", mlp, normed, target, epilogue, factor
             ),
         )
 

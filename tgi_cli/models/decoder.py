@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.attention import PagedAttention
+from tgi_cli.attention import KVSpec, PagedAttention, StateSpec
 from tgi_cli.layers import (
     MLP,
     Attention,
@@ -23,7 +23,7 @@ from tgi_cli.layers import (
 )
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, Mixer, MLPSpec, MoESpec, NormSpec
 from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
@@ -31,20 +31,39 @@ log = logging.getLogger(__name__)
 Norm = RMSNorm | LayerNorm
 
 
-class DecoderLayer(nn.Module):
-    """Attention and MLP around the residual, as a :class:`LayerSpec` arranges them."""
+@dataclass(slots=True)
+class Caches:
+    """What layers keep of a sequence, in the order of their indices into the caches."""
 
-    def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, index: int) -> None:
+    kv: list[KVSpec] = field(default_factory=list)
+    states: list[StateSpec] = field(default_factory=list)
+
+
+class DecoderLayer(nn.Module):
+    """A mixer and an MLP around the residual, as a :class:`LayerSpec` arranges them.
+
+    The mixer is a submodule by the name that checkpoints have for its kind, such as ``self_attn``.
+    """
+
+    def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
         super().__init__()
-        self.rope = spec.attention.rope
+        self.rope = None if spec.mixer is None else spec.mixer.rope
         self.residual_scale = spec.residual_scale
         self.parallel = spec.parallel
         self.input_norm = _norm(build, spec.input_norm, hidden_size)
-        self.self_attn = _attention(build, spec.attention, hidden_size, index)
-        self.attention_output_norm = _norm(build, spec.attention_output_norm, hidden_size)
+        self.mixer_name = ""
+        if spec.mixer is not None:
+            self.mixer_name, mixer = _mixer(build, spec.mixer, hidden_size, caches)
+            self.add_module(self.mixer_name, mixer)
+        self.mixer_output_norm = _norm(build, spec.mixer_output_norm, hidden_size)
         self.mlp_norm = _norm(build, spec.mlp_norm, hidden_size)
-        self.mlp = _mlp(build, spec.mlp, hidden_size)
+        self.mlp = None if spec.mlp is None else _mlp(build, spec.mlp, hidden_size)
         self.mlp_output_norm = _norm(build, spec.mlp_output_norm, hidden_size)
+
+    @property
+    def mixer(self) -> nn.Module | None:
+        """What mixes the tokens of a sequence; None in a layer that has an MLP alone."""
+        return self._modules[self.mixer_name] if self.mixer_name else None
 
     def forward(
         self,
@@ -52,18 +71,22 @@ class DecoderLayer(nn.Module):
         residual: Tensor | None,
         rotations: list[Rotation],
         attention: PagedAttention,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The layer's output, not yet added to the residual, and the residual."""
         rotation = None if self.rope is None else rotations[self.rope]
-        normed, residual = _add(self.input_norm, hidden, residual)
-        if self.parallel:
+        mixer, mlp = self.mixer, self.mlp
+        if self.parallel and mixer is not None and mlp is not None:
+            normed, residual = _add(self.input_norm, hidden, residual)
             other = normed if self.mlp_norm is None else self.mlp_norm(residual)
-            attended = self.self_attn(normed, rotation, attention)
-            return attended.add_(self.mlp(other)), residual
-        attended = self.self_attn(normed, rotation, attention)
-        attended = self._output(self.attention_output_norm, attended)
-        normed, residual = _add(self.mlp_norm, attended, residual)
-        return self._output(self.mlp_output_norm, self.mlp(normed)), residual
+            mixed: Tensor = mixer(normed, rotation, attention)
+            return mixed.add_(mlp(other)), residual
+        if mixer is not None:
+            normed, residual = _add(self.input_norm, hidden, residual)
+            hidden = self._output(self.mixer_output_norm, mixer(normed, rotation, attention))
+        if mlp is not None:
+            normed, residual = _add(self.mlp_norm, hidden, residual)
+            hidden = self._output(self.mlp_output_norm, mlp(normed))
+        return hidden, residual
 
     def _output(self, norm: Norm | None, added: Tensor) -> Tensor:
         if norm is not None:
@@ -94,9 +117,9 @@ class DecoderModel(nn.Module):
             )
             for rope in spec.ropes
         )
+        self.caches = Caches()
         self.layers = nn.ModuleList(
-            DecoderLayer(build, layer, spec.hidden_size, index)
-            for index, layer in enumerate(spec.layers)
+            DecoderLayer(build, layer, spec.hidden_size, self.caches) for layer in spec.layers
         )
         norm = _norm(build, spec.final_norm, spec.hidden_size)
         assert norm is not None
@@ -129,8 +152,8 @@ class DecoderForCausalLM(CausalLM):
         self.model = DecoderModel(build, spec, device)
         tied = self.model.embed_tokens if spec.tie_word_embeddings else None
         self.lm_head = LMHead(build, spec.hidden_size, spec.vocab_size, tied, spec.head_bias)
-        attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
-        self.kv_specs = [attention.kv_spec for attention in attentions]
+        self.kv_specs = self.model.caches.kv
+        self.state_specs = self.model.caches.states
         self.ignored = spec.ignored
         if spec.notice and build.shard.rank == 0:
             log.warning(spec.notice)
@@ -168,10 +191,13 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
     return LayerNorm(build, size, spec.eps, spec.bias)
 
 
-def _attention(build: Build, spec: AttentionSpec, hidden_size: int, index: int) -> Attention:
+def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
+    """The mixer and its name in the layer; what it keeps is added to ``caches``."""
     arguments = asdict(spec)
     del arguments["rope"]
-    return Attention(build, index, hidden_size, **arguments)
+    attention = Attention(build, len(caches.kv), hidden_size, **arguments)
+    caches.kv.append(attention.kv_spec)
+    return "self_attn", attention
 
 
 def _mlp(build: Build, spec: MLPSpec | MoESpec, hidden_size: int) -> nn.Module:

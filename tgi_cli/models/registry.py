@@ -15,7 +15,7 @@ from tgi_cli.config import ModelFacts
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.size_check import check_sizes
-from tgi_cli.models.spec import DecoderSpec
+from tgi_cli.models.spec import AttentionSpec, DecoderSpec
 
 if TYPE_CHECKING:
     from tgi_cli.quantization.formats import CheckpointFormat
@@ -111,7 +111,8 @@ def model_facts(config: ModelConfig) -> ModelFacts:
 
         return replace(transformers_facts(config), quantization=quantization_name(config))
     spec = decoder_spec(config)
-    attentions = [layer.attention for layer in spec.layers]
+    mixers = [layer.mixer for layer in spec.layers]
+    attentions = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
     return ModelFacts(
         architecture=config.architecture,
         model_type=config.get("model_type", str, ""),
@@ -121,8 +122,8 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         eos_token_ids=config.eos_token_ids(spec.vocab_size),
         kv_bytes_per_token=2 * sum(a.num_kv_heads * a.head_dim for a in attentions),
         quantization=quantization_name(config),
-        num_heads=min(a.num_heads for a in attentions),
-        num_kv_heads=min(a.num_kv_heads for a in attentions),
+        num_heads=min((a.num_heads for a in attentions), default=None),
+        num_kv_heads=min((a.num_kv_heads for a in attentions), default=None),
     )
 
 

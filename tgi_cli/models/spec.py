@@ -51,6 +51,11 @@ class AttentionSpec:
     sinks: bool = False
     qk_norm_eps: float | None = None
     qk_norm: Literal["heads", "one_plus", "wide"] = "heads"
+    output_gate: bool = False
+
+
+Mixer = AttentionSpec
+"""What mixes the tokens of a sequence, in one layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +76,18 @@ class MoESpec:
     top_k: int
     intermediate_size: int
     activation: str = "silu"
-    router: Literal["softmax_topk", "topk_softmax"] = "softmax_topk"
+    router: Literal["softmax_topk", "topk_softmax", "sigmoid_topk"] = "softmax_topk"
     normalize: bool = True
-    """The weights of the chosen add up to 1 (softmax_topk)."""
+    """The weights of the chosen add up to 1 (not topk_softmax)."""
+    num_groups: int = 1
+    top_groups: int = 1
+    best_of_group: int = 1
+    """Experts whose scores add up to their group's."""
+    scaling: float = 1.0
     router_bias: bool = False
+    router_correction: bool = False
+    """Added to scores where experts are chosen: ``mlp.router.correction``."""
+    router_float32: bool = False
     expert_bias: bool = False
     shared_intermediate_size: int | None = None
     """Size of an expert that every token passes, or None if there is none."""
@@ -85,20 +98,21 @@ class MoESpec:
 class LayerSpec:
     """One decoder layer; parts that are None are absent.
 
-    Sequential: ``x += output_norm(attention(norm(x))); x += output_norm(mlp(norm(x)))``.
-    Parallel: ``x += attention(norm(x)) + mlp(norm(x))``, where an ``mlp_norm`` of None means that
+    Sequential: ``x += output_norm(mixer(norm(x))); x += output_norm(mlp(norm(x)))``, where a mixer
+    or MLP of None leaves out its half.
+    Parallel: ``x += mixer(norm(x)) + mlp(norm(x))``, where an ``mlp_norm`` of None means that
     both are given what ``input_norm`` computed.
     """
 
-    attention: AttentionSpec
-    mlp: MLPSpec | MoESpec
+    mixer: Mixer | None
+    mlp: MLPSpec | MoESpec | None
     input_norm: NormSpec | None = None
-    attention_output_norm: NormSpec | None = None
+    mixer_output_norm: NormSpec | None = None
     mlp_norm: NormSpec | None = None
     mlp_output_norm: NormSpec | None = None
     parallel: bool = False
     residual_scale: float = 1.0
-    """Factor of the outputs of attention and MLP."""
+    """Factor of the outputs of mixer and MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

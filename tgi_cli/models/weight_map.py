@@ -3,8 +3,8 @@
 The model has one set of names, close to those of Llama's checkpoints:
 
     model.embed_tokens  model.embed_positions  model.norm  lm_head
-    model.layers.N.input_norm  .attention_output_norm  .mlp_norm  .mlp_output_norm
-    model.layers.N.self_attn.q_proj  .k_proj  .v_proj  .o_proj  .q_norm  .k_norm  .sinks
+    model.layers.N.input_norm  .mixer_output_norm  .mlp_norm  .mlp_output_norm
+    model.layers.N.self_attn.q_proj  .k_proj  .v_proj  .o_proj  .gate_proj  .q_norm  .k_norm  .sinks
     model.layers.N.mlp.gate_proj  .up_proj  .down_proj
     model.layers.N.mlp.router  .experts.E.gate_proj  .up_proj  .down_proj  .shared_expert...
 

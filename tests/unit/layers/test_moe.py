@@ -15,7 +15,7 @@ from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers import Build, Loadable
 from tgi_cli.layers.grouped import Groups, grouped_linear, looped_linear
-from tgi_cli.layers.moe import MoE, clamped_swiglu, route
+from tgi_cli.layers.moe import MoE, clamped_swiglu
 from tgi_cli.quantization import Unquantized
 
 CPU = torch.device("cpu")
@@ -187,18 +187,6 @@ def test_the_host_does_not_wait_for_the_device() -> None:
         assert moe(hidden).shape == (5, HIDDEN)
     with pytest.raises((NotImplementedError, RuntimeError)):
         moe(hidden)  # the reference reads the sizes of the groups
-
-
-def test_route_takes_the_best() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0], [0.0, 0.0, -5.0, 9.0]])
-    weights, chosen = route(logits, 2, "softmax_topk", normalize=False)
-    assert chosen[0].tolist() == [1, 2]
-    assert chosen[1, 0] == 3
-    torch.testing.assert_close(weights, logits.softmax(-1).gather(1, chosen))
-    for kind, normalize in (("softmax_topk", True), ("topk_softmax", False)):
-        weights, chosen = route(logits, 2, kind, normalize)  # type: ignore[arg-type]
-        torch.testing.assert_close(weights, logits.gather(1, chosen).softmax(-1))
-    assert route(logits.bfloat16(), 2, "softmax_topk", True)[0].dtype == torch.float32
 
 
 def test_clamped_swiglu_is_that_of_gpt_oss() -> None:

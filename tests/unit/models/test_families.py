@@ -60,20 +60,20 @@ def facts(spec: DecoderSpec) -> dict[str, Any]:
         "hidden_size": spec.hidden_size,
         "intermediate_size": layer.mlp.intermediate_size,
         "num_hidden_layers": len(spec.layers),
-        "num_attention_heads": layer.attention.num_heads,
-        "num_key_value_heads": layer.attention.num_kv_heads,
-        "head_dim": layer.attention.head_dim,
+        "num_attention_heads": layer.mixer.num_heads,
+        "num_key_value_heads": layer.mixer.num_kv_heads,
+        "head_dim": layer.mixer.head_dim,
         "max_position_embeddings": spec.max_position_embeddings,
         "rms_norm_eps": spec.final_norm.eps,
         "tie_word_embeddings": spec.tie_word_embeddings,
-        "windows": [layer.attention.window for layer in spec.layers],
+        "windows": [layer.mixer.window for layer in spec.layers],
         "thetas": [
             None if rope is None else spec.ropes[rope].parameters["rope_theta"]
-            for rope in (layer.attention.rope for layer in spec.layers)
+            for rope in (layer.mixer.rope for layer in spec.layers)
         ],
-        "biases": (layer.attention.bias, layer.attention.output_bias, layer.mlp.bias),
+        "biases": (layer.mixer.bias, layer.mixer.output_bias, layer.mlp.bias),
         "logit_softcap": spec.logit_softcap,
-        "softcap": layer.attention.softcap,
+        "softcap": layer.mixer.softcap,
     }
 
 
@@ -200,7 +200,7 @@ def test_the_text_part_of_a_multimodal_model_loads_under_old_and_new_names(
     ids = random_ids(20, seed=1)
     with caplog.at_level(logging.WARNING):
         runs = [PagedRun(load(path), torch.float32, "cpu") for path in (older, newer)]
-    assert "images are not taken" in caplog.text
+    assert "only the text part of the model is loaded" in caplog.text
     first, second = (run.step({"a": ids})["a"] for run in runs)
     assert torch.equal(first, second)
     save_file(renamed | {"model.sound_tower.weight": torch.ones(2)}, newer / "model.safetensors")

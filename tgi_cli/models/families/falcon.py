@@ -36,7 +36,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     bias = config.get("bias", bool, False)
     norm = NormSpec(config.get("layer_norm_epsilon", float, 1e-5), "layer")
     layer = LayerSpec(
-        attention=AttentionSpec(
+        mixer=AttentionSpec(
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,

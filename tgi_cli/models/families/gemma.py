@@ -18,7 +18,7 @@ NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attent
 
 SANDWICH = {
     "input_norm": "input_layernorm",
-    "attention_output_norm": "post_attention_layernorm",
+    "mixer_output_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",
 }
@@ -87,10 +87,10 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                attention=replace(attention, window=window),
+                mixer=replace(attention, window=window),
                 mlp=mlp,
                 input_norm=norm,
-                attention_output_norm=output_norm,
+                mixer_output_norm=output_norm,
                 mlp_norm=norm,
                 mlp_output_norm=output_norm,
             )

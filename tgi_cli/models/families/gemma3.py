@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tgi_cli.models import config_fields
-from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.config import TEXT_ALONE, ModelConfig, text_part
 from tgi_cli.models.families.gemma import SANDWICH
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
 from tgi_cli.models.weight_map import Names
@@ -52,8 +52,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gemma3"""
     seeing = config.architecture == _SEEING
     if seeing:
-        tied = {"tie_word_embeddings": config.get("tie_word_embeddings", bool, True)}
-        config = replace(config, raw=config.get("text_config", dict, {}) | tied)
+        config = text_part(config, tied=True)
     config_fields.refuse(config, "use_bidirectional_attention", "attn_logit_softcapping")
     config = config_fields.filled(config, _DEFAULTS)
     num_heads, num_kv_heads, head_dim = config_fields.heads(config)
@@ -84,10 +83,10 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                attention=replace(attention, rope=list(thetas).index(kind), window=window),
+                mixer=replace(attention, rope=list(thetas).index(kind), window=window),
                 mlp=mlp,
                 input_norm=norm,
-                attention_output_norm=norm,
+                mixer_output_norm=norm,
                 mlp_norm=norm,
                 mlp_output_norm=norm,
             )
@@ -100,7 +99,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         logit_softcap=config_fields.factor(config, "final_logit_softcapping"),
         source=_SEEING_NAMES if seeing else Names(modules=SANDWICH),
         ignored=_OF_IMAGES if seeing else (),
-        notice="images are not taken: only the text part of the model is loaded" if seeing else "",
+        notice=TEXT_ALONE if seeing else "",
     )
 
 

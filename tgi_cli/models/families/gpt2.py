@@ -44,7 +44,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=positions,
         layers=tuple(
             LayerSpec(
-                attention=AttentionSpec(
+                mixer=AttentionSpec(
                     num_heads=heads,
                     num_kv_heads=1 if multi_query else heads,
                     head_dim=head_dim,

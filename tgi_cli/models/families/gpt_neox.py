@@ -21,7 +21,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     norm = NormSpec(config.get("layer_norm_eps", float, 1e-5), "layer")
     bias = config.get("attention_bias", bool, True)
     layer = LayerSpec(
-        attention=AttentionSpec(
+        mixer=AttentionSpec(
             num_heads=heads, num_kv_heads=heads, head_dim=head_dim, bias=bias, output_bias=bias
         ),
         mlp=MLPSpec(

@@ -40,7 +40,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     if logits_scaling == 0:
         raise config.invalid("'logits_scaling' is 0")
     layer = LayerSpec(
-        attention=AttentionSpec(
+        mixer=AttentionSpec(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,

@@ -23,7 +23,7 @@ from tgi_cli.models.weight_map import Names
 
 NAMES = Names(
     modules={
-        "attention_output_norm": "post_attention_layernorm",
+        "mixer_output_norm": "post_attention_layernorm",
         "mlp_output_norm": "post_feedforward_layernorm",
     }
 )
@@ -85,7 +85,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         hidden_size=config.positive("hidden_size"),
         max_position_embeddings=context,
         layers=tuple(
-            LayerSpec(attention=each, mlp=mlp, attention_output_norm=norm, mlp_output_norm=norm)
+            LayerSpec(mixer=each, mlp=mlp, mixer_output_norm=norm, mlp_output_norm=norm)
             for each in attentions
         ),
         final_norm=norm,

@@ -48,7 +48,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                attention=replace(attention, window=window),
+                mixer=replace(attention, window=window),
                 mlp=mlp,
                 input_norm=norm,
                 mlp_norm=norm,

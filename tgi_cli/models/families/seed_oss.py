@@ -32,7 +32,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float))
     layer = LayerSpec(
-        attention=AttentionSpec(
+        mixer=AttentionSpec(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,

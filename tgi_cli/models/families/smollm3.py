@@ -52,7 +52,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                attention=replace(attention, rope=0 if rotates else None, window=window),
+                mixer=replace(attention, rope=0 if rotates else None, window=window),
                 mlp=mlp,
                 input_norm=norm,
                 mlp_norm=norm,

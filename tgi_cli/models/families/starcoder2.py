@@ -27,7 +27,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                attention=AttentionSpec(
+                mixer=AttentionSpec(
                     num_heads=heads,
                     num_kv_heads=kv_heads,
                     head_dim=head_dim,
