@@ -37,6 +37,16 @@ def refuse(config: ModelConfig, *keys: str) -> None:
             raise UnsupportedModelError(f"{key} is not supported for {config.architecture}")
 
 
+def only(config: ModelConfig, key: str, *values: str) -> None:
+    """Raises UnsupportedModelError where an option is not one of ``values``, the first by default."""
+    value = config.get(key, str, values[0])
+    if value not in values:
+        raise UnsupportedModelError(
+            f"{key} {shown(value)} is not supported for {config.architecture}",
+            f"supported: {', '.join(values)}",
+        )
+
+
 def factor(config: ModelConfig, key: str) -> float | None:
     """A number above 0, or None if it is null or absent. Raises ModelError."""
     if config.raw.get(key) is None:
