@@ -96,7 +96,7 @@ class AdmissionPolicy:
         Without one, after a preemption or behind a sliding window, the fork computes its own.
         """
         source = sequence.request.fork_of
-        if source is None or sequence.attempt:
+        if source is None or sequence.attempt or self._batch.resources.states is not None:
             return None
         parent = self._batch.live.get(source)
         return None if parent is None or parent.attempt or parent.num_window_freed else parent

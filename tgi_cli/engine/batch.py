@@ -26,6 +26,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status, by_priority
+from tgi_cli.engine.state_slots import StateSlots
 from tgi_cli.engine.step import (
     AdapterStore,
     GrammarCompiler,
@@ -48,6 +49,7 @@ class Resources:
 
     Attributes:
         cache, pool: KV blocks.
+        states: slots for recurrent states; None if the model has none.
         adapters: slots for LoRA adapters.
         free_rows: rows of the worker that no sequence has.
         freed_rows: those of them that the worker has not heard of.
@@ -60,6 +62,7 @@ class Resources:
         self.config = config
         self.cache = KVCache(config)
         self.pool = self.cache.pool
+        self.states = StateSlots(config) if config.num_state_slots else None
         self.adapters = LoraSlots(config, store)
         self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
         self.freed_rows: list[int] = []
@@ -174,6 +177,8 @@ class Batch:
         insort(self.running, sequence, key=by_priority)
         sequence.row = resources.free_rows.pop()
         sequence.status = Status.RUNNING
+        if resources.states is not None:
+            resources.states.attach(sequence)
         step.new.append(
             NewRow(
                 row=sequence.row,
@@ -205,9 +210,34 @@ class Batch:
         self.resources.freed_rows.append(sequence.row)
         self.resources.free_rows.append(sequence.row)
         self.cache.release(sequence)
+        if self.resources.states is not None:
+            self.resources.states.detach(sequence)
         self.adapters.release(sequence.request.adapter_id)
 
     # ------------------------------------------------------------------ steps
+
+    def compute(
+        self, step: Step, entries: list[ScheduledSequence], sequence: Sequence, count: int
+    ) -> None:
+        """Have ``step`` compute the next ``count`` known tokens of a running sequence."""
+        start = sequence.num_computed
+        end = start + count
+        if sequence.first_unsent >= 0:
+            forced = sequence.token_ids[sequence.first_unsent :]
+            step.forced_tokens.append(TokenAppend(sequence.row, sequence.first_unsent, forced))
+            sequence.first_unsent = -1
+        sampled = end == sequence.num_tokens
+        if start < sequence.prompt_tokens <= end:
+            sequence.prompt_step = step.step_id
+        step.rows.append(sequence.row)
+        step.starts.append(start)
+        step.counts.append(count)
+        step.samples.append(sampled)
+        if self.resources.states is not None:
+            self.resources.states.compute(step, sequence, start)
+        entries.append(ScheduledSequence(sequence, sequence.attempt, start, end, sampled))
+        sequence.num_computed = end
+        sequence.placeholders += sampled
 
     def commit(self, step: Step, entries: list[ScheduledSequence]) -> None:
         """Take a complete step as the next one to be launched."""
@@ -277,26 +307,6 @@ class Batch:
             outputs.finished.append(self.finish(sequence, FinishReason.EOS_TOKEN))
         elif len(sequence.token_ids) >= sequence.max_tokens:
             outputs.finished.append(self.finish(sequence, FinishReason.LENGTH))
-
-
-def compute(step: Step, entries: list[ScheduledSequence], sequence: Sequence, count: int) -> None:
-    """Have ``step`` compute the next ``count`` known tokens of a running sequence."""
-    start = sequence.num_computed
-    end = start + count
-    if sequence.first_unsent >= 0:
-        forced = sequence.token_ids[sequence.first_unsent :]
-        step.forced_tokens.append(TokenAppend(sequence.row, sequence.first_unsent, forced))
-        sequence.first_unsent = -1
-    sampled = end == sequence.num_tokens
-    if start < sequence.prompt_tokens <= end:
-        sequence.prompt_step = step.step_id
-    step.rows.append(sequence.row)
-    step.starts.append(start)
-    step.counts.append(count)
-    step.samples.append(sampled)
-    entries.append(ScheduledSequence(sequence, sequence.attempt, start, end, sampled))
-    sequence.num_computed = end
-    sequence.placeholders += sampled
 
 
 def _report_prompt(

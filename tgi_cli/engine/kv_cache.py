@@ -23,7 +23,7 @@ class KVCache:
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
-        self._reuse = config.prefix_caching
+        self._reuse = config.prefix_caching and not config.num_state_slots
         self._window = config.window
         self._guaranteed = config.capacity_policy is CapacityPolicy.GUARANTEED_NO_EVICT
 

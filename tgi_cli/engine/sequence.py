@@ -43,6 +43,7 @@ class Sequence:
         first_unsent: position of the first token that the worker's row lacks, or -1 for none.
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
         block_ids: its block table.
+        state_slot: slot of its recurrent state, or -1 while it waits or if the model has none.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
         num_indexed: leading blocks that the prefix cache was offered.
         num_window_freed: leading blocks that were released behind a sliding window.
@@ -77,6 +78,7 @@ class Sequence:
     first_unsent: int = -1
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
+    state_slot: int = -1
     block_hashes: list[bytes] = field(default_factory=list)
     num_indexed: int = 0
     num_window_freed: int = 0
