@@ -128,12 +128,18 @@ class SSM(nn.Module):
         self.state_size = state_size
         inner, shared = num_heads * head_dim, num_groups * state_size
         x, b, c = Projection(inner, num_heads), *[Projection(shared, num_groups)] * 2
-        parts = {"z_proj": x, "x_proj": x, "b_proj": b, "c_proj": c, "dt_proj": Projection(num_heads)}
+        parts = {
+            "z_proj": x,
+            "x_proj": x,
+            "b_proj": b,
+            "c_proj": c,
+            "dt_proj": Projection(num_heads),
+        }
         self.in_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
         own = [own.stop - own.start for _, own in self.in_proj.parts.values()]
         self.widths = (own[0], sum(own[1:4]), own[4])
         self.mixed_widths = own[1:4]
-        mixed = {"conv_x": x, "conv_b": b, "conv_c": c}
+        mixed = {"conv_x": x, "conv_b": b, "conv_c": b}
         self.conv1d = CausalConv(build, mixed, conv_kernel, bias=conv_bias, activation=activation)
         self.heads = Heads(build, num_heads, min_step, max_step)
         self.norm = GroupNorm(build, inner, num_groups, num_heads, norm_eps)

@@ -1,4 +1,4 @@
-"""What models with layers of Mamba-2 share: readers of config.json, and names of weights. No torch."""
+"""What models with Mamba-2 layers share: readers of config.json, names of weights. No torch."""
 
 from __future__ import annotations
 

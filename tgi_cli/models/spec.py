@@ -53,6 +53,7 @@ class AttentionSpec:
     qk_norm_eps: float | None = None
     qk_norm: Literal["heads", "one_plus", "wide"] = "heads"
     output_gate: bool = False
+    head_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,9 @@ class StackedExperts:
         expert, module, _ = rest.split(".")
         rows = {"gate_proj": _first_half, "up_proj": _second_half}.get(module)
         stored = self.down if rows is None else self.gate_up
-        return Source((f"{layer.removesuffix('mlp')}{stored}",), rows, join=partial(pick, int(expert)))
+        return Source(
+            (f"{layer.removesuffix('mlp')}{stored}",), rows, join=partial(pick, int(expert))
+        )
 
 
 def has_stacked_experts(path: Path) -> bool:
