@@ -152,7 +152,7 @@ class Scheduler:
         for sequence in list(self.batch.running):
             pending = sequence.num_tokens - sequence.num_computed
             if budget > 0 and pending > 1 and self._has_blocks(step, entries, sequence):
-                count = min(pending, budget)
+                count = sequence.next_chunk(budget)
                 self.batch.compute(step, entries, sequence, count)
                 budget -= count
         if self._policy.mixes or not entries:
