@@ -127,7 +127,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             vocab_size=decoder.config.vocab_size,
             max_position_embeddings=context,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
-            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in specs),
+            kv_bytes_per_token=sum(spec.numbers for spec in specs),
         )
 
 
@@ -249,6 +249,8 @@ def _replace(
             new = BatchedHead(build, width, vocab, tie, head.bias is not None)
         elif module is table and ours is not None:
             new = ours
+        elif path.endswith("dt_proj") and hasattr(parent, "A_log"):
+            yield UnreplacedWeights(module, path, stored, {})  # Mamba multiplies by its weight
         elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
             # An expert does not get all tokens of a step, as adapters need.
             fitting = replace(build, lora=None) if "expert" in path else build

@@ -37,8 +37,8 @@ _TRIED = 7
 """Tokens that a model is given to see what it hands to its decoder."""
 
 _LAYER_TYPES = frozenset(
-    {"full_attention", "sliding_attention", "linear_attention", "conv", "mamba", "mamba2"}
-    | {"attention", "hybrid", "hybrid_sliding", "mlp", "moe", "recurrent"}
+    {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"}
+    | {"mamba", "mamba2", "attention", "hybrid", "hybrid_sliding", "mlp", "moe", "recurrent"}
 )
 """Kinds of layers, of which a dry run shows what they do."""
 
@@ -183,8 +183,6 @@ def _check(config: Any, known: type[PreTrainedModel]) -> None:
     foreign = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if foreign:
         raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
-    if getattr(text, "num_kv_shared_layers", 0):
-        raise Unsupported("has layers that share keys and values")
 
 
 def _text_part(whole: Any) -> Skeleton:

@@ -133,7 +133,7 @@ class StepCache:
         *_: object,
         use_qk_l2norm_in_kernel: bool = False,
         **__: object,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor]:
         """[1, T, heads, value_dim] of the gated delta rule; no state is returned.
 
         ``g`` is the logarithm of decays, [1, T, heads] or [1, T, heads, key_dim].
@@ -143,12 +143,12 @@ class StepCache:
         size = (value.shape[2], key.shape[3], value.shape[3])
         index = self._index("recurrent", size, torch.float32)
         if value.is_meta:
-            return torch.empty_like(value), None
+            return torch.empty_like(value), value.new_empty(0)
         assert self._states is not None
         gates = recurrent.GivenGates(channels=g.ndim == 4)
         qkv = (query[0], key[0], value[0])
         y = recurrent.gated_delta(qkv, g[0].flatten(1), beta[0], gates, self._states, index)
-        return y[None], None
+        return y[None], value.new_empty(0)
 
     def state_space(
         self,
@@ -178,7 +178,7 @@ class StepCache:
             sizes = recurrent.StepSizes(-A.float(), dt_bias.float(), D.float(), *dt_limit)
             parts = (x[0], B[0], C[0], dt[0])
             y = recurrent.state_space(*parts, sizes, self._states, index)[None]
-        return (y, None) if return_final_states else y
+        return (y, x.new_empty(0)) if return_final_states else y
 
     def selective_scan(
         self,
@@ -211,7 +211,7 @@ class StepCache:
                 y = y + x * D[:, None]
             if z is not None:
                 y = y * F.silu(z)
-        return (y, None) if return_last_state else y
+        return (y, x.new_empty(0)) if return_last_state else y
 
     def _index(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """The index of the state of this call in a step; a dry run makes them.
