@@ -282,10 +282,9 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "num_key_value_heads": 4,
         "mamba_d_state": 8,
-        "n_mamba_heads": 1,
-        "attn_layer_period": 3,
-        "attn_layer_offset": 1,
-        "layers_block_type": None,
+        "n_mamba_heads": 2,
+        "num_hidden_layers": 6,
+        "layers_block_type": ["mamba", "mamba", "hybrid"] * 2,
         "use_mamba_kernels": False,
     },
     "ZayaConfig": _PLAIN

@@ -9,9 +9,10 @@ mask: a model is served only if its masks are causal, with or without a sliding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -50,9 +51,25 @@ class WindowMask:
 
     window: int | None
     chunk: int | None = None
+    shape: tuple[int, ...] = field(default=(), compare=False)
+    """That the mask would have."""
+
+    def size(self) -> tuple[int, ...]:
+        """See ``shape``."""
+        return self.shape
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(READS_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableMask:
+    """Replaces a mask that attention cannot have; to use it is refused for ``reason``."""
+
+    reason: str
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(self.reason)
 
 
 @dataclass(slots=True)
@@ -68,8 +85,8 @@ class AttentionContext:
     """
 
     specs: list[KVSpec] = field(default_factory=list)
-    layers: dict[nn.Module, int] = field(default_factory=dict)
-    readers: set[nn.Module] = field(default_factory=set)
+    layers: dict[Hashable, int] = field(default_factory=dict)
+    readers: set[Hashable] = field(default_factory=set)
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     step: PagedAttention | None = None
@@ -140,17 +157,40 @@ def _record(
     ]
     if unknown or isinstance(scaling, Tensor):
         raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
+    if isinstance(attention_mask, UnusableMask):
+        raise Unsupported(attention_mask.reason)
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise Unsupported("attends with a mask or bias of its own making")
     mask = attention_mask if isinstance(attention_mask, WindowMask) else WindowMask(None)
     window = mask.window
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
+    record_layer(context, module, query, key, value, mask)
+    width = value.shape[3]
+    output = query.new_empty(1, query.shape[2], query.shape[1], width)
+    return output, None
+
+
+def record_layer(
+    context: AttentionContext,
+    layer: Hashable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: WindowMask,
+) -> None:
+    """Note in a dry run what the layer that ``layer`` identifies keeps of a token."""
+    if layer in context.layers:
+        raise Unsupported("attends more than once in a layer")
+    if query.shape[2] != key.shape[2] or query.shape[3] != key.shape[3]:
+        raise Unsupported("attends to something else than its own tokens")
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
+        raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
     width = value.shape[3]
     spec = KVSpec(
         key.shape[1],
         key.shape[3],
-        window,
+        mask.window,
         value_dim=None if width == key.shape[3] else width,
         chunk=mask.chunk,
     )
@@ -158,15 +198,22 @@ def _record(
     if shared:
         if value is not context.values[shared[0]] or context.specs[shared[0]] != spec:
             raise Unsupported("has layers that share keys, and do not see the same of them")
-        context.readers.add(module)
-        context.layers[module] = shared[0]
+        context.readers.add(layer)
+        context.layers[layer] = shared[0]
     else:
-        context.layers[module] = len(context.specs)
+        context.layers[layer] = len(context.specs)
         context.specs.append(spec)
         context.keys.append(key)
         context.values.append(value)
-    output = query.new_empty(1, query.shape[2], query.shape[1], width)
-    return output, None
+
+
+def _masked(**mask: Any) -> WindowMask | UnusableMask:
+    """Replaces a mask in a dry run."""
+    sizes = (mask["batch_size"], 1, mask["q_length"], mask["kv_length"])
+    try:
+        return replace(_describe(**mask), shape=sizes)
+    except Unsupported as reason:
+        return UnusableMask(str(reason))  # of cross-attention, which is not computed
 
 
 def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
@@ -226,6 +273,19 @@ _ALONG |= {"topk": 2, "roll": 2}
 dimension."""
 
 
+_unwatched: ContextVar[bool] = ContextVar("unwatched", default=False)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Let tokens be mixed within the block: what replaces it keeps sequences apart."""
+    token = _unwatched.set(True)
+    try:
+        yield
+    finally:
+        _unwatched.reset(token)
+
+
 class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations that mix tokens outside of attention, since only attention is cached.
 
@@ -241,6 +301,8 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        if _unwatched.get():
+            return output
         name, tokens = func.overloadpacket.__name__, self._tokens
         tensors = [x for x in args if isinstance(x, Tensor)]
         if name == "arange" and output.shape[0] == tokens:
@@ -274,24 +336,28 @@ def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
 
 
 def probe(
-    decoder: nn.Module, config: Any, call: Callable[[Tensor, Tensor], Any], stateful: bool = False
-) -> tuple[AttentionContext, Any]:
+    decoder: nn.Module,
+    config: Any,
+    call: Callable[[Tensor, Tensor], Any],
+    context: AttentionContext,
+    stateful: bool = False,
+) -> Any:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
     Args:
         decoder: the model without its head.
         config: transformers', of the decoder; it is left with :data:`RUN` as its attention.
         call: runs the decoder for ids and positions [1, T].
+        context: an empty one, which the attention modules then share.
         stateful: whether layers may keep a state instead of keys and values.
 
     Returns:
-        The state that the attention modules now share, and the decoder's output.
+        The decoder's output.
 
     Raises:
         Unsupported: something cannot be served. Whatever the model's code raises.
     """
     tokens = _number_of_tokens(decoder, config)
-    context = AttentionContext()
     for module in decoder.modules():
         module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
@@ -303,7 +369,8 @@ def probe(
     run(PROBE, 7, 7)
     context.keys.clear()
     context.values.clear()
-    layers = getattr(config, "num_hidden_layers", len(context.layers))
+    layers = getattr(config, "decoder_layers", None)  # where there could be an encoder
+    layers = layers or getattr(config, "num_hidden_layers", len(context.layers))
     if not context.layers and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
     if len(context.layers) != layers and not stateful:
@@ -317,12 +384,12 @@ def probe(
     except Unsupported:
         raise
     except Exception:  # any error of the model's code: it used the positions
-        return context, output
+        return output
     if stateful and not detector.counts:
-        return context, output  # where a token is follows from the states alone
+        return output  # where a token is follows from the states alone
     raise Unsupported("does not use the positions that it is given")
 
 
 AttentionInterface.register(RUN, _attend)
 AttentionInterface.register(PROBE, _record)
-AttentionMaskInterface.register(PROBE, _describe)
+AttentionMaskInterface.register(PROBE, _masked)

@@ -42,10 +42,7 @@ class _BatchedLinear(Loadable):
 
     def finish(self) -> None:
         super().finish()
-        if self.weight is None:
-            # Some code reads the dtype of a layer's weight. To compute with it is an error.
-            del self._parameters["weight"]
-            self.__dict__["weight"] = torch.empty(0, dtype=self.dtype, device="meta")
+        _leave_dtype(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
@@ -54,6 +51,16 @@ class _BatchedLinear(Loadable):
             return x.new_empty(*x.shape[:-1], self.out_features)
         flat: Tensor = super().forward(x.reshape(-1, self.in_features))
         return flat.view(*x.shape[:-1], -1)
+
+
+def _leave_dtype(layer: nn.Module, dtype: torch.dtype) -> None:
+    """Where a layer's weight is packed, leave one of that dtype alone.
+
+    Some code reads the dtype of a layer's weight. To compute with it is an error.
+    """
+    if layer._parameters.get("weight", layer) is None:
+        del layer._parameters["weight"]
+        layer.__dict__["weight"] = torch.empty(0, dtype=dtype, device="meta")
 
 
 class _Replicated(_BatchedLinear, ReplicatedLinear):
@@ -104,6 +111,10 @@ class BatchedEmbedding(Embedding):
 
 class BatchedHead(LMHead):
     """Hidden states [..., hidden] to float32 logits [..., vocab]."""
+
+    def finish(self) -> None:
+        super().finish()
+        _leave_dtype(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_meta:
