@@ -129,6 +129,9 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeLiteConfig": _DEEPSEEK,
     "GlmMoeDsaConfig": _INDEXED,
+    "GPTNeoConfig": SIZES
+    | {"num_layers": 4, "num_heads": 4, "window_size": 24, "num_hidden_layers": 4}
+    | {"attention_types": [[["global", "local"], 2]]},
     "GraniteMoeHybridConfig": _PLAIN
     | _MAMBA2
     | {

@@ -90,9 +90,9 @@ class StandIn:
         return self._scaled(1 / other)
 
     def __add__(self, other: Any) -> StandIn:
-        if self.kind == "scores" and isinstance(other, WindowMask):
-            if self.mask is None or other == WindowMask(None):
-                return replace(self, mask=self.mask or other)
+        masked = self.mask is not None and other != WindowMask(None)
+        if self.kind == "scores" and isinstance(other, WindowMask) and not masked:
+            return replace(self, mask=self.mask or other)
         if self.kind == "scores" and isinstance(other, Slopes) and self.bias is None:
             return replace(self, bias=other.bias)
         raise Unsupported("adds a bias of its own making to the scores")
