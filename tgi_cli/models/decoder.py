@@ -23,7 +23,7 @@ from tgi_cli.layers import (
 )
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.spec import DecoderSpec, LayerSpec, Mixer, MLPSpec, MoESpec, NormSpec
+from tgi_cli.models.spec import DecoderSpec, DeltaSpec, LayerSpec, Mixer, MLPSpec, MoESpec, NormSpec
 from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
@@ -194,6 +194,12 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
 def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
     arguments = asdict(spec)
+    if isinstance(spec, DeltaSpec):
+        from tgi_cli.layers.delta import DeltaNet
+
+        delta = DeltaNet(build, len(caches.states), hidden_size, **arguments)
+        caches.states.append(delta.state_spec)
+        return "linear_attn", delta
     del arguments["rope"]
     attention = Attention(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)

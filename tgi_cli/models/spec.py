@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tgi_cli.models.weight_map import Source
 
@@ -54,7 +54,22 @@ class AttentionSpec:
     output_gate: bool = False
 
 
-Mixer = AttentionSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """See :class:`tgi_cli.layers.delta.DeltaNet`."""
+
+    rope: ClassVar[None] = None
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_size: int
+    norm_eps: float
+    gain: float = 1.0
+    gate: Literal["silu", "sigmoid"] = "silu"
+
+
+Mixer = AttentionSpec | DeltaSpec
 """What mixes the tokens of a sequence, in one layer."""
 
 
