@@ -26,7 +26,6 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status, by_priority
-from tgi_cli.engine.state_slots import StateSlots
 from tgi_cli.engine.step import (
     AdapterStore,
     GrammarCompiler,
@@ -62,7 +61,7 @@ class Resources:
         self.config = config
         self.cache = KVCache(config)
         self.pool = self.cache.pool
-        self.states = StateSlots(config) if config.num_state_slots else None
+        self.states = self.cache.states
         self.adapters = LoraSlots(config, store)
         self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
         self.freed_rows: list[int] = []
@@ -124,6 +123,10 @@ class Batch:
         self._arrivals += 1
         sequence = Sequence(request, self._arrivals)
         self.live[request.request_id] = sequence
+        if request.fork_of is not None:
+            sequence.parent = parent = self.live.get(request.fork_of)
+            if parent is not None:
+                parent.num_forks += 1
         self.waiting.push(sequence)
         self.adapters.add_request(request.adapter_id)
         self.grammars.add(sequence)
@@ -161,8 +164,17 @@ class Batch:
         sequence.status = Status.FINISHED
         self.adapters.remove_request(sequence.request.adapter_id)
         self.grammars.remove(sequence)
+        self._leave_parent(sequence)
         del self.live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
+
+    def _leave_parent(self, sequence: Sequence) -> None:
+        """A fork has started or ended."""
+        parent, sequence.parent = sequence.parent, None
+        if parent is not None:
+            parent.num_forks -= 1
+            if not parent.num_forks and self.resources.states is not None:
+                self.resources.states.release_prompt(parent)
 
     # ------------------------------------------------------------------ rows
 
@@ -194,6 +206,7 @@ class Batch:
         if sequence.started:
             return False
         sequence.started = True
+        self._leave_parent(sequence)
         resources.reused_tokens += sequence.num_computed
         resources.prompt_tokens += sequence.prompt_tokens
         return True
@@ -210,8 +223,6 @@ class Batch:
         self.resources.freed_rows.append(sequence.row)
         self.resources.free_rows.append(sequence.row)
         self.cache.release(sequence)
-        if self.resources.states is not None:
-            self.resources.states.detach(sequence)
         self.adapters.release(sequence.request.adapter_id)
 
     # ------------------------------------------------------------------ steps
@@ -233,9 +244,10 @@ class Batch:
         step.starts.append(start)
         step.counts.append(count)
         step.samples.append(sampled)
+        entry = ScheduledSequence(sequence, sequence.attempt, start, end, sampled)
         if self.resources.states is not None:
-            self.resources.states.compute(step, sequence, start)
-        entries.append(ScheduledSequence(sequence, sequence.attempt, start, end, sampled))
+            entry.snapshot = self.resources.states.compute(step, sequence, start, end)
+        entries.append(entry)
         sequence.num_computed = end
         sequence.placeholders += sampled
 
@@ -244,6 +256,8 @@ class Batch:
         resources = self.resources
         if resources.freed_rows:
             step.freed, resources.freed_rows = resources.freed_rows, []
+        if resources.states is not None:
+            resources.states.commit()
         resources.steps += 1
         resources.context_tokens += step.num_tokens - step.num_decodes
         self.grammars.begin_step(entries)
@@ -257,6 +271,7 @@ class Batch:
             sample += entry.sampled
             sequence = entry.sequence
             if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
+                self._drop_snapshot(entry)
                 continue  # ended or preempted meanwhile: the result is stale
             sampled = entry.sampled
             if sampled and sequence.stale_results:
@@ -264,9 +279,12 @@ class Batch:
                 sampled = False
             error = result.errors.get(sample) if sampled else None
             if error is not None:
+                self._drop_snapshot(entry)
                 outputs.finished.append(self.finish(sequence, *failure(sequence, error)))
                 continue
             self.cache.index_computed(sequence, entry.end)
+            if entry.snapshot is not None and self.resources.states is not None:
+                self.resources.states.keep(sequence, entry.snapshot)
             self.cache.free_out_of_window(sequence, entry.end)
             if result.prompt_logprobs or result.context_logits:
                 _report_prompt(sequence, index, entry.start, result, outputs)
@@ -284,9 +302,14 @@ class Batch:
         outputs = StepOutputs()
         for entry in self._in_flight.popleft():
             sequence = entry.sequence
+            self._drop_snapshot(entry)
             if sequence.status is not Status.FINISHED and sequence.attempt == entry.attempt:
                 outputs.finished.append(self.finish(sequence, FinishReason.ERROR, cause))
         return outputs
+
+    def _drop_snapshot(self, entry: ScheduledSequence) -> None:
+        if entry.snapshot is not None and self.resources.states is not None:
+            self.resources.states.drop(entry.snapshot)
 
     def _append_token(
         self, sequence: Sequence, result: StepResult, sample: int, outputs: StepOutputs

@@ -90,6 +90,24 @@ class BlockPool:
                     # Without content: to be reused first, which also keeps fresh memory fresh.
                     self._free.move_to_end(block, last=False)
 
+    def forget(self, block: int) -> None:
+        """Drop the content of a block from the index; available, it is the next to be taken."""
+        content = self._hashes[block]
+        if content is not None:
+            del self._by_hash[content]
+            self._hashes[block] = None
+        if not self._references[block]:
+            self._free.move_to_end(block, last=False)
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the next block to be taken has content, which would be lost."""
+        return bool(self._free) and self._hashes[next(iter(self._free))] is not None
+
+    def is_used(self, block: int) -> bool:
+        """Whether it has a reference."""
+        return self._references[block] > 0
+
     def find(self, content: bytes) -> int | None:
         """The block with this content hash, or None."""
         return self._by_hash.get(content)

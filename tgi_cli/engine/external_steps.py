@@ -219,7 +219,7 @@ class ExternalStepScheduler:
         step.num_decodes = len(entries)
         budget = self.batch.config.prefill_budget(len(entries))
         for sequence, target in left:
-            count = min(target - sequence.num_computed, budget)
+            count = sequence.next_chunk(min(target - sequence.num_computed, budget))
             if count > 0:
                 self.batch.compute(step, entries, sequence, count)
                 budget -= count

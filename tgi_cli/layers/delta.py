@@ -65,7 +65,7 @@ class DeltaNet(nn.Module):
             key head if there are fewer of them than shards.
         key_dim: of queries and keys.
         value_dim: of values.
-        conv_size: taps of the convolution.
+        conv_kernel: taps of the convolution, the token's own included.
         norm_eps: of the norm on what is read.
         gain: factor of the gains; with 2 a state may change its sign.
         gate: activation of the gate behind the norm.
@@ -80,7 +80,7 @@ class DeltaNet(nn.Module):
         num_value_heads: int,
         key_dim: int,
         value_dim: int,
-        conv_size: int,
+        conv_kernel: int,
         *,
         norm_eps: float = 1e-6,
         gain: float = 1.0,
@@ -98,7 +98,7 @@ class DeltaNet(nn.Module):
         self.ba_proj = ColumnParallelLinear(build, hidden_size, gates, bias=False)
         self.ba_proj.exempt = True
         convs = {"q_conv": keys, "k_conv": keys, "v_conv": values}
-        self.conv = CausalConv(build, convs, conv_size)
+        self.conv = CausalConv(build, convs, conv_kernel)
         self.decay = DeltaDecay(build, num_value_heads, gain)
         self.norm = GatedRMSNorm(build, value_dim, norm_eps, gate)
         self.out_proj = RowParallelLinear(

@@ -23,7 +23,18 @@ from tgi_cli.layers import (
 )
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.spec import DecoderSpec, DeltaSpec, LayerSpec, Mixer, MLPSpec, MoESpec, NormSpec
+from tgi_cli.models.spec import (
+    AttentionSpec,
+    ConvSpec,
+    DecoderSpec,
+    DeltaSpec,
+    LayerSpec,
+    Mixer,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+    SSMSpec,
+)
 from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
@@ -47,7 +58,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
         super().__init__()
-        self.rope = None if spec.mixer is None else spec.mixer.rope
+        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec) else None
         self.residual_scale = spec.residual_scale
         self.parallel = spec.parallel
         self.input_norm = _norm(build, spec.input_norm, hidden_size)
@@ -194,12 +205,20 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
 def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
     arguments = asdict(spec)
-    if isinstance(spec, DeltaSpec):
+    if not isinstance(spec, AttentionSpec):
         from tgi_cli.layers.delta import DeltaNet
+        from tgi_cli.layers.short_conv import ShortConv
+        from tgi_cli.layers.ssm import SSM
 
-        delta = DeltaNet(build, len(caches.states), hidden_size, **arguments)
-        caches.states.append(delta.state_spec)
-        return "linear_attn", delta
+        kinds: dict[type[Mixer], tuple[str, type[DeltaNet | SSM | ShortConv]]] = {
+            DeltaSpec: ("linear_attn", DeltaNet),
+            SSMSpec: ("mamba", SSM),
+            ConvSpec: ("conv", ShortConv),
+        }
+        name, kind = kinds[type(spec)]
+        mixer = kind(build, len(caches.states), hidden_size, **arguments)
+        caches.states.append(mixer.state_spec)
+        return name, mixer
     del arguments["rope"]
     attention = Attention(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)

@@ -40,7 +40,7 @@ def delta_spec(config: ModelConfig, norm_eps: float, **options: Any) -> DeltaSpe
         num_value_heads=value_heads,
         key_dim=config.positive("linear_key_head_dim"),
         value_dim=config.positive("linear_value_head_dim"),
-        conv_size=size,
+        conv_kernel=size,
         norm_eps=norm_eps,
         **options,
     )

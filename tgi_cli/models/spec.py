@@ -5,9 +5,10 @@ Sizes are those of the whole model, over all shards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from tgi_cli.models.weight_map import Source
 
@@ -52,24 +53,49 @@ class AttentionSpec:
     qk_norm_eps: float | None = None
     qk_norm: Literal["heads", "one_plus", "wide"] = "heads"
     output_gate: bool = False
+    head_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec:
     """See :class:`tgi_cli.layers.delta.DeltaNet`."""
 
-    rope: ClassVar[None] = None
     num_key_heads: int
     num_value_heads: int
     key_dim: int
     value_dim: int
-    conv_size: int
+    conv_kernel: int
     norm_eps: float
     gain: float = 1.0
     gate: Literal["silu", "sigmoid"] = "silu"
 
 
-Mixer = AttentionSpec | DeltaSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SSMSpec:
+    """See :class:`tgi_cli.layers.ssm.SSM`."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    conv_bias: bool = True
+    bias: bool = False
+    activation: str = "silu"
+    norm_eps: float = 1e-5
+    min_step: float = 0.0
+    max_step: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvSpec:
+    """See :class:`tgi_cli.layers.short_conv.ShortConv`."""
+
+    kernel: int
+    bias: bool = False
+
+
+Mixer = AttentionSpec | DeltaSpec | SSMSpec | ConvSpec
 """What mixes the tokens of a sequence, in one layer."""
 
 
@@ -107,6 +133,8 @@ class MoESpec:
     shared_intermediate_size: int | None = None
     """Size of an expert that every token passes, or None if there is none."""
     shared_gate: bool = False
+    gated: bool = True
+    latent_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
