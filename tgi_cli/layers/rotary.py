@@ -113,6 +113,15 @@ def _linear(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> 
     return frequencies / float(parameters["factor"]), 1.0
 
 
+def _proportional(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
+    """Only the shortest wavelengths are rotated, over all of a head's pairs (LFM 3, Gemma 4)."""
+    dims = 2 * len(frequencies)
+    rotated = int(float(parameters.get("partial_rotary_factor", 1.0)) * dims // 2)
+    frequencies = frequencies / float(parameters.get("factor", 1.0))
+    frequencies[rotated:] = 0.0
+    return frequencies, 1.0
+
+
 def _llama3(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
     """Llama 3.1: long wavelengths are interpolated, short ones unchanged, those between blended."""
     factor = float(parameters["factor"])
@@ -184,6 +193,7 @@ _KINDS: dict[str, Callable[[Tensor, float, Mapping[str, Any]], _Scaled]] = {
     "linear": _linear,
     "llama3": _llama3,
     "longrope": _longrope,
+    "proportional": _proportional,
     "su": _longrope,
     "yarn": _yarn,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,21 +172,31 @@ def windows(
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def layer_kinds(config: ModelConfig, kinds: list[str]) -> list[str]:
-    """``layer_types``, each full or sliding attention; ``kinds`` is the default.
+_OLDER_KINDS = {"attention": "full_attention", "mamba": "linear_attention"}
+"""Older names of kinds of layers, as transformers 5 reads them."""
+
+
+def layer_kinds(
+    config: ModelConfig,
+    kinds: list[str],
+    supported: Sequence[str] = ("full_attention", "sliding_attention"),
+    key: str = "layer_types",
+) -> list[str]:
+    """What kind each layer is, of those ``supported``; ``kinds`` is the default.
 
     Raises:
         UnsupportedModelError: another kind.
         ModelError: not one for each layer.
     """
     num_layers = len(kinds)
-    kinds = config.get("layer_types", list, kinds)
+    kinds = config.get(key, list, kinds)
     if len(kinds) != num_layers:
-        raise config.invalid(f"'layer_types' names {len(kinds)} of {num_layers} layers")
+        raise config.invalid(f"{key!r} names {len(kinds)} of {num_layers} layers")
+    kinds = [_OLDER_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     for kind in kinds:
-        if kind not in ("sliding_attention", "full_attention"):
+        if kind not in supported:
             raise UnsupportedModelError(
-                f"layer type {kind!r} is not supported for {config.architecture}",
-                "supported: full_attention, sliding_attention",
+                f"layer type {shown(kind)} is not supported for {config.architecture}",
+                f"supported: {', '.join(supported)}",
             )
     return kinds
