@@ -22,9 +22,9 @@ from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from tgi_cli.layers.norm import RMSNorm
 
-_QUERIES = 4
-"""MKL adds up a row of a float32 product alike, whatever the others, in whole multiples of these
-rows. Of 16 heads, 128 x 512, that makes 360 us of one core for one token of 240."""
+_ROWS = 4
+"""MKL adds up a row of a float32 product alike, whatever the others, given a whole multiple of so
+many rows. For one token of 16 heads, 128 x 512, that makes 360 us of one core of 240."""
 
 
 class LatentExpansion(Loadable):
@@ -90,7 +90,6 @@ class LatentAttention(nn.Module):
         output_bias: on that of the output.
         scale: of the scores. Default: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).
         norm_eps: of the RMS norms of latents.
-        query_factor, latent_factor: of queries, and of the normed latents (LongCat).
     """
 
     def __init__(
@@ -109,15 +108,12 @@ class LatentAttention(nn.Module):
         output_bias: bool = False,
         scale: float | None = None,
         norm_eps: float = 1e-6,
-        query_factor: float = 1.0,
-        latent_factor: float = 1.0,
     ) -> None:
         super().__init__()
         self.layer = layer
         self.rank, self.key_dim, self.rope_dim = kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim
         head_dim = qk_nope_head_dim + qk_rope_head_dim
-        self.scale = (head_dim**-0.5 if scale is None else scale) * query_factor
-        self.latent_factor = latent_factor
+        self.scale = head_dim**-0.5 if scale is None else scale
         whole = Build(build.dtype, build.quantization, ALONE, build.lora, build.max_positions)
         row = {"kv_a_proj_with_mqa": Projection(kv_lora_rank + qk_rope_head_dim)}
         heads = Projection(num_heads * head_dim, num_heads)
@@ -150,9 +146,7 @@ class LatentAttention(nn.Module):
             query, row = self.q_proj(hidden), self.kv_a_proj(hidden)
         else:
             latents = self.qkv_a_proj(hidden)
-            short, row = latents.split(
-                (self.q_a_layernorm.size, self.rank + self.rope_dim), dim=1
-            )
+            short, row = latents.split((self.q_a_layernorm.size, self.rank + self.rope_dim), dim=1)
             query = self.q_b_proj(self.q_a_layernorm(short))
         query = query.view(len(hidden), self.num_heads, -1)
         plain, rotated = query[..., : self.key_dim], query[..., self.key_dim :]
@@ -161,8 +155,6 @@ class LatentAttention(nn.Module):
         if rotation is not None:
             ops.rotate_(together, *rotation)
         latent = self.kv_a_layernorm(row[:, : self.rank])
-        if self.latent_factor != 1.0:
-            latent = latent.mul_(self.latent_factor)
         queries = torch.cat((self.kv_b_proj.absorb(plain), together[:, : self.num_heads]), dim=-1)
         keys = torch.cat((latent[:, None], together[:, self.num_heads :]), dim=-1)
         attended = attention(self.layer, queries, keys, None, self.scale)
@@ -176,6 +168,6 @@ def _by_head(x: Tensor, weights: Tensor) -> Tensor:
     A token's result does not depend on the other tokens, to the last bit.
     """
     tokens = len(x)
-    if x.device.type == "cpu" and x.dtype != torch.bfloat16 and tokens % _QUERIES:
-        x = pad(x, (0, 0, 0, 0, 0, -tokens % _QUERIES))
+    if x.device.type == "cpu" and x.dtype != torch.bfloat16 and tokens % _ROWS:
+        x = pad(x, (0, 0, 0, 0, 0, -tokens % _ROWS))
     return torch.bmm(x.transpose(0, 1), weights).transpose(0, 1)[:tokens]

@@ -23,7 +23,15 @@ from tgi_cli.layers import (
 )
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.spec import DecoderSpec, LayerSpec, Mixer, MLPSpec, MoESpec, NormSpec
+from tgi_cli.models.spec import (
+    DecoderSpec,
+    LatentSpec,
+    LayerSpec,
+    Mixer,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+)
 from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
@@ -195,7 +203,12 @@ def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
     arguments = asdict(spec)
     del arguments["rope"]
-    attention = Attention(build, len(caches.kv), hidden_size, **arguments)
+    kind = Attention
+    if isinstance(spec, LatentSpec):
+        from tgi_cli.layers.latent import LatentAttention
+
+        kind = LatentAttention
+    attention = kind(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)
     return "self_attn", attention
 

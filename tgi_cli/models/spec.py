@@ -70,8 +70,6 @@ class LatentSpec:
     output_bias: bool = False
     scale: float | None = None
     norm_eps: float = 1e-6
-    query_factor: float = 1.0
-    latent_factor: float = 1.0
 
     @property
     def kv_numbers(self) -> int:
