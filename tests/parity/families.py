@@ -248,6 +248,7 @@ def _generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], in
         block_size=BLOCK_SIZE,
         num_blocks=NUM_BLOCKS,
         window=capacity.kv_window,
+        num_state_slots=capacity.num_state_slots,
     )
     with _running(EngineCore(worker, limits)) as client:
         for i, prompt in enumerate(prompts):

@@ -15,6 +15,7 @@ from tests.router.sse import events
 from tgi_cli.router.api.openapi import endpoints_of
 from tgi_cli.router.app import ROUTES
 from tgi_cli.router.bounds import DETOKENIZED_IDS
+from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.text.workers import INLINE_CHARACTERS
 
@@ -250,17 +251,33 @@ async def test_long_texts_are_handled_off_the_event_loop(
     body: dict[str, Any],
 ) -> None:
     threads: list[int] = []
-    real = Tokenizer.encode
+    real = Tokenizer.spans
 
     def noted(self: Tokenizer, *args: Any, **kwargs: Any) -> Any:
         threads.append(threading.get_ident())
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(Tokenizer, "encode", noted)
+    monkeypatch.setattr(Tokenizer, "spans", noted)
     for asked in (body, dict.fromkeys(body, "the fox " * INLINE_CHARACTERS)):
         assert (await client.post(path, json=asked)).status_code == 200
     here = threading.get_ident()
-    assert [thread == here for thread in threads] == [True, False]
+    assert threads[0] == here
+    assert len(threads) > 1
+    assert here not in threads[1:]
+
+
+async def test_tokens_of_a_long_text_are_those_of_the_tokenizer(
+    client: httpx.AsyncClient, text: TextBundle
+) -> None:
+    long = "".join(f"the {number} fox, " for number in range(20_000))
+    ids = text.tokenizer.encode(long, add_special_tokens=True)
+    names = [text.tokenizer.backend.id_to_token(index) for index in ids]
+    answer = (
+        await client.post("/tokenize", json={"prompt": long, "return_token_strs": True})
+    ).json()
+    assert (answer["count"], answer["tokens"], answer["token_strs"]) == (len(ids), ids, names)
+    content = (await client.post("/tokenize", json={"content": long, "add_special": True})).json()
+    assert content["tokens"] == ids
 
 
 async def test_largest_detokenization_blocks_the_event_loop_under_50_ms(

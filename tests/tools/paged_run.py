@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tgi_cli.attention import AttentionMetadata, create_attention
+from tgi_cli.attention import AttentionMetadata, StateMetadata, create_attention
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.models.cpu_program import compile_program
 from tgi_cli.quantization import unquantized
 
 CPU = torch.device("cpu")
+SLOTS = 64
+"""Of recurrent states: twice as many as sequences at most."""
 NOWHERE = 2**31 - 1
 """A block id that is out of range: to follow it is an error."""
 
@@ -97,7 +99,8 @@ class PagedRun:
     """Token sequences over one model; blocks are handed out in random order.
 
     A model that compiles to a program runs as one, unless ``eager``.
-    Blocks behind the model's window are taken back at once, as an engine may do.
+    Blocks behind the model's window are taken back at once, as an engine may do. A recurrent state
+    moves to another slot at each step, and its old slot is spoiled.
     """
 
     def __init__(
@@ -112,12 +115,19 @@ class PagedRun:
         self.model = model
         self.block_size = block_size
         self.attention = create_attention(
-            backend, model.kv_specs, block_size, dtype, CPU, cache_dtype
+            backend, model.kv_specs, block_size, dtype, CPU, cache_dtype, model.state_specs
         )
         self.program = None if eager else compile_program(model, self.attention)
         self.attention.allocate(512)
         for cache in (*self.attention.key_cache, *self.attention.value_cache):
             cache.fill_(float("nan"))  # nothing that was not written may be read
+        self._slots: dict[str, int] = {}
+        self._free_slots: list[int] = []
+        if self.attention.states is not None:
+            self.attention.states.allocate(SLOTS)
+            self._free_slots = random.Random(1).sample(range(SLOTS), SLOTS)
+            for slot in self._free_slots:
+                self._spoil(slot)
         self._free = random.Random(0).sample(range(512), 512)
         self._tables: dict[str, list[int]] = {}
         self._lens: dict[str, int] = {}
@@ -141,11 +151,33 @@ class PagedRun:
         )
         with torch.inference_mode():
             self.attention.plan(metadata)
+            left = self._plan_states(order, query_lens)
             hidden = (self.program or self.model).forward(ids, positions, self.attention)
             logits = self.model.logits(hidden)
         for name in order:
             self._leave_behind(name)
+        for slot in left:
+            self._spoil(slot)
+            self._free_slots.insert(0, slot)
         return dict(zip(order, torch.split(logits, query_lens), strict=True))
+
+    def _plan_states(self, order: list[str], query_lens: list[int]) -> list[int]:
+        """Slots of the step; returns those that are read in it for the last time."""
+        states = self.attention.states
+        if states is None:
+            return []
+        before = [self._slots.get(name, -1) for name in order]
+        after = [self._free_slots.pop() for _ in order]
+        self._slots.update(zip(order, after, strict=True))
+        states.plan(StateMetadata.of(query_lens, before, after, CPU))
+        return [slot for slot in before if slot >= 0]
+
+    def _spoil(self, slot: int) -> None:
+        """Leave in a slot what no layer may read."""
+        assert self.attention.states is not None
+        for tensors in self.attention.states.tensors:
+            for tensor in tensors.values():
+                tensor[slot] = float("nan") if tensor.is_floating_point() else -(10**6)
 
     def _leave_behind(self, name: str) -> None:
         window, table = self.model.kv_window, self._tables[name]

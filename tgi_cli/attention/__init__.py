@@ -44,11 +44,12 @@ def create_attention(
     dtype: torch.dtype,
     device: torch.device,
     cache_dtype: torch.dtype | None = None,
+    states: Sequence[StateSpec] = (),
 ) -> PagedAttention:
     """The backend named ``kind``. Default: the fastest one of the device.
 
     ``cache_dtype`` is the dtype of cached keys and values: ``dtype`` (None), float8_e4m3fn or
-    float8_e5m2.
+    float8_e5m2. ``states`` are the model's layers with a recurrent state.
 
     Raises:
         ValueError: no backend of that name, or no cache of that dtype.
@@ -63,7 +64,9 @@ def create_attention(
         raise ValueError(f"no attention backend {kind!r}; one of: {', '.join(sorted(BACKENDS))}")
     module, _, name = BACKENDS[kind].partition(":")
     backend: type[PagedAttention] = getattr(import_module(module), name)
-    return backend(specs, block_size, dtype, device, cache_dtype)
+    attention = backend(specs, block_size, dtype, device, cache_dtype)
+    attention.states = StateCache(states, device) if states else None
+    return attention
 
 
 def attention_name(attention: PagedAttention) -> str:

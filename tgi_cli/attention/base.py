@@ -21,13 +21,52 @@ from tgi_cli.attention.states import StateCache, StateMetadata
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one layer keeps of a token, a key and a value per KV head, and for how long."""
+    """What one cache keeps of a token, a key and a value per KV head, and who sees it.
+
+    Raises:
+        ValueError: it has both a window and chunks, or values that are wider than the keys that
+            they are part of.
+    """
 
     num_kv_heads: int
     head_dim: int
+    """Of keys."""
     window: int | None = None
     """Number of positions that a query sees, its own included (transformers' ``sliding_window``).
     Default: all before it."""
+    value_dim: int | None = None
+    """Of values. Default: ``head_dim``."""
+    chunk: int | None = None
+    """A query at position p sees no position before p // chunk * chunk (Llama 4)."""
+    values_in_keys: bool = False
+    """Values are the first ``value_dim`` dimensions of the keys, and are not stored again."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.chunk is not None:
+            raise ValueError("a layer has a window or chunks, not both")
+        if self.values_in_keys and self.value_width > self.head_dim:
+            raise ValueError(f"{self.value_dim} of {self.head_dim} dimensions cannot be values")
+
+    @property
+    def value_width(self) -> int:
+        """Dimensions of a value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are stored per token."""
+        return self.num_kv_heads * (self.head_dim + (not self.values_in_keys) * self.value_width)
+
+    @property
+    def reach(self) -> int | None:
+        """The most positions that a query sees, or None if there is no limit."""
+        return self.window or self.chunk
+
+    def first_visible(self, position: int) -> int:
+        """The first position that a query at ``position`` sees."""
+        if self.window is not None:
+            return max(0, position - self.window + 1)
+        return 0 if self.chunk is None else position // self.chunk * self.chunk
 
 
 @dataclass(slots=True)
@@ -59,7 +98,8 @@ class PagedAttention(ABC):
     """The KV cache of all layers, and attention over it.
 
     ``allocate`` once, then per step one ``plan`` and one call per layer. ``key_cache`` and
-    ``value_cache`` hold one tensor per layer: [blocks, block_size, kv_heads, head_dim].
+    ``value_cache`` hold one tensor per layer: [blocks, block_size, kv_heads, head_dim or
+    value_width]; with ``values_in_keys`` the latter is a view of the former.
 
     ``dtype`` is the dtype of queries, keys and values. The cache stores them in ``cache_dtype``, by
     default the same, else an 8-bit float (saturating). All keys that a query sees, its own step's
@@ -93,8 +133,8 @@ class PagedAttention(ABC):
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values."""
-        heads = sum(spec.num_kv_heads * spec.head_dim for spec in self.specs)
-        return 2 * self.block_size * heads * self.cache_dtype.itemsize
+        numbers = sum(spec.numbers for spec in self.specs)
+        return self.block_size * numbers * self.cache_dtype.itemsize
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate ``num_blocks`` blocks; earlier cached content is lost.
@@ -104,9 +144,20 @@ class PagedAttention(ABC):
         self.key_cache, self.value_cache = [], []
         self.num_blocks = num_blocks
         for spec in self.specs:
-            shape = (num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
-            self.key_cache.append(empty(shape, self.cache_dtype, self.device))
-            self.value_cache.append(empty(shape, self.cache_dtype, self.device))
+            shape = (num_blocks, self.block_size, spec.num_kv_heads)
+            keys = empty((*shape, spec.head_dim), self.cache_dtype, self.device)
+            self.key_cache.append(keys)
+            self.value_cache.append(
+                keys[..., : spec.value_width]
+                if spec.values_in_keys
+                else empty((*shape, spec.value_width), self.cache_dtype, self.device)
+            )
+
+    @property
+    def stored(self) -> list[Tensor]:
+        """The caches of keys, and those of values that are stored apart from keys."""
+        values = zip(self.value_cache, self.specs, strict=True)
+        return [*self.key_cache, *(cache for cache, spec in values if not spec.values_in_keys)]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every layer.
@@ -118,13 +169,18 @@ class PagedAttention(ABC):
         table = torch.tensor(pairs, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         table = table.to(self.device, non_blocking=True)
         sources, destinations = table[:, 0], table[:, 1]
-        for cache in map(self.raw, (*self.key_cache, *self.value_cache)):
+        for cache in map(self.raw, self.stored):
             cache.index_copy_(0, destinations, cache.index_select(0, sources))
 
-    def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Put keys and values [T, kv_heads, head_dim] into their slots (int64 [T])."""
+    def write(self, layer: int, key: Tensor, value: Tensor | None, slots: Tensor) -> None:
+        """Put keys and values [T, kv_heads, dimensions] into their slots (int64 [T]).
+
+        ``value`` is None where they are part of the keys.
+        """
         # Of the 3 heads of 64 in bf16: 2.4 us for one token, 42 for 512, on one core.
         for cache, new in ((self.key_cache[layer], key), (self.value_cache[layer], value)):
+            if new is None:
+                continue
             if cache.dtype in FP8_DTYPES:
                 new = to_fp8(new, cache.dtype)
             self.raw(cache).flatten(0, 1).index_copy_(0, slots, new)
@@ -136,7 +192,7 @@ class PagedAttention(ABC):
 
     def first_block(self, layer: int, position: int) -> int:
         """Index in its block table of the first block that a query at ``position`` sees."""
-        return first_visible(position, self.specs[layer].window) // self.block_size
+        return self.specs[layer].first_visible(position) // self.block_size
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -193,6 +249,7 @@ class PagedAttention(ABC):
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """As a call, over keys and values of the step that are in the cache already.
 
@@ -206,23 +263,48 @@ class PagedAttention(ABC):
         self,
         layer: int,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Write the step's KV, then attend causally over the cache.
 
-        ``query`` is [T, heads, head_dim], ``key`` and ``value`` are [T, kv_heads, head_dim];
-        returns [T, heads, head_dim]. Query heads that share a KV head are adjacent.
+        Args:
+            layer: index of the cache.
+            query: [T, heads, head_dim]; query heads that share a KV head are adjacent.
+            key: [T, kv_heads, head_dim]; None (and no value) to write nothing, as an earlier call
+                of this step has done so: layers that share keys and values.
+            value: [T, kv_heads, value_width]; None also where values are part of the keys.
+            scale: factor of the scores.
+            softcap: a score s becomes softcap * tanh(s / softcap) before it is masked (Gemma 2,
+                https://arxiv.org/abs/2408.00118).
+            sinks: [heads], logits that take part in the softmax of every query and have no value
+                (gpt-oss).
+            bias: float32 [heads, D >= 2], added to the scaled scores. Column d is for keys that
+                are d positions before the query; beyond the last column the bias goes on as a
+                straight line through the last two: (0, -slope) is ALiBi
+                (https://arxiv.org/abs/2108.12409), two equal ones let it stay as it is (T5,
+                https://arxiv.org/abs/1910.10683).
 
-        With ``softcap`` a score s becomes softcap * tanh(s / softcap) before it is masked
-        (Gemma 2, https://arxiv.org/abs/2408.00118). ``sinks`` [heads] are logits that take part
-        in the softmax of every query and have no value (gpt-oss).
+        Returns:
+            [T, heads, value_width]
         """
 
 
-def first_visible(position: int, window: int | None) -> int:
-    """The first position that a query at ``position`` sees."""
-    return 0 if window is None else max(0, position - window + 1)
+def bias_at(bias: Tensor, distances: Tensor) -> Tensor:
+    """The biases of queries that are ``distances`` (integers, any shape) behind their keys.
+
+    Args:
+        bias: as :class:`PagedAttention` takes it, [heads, D].
+        distances: negative ones, of keys that are hidden, count as 0.
+
+    Returns:
+        float32 [heads, *distances.shape]
+    """
+    last = bias.shape[1] - 1
+    known = bias.index_select(1, distances.clamp(0, last).flatten()).unflatten(1, distances.shape)
+    slopes = (bias[:, last] - bias[:, last - 1]).view(-1, *[1] * distances.ndim)
+    return known.add_((distances - last).clamp_min_(0) * slopes)

@@ -49,6 +49,7 @@ class CacheArgs(Structure):
         ("block_stride", c_int64),
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
+        ("value_dim", c_int64),
         ("dtype", c_int32),
     )
 
@@ -65,12 +66,15 @@ class AttentionArgs(Structure):
         ("softcap", c_float),
         ("sinks", c_void_p),
         ("window", c_int64),
+        ("chunk", c_int64),
+        ("bias", c_void_p),
+        ("distances", c_int64),
     )
 
 
 class CppAttention(PagedAttention):
     """Over tiles of 16 tokens: ``key_cache`` and ``value_cache`` hold [blocks, tiles of a block,
-    kv_heads, head_dim * 16], in the order of kernels/cpp/attention.h.
+    kv_heads, head_dim or value_width * 16], in the order of kernels/cpp/attention.h.
 
     Raises:
         ValueError: there is no library for this processor, or it does not take these arguments;
@@ -94,7 +98,7 @@ class CppAttention(PagedAttention):
         if device.type != "cpu" or not self.supports(specs, block_size, dtype, cache_dtype):
             raise ValueError(
                 "attention's kernels are for bfloat16 on a CPU, heads of 16 n to"
-                f" {_MAX_HEAD_DIM} and blocks of {TILE} n tokens"
+                f" {_MAX_HEAD_DIM}, values beside keys and blocks of {TILE} n tokens"
             )
         self.step = StepArgs()
         """Arguments of the last :meth:`plan`; its pointers are valid until the next."""
@@ -104,14 +108,21 @@ class CppAttention(PagedAttention):
         self.caches = (CacheArgs * len(self.specs))(
             *(
                 CacheArgs(
-                    None, None, block_size, 0, spec.num_kv_heads, spec.head_dim, self._cache_code
+                    None,
+                    None,
+                    block_size,
+                    0,
+                    spec.num_kv_heads,
+                    spec.head_dim,
+                    spec.value_width,
+                    self._cache_code,
                 )
                 for spec in self.specs
             )
         )
         """Per layer, side by side; valid until the next :meth:`allocate`."""
         self._calls = [
-            AttentionArgs(cache=cache, window=spec.window or 0)
+            AttentionArgs(cache=cache, window=spec.window or 0, chunk=spec.chunk or 0)
             for cache, spec in zip(self.caches, self.specs, strict=True)
         ]
         self._cache_pointers = [byref(cache) for cache in self.caches]
@@ -137,7 +148,12 @@ class CppAttention(PagedAttention):
             dtype == torch.bfloat16
             and (cache_dtype or dtype) in _CACHE_DTYPES
             and block_size % TILE == 0
-            and all(spec.head_dim % 16 == 0 and spec.head_dim <= _MAX_HEAD_DIM for spec in specs)
+            and not any(spec.values_in_keys for spec in specs)
+            and all(
+                width % 16 == 0 and width <= _MAX_HEAD_DIM
+                for spec in specs
+                for width in (spec.head_dim, spec.value_width)
+            )
         )
 
     @property
@@ -156,18 +172,22 @@ class CppAttention(PagedAttention):
         blocks = memory.view(self.cache_dtype).view(num_blocks, -1)
         start = 0
         for spec, cache, call in zip(self.specs, self.caches, self._calls, strict=True):
-            shape = (self.block_size // TILE, spec.num_kv_heads, spec.head_dim * TILE)
-            end = start + math.prod(shape)
-            keys = blocks[:, start:end].view(num_blocks, *shape)
-            values = blocks[:, end : 2 * end - start].view(num_blocks, *shape)
-            start = 2 * end - start
+            shape = (self.block_size // TILE, spec.num_kv_heads)
+            key_shape = (*shape, spec.head_dim * TILE)
+            value_shape = (*shape, spec.value_width * TILE)
+            middle = start + math.prod(key_shape)
+            end = middle + math.prod(value_shape)
+            keys = blocks[:, start:middle].view(num_blocks, *key_shape)
+            values = blocks[:, middle:end].view(num_blocks, *value_shape)
+            start = end
             self.key_cache.append(keys)
             self.value_cache.append(values)
             cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
             cache.block_stride = self.block_bytes
             call.cache = cache
 
-    def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    def write(self, layer: int, key: Tensor, value: Tensor | None, slots: Tensor) -> None:
+        assert value is not None
         (key, key_stride), (value, value_stride) = _rows(key), _rows(value)
         self._store(
             self.caches[layer],
@@ -200,29 +220,31 @@ class CppAttention(PagedAttention):
         self,
         layer: int,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        count = threads()
-        (query, query_stride), (key, key_stride), (value, value_stride) = (
-            _rows(query),
-            _rows(key),
-            _rows(value),
-        )
-        self._store(
-            self._cache_pointers[layer],
-            *self._stored,
-            key.data_ptr(),
-            key_stride,
-            value.data_ptr(),
-            value_stride,
-            count,
-        )
-        # Of the ways to make a tensor the one that takes least: 1.6 us, and new_empty 4.7.
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        count, spec = threads(), self.specs[layer]
+        query, query_stride = _rows(query)
+        if key is not None and value is not None:
+            (key, key_stride), (value, value_stride) = _rows(key), _rows(value)
+            self._store(
+                self._cache_pointers[layer],
+                *self._stored,
+                key.data_ptr(),
+                key_stride,
+                value.data_ptr(),
+                value_stride,
+                count,
+            )
+        if spec.value_dim is None:
+            # Of the ways to make a tensor the one that takes least: 1.6 us, and new_empty 4.7.
+            output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        else:
+            output = query.new_empty(*query.shape[:2], spec.value_dim)
         call = self._calls[layer]
         call.query, call.query_stride = query.data_ptr(), query_stride
         call.output, call.output_stride = output.data_ptr(), output.stride()[0]
@@ -233,6 +255,11 @@ class CppAttention(PagedAttention):
         else:
             sinks = sinks.to(torch.float32).contiguous()
             call.sinks = sinks.data_ptr()
+        call.bias = None
+        if bias is not None:
+            # The kernel reads keys in their order, which is that of falling distances.
+            bias = bias.to(torch.float32).flip(1)
+            call.bias, call.distances = bias.data_ptr(), bias.shape[1]
         self._attend(self._call_pointers[layer], self._step_pointer, count)
         return output
 

@@ -1,4 +1,5 @@
-"""Which keys the calls of a step on the CPU are given, for the layers of one window.
+"""Which keys the calls of a step on the CPU are given, for the layers whose queries see
+alike.
 
 A token's result must not depend on the rest of its step, and kernels add up long rows in
 pieces: torch's, 512 keys at a time counted from the first one given; MKL's product of matrices,
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tgi_cli.attention.base import AttentionMetadata, first_visible
+from tgi_cli.attention.base import AttentionMetadata, KVSpec
 
 QUERY_TILE = 64
 """Prompt tokens per call. torch's kernel computes what a mask hides, up to 512 keys at a time
@@ -48,6 +49,8 @@ class Decodes:
     keys: int
     mask: Tensor
     """[n, 1, 1, keys], 0 or -inf."""
+    distances: Tensor
+    """int64 [n, 1, keys]: how far each key is before the query, negative behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,13 @@ class QueryTile:
     """Keys from there to the last that any of the queries sees."""
     keys: int
     """The same with the hidden ones that fill the call up."""
+    hidden: int
+    """Leading keys that no query sees, as they are of the chunk before."""
+
+    def distances(self) -> Tensor:
+        """int64 [1, queries, keys]: how far each key is before each query."""
+        last = torch.arange(self.visible - 1, self.visible - 1 - self.keys, -1)
+        return (last + torch.arange(self.begin - self.end + 1, 1)[:, None])[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +90,13 @@ class Prefills:
 
 
 class WindowPlan:
-    """The calls of all layers that share ``window``, which may be None.
+    """The calls of all layers with the window, or the chunks, of ``spec``.
 
     ``allowance`` is how many padded keys of a decode cost as much as a further call.
     """
 
-    def __init__(
-        self, window: int | None, block_size: int, dtype: torch.dtype, allowance: int
-    ) -> None:
-        self.window = window
+    def __init__(self, spec: KVSpec, block_size: int, dtype: torch.dtype, allowance: int) -> None:
+        self._spec = spec
         self.decodes: list[Decodes] = []
         self.prefills: list[Prefills] = []
         self._block_size = block_size
@@ -97,7 +105,8 @@ class WindowPlan:
         self._masks: dict[int, Tensor] = {}
         self._masked_len = 0
         self._align, self._stride = KEYS, math.lcm(KEYS, block_size)
-        if window is None or window + QUERY_TILE + 2 * self._stride > MATRIX_PIECE:
+        reach = spec.reach
+        if reach is None or reach + QUERY_TILE + 2 * self._stride > MATRIX_PIECE:
             self._align, self._stride = PIECE, math.lcm(PIECE, block_size)
 
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -121,8 +130,8 @@ class WindowPlan:
             diagonal = width - MARGIN - QUERY_TILE
             every = torch.ones(QUERY_TILE, width, dtype=torch.bool)
             hidden = every.triu(diagonal + 1)
-            if self.window is not None:
-                hidden |= every.tril_(diagonal - self.window)
+            if self._spec.window is not None:
+                hidden |= every.tril_(diagonal - self._spec.window)
             rows = hidden.repeat_interleave(share, 0)
             mask = like.new_zeros(rows.shape).masked_fill_(rows, float("-inf"))
             self._masks[share] = mask
@@ -130,11 +139,11 @@ class WindowPlan:
 
     def _first_key(self, position: int) -> int:
         """The beginning of a call whose first query is at ``position``."""
-        return first_visible(position, self.window) // self._align * self._align
+        return self._spec.first_visible(position) // self._align * self._align
 
     def _first_gathered(self, position: int) -> int:
         """The same, or before it, and the first key of a block."""
-        return first_visible(position, self.window) // self._stride * self._stride
+        return self._spec.first_visible(position) // self._stride * self._stride
 
     def _call_keys(self, visible: int) -> int:
         """How many keys a call is given of which so many are seen."""
@@ -179,14 +188,16 @@ class WindowPlan:
         # Blocks behind the window or beyond the end may be another sequence's, or free: read the
         # sequence's own nearest block again.
         columns = np.minimum(columns, (ends - 1) // self._block_size)
-        if self.window is not None:
-            first = np.maximum(ends - self.window, 0)
+        window, chunk = self._spec.window, self._spec.chunk
+        if window is not None or chunk is not None:
+            first = np.maximum(ends - window, 0) if chunk is None else (ends - 1) // chunk * chunk
             hidden |= positions < first
             columns = np.maximum(columns, first // self._block_size)
         blocks = table.gather(1, torch.from_numpy(columns))
         mask = torch.zeros(hidden.shape, dtype=self._dtype)
         mask.masked_fill_(torch.from_numpy(hidden), float("-inf"))
-        return Decodes(index, blocks.flatten(), size, count, mask[:, None, None, :])
+        distances = torch.from_numpy(ends - 1 - positions)[:, None]
+        return Decodes(index, blocks.flatten(), size, count, mask[:, None, None, :], distances)
 
     def _plan_prefills(self, metadata: AttentionMetadata, first: int) -> list[Prefills]:
         groups: list[Prefills] = []
@@ -208,16 +219,24 @@ class WindowPlan:
         earlier = kv_len - query_len
         base = self._first_gathered(earlier)
         tiles = []
-        for begin in range(0, query_len, QUERY_TILE):
+        begin = 0
+        while begin < query_len:
             end = min(begin + QUERY_TILE, query_len)
             first = self._first_key(earlier + begin)
+            hidden = 0
+            if (chunk := self._spec.chunk) is not None:
+                # Of one chunk: all queries of a tile see the same first key.
+                end = min(end, begin + chunk - (earlier + begin) % chunk)
+                hidden = self._spec.first_visible(earlier + begin) - first
             visible = earlier + end - first
-            tiles.append(QueryTile(begin, end, first - base, visible, self._call_keys(visible)))
+            keys = self._call_keys(visible)
+            tiles.append(QueryTile(begin, end, first - base, visible, keys, hidden))
+            begin = end
         keys = max(tile.first_key + tile.keys for tile in tiles)
         # As in a decode, blocks that are no longer or not yet the sequence's are not read.
         columns = np.clip(
             np.arange(base, base + keys, self._block_size) // self._block_size,
-            first_visible(earlier, self.window) // self._block_size,
+            self._spec.first_visible(earlier) // self._block_size,
             (kv_len - 1) // self._block_size,
         )
         blocks = table.index_select(1, torch.from_numpy(columns)).flatten()

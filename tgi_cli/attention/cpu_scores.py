@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+from tgi_cli.attention.base import bias_at
 from tgi_cli.attention.cpu_plan import MATRIX_PIECE, PIECE
 
 fused_with_sums: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
@@ -43,15 +44,27 @@ class Scoring:
     softcap: float | None = None
     sinks: Tensor | None = None
     """fp32 [kv_heads, query heads of each]."""
+    bias: Tensor | None = None
+    """fp32 [heads, distances]."""
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        distances: Tensor | None = None,
+    ) -> Tensor:
         """Attention of n sequences over their keys: [n, kv_heads, rows, head_dim].
 
         ``queries`` are [n, kv_heads, rows, head_dim]; the rows are tokens, each with all heads of
         the KV head, and the last row is the last head of the last token. ``keys`` and ``values``
         are [n, kv_heads, keys, head_dim]; ``mask`` (0 or -inf) is [rows, keys] or [n, 1, 1, keys].
+        A bias needs ``distances`` from the last tokens to the keys, int64 [n or 1, tokens, keys].
         A row of which nothing is visible comes out as anything.
         """
+        if self.bias is not None:
+            return self._attend_in_steps(queries, keys, values, mask, distances)
         if self.softcap is None and self.sinks is None:
             return scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, scale=self.scale
@@ -66,7 +79,12 @@ class Scoring:
         return attended.mul_(remaining[..., None])
 
     def _attend_in_steps(
-        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        distances: Tensor | None = None,
     ) -> Tensor:
         output = torch.empty_like(queries)
         kv_heads, longest, head_dim = keys.shape[1:]
@@ -74,11 +92,20 @@ class Scoring:
         for begin in range(0, len(queries), at_once):
             some = slice(begin, begin + at_once)
             hidden = mask[some] if mask.dim() == 4 else mask
-            self._attend_some(queries[some], keys[some], values[some], hidden, output[some])
+            far = distances
+            if far is not None and len(far) > 1:
+                far = far[some]
+            self._attend_some(queries[some], keys[some], values[some], hidden, far, output[some])
         return output
 
     def _attend_some(
-        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, output: Tensor
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        distances: Tensor | None,
+        output: Tensor,
     ) -> None:
         size, kv_heads, rows, _ = queries.shape
         wide = torch.promote_types(queries.dtype, torch.float32)
@@ -88,7 +115,7 @@ class Scoring:
         cap = self.softcap
         factor = self.scale if cap is None else -2 * self.scale / cap
         queries = (queries.to(wide) * factor).flatten(0, 1)
-        lowest = torch.finfo(wide).min if cap is None else 0.0
+        lowest = torch.finfo(wide).min if cap is None or distances is not None else 0.0
         largest = queries.new_full((size * kv_heads, rows, 1), lowest)
         sums, attended = torch.zeros_like(largest), torch.zeros_like(queries)
         if self.sinks is not None:
@@ -105,6 +132,8 @@ class Scoring:
             else:
                 scores.exp_().add_(1).reciprocal_()
                 torch.add(hidden, scores, alpha=2 * cap, out=scores)
+            if distances is not None:
+                scores.add_(self._bias_of_rows(distances[..., piece], kv_heads, rows))
             before, largest = largest, largest.maximum(weights.amax(-1, keepdim=True))
             weights.sub_(largest).exp_()
             rescale = before.sub_(largest).exp_()
@@ -112,6 +141,13 @@ class Scoring:
             sums = sums.mul_(rescale).add_((weights @ ones[: weights.shape[2]])[..., :1])
             attended.mul_(rescale).baddbmm_(weights, _widened(values[:, :, piece], wide))
         output.copy_(attended.div_(sums).view(output.shape))
+
+    def _bias_of_rows(self, distances: Tensor, kv_heads: int, rows: int) -> Tensor:
+        """[n or 1, kv_heads, rows, keys] for distances [n or 1, tokens, keys]."""
+        assert self.bias is not None
+        biases = bias_at(self.bias, distances).unflatten(0, (kv_heads, -1))
+        biases = biases.permute(2, 0, 3, 1, 4).flatten(2, 3)
+        return pad(biases, (0, 0, rows - biases.shape[2], 0))
 
     def _sinks_of_rows(self, queries: Tensor) -> Tensor:
         """[kv_heads, rows]."""

@@ -55,8 +55,8 @@ class CpuAttention(PagedAttention):
         self._upcast = FromFP8(self.cache_dtype, dtype) if self.cache_dtype in FP8_DTYPES else None
         allowance = _CALL_COST // max(spec.num_kv_heads * spec.head_dim for spec in self.specs)
         self._plans = {
-            window: WindowPlan(window, block_size, dtype, allowance)
-            for window in {spec.window for spec in self.specs}
+            (spec.window, spec.chunk): WindowPlan(spec, block_size, dtype, allowance)
+            for spec in self.specs
         }
 
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -69,25 +69,28 @@ class CpuAttention(PagedAttention):
         self,
         layer: int,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
+        spec = self.specs[layer]
         if sinks is not None:
-            sinks = sinks.to(torch.float32).view(key.shape[1], -1)
-        scoring = Scoring(scale, softcap, sinks)
-        if len(self._entered):
-            # A mask hides a score but not a NaN: what a broken request left behind must not
-            # reach the next owner of its block through the places not written yet.
-            self.raw(self.key_cache[layer]).index_fill_(0, self._entered, 0)
-            self.raw(self.value_cache[layer]).index_fill_(0, self._entered, 0)
-        self.write(layer, key, value, self._slots)
-        plan = self._plans[self.specs[layer].window]
+            sinks = sinks.to(torch.float32).view(spec.num_kv_heads, -1)
+        scoring = Scoring(scale, softcap, sinks, bias)
+        if key is not None:
+            if len(self._entered):
+                # A mask hides a score but not a NaN: what a broken request left behind must not
+                # reach the next owner of its block through the places not written yet.
+                self.raw(self.key_cache[layer]).index_fill_(0, self._entered, 0)
+                self.raw(self.value_cache[layer]).index_fill_(0, self._entered, 0)
+            self.write(layer, key, value, self._slots)
+        plan = self._plans[spec.window, spec.chunk]
         if len(plan.decodes) == 1 and not plan.prefills:
             return self._decode(layer, plan.decodes[0], query, scoring)
-        output = query.new_empty(query.shape)
+        output = query.new_empty(*query.shape[:2], spec.value_width)
         for decodes in plan.decodes:
             if decodes.rows is None:
                 queries = query[: decodes.size]
@@ -101,14 +104,15 @@ class CpuAttention(PagedAttention):
 
     def _decode(self, layer: int, group: Decodes, query: Tensor, scoring: Scoring) -> Tensor:
         size, heads, head_dim = query.shape
-        kv_heads = self.specs[layer].num_kv_heads
+        kv_heads, width = self.specs[layer].num_kv_heads, self.specs[layer].value_width
         share = heads // kv_heads
         keys, values = self._gather(layer, group)
         queries = query.view(size, kv_heads, share, head_dim)
-        if share % QUERIES:
-            queries = pad(queries, (0, 0, -share % QUERIES, 0))
-        attended = scoring.attend(queries, keys, values, group.mask)
-        return attended[:, :, -share:].reshape(size, heads, head_dim)
+        if share % QUERIES or width > head_dim:
+            queries = pad(queries, (0, max(width - head_dim, 0), -share % QUERIES, 0))
+        distances = None if scoring.bias is None else group.distances
+        attended = scoring.attend(queries, keys, values, group.mask, distances)
+        return attended[:, :, -share:, :width].reshape(size, heads, width)
 
     def _prefill(
         self,
@@ -120,13 +124,13 @@ class CpuAttention(PagedAttention):
         output: Tensor,
     ) -> None:
         heads, head_dim = query.shape[1:]
-        kv_heads = self.specs[layer].num_kv_heads
+        kv_heads, width = self.specs[layer].num_kv_heads, self.specs[layer].value_width
         share = heads // kv_heads
         tokens = slice(group.start, group.start + group.size * group.query_len)
         keys, values = self._gather(layer, group)
         # [sequence, token, KV head, query head of it, head_dim]
         queries = query[tokens].view(group.size, group.query_len, kv_heads, share, head_dim)
-        outputs = output[tokens].view(group.size, group.query_len, kv_heads, share, head_dim)
+        outputs = output[tokens].view(group.size, group.query_len, kv_heads, share, width)
         mask = plan.causal_mask(share, query)
         for tile in group.tiles:
             count = tile.end - tile.begin
@@ -136,22 +140,38 @@ class CpuAttention(PagedAttention):
             seen = slice(tile.first_key, tile.first_key + tile.keys)
             some = queries[:, tile.begin : tile.end].transpose(1, 2)
             some = some.reshape(group.size, kv_heads, rows, head_dim)
+            if filling or width > head_dim:
+                some = pad(some, (0, max(width - head_dim, 0), filling, 0))
+            hidden = mask[-rows - filling :, left : left + tile.keys]
+            if tile.hidden:
+                hidden = hidden.clone()
+                hidden[:, : tile.hidden] = float("-inf")
             attended = scoring.attend(
-                pad(some, (0, 0, filling, 0)) if filling else some,
+                some,
                 keys[:, :, seen],
                 values[:, :, seen],
-                mask[-rows - filling :, left : left + tile.keys],
+                hidden,
+                None if scoring.bias is None else tile.distances(),
             )
             outputs[:, tile.begin : tile.end].transpose(1, 2).copy_(
-                attended[:, :, filling:].view(group.size, kv_heads, count, share, head_dim)
+                attended[:, :, filling:, :width].view(group.size, kv_heads, count, share, width)
             )
 
     def _gather(self, layer: int, group: Decodes | Prefills) -> tuple[Tensor, Tensor]:
-        """Keys and values of n sequences of equally many blocks: [n, kv_heads, keys, head_dim]."""
-        return (
-            self._sequences(self.key_cache[layer], group),
-            self._sequences(self.value_cache[layer], group),
-        )
+        """Keys and values of n sequences of equally many blocks: [n, kv_heads, keys, width].
+
+        Both as wide as the wider one, as torch's fused kernel wants: zeros add nothing. Values
+        that are part of the keys are given with what else is there.
+        """
+        spec = self.specs[layer]
+        keys = self._sequences(self.key_cache[layer], group)
+        if spec.values_in_keys:
+            return keys, keys
+        values = self._sequences(self.value_cache[layer], group)
+        gap = spec.head_dim - spec.value_width
+        if gap < 0:
+            keys = pad(keys, (0, -gap))
+        return keys, pad(values, (0, gap)) if gap > 0 else values
 
     def _sequences(self, cache: Tensor, group: Decodes | Prefills) -> Tensor:
         gathered = self.raw(cache).index_select(0, group.blocks)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tgi_cli.attention.base import AttentionMetadata, KVSpec, first_visible
+from tgi_cli.attention.base import AttentionMetadata, KVSpec
 from tgi_cli.attention.triton import TritonAttention
 from tgi_cli.errors import ConfigError
 
@@ -97,6 +97,18 @@ class FlashInferAttention(TritonAttention):
                 f"FlashInfer has no attention for heads of {head_dim} dimensions",
                 "use the attention backend triton",
             )
+        for spec in specs:
+            if spec.value_width != spec.head_dim or spec.values_in_keys:
+                raise ConfigError(
+                    f"FlashInfer has no paged attention for keys of {spec.head_dim} and values of "
+                    f"{spec.value_width} dimensions",
+                    "use the attention backend triton",
+                )
+            if spec.chunk is not None:
+                raise ConfigError(
+                    "FlashInfer has no attention over chunks of positions",
+                    "use the attention backend triton",
+                )
         super().__init__(specs, block_size, dtype, device, cache_dtype)
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._kinds: dict[_Kind, _Wrappers] = {}
@@ -132,7 +144,14 @@ class FlashInferAttention(TritonAttention):
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
+        if bias is not None:
+            raise ConfigError(
+                "this model's attention has a bias by distance, which FlashInfer's paged kernels "
+                "have not",
+                "use the attention backend triton",
+            )
         if sinks is not None:
             raise ConfigError(
                 "this model's attention has sinks, which FlashInfer's paged kernels have not",
@@ -203,7 +222,7 @@ class FlashInferAttention(TritonAttention):
         part = slice(0, metadata.num_decodes) if decodes else slice(metadata.num_decodes, None)
         query_lens, kv_lens = self._host.query_lens[part], self._host.kv_lens[part]
         earlier = kv_lens - query_lens
-        first = np.array([first_visible(int(at), window) for at in earlier]) // self.block_size
+        first = (0 if window is None else np.maximum(earlier - window + 1, 0)) // self.block_size
         counts = -(-kv_lens // self.block_size) - first
         starts = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tgi_cli.attention.base import AttentionMetadata, PagedAttention
+from tgi_cli.attention.base import AttentionMetadata, PagedAttention, bias_at
 
 
 class ReferenceAttention(PagedAttention):
@@ -20,16 +20,18 @@ class ReferenceAttention(PagedAttention):
         self,
         layer: int,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        metadata, window = self._metadata, self.specs[layer].window
-        self.write(layer, key, value, metadata.slot_mapping)
-        output = torch.empty_like(query)
-        groups = query.shape[1] // key.shape[1]
+        metadata, spec = self._metadata, self.specs[layer]
+        if key is not None:
+            self.write(layer, key, value, metadata.slot_mapping)
+        output = query.new_empty(*query.shape[:2], spec.value_width)
+        groups = query.shape[1] // spec.num_kv_heads
         start = 0
         for row, (query_len, kv_len) in enumerate(
             zip(metadata.query_lens_host, metadata.kv_lens_host, strict=True)
@@ -43,11 +45,14 @@ class ReferenceAttention(PagedAttention):
             scores = query[start:end].transpose(0, 1).float() @ keys.transpose(1, 2) * scale
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
-            # The queries are the last of the sequence: the first sees all keys but query_len-1.
-            diagonal = keys.shape[1] - query_len
-            hidden = torch.ones_like(scores[0], dtype=torch.bool).triu_(diagonal + 1)
-            if window is not None:
-                hidden |= torch.ones_like(hidden).tril_(diagonal - window)
+            # The queries are the last of the sequence.
+            positions = range(kv_len - query_len, kv_len)
+            places = torch.arange(first * self.block_size, kv_len, device=query.device)
+            own = torch.tensor(positions, device=query.device)[:, None]
+            begins = torch.tensor(list(map(spec.first_visible, positions)), device=query.device)
+            if bias is not None:
+                scores = scores + bias_at(bias.float(), own - places)
+            hidden = (places > own) | (places < begins[:, None])
             scores = scores.masked_fill_(hidden, float("-inf"))
             if sinks is None:
                 weights = scores.softmax(-1)

@@ -9,7 +9,7 @@ slot and writes its own without a copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +71,33 @@ class StateMetadata:
     slots_out_host: list[int]
     snapshot_after_host: list[int]
     snapshot_slots_host: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        query_lens: list[int],
+        slots_in: list[int],
+        slots_out: list[int],
+        device: torch.device,
+        snapshots: Mapping[int, tuple[int, int]] | None = None,
+    ) -> StateMetadata:
+        """From values on the host; ``snapshots`` has (tokens, slot) by index of the sequence."""
+        made = [(snapshots or {}).get(index, (0, -1)) for index in range(len(query_lens))]
+        after, kept = [count for count, _ in made], [slot for _, slot in made]
+        starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+        numbers = torch.tensor([slots_in, slots_out, after, kept], device=device)
+        return cls(
+            query_start_loc=starts.to(device),
+            slots_in=numbers[0],
+            slots_out=numbers[1],
+            snapshot_after=numbers[2],
+            snapshot_slots=numbers[3],
+            query_lens_host=query_lens,
+            slots_in_host=slots_in,
+            slots_out_host=slots_out,
+            snapshot_after_host=after,
+            snapshot_slots_host=kept,
+        )
 
     @property
     def has_snapshots(self) -> bool:

@@ -159,8 +159,8 @@ class TritonAttention(PagedAttention):
             raise ValueError("attention before the first plan")
         return self._step
 
-    def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        key, value = _rows(key), _rows(value)
+    def write(self, layer: int, key: Tensor, value: Tensor | None, slots: Tensor) -> None:
+        key, value = _rows(key), None if value is None else _rows(value)
         key_cache, value_cache = self.raw(self.key_cache[layer]), self.raw(self.value_cache[layer])
         bits = how_to_read(self.cache_dtype, casts=False)
         write_cache(key, value, key_cache, value_cache, slots, bits)
@@ -169,14 +169,16 @@ class TritonAttention(PagedAttention):
         self,
         layer: int,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        self.write(layer, key, value, self.step_slots)
-        return self.attend(layer, query, scale, softcap, sinks)
+        if key is not None:
+            self.write(layer, key, value, self.step_slots)
+        return self.attend(layer, query, scale, softcap, sinks, bias)
 
     def attend(
         self,
@@ -185,17 +187,22 @@ class TritonAttention(PagedAttention):
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         step, spec = self._planned, self.specs[layer]
         query = _rows(query)
         tokens, heads, head_dim = query.shape
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        value_dim = spec.value_width
+        output = torch.empty((tokens, heads, value_dim), dtype=query.dtype, device=query.device)
+        if bias is not None:
+            bias = bias.float().contiguous()
         leading = step.leading(heads // spec.num_kv_heads)
         common = {
             "query": query,
             "key_cache": self.raw(self.key_cache[layer]),
             "value_cache": self.raw(self.value_cache[layer]),
             "sinks": query if sinks is None else sinks,
+            "bias": query if bias is None else bias,
             "output": output,
             "scale": scale * _LOG2E if softcap is None else 2.0 * scale / softcap,
             "cap": 0.0 if softcap is None else softcap * _LOG2E,
@@ -205,8 +212,12 @@ class TritonAttention(PagedAttention):
             "KV_HEADS": spec.num_kv_heads,
             "GROUP": heads // spec.num_kv_heads,
             "HEAD_DIM": head_dim,
+            "VALUE_DIM": value_dim,
+            "VALUE_ROW": head_dim if spec.values_in_keys else value_dim,
             "BLOCK_SIZE": self.block_size,
-            "WINDOW": spec.window or 0,
+            "WINDOW": spec.reach or 0,
+            "CHUNKED": spec.chunk is not None,
+            "DISTANCES": 0 if bias is None else bias.shape[1],
             "HAS_CAP": softcap is not None,
             "HAS_SINKS": sinks is not None,
             "FP8": how_to_read(self.cache_dtype, self.hardware.casts_fp8),
@@ -214,6 +225,7 @@ class TritonAttention(PagedAttention):
             # its precision (https://arxiv.org/abs/2203.03341).
             "PRECISION": "tf32x3" if query.dtype == torch.float32 else "tf32",
             "BLOCK_D": max(triton.next_power_of_2(head_dim), 16),
+            "BLOCK_V": max(triton.next_power_of_2(value_dim), 16),
         }
         if leading.tokens:
             self._decode(step.metadata, leading, common)
@@ -225,10 +237,10 @@ class TritonAttention(PagedAttention):
         self, metadata: AttentionMetadata, leading: _Leading, common: dict[str, Any]
     ) -> None:
         output, kv_heads = common["output"], common["KV_HEADS"]
-        heads, head_dim = output.shape[1:]
+        heads, value_dim = output.shape[1:]
         tile = tiles.decode_tile(
             self.hardware,
-            common["BLOCK_D"],
+            max(common["BLOCK_D"], common["BLOCK_V"]),
             self.dtype.itemsize,
             self.cache_dtype.itemsize,
             # One tile for whatever is short, as each is compiled when it is first met.
@@ -241,7 +253,7 @@ class TritonAttention(PagedAttention):
         parts = part_sums = output
         if splits > 1:
             shape = (leading.tokens, heads, splits)
-            parts = output.new_empty(*shape, head_dim, dtype=torch.float32)
+            parts = output.new_empty(*shape, value_dim, dtype=torch.float32)
             part_sums = output.new_empty(shape, dtype=torch.float32)
         several = leading.most > 1
         decode_kernel[(kv_heads, splits, leading.sequences)](
@@ -269,12 +281,13 @@ class TritonAttention(PagedAttention):
             output,
             splits,
             HEADS=heads,
-            HEAD_DIM=head_dim,
+            VALUE_DIM=value_dim,
             WINDOW=common["WINDOW"],
+            CHUNKED=common["CHUNKED"],
             HAS_SINKS=common["HAS_SINKS"],
             BLOCK_S=8 if splits <= 8 else tiles.MAX_SPLITS,
             BLOCK_N=tile.keys,
-            BLOCK_D=common["BLOCK_D"],
+            BLOCK_V=common["BLOCK_V"],
             SEVERAL=several,
             num_warps=4,
         )
@@ -284,7 +297,7 @@ class TritonAttention(PagedAttention):
     ) -> None:
         tile = tiles.prefill_tile(
             self.hardware,
-            common["BLOCK_D"],
+            max(common["BLOCK_D"], common["BLOCK_V"]),
             self.dtype.itemsize,
             self.cache_dtype.itemsize,
             common["GROUP"],

@@ -66,15 +66,16 @@ def narrowed(numbers: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
 def _write_kernel(
     key: tl.tensor,  # [T, heads, HEAD_DIM]
     value: tl.tensor,
-    key_cache: tl.tensor,  # [slots, SIZE]
-    value_cache: tl.tensor,
+    key_cache: tl.tensor,  # [slots, heads * HEAD_DIM]
+    value_cache: tl.tensor,  # [slots, heads * VALUE_DIM]
     slots: tl.tensor,  # int64 [T]
     key_stride: int,
     key_head_stride: int,
     value_stride: int,
     value_head_stride: int,
-    SIZE: tl.constexpr,  # heads * HEAD_DIM
+    HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,  # 0: values are part of the keys
     FP8: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -82,17 +83,21 @@ def _write_kernel(
     slot = tl.load(slots + token)
     if slot >= 0:
         columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = columns < SIZE
+        inside = columns < HEADS * HEAD_DIM
         head, dim = columns // HEAD_DIM, columns % HEAD_DIM
         key_at = key + token * key_stride + head * key_head_stride + dim
-        value_at = value + token * value_stride + head * value_head_stride + dim
         new_key = tl.load(key_at, mask=inside, other=0.0)
-        new_value = tl.load(value_at, mask=inside, other=0.0)
         if FP8 > 0:
             new_key = narrowed(new_key.to(tl.float32), FP8)
-            new_value = narrowed(new_value.to(tl.float32), FP8)
-        tl.store(key_cache + slot * SIZE + columns, new_key, mask=inside)
-        tl.store(value_cache + slot * SIZE + columns, new_value, mask=inside)
+        tl.store(key_cache + slot * (HEADS * HEAD_DIM) + columns, new_key, mask=inside)
+        if VALUE_DIM > 0:
+            inside = columns < HEADS * VALUE_DIM
+            head, dim = columns // VALUE_DIM, columns % VALUE_DIM
+            value_at = value + token * value_stride + head * value_head_stride + dim
+            new_value = tl.load(value_at, mask=inside, other=0.0)
+            if FP8 > 0:
+                new_value = narrowed(new_value.to(tl.float32), FP8)
+            tl.store(value_cache + slot * (HEADS * VALUE_DIM) + columns, new_value, mask=inside)
 
 
 _READ = {
@@ -107,15 +112,23 @@ def how_to_read(cache_dtype: torch.dtype, casts: bool) -> int:
 
 
 def write_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, fp8: int
+    key: Tensor,
+    value: Tensor | None,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    fp8: int,
 ) -> None:
     """Put [T, heads, head_dim] into slots (int64 [T]); negative ones are left out.
 
     Caches are contiguous [blocks, block_size, heads, head_dim], as uint8 if ``fp8`` is E4M3_BITS
-    or E5M2_BITS.
+    or E5M2_BITS. Values, which may be of another width, are None where they are part of the keys.
     """
     tokens, heads, head_dim = key.shape
-    size = heads * head_dim
+    value_dim = 0 if value is None else value.shape[2]
+    if value is None:
+        value = key
+    size = heads * max(head_dim, value_dim)
     if not tokens or not size:
         return
     block = min(triton.next_power_of_2(size), 1024)
@@ -129,8 +142,9 @@ def write_cache(
         key.stride(1),
         value.stride(0),
         value.stride(1),
-        SIZE=size,
+        HEADS=heads,
         HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
         FP8=fp8,
         BLOCK=block,
         num_warps=max(block // 256, 1),

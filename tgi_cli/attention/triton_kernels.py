@@ -1,13 +1,16 @@
 """Triton kernels of paged attention: prompts in tiles, decodes in splits of their KV, and a sum.
 
-All take the cache as it lies, [slots, KV_HEADS, HEAD_DIM], and compute in float32 but for the
-products, whose factors are rounded to the queries' dtype. Query heads that share a KV head are
+All take the cache as it lies, keys [slots, KV_HEADS, HEAD_DIM] and values [slots, KV_HEADS,
+VALUE_ROW], of which the first VALUE_DIM count, and compute in float32 but for the products, whose
+factors are rounded to the queries' dtype. Query heads that share a KV head are
 rows of one tile: row r is token r // GROUP, head r % GROUP. The softmax is online
 (https://arxiv.org/abs/1805.02867) over tiles of keys (FlashAttention-2,
 https://arxiv.org/abs/2307.08691), in powers of 2: ``scale`` and ``cap`` have log2(e) in them.
 
 With HAS_CAP a score s is ``cap * tanh(scale * s / 2)``, else ``scale * s``. WINDOW is how many
-positions a query sees, its own included; 0: all. The language:
+positions a query sees, its own included, or with CHUNKED the size of the chunks of positions of
+which it sees its own; 0: all. DISTANCES is how many columns ``bias`` has, which is as
+:class:`~tgi_cli.attention.PagedAttention` has it; 0: there is none. The language:
 https://triton-lang.org/main/python-api/triton.language.html
 """
 
@@ -24,12 +27,23 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def first_visible(places: tl.tensor, WINDOW: tl.constexpr, CHUNKED: tl.constexpr) -> tl.tensor:
+    """The first positions that queries at ``places`` see, with a WINDOW that is not 0."""
+    if CHUNKED:
+        first = places // WINDOW * WINDOW
+    else:
+        first = tl.maximum(places - WINDOW + 1, 0)
+    return first
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _attend(
     attended: tl.tensor,  # [BLOCK_M, BLOCK_D], what was attended to so far
     largest: tl.tensor,  # [BLOCK_M], the largest score so far
     total: tl.tensor,  # [BLOCK_M], the sum of weights so far
     queries: tl.tensor,  # [BLOCK_M, BLOCK_D]
     places: tl.tensor,  # [BLOCK_M], the positions of the queries
+    biases: tl.tensor,  # [BLOCK_M], where the biases of their heads begin
     begin: tl.tensor,  # keys from here, a multiple of BLOCK_N ...
     end: tl.tensor,  # ... to here
     first: tl.tensor,  # what is before or not before ...
@@ -41,43 +55,59 @@ def _attend(
     cap: float,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    DISTANCES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     MASKED: tl.constexpr,  # else all queries see all these keys
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     columns = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     inside = dims < HEAD_DIM
+    value_dims = tl.arange(0, BLOCK_V)
+    value_inside = value_dims < VALUE_DIM
     for start in range(begin, end, BLOCK_N):
         keys = start + columns
         if MASKED:
             readable = (keys >= first) & (keys < limit)
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=readable, other=0)
             key_mask = inside[:, None] & readable[None, :]
-            value_mask = readable[:, None] & inside[None, :]
+            value_mask = readable[:, None] & value_inside[None, :]
         else:
             blocks = tl.load(table + keys // BLOCK_SIZE)
             key_mask = inside[:, None]
-            value_mask = inside[None, :]
+            value_mask = value_inside[None, :]
         slots = blocks.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
-        offsets = slots * (KV_HEADS * HEAD_DIM)
+        key_at = slots * (KV_HEADS * HEAD_DIM)
+        value_at = slots * (KV_HEADS * VALUE_ROW)
         # What lies there unmasked may be what a broken request left: zeros, not times zero.
-        key = tl.load(key_head + offsets[None, :] + dims[:, None], mask=key_mask, other=0)
-        value = tl.load(value_head + offsets[:, None] + dims[None, :], mask=value_mask, other=0)
+        key = tl.load(key_head + key_at[None, :] + dims[:, None], mask=key_mask, other=0)
+        values_from = value_head + value_at[:, None] + value_dims[None, :]
+        value = tl.load(values_from, mask=value_mask, other=0)
         scores = tl.dot(queries, widened(key, queries.dtype, FP8), input_precision=PRECISION)
         factor = scale
         if HAS_CAP:
             scores = cap * (2.0 * tl.sigmoid(scale * scores) - 1.0)
             factor = 1.0
+        if DISTANCES > 0:
+            far = tl.maximum(places[:, None] - keys[None, :], 0)
+            known = tl.load(biases[:, None] + tl.minimum(far, DISTANCES - 1))
+            slope = tl.load(biases + (DISTANCES - 1)) - tl.load(biases + (DISTANCES - 2))
+            beyond = tl.maximum(far - (DISTANCES - 1), 0).to(tl.float32)
+            scores = scores * factor + (known + beyond * slope[:, None]) * _LOG2E
+            factor = 1.0
         if MASKED:
             visible = keys[None, :] <= places[:, None]
             if WINDOW > 0:
-                visible &= keys[None, :] > places[:, None] - WINDOW
+                visible &= keys[None, :] >= first_visible(places, WINDOW, CHUNKED)[:, None]
             scores = tl.where(visible, scores, float("-inf"))
         before = largest
         largest = tl.maximum(before, tl.max(scores, 1) * factor)
@@ -124,7 +154,8 @@ def prefill_kernel(
     kv_lens: tl.tensor,
     block_table: tl.tensor,
     sinks: tl.tensor,  # [heads]
-    output: tl.tensor,  # [T, heads, HEAD_DIM], contiguous
+    bias: tl.tensor,  # [heads, DISTANCES]
+    output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
     num_sequences: int,
     scale: float,
     cap: float,
@@ -134,8 +165,12 @@ def prefill_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    DISTANCES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     FP8: tl.constexpr,
@@ -143,6 +178,7 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ) -> None:
     """Grid: (total tokens // (BLOCK_M // GROUP) + num_sequences, KV_HEADS)."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -165,7 +201,7 @@ def prefill_kernel(
         flat = (query_begin + tokens).to(tl.int64)
         at = flat * query_stride + heads * query_head_stride
         queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
-        attended = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+        attended = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
         largest = tl.full((BLOCK_M,), _LOWEST, dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if HAS_SINKS:
@@ -181,36 +217,40 @@ def prefill_kernel(
         limit = earlier + last_token + 1
         table = block_table + sequence.to(tl.int64) * table_stride
         key_head = key_cache + kv_head * HEAD_DIM
-        value_head = value_cache + kv_head * HEAD_DIM
+        value_head = value_cache + kv_head * VALUE_ROW
+        biases = bias + heads * DISTANCES
         if WINDOW > 0:
-            first = tl.maximum(earlier + first_token - WINDOW + 1, 0)
-            seen_by_all = tl.maximum(earlier + last_token - WINDOW + 1, 0)
+            first = first_visible(earlier + first_token, WINDOW, CHUNKED)
+            seen_by_all = first_visible(earlier + last_token, WINDOW, CHUNKED)
             all_from = tl.minimum(tl.cdiv(seen_by_all, BLOCK_N) * BLOCK_N, limit)
             attended, largest, total = _attend(
-                attended, largest, total, queries, places,
+                attended, largest, total, queries, places, biases,
                 first // BLOCK_N * BLOCK_N, all_from, first, limit,
                 table, key_head, value_head, scale, cap,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_CAP, FP8, PRECISION,
-                BLOCK_N, BLOCK_D, True,
+                KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
+                HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, True,
             )  # fmt: skip
         attended, largest, total = _attend(
-            attended, largest, total, queries, places,
+            attended, largest, total, queries, places, biases,
             all_from, all_to, first, limit,
             table, key_head, value_head, scale, cap,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_CAP, FP8, PRECISION,
-            BLOCK_N, BLOCK_D, False,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
+            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, False,
         )  # fmt: skip
         attended, largest, total = _attend(
-            attended, largest, total, queries, places,
+            attended, largest, total, queries, places, biases,
             tl.maximum(all_from, all_to), limit, first, limit,
             table, key_head, value_head, scale, cap,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_CAP, FP8, PRECISION,
-            BLOCK_N, BLOCK_D, True,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
+            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, True,
         )  # fmt: skip
         attended /= total[:, None]
-        to = (flat * (KV_HEADS * GROUP) + heads) * HEAD_DIM
+        to = (flat * (KV_HEADS * GROUP) + heads) * VALUE_DIM
+        value_dims = tl.arange(0, BLOCK_V)
         tl.store(
-            output + to[:, None] + dims[None, :], attended.to(output.dtype.element_ty), mask=mask
+            output + to[:, None] + value_dims[None, :],
+            attended.to(output.dtype.element_ty),
+            mask=known[:, None] & (value_dims < VALUE_DIM)[None, :],
         )
 
 
@@ -220,12 +260,13 @@ def _tiles_of(
     query_len: tl.tensor,
     num_splits: tl.tensor,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """First key that is seen, number of the tile that it is in, and tiles per split."""
     first = kv_len * 0
     if WINDOW > 0:
-        first = tl.maximum(kv_len - query_len - WINDOW + 1, 0)
+        first = first_visible(tl.maximum(kv_len - query_len, 0), WINDOW, CHUNKED)
     first_tile = first // BLOCK_N
     tiles = tl.cdiv(kv_len, BLOCK_N) - first_tile
     return first, first_tile, tl.cdiv(tiles, num_splits)
@@ -243,8 +284,9 @@ def decode_kernel(
     kv_lens: tl.tensor,  # [B]
     block_table: tl.tensor,
     sinks: tl.tensor,  # [heads]
-    output: tl.tensor,  # [T, heads, HEAD_DIM], contiguous; without WHOLE not written
-    parts: tl.tensor,  # float32 [T, heads, splits, HEAD_DIM]; with WHOLE not written
+    bias: tl.tensor,  # [heads, DISTANCES]
+    output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous; without WHOLE not written
+    parts: tl.tensor,  # float32 [T, heads, splits, VALUE_DIM]; with WHOLE not written
     part_sums: tl.tensor,  # float32 [T, heads, splits], log2 of the sum of weights
     scale: float,
     cap: float,
@@ -254,8 +296,12 @@ def decode_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    DISTANCES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     FP8: tl.constexpr,
@@ -263,6 +309,7 @@ def decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     SEVERAL: tl.constexpr,  # sequences have up to BLOCK_M // GROUP tokens, else one
     WHOLE: tl.constexpr,  # there is one split
 ) -> None:
@@ -278,7 +325,9 @@ def decode_kernel(
     if SEVERAL:
         query_begin = tl.load(query_start_loc + sequence)
         query_len = tl.load(query_start_loc + sequence + 1) - query_begin
-    first, first_tile, per_split = _tiles_of(kv_len, query_len, tl.num_programs(1), WINDOW, BLOCK_N)
+    first, first_tile, per_split = _tiles_of(
+        kv_len, query_len, tl.num_programs(1), WINDOW, CHUNKED, BLOCK_N
+    )
     begin = (first_tile + split * per_split) * BLOCK_N
     end = tl.minimum(begin + per_split * BLOCK_N, kv_len)
     if WHOLE or begin < end:
@@ -291,7 +340,7 @@ def decode_kernel(
         flat = (query_begin + tokens).to(tl.int64)
         at = flat * query_stride + heads * query_head_stride
         queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
-        attended = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+        attended = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
         largest = tl.full((BLOCK_M,), _LOWEST, dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if WHOLE and HAS_SINKS:
@@ -300,21 +349,23 @@ def decode_kernel(
             total += 1.0
         attended, largest, total = _attend(
             attended, largest, total, queries, kv_len - query_len + tokens,
-            begin, end, first, kv_len,
+            bias + heads * DISTANCES, begin, end, first, kv_len,
             block_table + sequence.to(tl.int64) * table_stride,
-            key_cache + kv_head * HEAD_DIM, value_cache + kv_head * HEAD_DIM, scale, cap,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, HAS_CAP, FP8, PRECISION,
-            BLOCK_N, BLOCK_D, True,
+            key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_ROW, scale, cap,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
+            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, True,
         )  # fmt: skip
         # Nothing was attended to in a row of padding, nor by a query that sees no key of a split.
         attended /= tl.where(total == 0.0, 1.0, total)[:, None]
         number = flat * (KV_HEADS * GROUP) + heads
+        value_dims = tl.arange(0, BLOCK_V)
+        kept = known[:, None] & (value_dims < VALUE_DIM)[None, :]
         if WHOLE:
-            to = output + number[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(to, attended.to(output.dtype.element_ty), mask=mask)
+            to = output + number[:, None] * VALUE_DIM + value_dims[None, :]
+            tl.store(to, attended.to(output.dtype.element_ty), mask=kept)
         else:
             number = number * tl.num_programs(1) + split
-            tl.store(parts + number[:, None] * HEAD_DIM + dims[None, :], attended, mask=mask)
+            tl.store(parts + number[:, None] * VALUE_DIM + value_dims[None, :], attended, mask=kept)
             tl.store(part_sums + number, largest + tl.log2(total), mask=known)
 
 
@@ -323,20 +374,21 @@ def decode_kernel(
     do_not_specialize_on_alignment=["query_start_loc", "kv_lens"],
 )
 def reduce_kernel(
-    parts: tl.tensor,  # float32 [T, heads, num_splits, HEAD_DIM]
+    parts: tl.tensor,  # float32 [T, heads, num_splits, VALUE_DIM]
     part_sums: tl.tensor,  # float32 [T, heads, num_splits]
     query_start_loc: tl.tensor,
     kv_lens: tl.tensor,
     sinks: tl.tensor,
-    output: tl.tensor,  # [T, heads, HEAD_DIM], contiguous
+    output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
     num_splits: int,
     HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     BLOCK_S: tl.constexpr,  # the power of 2 that is not below num_splits, or a greater one
     BLOCK_N: tl.constexpr,  # as the parts were made with
-    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     SEVERAL: tl.constexpr,
 ) -> None:
     """Grid: (heads, most tokens of a sequence, B). Flash-Decoding's second step,
@@ -349,11 +401,13 @@ def reduce_kernel(
         flat = tl.load(query_start_loc + sequence)
         query_len = tl.load(query_start_loc + sequence + 1) - flat
     if token < query_len:
-        _, first_tile, per_split = _tiles_of(kv_len, query_len, num_splits, WINDOW, BLOCK_N)
+        _, first_tile, per_split = _tiles_of(
+            kv_len, query_len, num_splits, WINDOW, CHUNKED, BLOCK_N
+        )
         splits = tl.arange(0, BLOCK_S)
         made = (splits < num_splits) & ((first_tile + splits * per_split) * BLOCK_N < kv_len)
-        dims = tl.arange(0, BLOCK_D)
-        inside = dims < HEAD_DIM
+        dims = tl.arange(0, BLOCK_V)
+        inside = dims < VALUE_DIM
         number = (flat + token).to(tl.int64) * HEADS + head
         sums = tl.load(part_sums + number * num_splits + splits, mask=made, other=float("-inf"))
         largest = tl.maximum(tl.max(sums, 0), _LOWEST)
@@ -364,8 +418,8 @@ def reduce_kernel(
         total = tl.sum(weights, 0)
         if HAS_SINKS:
             total += tl.exp2(sink - largest)
-        at = (number * num_splits + splits)[:, None] * HEAD_DIM + dims[None, :]
+        at = (number * num_splits + splits)[:, None] * VALUE_DIM + dims[None, :]
         part = tl.load(parts + at, mask=made[:, None] & inside[None, :], other=0.0)
         attended = tl.sum(part * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-        to = output + number * HEAD_DIM + dims
+        to = output + number * VALUE_DIM + dims
         tl.store(to, attended.to(output.dtype.element_ty), mask=inside)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tgi_cli.engine.batch import Batch
 from tgi_cli.engine.batching_policy import BatchingPolicy
 from tgi_cli.engine.grammar import Grammars
+from tgi_cli.engine.kv_cache import Prefix
 from tgi_cli.engine.messages import Started
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.step import Step
@@ -71,19 +72,20 @@ class AdmissionPolicy:
                 continue
             parent = self._parent(sequence)
             if parent is None:
-                cached = self._cache.match(sequence)
+                prefix = self._cache.match(sequence)
             else:
-                cached = parent.block_ids[: (sequence.prompt_tokens - 1) // self._block_size]
-            pending = sequence.num_tokens - len(cached) * self._block_size
+                whole = (sequence.prompt_tokens - 1) // self._block_size
+                prefix = Prefix(parent.block_ids[:whole], parent.prompt_state)
+            pending = sequence.num_tokens - len(prefix.blocks) * self._block_size
             # A whole prompt must fit the budget, but one that never would may be split.
             too_long = policy.strict and pending > budget and not alone
-            if too_long or not self._admit(step, sequence, cached, parent):
+            if too_long or not self._admit(step, sequence, prefix, parent):
                 if starved or policy.strict or misfits == MAX_LOOKAHEAD:
                     break
                 misfits += 1
                 skipped += 1
                 continue
-            count = min(sequence.num_tokens - sequence.num_computed, budget)
+            count = sequence.next_chunk(budget)
             budget -= count
             most -= 1
             alone = False
@@ -99,7 +101,11 @@ class AdmissionPolicy:
         if source is None or sequence.attempt:
             return None
         parent = self._batch.live.get(source)
-        return None if parent is None or parent.attempt or parent.num_window_freed else parent
+        if parent is None or parent.attempt or parent.num_window_freed:
+            return None
+        if self._cache.states is not None and parent.prompt_step >= 0 > parent.prompt_state:
+            return None  # it had none to spare, or has no whole block before its last token
+        return parent
 
     def _must_wait(self, sequence: Sequence, step: Step) -> bool:
         """Whether a sequence waits for something else than a row and blocks.
@@ -124,7 +130,7 @@ class AdmissionPolicy:
             sequence = self._waiting.ranked(index)
             if not self._is_ready(sequence):
                 continue
-            cached = len(self._cache.match(sequence))
+            cached = len(self._cache.match(sequence).blocks)
             budget -= sequence.num_tokens - cached * self._block_size
             blocks -= self._cache.demand(sequence) - cached
             if budget < 0 or blocks < 0:
@@ -133,16 +139,16 @@ class AdmissionPolicy:
         return count
 
     def _admit(
-        self, step: Step, sequence: Sequence, cached: list[int], parent: Sequence | None
+        self, step: Step, sequence: Sequence, prefix: Prefix, parent: Sequence | None
     ) -> bool:
         """Give a waiting sequence a row and the blocks of its known tokens, if they fit."""
-        if not self._cache.admit(sequence, cached, self._batch.running):
+        if not self._cache.admit(sequence, prefix, self._batch.running):
             return False
-        if parent is not None:
+        if parent is not None and self._cache.states is None:
             # Only the prompt's last token is left to compute: its logits choose the first new
             # one. The block that holds it is written by both, so each has its own.
             if (sequence.prompt_tokens - 1) % self._block_size:
-                last = len(cached)
+                last = len(prefix.blocks)
                 step.copies.append((parent.block_ids[last], sequence.block_ids[last]))
             sequence.num_computed = sequence.prompt_tokens - 1
         if self._batch.run(sequence, step):

@@ -48,6 +48,7 @@ class Resources:
 
     Attributes:
         cache, pool: KV blocks.
+        states: slots for recurrent states; None if the model has none.
         adapters: slots for LoRA adapters.
         free_rows: rows of the worker that no sequence has.
         freed_rows: those of them that the worker has not heard of.
@@ -60,6 +61,7 @@ class Resources:
         self.config = config
         self.cache = KVCache(config)
         self.pool = self.cache.pool
+        self.states = self.cache.states
         self.adapters = LoraSlots(config, store)
         self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
         self.freed_rows: list[int] = []
@@ -121,6 +123,10 @@ class Batch:
         self._arrivals += 1
         sequence = Sequence(request, self._arrivals)
         self.live[request.request_id] = sequence
+        if request.fork_of is not None:
+            sequence.parent = parent = self.live.get(request.fork_of)
+            if parent is not None:
+                parent.num_forks += 1
         self.waiting.push(sequence)
         self.adapters.add_request(request.adapter_id)
         self.grammars.add(sequence)
@@ -158,8 +164,17 @@ class Batch:
         sequence.status = Status.FINISHED
         self.adapters.remove_request(sequence.request.adapter_id)
         self.grammars.remove(sequence)
+        self._leave_parent(sequence)
         del self.live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
+
+    def _leave_parent(self, sequence: Sequence) -> None:
+        """A fork has started or ended."""
+        parent, sequence.parent = sequence.parent, None
+        if parent is not None:
+            parent.num_forks -= 1
+            if not parent.num_forks and self.resources.states is not None:
+                self.resources.states.release_prompt(parent)
 
     # ------------------------------------------------------------------ rows
 
@@ -174,6 +189,8 @@ class Batch:
         insort(self.running, sequence, key=by_priority)
         sequence.row = resources.free_rows.pop()
         sequence.status = Status.RUNNING
+        if resources.states is not None:
+            resources.states.attach(sequence)
         step.new.append(
             NewRow(
                 row=sequence.row,
@@ -189,6 +206,7 @@ class Batch:
         if sequence.started:
             return False
         sequence.started = True
+        self._leave_parent(sequence)
         resources.reused_tokens += sequence.num_computed
         resources.prompt_tokens += sequence.prompt_tokens
         return True
@@ -209,11 +227,37 @@ class Batch:
 
     # ------------------------------------------------------------------ steps
 
+    def compute(
+        self, step: Step, entries: list[ScheduledSequence], sequence: Sequence, count: int
+    ) -> None:
+        """Have ``step`` compute the next ``count`` known tokens of a running sequence."""
+        start = sequence.num_computed
+        end = start + count
+        if sequence.first_unsent >= 0:
+            forced = sequence.token_ids[sequence.first_unsent :]
+            step.forced_tokens.append(TokenAppend(sequence.row, sequence.first_unsent, forced))
+            sequence.first_unsent = -1
+        sampled = end == sequence.num_tokens
+        if start < sequence.prompt_tokens <= end:
+            sequence.prompt_step = step.step_id
+        step.rows.append(sequence.row)
+        step.starts.append(start)
+        step.counts.append(count)
+        step.samples.append(sampled)
+        entry = ScheduledSequence(sequence, sequence.attempt, start, end, sampled)
+        if self.resources.states is not None:
+            entry.snapshot = self.resources.states.compute(step, sequence, start, end)
+        entries.append(entry)
+        sequence.num_computed = end
+        sequence.placeholders += sampled
+
     def commit(self, step: Step, entries: list[ScheduledSequence]) -> None:
         """Take a complete step as the next one to be launched."""
         resources = self.resources
         if resources.freed_rows:
             step.freed, resources.freed_rows = resources.freed_rows, []
+        if resources.states is not None:
+            resources.states.commit()
         resources.steps += 1
         resources.context_tokens += step.num_tokens - step.num_decodes
         self.grammars.begin_step(entries)
@@ -227,6 +271,7 @@ class Batch:
             sample += entry.sampled
             sequence = entry.sequence
             if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
+                self._drop_snapshot(entry)
                 continue  # ended or preempted meanwhile: the result is stale
             sampled = entry.sampled
             if sampled and sequence.stale_results:
@@ -234,9 +279,12 @@ class Batch:
                 sampled = False
             error = result.errors.get(sample) if sampled else None
             if error is not None:
+                self._drop_snapshot(entry)
                 outputs.finished.append(self.finish(sequence, *failure(sequence, error)))
                 continue
             self.cache.index_computed(sequence, entry.end)
+            if entry.snapshot is not None and self.resources.states is not None:
+                self.resources.states.keep(sequence, entry.snapshot)
             self.cache.free_out_of_window(sequence, entry.end)
             if result.prompt_logprobs or result.context_logits:
                 _report_prompt(sequence, index, entry.start, result, outputs)
@@ -254,9 +302,14 @@ class Batch:
         outputs = StepOutputs()
         for entry in self._in_flight.popleft():
             sequence = entry.sequence
+            self._drop_snapshot(entry)
             if sequence.status is not Status.FINISHED and sequence.attempt == entry.attempt:
                 outputs.finished.append(self.finish(sequence, FinishReason.ERROR, cause))
         return outputs
+
+    def _drop_snapshot(self, entry: ScheduledSequence) -> None:
+        if entry.snapshot is not None and self.resources.states is not None:
+            self.resources.states.drop(entry.snapshot)
 
     def _append_token(
         self, sequence: Sequence, result: StepResult, sample: int, outputs: StepOutputs
@@ -277,26 +330,6 @@ class Batch:
             outputs.finished.append(self.finish(sequence, FinishReason.EOS_TOKEN))
         elif len(sequence.token_ids) >= sequence.max_tokens:
             outputs.finished.append(self.finish(sequence, FinishReason.LENGTH))
-
-
-def compute(step: Step, entries: list[ScheduledSequence], sequence: Sequence, count: int) -> None:
-    """Have ``step`` compute the next ``count`` known tokens of a running sequence."""
-    start = sequence.num_computed
-    end = start + count
-    if sequence.first_unsent >= 0:
-        forced = sequence.token_ids[sequence.first_unsent :]
-        step.forced_tokens.append(TokenAppend(sequence.row, sequence.first_unsent, forced))
-        sequence.first_unsent = -1
-    sampled = end == sequence.num_tokens
-    if start < sequence.prompt_tokens <= end:
-        sequence.prompt_step = step.step_id
-    step.rows.append(sequence.row)
-    step.starts.append(start)
-    step.counts.append(count)
-    step.samples.append(sampled)
-    entries.append(ScheduledSequence(sequence, sequence.attempt, start, end, sampled))
-    sequence.num_computed = end
-    sequence.placeholders += sampled
 
 
 def _report_prompt(

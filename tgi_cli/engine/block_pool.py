@@ -90,6 +90,19 @@ class BlockPool:
                     # Without content: to be reused first, which also keeps fresh memory fresh.
                     self._free.move_to_end(block, last=False)
 
+    def forget(self, block: int) -> None:
+        """Drop the content of a block from the index; available, it is the next to be taken."""
+        content = self._hashes[block]
+        if content is not None:
+            del self._by_hash[content]
+            self._hashes[block] = None
+        if not self._references[block]:
+            self._free.move_to_end(block, last=False)
+
+    def is_used(self, block: int) -> bool:
+        """Whether it has a reference."""
+        return self._references[block] > 0
+
     def find(self, content: bytes) -> int | None:
         """The block with this content hash, or None."""
         return self._by_hash.get(content)

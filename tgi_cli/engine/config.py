@@ -41,6 +41,7 @@ class SchedulerConfig:
         max_batch_size: sequences that run at once.
         block_size: tokens per KV block.
         num_blocks: KV blocks in the pool.
+        num_state_slots: slots for recurrent states, one per row at least; 0 if the model has none.
         window: positions that a token attends to, if every layer has a sliding window, or None for
             all. Blocks behind it are released.
         waiting_served_ratio: with ``inflight``, a prefill may interrupt a batch when the waiting
@@ -57,6 +58,7 @@ class SchedulerConfig:
     max_batch_size: int
     block_size: int
     num_blocks: int
+    num_state_slots: int = 0
     prefix_caching: bool = True
     window: int | None = None
     batching: Batching = Batching.FUSED
@@ -83,14 +85,18 @@ class SchedulerConfig:
 
     @classmethod
     def of(
-        cls, config: EngineConfig, num_blocks: int, window: int | None = None
+        cls,
+        config: EngineConfig,
+        num_blocks: int,
+        window: int | None = None,
+        num_state_slots: int = 0,
     ) -> SchedulerConfig:
         """The scheduler's part of a resolved configuration, with the blocks that warm-up found."""
         values: dict[str, Any] = {
             field.name: getattr(config, field.name)
             for field in fields(cls)
-            if field.name not in ("num_blocks", "window")
+            if field.name not in ("num_blocks", "window", "num_state_slots")
         }
         values["batching"] = Batching(config.batching)
         values["capacity_policy"] = CapacityPolicy(config.capacity_policy)
-        return cls(num_blocks=num_blocks, window=window, **values)
+        return cls(num_blocks=num_blocks, window=window, num_state_slots=num_state_slots, **values)

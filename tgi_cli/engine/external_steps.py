@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tgi_cli.engine.batch import Batch, compute
+from tgi_cli.engine.batch import Batch
 from tgi_cli.engine.grammar import Grammars
 from tgi_cli.engine.messages import (
     Advance,
@@ -215,13 +215,13 @@ class ExternalStepScheduler:
         left = [(s, target) for s, target in call.targets if _lacks(s, target)]
         for sequence, _ in left:
             if sequence.num_tokens - sequence.num_computed == 1:
-                compute(step, entries, sequence, 1)
+                self.batch.compute(step, entries, sequence, 1)
         step.num_decodes = len(entries)
         budget = self.batch.config.prefill_budget(len(entries))
         for sequence, target in left:
-            count = min(target - sequence.num_computed, budget)
+            count = sequence.next_chunk(min(target - sequence.num_computed, budget))
             if count > 0:
-                compute(step, entries, sequence, count)
+                self.batch.compute(step, entries, sequence, count)
                 budget -= count
         return entries
 

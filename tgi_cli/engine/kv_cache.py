@@ -11,16 +11,39 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable
 from hashlib import blake2b
+from typing import NamedTuple
 
 from tgi_cli.engine.block_pool import BlockPool
 from tgi_cli.engine.config import CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.sequence import Sequence
+from tgi_cli.engine.state_slots import StateSlots
+from tgi_cli.engine.step import FRESH
+
+MIN_SNAPSHOT_BLOCKS = 8
+"""Where cached KV reaches so many blocks further than any snapshot of a state, another one is made.
+It takes a step of its own."""
+
+
+class Prefix(NamedTuple):
+    """What a sequence need not compute: blocks, and the slot of the state at their end."""
+
+    blocks: list[int]
+    state: int = FRESH
 
 
 class KVCache:
-    """Gives blocks to sequences by the capacity policy, and releases them."""
+    """Gives blocks, and slots for recurrent states, to sequences, and releases them.
+
+    Args:
+        config: sizes, and the capacity policy.
+
+    Attributes:
+        pool: the blocks.
+        states: the slots; None if the model has no recurrent states.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
+        self.states = StateSlots(config) if config.num_state_slots else None
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self._reuse = config.prefix_caching
@@ -40,14 +63,15 @@ class KVCache:
         final = sequence.max_tokens - 1
         return self.blocks_for(final if self._guaranteed else sequence.num_tokens)
 
-    def match(self, sequence: Sequence) -> list[int]:
+    def match(self, sequence: Sequence) -> Prefix:
         """The longest run of cached blocks that begins the sequence; nothing is taken.
 
         At least one token is left to be computed: its logits choose the next one. Of a new
-        sequence, that is one of the prompt, which forks wait for.
+        sequence, that is one of the prompt, which forks wait for. Of a model with recurrent states,
+        there is a snapshot at the end of the run.
         """
         if not self._reuse or sequence.request.computes_whole_prompt:
-            return []
+            return Prefix([])
         self._extend_hashes(sequence, len(sequence.token_ids))
         known = len(sequence.token_ids) if sequence.started else sequence.prompt_tokens
         usable = (known - 1) // self.block_size
@@ -57,24 +81,50 @@ class KVCache:
             if block is None:
                 break
             found.append(block)
-        return found
+        return Prefix(found) if self.states is None else self._with_state(sequence, found)
 
-    def admit(self, sequence: Sequence, computed: list[int], running: Collection[Sequence]) -> bool:
+    def _with_state(self, sequence: Sequence, found: list[int]) -> Prefix:
+        """The part of ``found`` that ends with a snapshot; plans one where that is much less."""
+        assert self.states is not None
+        count, state = len(found), FRESH
+        while count:
+            state = self.states.find(sequence.block_hashes[count - 1])
+            if state != FRESH:
+                break
+            count -= 1
+        lacking = len(found) - count
+        end = len(found) * self.block_size
+        sequence.snapshot_at = end if lacking >= MIN_SNAPSHOT_BLOCKS else 0
+        return Prefix(found[:count], state)
+
+    def admit(self, sequence: Sequence, prefix: Prefix, running: Collection[Sequence]) -> bool:
         """Give a waiting sequence the blocks of its known tokens, if they fit beside ``running``.
 
-        ``computed`` blocks hold its beginning already and are shared, not taken. Running
+        The blocks of ``prefix`` hold its beginning already and are shared, not taken. Running
         sequences have a claim to the blocks they were promised or, without a promise, to one
         block each to grow into: admitting others at their cost would only lead to preemption.
         """
+        computed = prefix.blocks
         self.pool.share(computed)  # before counting, for they may be among the available ones
         claims = self.promised(running) if self._guaranteed else len(running)
         if self.demand(sequence) - len(computed) + claims > self.pool.num_available:
             self.pool.release(computed)
             return False
-        sequence.block_ids = list(computed)
-        sequence.num_computed = len(computed) * self.block_size
+        self._begin(sequence, prefix)
         self.grow(sequence, sequence.num_tokens)
         return True
+
+    def hold(self, sequence: Sequence) -> None:
+        """Have a waiting sequence share the longest prefix that is cached."""
+        prefix = self.match(sequence)
+        self.pool.share(prefix.blocks)
+        self._begin(sequence, prefix)
+
+    def _begin(self, sequence: Sequence, prefix: Prefix) -> None:
+        sequence.block_ids = list(prefix.blocks)
+        sequence.num_computed = len(prefix.blocks) * self.block_size
+        if self.states is not None:
+            self.states.hold(sequence, prefix.state)
 
     def promised(self, running: Iterable[Sequence]) -> int:
         """Blocks that running sequences may still demand."""
@@ -118,7 +168,9 @@ class KVCache:
             sequence.num_window_freed = behind
 
     def release(self, sequence: Sequence) -> None:
-        """Release all blocks of the sequence."""
+        """Release all blocks and slots of the sequence."""
+        if self.states is not None:
+            self.states.detach(sequence)
         self.pool.release(sequence.block_ids[sequence.num_window_freed :])
         sequence.block_ids = []
         sequence.num_indexed = 0

@@ -51,22 +51,20 @@ class ReservedSequences:
             AdvanceError: they do not fit together; nothing has changed for them.
         """
         batch = self._batch
-        cached = [batch.cache.match(sequence) for sequence in absent]
-        for blocks in cached:
-            batch.pool.share(blocks)
+        for sequence in absent:
+            batch.cache.hold(sequence)
         lacking = [
-            batch.cache.blocks_for(sequence.max_tokens - 1) - len(blocks)
-            for sequence, blocks in zip(absent, cached, strict=True)
+            batch.cache.blocks_for(sequence.max_tokens - 1) - len(sequence.block_ids)
+            for sequence in absent
         ]
         adapters = {sequence.request.adapter_id for sequence in absent} - {0}
-        shared = {block for blocks in cached for block in blocks}
+        shared = {block for sequence in absent for block in sequence.block_ids}
         if absent and not self._free_up(len(absent), sum(lacking), adapters, shared):
-            for blocks in cached:
-                batch.pool.release(blocks)
+            for sequence in absent:
+                batch.cache.release(sequence)
+                sequence.num_computed = 0
             raise self._shortage(absent, lacking, adapters)
-        for sequence, blocks in zip(absent, cached, strict=True):
-            sequence.block_ids = blocks
-            sequence.num_computed = len(blocks) * self._config.block_size
+        for sequence in absent:
             batch.cache.grow(sequence, sequence.max_tokens - 1)
             batch.run(sequence, step)
 

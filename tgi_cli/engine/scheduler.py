@@ -18,7 +18,7 @@ import heapq
 import time
 
 from tgi_cli.engine.admission import AdmissionPolicy
-from tgi_cli.engine.batch import Batch, Resources, compute
+from tgi_cli.engine.batch import Batch, Resources
 from tgi_cli.engine.batching_policy import POLICIES
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
@@ -143,7 +143,7 @@ class Scheduler:
                 continue  # preempted just now, or the steps in flight choose its last token
             full = sequence.num_computed == len(sequence.block_ids) * block_size
             if not full or self._grow(step, entries, sequence):
-                compute(step, entries, sequence, 1)
+                self.batch.compute(step, entries, sequence, 1)
         self._policy.decoded()
 
     def _schedule_prefills(self, step: Step, entries: list[ScheduledSequence]) -> None:
@@ -152,13 +152,13 @@ class Scheduler:
         for sequence in list(self.batch.running):
             pending = sequence.num_tokens - sequence.num_computed
             if budget > 0 and pending > 1 and self._has_blocks(step, entries, sequence):
-                count = min(pending, budget)
-                compute(step, entries, sequence, count)
+                count = sequence.next_chunk(budget)
+                self.batch.compute(step, entries, sequence, count)
                 budget -= count
         if self._policy.mixes or not entries:
             for sequence, count in self._admission.admit(step, budget, alone=not entries):
                 if count:
-                    compute(step, entries, sequence, count)
+                    self.batch.compute(step, entries, sequence, count)
 
     # ------------------------------------------------------------------ blocks and preemption
 

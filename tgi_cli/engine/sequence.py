@@ -9,7 +9,7 @@ from enum import Enum
 from operator import attrgetter
 
 from tgi_cli.engine.messages import GenerationRequest
-from tgi_cli.engine.step import GrammarMatcher
+from tgi_cli.engine.step import FRESH, GrammarMatcher
 from tgi_cli.engine.thinking import ThinkingProgress
 
 
@@ -43,6 +43,16 @@ class Sequence:
         first_unsent: position of the first token that the worker's row lacks, or -1 for none.
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
         block_ids: its block table.
+        state_slot: slot that its next step leaves its recurrent state in, or -1 while it waits and
+            without states.
+        state_source: slot that this step reads, or -1 for a fresh state.
+        prompt_state: slot of a state at the last block boundary before the last token of its
+            prompt, held for its forks; -1 for none.
+        num_forks: forks of it that have not started.
+        parent: of a fork that has not started, or None.
+        snapshot_at: position where a chunk is to end for a snapshot, or 0.
+        rolls: whether it may have a rolling snapshot.
+        rolling: slot and content hash of the latest one, or None.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
         num_indexed: leading blocks that the prefix cache was offered.
         num_window_freed: leading blocks that were released behind a sliding window.
@@ -77,6 +87,14 @@ class Sequence:
     first_unsent: int = -1
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
+    state_slot: int = FRESH
+    state_source: int = FRESH
+    prompt_state: int = FRESH
+    num_forks: int = 0
+    parent: Sequence | None = None
+    snapshot_at: int = 0
+    rolls: bool = False
+    rolling: tuple[int, bytes] | None = None
     block_hashes: list[bytes] = field(default_factory=list)
     num_indexed: int = 0
     num_window_freed: int = 0
@@ -128,6 +146,13 @@ class Sequence:
         """Known tokens, placeholders included."""
         return len(self.token_ids) + self.placeholders
 
+    def next_chunk(self, budget: int) -> int:
+        """How many of its known tokens a step of so many computes next."""
+        end = min(self.num_tokens, self.num_computed + budget)
+        if self.num_computed < self.snapshot_at:
+            end = min(end, self.snapshot_at)
+        return end - self.num_computed
+
     def jump(self, token_ids: list[int]) -> None:
         """Append tokens that no step chooses, after the last that one did.
 
@@ -146,12 +171,21 @@ class Sequence:
         self.num_computed = 0
         self.num_indexed = 0
         self.prompt_step = -1
+        self.snapshot_at = 0
         self.row = -1
         self.attempt += 1
         self.status = Status.WAITING
 
 
 by_priority = attrgetter("priority_key")
+
+
+@dataclass(frozen=True, slots=True)
+class StateSnapshot:
+    """A slot that has the state of a sequence after its first ``position`` tokens."""
+
+    position: int
+    slot: int
 
 
 @dataclass(slots=True)
@@ -164,6 +198,7 @@ class ScheduledSequence:
     end: int
     """Computed tokens once the step is done."""
     sampled: bool
+    snapshot: StateSnapshot | None = None
 
     @property
     def is_current(self) -> bool:

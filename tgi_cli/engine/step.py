@@ -101,6 +101,10 @@ class Snapshot:
     slot: int
 
 
+FRESH = -1
+"""In place of a slot to be read: a state of zeros."""
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass over a flat batch.
@@ -118,8 +122,8 @@ class Step:
     chose for the same positions.
 
     Of a model with recurrent states, ``state_in`` and ``state_out`` have the slots that each entry
-    reads before its first token (-1: a fresh state) and writes after its last, parallel to
-    ``rows``; they are empty otherwise. ``snapshots`` are written on the way.
+    reads before its first token (:data:`FRESH`: a fresh state) and writes after its last, parallel
+    to ``rows``; they are empty otherwise. ``snapshots`` are written on the way.
     """
 
     step_id: int

@@ -56,10 +56,14 @@ class _Op(Structure):
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("value_dim", c_int32),
         ("window", c_int64),
+        ("chunk", c_int64),
         ("attention_scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),
+        ("attention_bias", c_void_p),
+        ("distances", c_int64),
     )
 
 
@@ -117,6 +121,8 @@ class HeadLayout:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+    """Of values. Default: ``head_dim``."""
 
 
 RESIDUAL = BufferView(0)
@@ -296,6 +302,7 @@ class Program:
         if heads is not None:
             op.layer, op.head_dim = heads.layer, heads.head_dim
             op.heads, op.kv_heads = heads.num_heads, heads.num_kv_heads
+            op.value_dim = heads.head_dim if heads.value_dim is None else heads.value_dim
         self._ops.append(op)
         self.labels.append(label)
         return op

@@ -91,7 +91,9 @@ def start_engine(
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()
     info = worker.info()
-    limits = SchedulerConfig.of(capacity.config, capacity.num_blocks, capacity.kv_window)
+    limits = SchedulerConfig.of(
+        capacity.config, capacity.num_blocks, capacity.kv_window, capacity.num_state_slots
+    )
     depth = 0 if info.device == "cpu" else 1
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",

@@ -97,7 +97,9 @@ def _serve(
     config = capacity.config
     engine = EngineCore(
         worker,
-        SchedulerConfig.of(config, capacity.num_blocks, capacity.kv_window),
+        SchedulerConfig.of(
+            config, capacity.num_blocks, capacity.kv_window, capacity.num_state_slots
+        ),
         0 if config.device == "cpu" else 1,
         compiler=worker.grammars,
     )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.attention import AttentionMetadata, PagedAttention, create_attention
+from tgi_cli.attention import AttentionMetadata, PagedAttention, StateMetadata, create_attention
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.errors import ConfigError, ModelError
@@ -79,7 +79,9 @@ def cross_check(
         )
     choose = random.Random(0)
     prompts = [choose.choices(range(vocab_size), k=min(n, longest)) for n in PROMPTS]
-    attention = create_attention(None, model.kv_specs, BLOCK_SIZE, dtype, device)
+    attention = create_attention(
+        None, model.kv_specs, BLOCK_SIZE, dtype, device, states=model.state_specs
+    )
     with torch.inference_mode():
         texts, ours = _continue(model, attention, prompts, device)
         del attention
@@ -120,6 +122,10 @@ def _continue(
     forward = (compile_program(model, attention) or model).forward
     blocks = -(-(max(map(len, prompts)) + NEW) // BLOCK_SIZE)
     attention.allocate(blocks * len(prompts))
+    states = attention.states
+    if states is not None:
+        states.allocate(len(prompts))
+    own = list(range(len(prompts)))
     texts = [list(prompt) for prompt in prompts]
     logits: list[list[Tensor]] = [[] for _ in texts]
     done = [0] * len(texts)
@@ -132,6 +138,9 @@ def _continue(
         metadata, positions = _metadata(chunks, ends, blocks, device)
         ids = [t for text, n, end in zip(texts, done, ends, strict=True) for t in text[n:end]]
         attention.plan(metadata)
+        if states is not None:
+            fresh = [slot if n else -1 for slot, n in zip(own, done, strict=True)]
+            states.plan(StateMetadata.of(chunks, fresh, own, device))
         hidden = forward(torch.tensor(ids, device=device), positions, attention)
         for i, part in enumerate(torch.split(model.logits(hidden), chunks)):
             logits[i].append(part.cpu())

@@ -75,6 +75,7 @@ class EagerExecutor:
     def __init__(self, model: Forward, attention: PagedAttention, inputs: InputPreparer) -> None:
         self._model = model
         self._attention = attention
+        self._states = attention.states
         self._inputs = inputs
 
     def supports(self, batch: StepBatch) -> bool:
@@ -83,6 +84,8 @@ class EagerExecutor:
     def run(self, batch: StepBatch) -> ForwardOutput:
         inputs = self._inputs.prepare(batch)
         self._attention.plan(inputs.metadata)
+        if self._states is not None and inputs.metadata.states is not None:
+            self._states.plan(inputs.metadata.states)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, self._attention)
         last = hidden if inputs.last is None else hidden.index_select(0, inputs.last)
         all_hidden = hidden if batch.reports_prompts else None

@@ -127,7 +127,13 @@ def make_worker(
         set_threads(default_threads(model.weight_bytes, shard.size))
     try:
         attention = create_attention(
-            config.attention, model.kv_specs, config.block_size, dtype, device, cache_dtype
+            config.attention,
+            model.kv_specs,
+            config.block_size,
+            dtype,
+            device,
+            cache_dtype,
+            model.state_specs,
         )
     except ValueError as error:
         raise ConfigError(f"--attention {config.attention}: {error}", "leave it off") from error

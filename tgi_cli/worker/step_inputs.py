@@ -21,6 +21,7 @@ from tgi_cli.engine.step import Step
 from tgi_cli.sampling.table import MIN_TOKENS, SamplingBatch
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
+from tgi_cli.worker.state_inputs import state_columns, state_metadata
 
 _Ints = NDArray[np.int32]
 
@@ -120,6 +121,7 @@ class InputPreparer:
         slots = table.host_blocks[row_of_token, blocks] * np.int64(table.block_size) + offsets
         kv_lens = ends.astype(np.int32)
         last = starts_at[1:][samples].astype(np.int64) - 1
+        states = state_columns(step)
         adapted = [] if batch.adapter_slots is None else [table.adapter_slots[row_of_token]]
         (
             d_positions,
@@ -130,7 +132,7 @@ class InputPreparer:
             d_last,
             d_starts,
             d_lens,
-            *d_adapted,
+            *d_more,
         ) = table.upload(
             positions,
             row_of_token * table.width + positions,
@@ -140,10 +142,11 @@ class InputPreparer:
             last,
             starts_at,
             kv_lens,
+            *states,
             *adapted,
         )
         if self._lora is not None:
-            self._lora.plan(batch.adapter_slots, d_adapted[0] if d_adapted else None)
+            self._lora.plan(batch.adapter_slots, d_more[-1] if adapted else None)
         num_blocks = -(-int(kv_lens.max()) // table.block_size)
         metadata = AttentionMetadata(
             query_start_loc=d_starts,
@@ -153,6 +156,7 @@ class InputPreparer:
             query_lens_host=step.counts,
             kv_lens_host=kv_lens.tolist(),
             num_decodes=step.num_decodes,
+            states=state_metadata(step, d_starts, states, d_more[: len(states)]),
         )
         if not samples.all():
             rows, ends = rows[samples], ends[samples]
@@ -249,6 +253,7 @@ class _DecodeArrays:
         lens = self._ends.tolist()
         if self._batch.flags & MIN_TOKENS:
             self._batch = self._table.sampling.select(self._batch.rows, self._ends)
+        states = state_columns(step)
         view_positions, _, view_slots, view_targets, view_ids = self._views
         metadata = AttentionMetadata(
             query_start_loc=self._query_start,
@@ -258,5 +263,8 @@ class _DecodeArrays:
             query_lens_host=step.counts,
             kv_lens_host=lens,
             num_decodes=len(lens),
+            states=state_metadata(
+                step, self._query_start, states, [torch.from_numpy(each) for each in states]
+            ),
         )
         return StepInputs(view_ids, view_positions, metadata, self._batch, view_targets)

@@ -24,7 +24,7 @@ from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing.kv_cache import Capacity, KVCacheSizing
 from tgi_cli.worker.sizing.memory import release_unused_memory
-from tgi_cli.worker.sizing.profile_steps import replays_agree
+from tgi_cli.worker.sizing.profile_steps import WARMUP_SLOTS, replays_agree, with_slots
 from tgi_cli.worker.upload import Uploader
 
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ class ModelWorker:
         self._graphs: DecodeGraphs | None = None
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
         make = GRAPH_FACTORIES.get(self._device.type)
-        if make is not None and sizes:
+        if make is not None and sizes and self.attention.states is not None:
+            if shard.rank == 0:
+                log.info("a model with recurrent states runs without CUDA graphs")
+        elif make is not None and sizes:
             self._graphs = DecodeGraphs(
                 model, self.attention, rows, vocab_size, sizes, make, loaded.lora
             )
@@ -143,24 +146,30 @@ class ModelWorker:
         """
         began = time.monotonic()
         config, shard = self._config, self._shard
-        profile, num_blocks, effective = KVCacheSizing(
+        states = self.attention.states
+        slots = 0 if states is None else WARMUP_SLOTS
+        profile, num_blocks, num_slots, effective = KVCacheSizing(
             config,
             self.attention,
             shard,
             self.model.weight_bytes,
-            lambda step: self.sample(self.launch(step)).wait(),
+            lambda step: self.sample(self.launch(with_slots(step, slots))).wait(),
             self._measure_graphs,
         ).size()
         if not profile.graphs:
             self._drop_graphs_if("there were none when the limits were measured")
         self.attention.allocate(num_blocks)
+        if states is not None:
+            states.allocate(num_slots)
         release_unused_memory(self._device)  # the small cache
         self._capture_graphs(effective, num_blocks)
         self.capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
             kv_window=self.model.kv_window,
+            num_state_slots=num_slots,
             cache_bytes=num_blocks * self.attention.block_bytes * shard.size,
+            state_bytes=0 if states is None else num_slots * states.slot_bytes * shard.size,
             weight_bytes=shard.total(self.model.weight_bytes),
             activation_bytes=profile.activation_bytes,
             load_seconds=self._load_seconds,

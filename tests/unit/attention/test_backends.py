@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.tools.paged_run import CPU, make_metadata
-from tests.unit.attention.workload import BATCHES, BLOCK, DIM, FP8, Batch, make
+from tests.unit.attention.workload import BATCHES, BLOCK, DIM, FP8, WIDER, Batch, make, wider
 from tgi_cli.attention import KVSpec, create_attention
 from tgi_cli.attention.fp8 import FromFP8, to_fp8
 
@@ -31,6 +31,34 @@ def test_windows_hide_what_is_behind_them(backend: str, window: int) -> None:
     Batch([(1, 900), (1, 600), (100, 1000), (70, 500)], 4, 2, torch.float32).check(
         attention, 0, 1e-5
     )
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("name", WIDER)
+def test_widths_chunks_biases_and_shared_caches(backend: str, name: str) -> None:
+    long = [(1, 900), (1, 130), (20, 600)]
+    for lens in (BATCHES["everything"], long):
+        spec, batch = wider(name, lens, torch.float32)
+        attention = make(backend, [KVSpec(1, 16), spec])
+        for cache in (*attention.key_cache, *attention.value_cache):
+            cache.fill_(float("nan"))
+        batch.check(attention, 1, 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("cache_dtype", [None, *FP8])
+def test_values_that_are_part_of_keys_are_stored_once(
+    backend: str, cache_dtype: torch.dtype | None
+) -> None:
+    def kept(numbers: Tensor) -> Tensor:
+        return numbers if cache_dtype is None else numbers.to(cache_dtype).to(numbers.dtype)
+
+    spec = KVSpec(1, 48, value_dim=32, values_in_keys=True)
+    attention = make(backend, [spec], torch.float32, cache_dtype)
+    assert attention.block_bytes == attention.key_cache[0][0].nbytes
+    batch = Batch(BATCHES["everything"], 6, 1, torch.float32, dim=48)
+    batch.values = [keys[..., :32] for keys in batch.keys]
+    batch.check(attention, 0, 1e-5, kept)
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])

@@ -64,7 +64,7 @@ class Wrapper:
                 keys,
                 values,
                 self.options["sm_scale"],
-                None if left == -1 else left + 1,
+                KVSpec(kv_heads, head_dim, None if left == -1 else left + 1),
                 self.options["logits_soft_cap"] or None,
             )
             start += length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,26 +22,36 @@ def plain(
     keys: Tensor,
     values: Tensor,
     scale: float,
-    window: int | None = None,
+    spec: KVSpec,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """[n, heads, D] queries, the last of [m, kv_heads, D] keys: one head and query at a time."""
     share = query.shape[1] // keys.shape[1]
-    output = torch.zeros(query.shape, dtype=torch.float64)
+    output = torch.zeros(*query.shape[:2], values.shape[2], dtype=torch.float64)
     first = len(keys) - len(query)
     for token in range(len(query)):
         for head in range(query.shape[1]):
             position = first + token
-            seen = slice(0 if window is None else max(0, position - window + 1), position + 1)
+            seen = slice(spec.first_visible(position), position + 1)
             scores = keys[seen, head // share].double() @ query[token, head].double() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
+            if bias is not None:
+                far = [position - at for at in range(seen.start, seen.stop)]
+                scores += torch.tensor([distant(bias[head], d) for d in far]).double()
             if sinks is not None:
                 scores = torch.cat((scores, sinks[head : head + 1].double()))
             weights = scores.softmax(0)[: position + 1 - seen.start]
             output[token, head] = weights @ values[seen, head // share].double()
     return output
+
+
+def distant(bias: Tensor, distance: int) -> float:
+    """A head's bias at a distance: a line goes on behind the table."""
+    beyond = max(distance - len(bias) + 1, 0)
+    return float(bias[min(distance, len(bias) - 1)] + beyond * (bias[-1] - bias[-2]))
 
 
 class Batch:
@@ -54,23 +65,28 @@ class Batch:
         dtype: torch.dtype,
         *,
         dim: int = DIM,
+        value_dim: int | None = None,
         scale: float = 0.3,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
+        written_before: bool = False,
     ) -> None:
-        self.scale, self.softcap, self.sinks = scale, softcap, sinks
+        """``written_before``: another layer's call, in the same step, has written the cache."""
+        self.scale, self.softcap, self.sinks, self.bias = scale, softcap, sinks, bias
+        self.written_before = written_before
         self.dim = dim
         self.query_lens = [query_len for query_len, _ in lens]
         self.kv_lens = [kv_len for _, kv_len in lens]
         self.dtype = dtype
         generator = torch.Generator().manual_seed(len(lens))
 
-        def draw(count: int, per_token: int) -> Tensor:
+        def draw(count: int, per_token: int, dim: int = dim) -> Tensor:
             return torch.randn(count, per_token, dim, generator=generator).to(dtype)
 
         self.queries = [draw(query_len, heads) for query_len in self.query_lens]
         self.keys = [draw(kv_len, kv_heads) for kv_len in self.kv_lens]
-        self.values = [draw(kv_len, kv_heads) for kv_len in self.kv_lens]
+        self.values = [draw(kv_len, kv_heads, value_dim or dim) for kv_len in self.kv_lens]
         free = random.Random(1).sample(range(200), 200)
         self.tables = [[free.pop() for _ in range(-(-kv_len // BLOCK))] for kv_len in self.kv_lens]
 
@@ -84,31 +100,37 @@ class Batch:
                 attention.plan(make_metadata([table], [count], [count], BLOCK))
                 queries = torch.zeros(count, self.queries[0].shape[1], self.dim, dtype=self.dtype)
                 attention(layer, queries, keys[:count], values[:count], self.scale)
-        tables = self.tables
-        window = attention.specs[layer].window
-        if window is not None:
-            tables = [list(table) for table in tables]
-            for table, count in zip(tables, earlier, strict=True):
-                self.free_out_of_window(attention, table, max(0, count - window + 1) // BLOCK)
+        tables = [list(table) for table in self.tables]
+        for table, count in zip(tables, earlier, strict=True):
+            self.free_unseen(attention, table, attention.first_block(layer, count))
         attention.plan(make_metadata(tables, self.query_lens, self.kv_lens, BLOCK))
 
         def step(tensors: list[Tensor]) -> Tensor:
             return torch.cat([t[n:] for t, n in zip(tensors, earlier, strict=True)])
 
+        keys: Tensor | None = step(self.keys)
+        values: Tensor | None = step(self.values)
+        queries = torch.cat(self.queries)
         with torch.inference_mode():
+            if self.written_before:
+                attention(layer, queries * 2, keys, values, self.scale)
+                keys = values = None
+            elif attention.specs[layer].values_in_keys:
+                values = None
             output = attention(
                 layer,
-                torch.cat(self.queries),
-                step(self.keys),
-                step(self.values),
+                queries,
+                keys,
+                values,
                 self.scale,
                 self.softcap,
                 self.sinks,
+                self.bias,
             )
         assert output.dtype == self.dtype
         return list(torch.split(output, self.query_lens))
 
-    def free_out_of_window(self, attention: PagedAttention, table: list[int], count: int) -> None:
+    def free_unseen(self, attention: PagedAttention, table: list[int], count: int) -> None:
         """The first blocks get new owners with broken numbers, or are not even there."""
         for index in range(count):
             for cache in (*attention.key_cache, *attention.value_cache):
@@ -124,13 +146,59 @@ class Batch:
         kept: Callable[[Tensor], Tensor] = lambda numbers: numbers,
     ) -> None:
         """``kept``: what the cache makes of keys and values."""
-        window = attention.specs[layer].window
+        spec = attention.specs[layer]
         for row, output in enumerate(self.attend(attention, layer)):
             keys, values = kept(self.keys[row]), kept(self.values[row])
             wanted = plain(
-                self.queries[row], keys, values, self.scale, window, self.softcap, self.sinks
+                self.queries[row],
+                keys,
+                values,
+                self.scale,
+                spec,
+                self.softcap,
+                self.sinks,
+                self.bias,
             )
             torch.testing.assert_close(output.double(), wanted, atol=tolerance, rtol=0)
+
+
+WIDER: dict[str, tuple[KVSpec, dict[str, Any]]] = {
+    "narrow values": (KVSpec(2, 64, value_dim=32), {}),
+    "wide values": (KVSpec(2, 32, value_dim=64), {}),
+    "narrow values in windows": (KVSpec(2, 64, 50, value_dim=32), {}),
+    "chunks shorter than a block": (KVSpec(2, 64, chunk=7), {}),
+    "chunks beside blocks": (KVSpec(2, 64, chunk=50), {}),
+    "chunks": (KVSpec(2, 64, chunk=128), {}),
+    "slopes": (
+        KVSpec(2, 64),
+        {"bias": torch.tensor([[0.0, -(2.0 ** -(i + 1))] for i in range(6)])},
+    ),
+    "slopes and sinks in windows": (
+        KVSpec(2, 64, 50),
+        {
+            "bias": torch.tensor([[0.1 * i, -0.3] for i in range(6)]),
+            "sinks": torch.tensor([0.5, -2.0, 3.0, 1.0, 0.0, 6.0]),
+        },
+    ),
+    "slopes under a cap": (
+        KVSpec(2, 64),
+        {"bias": torch.tensor([[0.0, -0.25]] * 6), "softcap": 2.0},
+    ),
+    "learned bias": (
+        KVSpec(2, 64),
+        {"bias": torch.randn(6, 37, generator=torch.Generator().manual_seed(3))},
+    ),
+    "a cache that another layer has written": (KVSpec(2, 64, 50), {"written_before": True}),
+}
+"""Caches and calls: of what the plain ones do not have."""
+
+
+def wider(name: str, lens: list[tuple[int, int]], dtype: torch.dtype) -> tuple[KVSpec, Batch]:
+    """The cache of :data:`WIDER` of that name, and a batch for it."""
+    spec, options = WIDER[name]
+    return spec, Batch(
+        lens, 6, 2, dtype, dim=spec.head_dim, value_dim=spec.value_dim, scale=0.125, **options
+    )
 
 
 BATCHES = {

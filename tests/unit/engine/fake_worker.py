@@ -4,9 +4,10 @@ The "KV" of a position is a digest of all tokens up to it, stored in the block t
 table names. A step reads its context back through the table and compares it with what the row's
 tokens say, so a wrong block, a stale cached prefix or a lost difference is an assertion, not
 just another output. The next token is a function of that digest: preemption, chunks, cached
-prefixes and batch mates must not change it. A row's digests begin with the adapter that stands
-in its slot, and an adapter must be held when a step puts it there. A mask leaves the digest the
-choice among the tokens that it allows.
+prefixes and batch mates must not change it. A recurrent state is the same digest, kept in a state
+slot: it is wrong as soon as a token is missed, repeated or taken out of order. A row's digests
+begin with the adapter that stands in its slot, and an adapter must be held when a step puts it
+there. A mask leaves the digest the choice among the tokens that it allows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
+from tgi_cli.engine.step import FRESH, GrammarCompiler, Step, StepResult
 
 
 def digest(parent: bytes, token: int) -> bytes:
@@ -100,6 +101,9 @@ class FakeWorker:
     """What reading an adapter raises."""
     grammars: GrammarCompiler | None = None
     logprob: float = 0.0
+    state_slots: int = 0
+    """Of a model with recurrent states."""
+    states: dict[int, bytes] = field(default_factory=dict)
     masked: int = 0
     """Tokens that were chosen under a mask."""
 
@@ -157,23 +161,56 @@ class FakeWorker:
 
     def _forward(self, step: Step) -> list[tuple[int, int, bytes]]:
         sampled = []
-        for row_id, start, count, samples in zip(
-            step.rows, step.starts, step.counts, step.samples, strict=True
+        self._check_slots(step)
+        written: dict[int, bytes] = {}
+        for index, (row_id, start, count, samples) in enumerate(
+            zip(step.rows, step.starts, step.counts, step.samples, strict=True)
         ):
             row = self.rows[row_id]
             expected = root(self.slots[row.adapter_slot] if row.adapter_slot >= 0 else 0)
+            before = expected
             visible = 0 if self.window is None else start - self.window + 1
             for position in range(start):
                 expected = digest(expected, row.tokens[position])
                 if position >= visible:
                     found = self.kv[self._slot(row, position)]
                     assert found == expected, "wrong KV in the context"
+            if self.state_slots:
+                source = step.state_in[index]
+                assert (source == FRESH) == (start == 0), "a fresh state belongs to position 0"
+                state = before if source == FRESH else self.states.get(source, b"nan")
+                assert state == expected, "a state of other tokens"
+                for position in range(start, start + count):
+                    state = digest(state, row.tokens[position])
+                    for snapshot in step.snapshots:
+                        if (snapshot.index, start + snapshot.count) == (index, position + 1):
+                            written[snapshot.slot] = state
+                written[step.state_out[index]] = state
             for position in range(start, start + count):
                 expected = digest(expected, row.tokens[position])
                 self.kv[self._slot(row, position)] = expected
             if samples:
                 sampled.append((row_id, start + count, expected))
+        self.states |= written
         return sampled
+
+    def _check_slots(self, step: Step) -> None:
+        """What lets the entries of a step run in any order, at the same time."""
+        if not self.state_slots:
+            assert not step.state_in + step.state_out + step.snapshots
+            return
+        assert len(step.state_in) == len(step.state_out) == len(step.rows)
+        writes = [(slot, index) for index, slot in enumerate(step.state_out)]
+        writes += [(snapshot.slot, snapshot.index) for snapshot in step.snapshots]
+        assert all(0 <= slot < self.state_slots for slot, _ in writes)
+        assert len({slot for slot, _ in writes}) == len(writes), "a slot is written twice"
+        assert len({snapshot.index for snapshot in step.snapshots}) == len(step.snapshots)
+        for snapshot in step.snapshots:
+            assert 0 < snapshot.count < step.counts[snapshot.index]
+            assert step.state_in[snapshot.index] != snapshot.slot
+        writers = dict(writes)
+        for index, slot in enumerate(step.state_in):
+            assert writers.get(slot, index) == index, "a slot is read and written by two entries"
 
     def _slot(self, row: _Row, position: int) -> tuple[int, int]:
         return row.blocks[position // self.block_size], position % self.block_size

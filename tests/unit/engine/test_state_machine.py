@@ -52,6 +52,7 @@ class Engine(RuleBasedStateMachine):
         policy=st.sampled_from([CapacityPolicy.MAX_UTILIZATION, *CapacityPolicy]),
         loras=st.sampled_from([0, 1, 2]),
         cpu_loras=st.sampled_from([1, 2, 9]),
+        snapshots=st.sampled_from([None, 0, 1, 2, 5, 20]),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -68,8 +69,11 @@ class Engine(RuleBasedStateMachine):
             capacity_policy=more["policy"],
             max_loras=more["loras"],
             max_cpu_loras=more["cpu_loras"],
+            num_state_slots=0 if more["snapshots"] is None else rows + more["snapshots"],
         )
-        self.worker = FakeWorker(block_size, window=more["window"], slow=True)
+        self.worker = FakeWorker(
+            block_size, window=more["window"], slow=True, state_slots=bounds.num_state_slots
+        )
         self.compiler = FakeCompiler(slow=True)
         self.scheduler = Scheduler(bounds, self.worker, self.compiler)
         self.batch = self.scheduler.batch
@@ -272,6 +276,8 @@ class Engine(RuleBasedStateMachine):
         assert not self.live, "no progress"
         self.answers_are_right_so_far()
         assert self.batch.pool.num_used == 0
+        states = self.batch.resources.states
+        assert states is None or states.pool.num_used == 0
 
 
 TestEngine = Engine.TestCase

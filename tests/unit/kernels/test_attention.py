@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.tools.paged_run import CPU, make_metadata
-from tests.unit.attention.workload import BATCHES, BLOCK, FP8, Batch, make
+from tests.unit.attention.workload import BATCHES, BLOCK, FP8, WIDER, Batch, make, wider
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 
 BF16 = torch.bfloat16
@@ -50,6 +50,18 @@ def cpp_attention(spec: KVSpec, cache_dtype: torch.dtype | None = None) -> Paged
 def test_equals_attention_written_out(scoring: dict[str, Any], name: str) -> None:
     batch = Batch(BATCHES[name], 6, 2, BF16, dim=DIM, scale=0.125, **scoring)
     batch.check(cpp_attention(KVSpec(2, DIM)), 0, 0.02)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, FP8[0]])
+@pytest.mark.parametrize("name", WIDER)
+def test_widths_chunks_biases_and_shared_caches(name: str, cache_dtype: torch.dtype | None) -> None:
+    def kept(numbers: Tensor) -> Tensor:
+        return numbers if cache_dtype is None else numbers.to(cache_dtype).to(numbers.dtype)
+
+    long = [(1, 900), (1, 130), (20, 600)]
+    for lens in (BATCHES["everything"], long):
+        spec, batch = wider(name, lens, BF16)
+        batch.check(cpp_attention(spec, cache_dtype), 0, 0.03, kept)
 
 
 @pytest.mark.parametrize("window", [None, 1, 50, 512, 700])

@@ -46,8 +46,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "T5ForConditionalGeneration": ({}, "has an encoder"),
     "BartForConditionalGeneration": ({}, "has an encoder"),
     "WhisperForConditionalGeneration": ({}, "has an encoder"),
-    "LlavaForConditionalGeneration": ({}, "takes images or sound"),
-    "Qwen2VLForConditionalGeneration": ({}, "takes images or sound"),
     "LlamaForSequenceClassification": (SMALL, "is not a causal language model"),
     # States.
     "MambaForCausalLM": ({}, STATE),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tgi_cli.attention import AttentionMetadata
+from tgi_cli.attention import AttentionMetadata, StateCache
 from tgi_cli.engine.step import NewRow, Step
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.input_batch import InputBatch
@@ -38,6 +38,7 @@ class FakeAttention:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.cache = torch.full((num_blocks, block_size, 2), -(10**6))
+        self.states: StateCache | None = None
         self.metadata: AttentionMetadata
 
     def plan(self, metadata: AttentionMetadata) -> None:

@@ -19,21 +19,22 @@ struct Step {
 
 // The cache of a layer, in tiles of 16 tokens: a block of 16 n tokens is n tiles.
 // Keys of a tile and head: [head_dim / 2][16 tokens][2], so that sixteen scores are one vector.
-// Values: [8 token pairs][head_dim][2].
+// Values: [8 token pairs][value_dim][2].
 struct Cache {
   void* keys;    // [blocks][tiles of a block][kv_heads][head_dim * 16]
-  void* values;  // the same
+  void* values;  // [blocks][tiles of a block][kv_heads][value_dim * 16]
   int64_t block_size;
   int64_t block_stride;  // bytes from a block to the next: other layers' may stand in between
   int64_t kv_heads;
-  int64_t head_dim;
+  int64_t head_dim;   // of keys
+  int64_t value_dim;  // of values
   int32_t dtype;  // 0: bf16, 1: e4m3, 2: e5m2
 };
 
 struct Attention {
   const bf16* query;  // [tokens, heads, head_dim]
   int64_t query_stride;  // between tokens, in elements
-  bf16* output;  // [tokens, heads * head_dim]
+  bf16* output;  // [tokens, heads * value_dim]
   int64_t output_stride;
   int64_t heads;
   Cache cache;
@@ -41,6 +42,22 @@ struct Attention {
   float softcap;       // 0: none
   const float* sinks;  // [heads], or null
   int64_t window;      // 0: none
+  int64_t chunk;       // 0: none
+  // [heads, distances], or null: added to the scores of keys so far behind the query, from the
+  // farthest to 0; beyond, the line through the first two goes on.
+  const float* bias;
+  int64_t distances;
+};
+
+// What the work of a step depends on: layers alike in it share a plan.
+struct Shape {
+  int64_t heads, kv_heads, head_dim, value_dim;
+  int64_t window, chunk;  // 0: none
+
+  bool operator==(const Shape& other) const {
+    return heads == other.heads && kv_heads == other.kv_heads && head_dim == other.head_dim &&
+           value_dim == other.value_dim && window == other.window && chunk == other.chunk;
+  }
 };
 
 }  // namespace tgi

@@ -30,17 +30,15 @@ struct AttentionItem {
 
 // What the items of a step and a window are. Made anew for each step, in the same memory.
 struct AttentionPlan {
-  int64_t window = 0;
+  Shape shape = {};
   int64_t group = 0;
-  int64_t head_dim = 0;
   std::vector<AttentionItem> items;
   std::vector<AttentionItem> merges;  // an item each, as if it had not been split
   std::unique_ptr<float[]> partials;
   int64_t room = 0;
 };
 
-void plan_attention(const Step& step, int64_t window, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                    AttentionPlan& plan);
+void plan_attention(const Step& step, const Shape& shape, AttentionPlan& plan);
 
 // First these tickets, in any order and on any thread; then, after all of them, the merge's.
 inline int64_t attention_tickets(const AttentionPlan& plan) { return int64_t(plan.items.size()); }
@@ -52,7 +50,7 @@ inline int64_t attention_merge_tickets(const AttentionPlan& plan) { return int64
 void attention_merge_run(const Attention& attention, const Step& step, const AttentionPlan& plan, int64_t ticket,
                          int thread);
 
-// Put a token's keys and values, each [kv_heads, head_dim], into their slot. Safe beside the same
+// Put a token's keys [kv_heads, head_dim] and values [kv_heads, value_dim] into their slot. Safe beside the same
 // for other slots.
 void store_kv(const Cache& cache, int64_t slot, const bf16* key, const bf16* value);
 

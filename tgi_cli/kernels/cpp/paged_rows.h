@@ -184,10 +184,34 @@ void all_values(const bf16* weights, int64_t rows, int64_t dim, const bf16* cons
   });
 }
 
+// What depends on a key's distance from the query: Attention's bias, of one head.
+struct Bias {
+  const float* table;
+  int64_t size;
+  int64_t distance;  // of the first key; each later one is one less
+
+  // scores = scale * scores + bias, of a tile of keys: the same for a key whatever else is computed.
+  void add(float* scores, int64_t tile, float scale) const {
+    const int64_t farthest = size - 1, first = distance - tile * TILE;
+    if (first - (TILE - 1) >= farthest) {
+      const f32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      const f32x16 line = (splat(float(first - farthest)) - lanes) * splat(table[0] - table[1]) + splat(table[0]);
+      store(scores, load(scores) * splat(scale) + line);
+      return;
+    }
+    float biases[TILE];
+    for (int64_t i = 0; i < TILE; ++i) {
+      const int64_t d = std::max<int64_t>(first - i, 0);
+      biases[i] = d <= farthest ? table[farthest - d] : float(d - farthest) * (table[0] - table[1]) + table[0];
+    }
+    store(scores, load(scores) * splat(scale) + load(biases));
+  }
+};
+
 // A row's scores over the keys of `vectors` tiles to weights; it sees those of [begin, end).
 // The largest score (times factor) and the sum of the weights go to `summary`.
 __attribute__((noinline)) void softmax(float* scores, bf16* weights, int64_t vectors, int64_t begin, int64_t end,
-                                       float factor, float scale, float softcap, float* summary) {
+                                       float factor, float scale, float softcap, const Bias& bias, float* summary) {
   begin = std::max<int64_t>(begin, 0);
   if (begin >= end) {
     std::memset(weights, 0, size_t(vectors * TILE) * 2);
@@ -199,6 +223,8 @@ __attribute__((noinline)) void softmax(float* scores, bf16* weights, int64_t vec
   if (softcap)
     for (int64_t v = first; v <= last; ++v)
       store(scores + v * TILE, softcap * hyperbolic_tangent(load(scores + v * TILE) * (scale / softcap)));
+  if (bias.table)
+    for (int64_t v = first; v <= last; ++v) bias.add(scores + v * TILE, v, softcap ? 1.0f : scale);
   const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   auto hide = [&](int64_t v) {
     i32x16 key = lanes + int32_t(v * TILE);

@@ -25,6 +25,10 @@ struct Free {
 
 struct Program;
 
+Shape shape_of(const Op& op) {
+  return {op.heads, op.kv_heads, op.head_dim, op.value_dim, op.window, op.chunk};
+}
+
 // A stage of a run: an operation, or a part of one.
 struct Part {
   const Program* program;
@@ -68,11 +72,7 @@ struct Program {
 
   // The plan that an operation can share with one before it; the number of plans: with none.
   size_t plan_of(const Op& op) const {
-    auto alike = [&](size_t index) {
-      const Op& other = ops[index];
-      return op.window == other.window && op.heads == other.heads &&
-             op.kv_heads == other.kv_heads && op.head_dim == other.head_dim;
-    };
+    auto alike = [&](size_t index) { return shape_of(ops[index]) == shape_of(op); };
     auto found = std::find_if(planned_for.begin(), planned_for.end(), alike);
     return size_t(found - planned_for.begin());
   }
@@ -105,6 +105,9 @@ Attention attention_of(const Program& program, const Op& op, const Run& run) {
   attention.softcap = op.softcap;
   attention.sinks = op.sinks;
   attention.window = op.window;
+  attention.chunk = op.chunk;
+  attention.bias = op.attention_bias;
+  attention.distances = op.distances;
   return attention;
 }
 
@@ -167,7 +170,7 @@ void prepare(Program& program) {
   const Run& run = program.run;
   for (size_t i = 0; i < program.plans.size(); ++i) {
     const Op& op = program.ops[program.planned_for[i]];
-    plan_attention(*run.step, op.window, op.heads, op.kv_heads, op.head_dim, program.plans[i]);
+    plan_attention(*run.step, shape_of(op), program.plans[i]);
   }
   std::vector<Part>& parts = program.parts;
   parts.clear();

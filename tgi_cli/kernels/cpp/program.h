@@ -30,10 +30,12 @@ struct Op {
   // (weight [heads + kv_heads, head_dim], if there is one) and rotated (rope >= 0), then keys and
   // values go into the cache. ATTEND: queries over the cache.
   int32_t layer, rope, rotated;
-  int32_t heads, kv_heads, head_dim;
-  int64_t window;  // 0: none
+  int32_t heads, kv_heads, head_dim, value_dim;
+  int64_t window, chunk;  // 0: none
   float attention_scale, softcap;
   const float* sinks;
+  const float* attention_bias;  // see Attention
+  int64_t distances;
 };
 
 struct Run {

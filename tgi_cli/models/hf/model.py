@@ -7,31 +7,26 @@ run so is refused with the reason, found in its configuration or by a dry run on
 
 from __future__ import annotations
 
-import inspect
+import logging
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MethodType
 from typing import Any, cast
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.config import TEXT_ALONE, ModelConfig
 from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, READS_MASK, RUN, Unsupported, probe
 from tgi_cli.models.hf.layers import (
-    EXPERTS,
     BatchedEmbedding,
     BatchedHead,
     UnreplacedWeights,
@@ -41,8 +36,11 @@ from tgi_cli.models.hf.layers import (
     share_experts,
 )
 from tgi_cli.models.hf.names import sources, stored_names
+from tgi_cli.models.hf.skeleton import Skeleton, build_skeleton, rope_types
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
+
+log = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 256 << 20
 """Limit of a module's buffers: tables of positions grow with the context in config.json."""
@@ -58,19 +56,19 @@ class TransformersForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, build: Build, device: torch.device) -> None:
         super().__init__()
         with _refusals(config):
-            whole = _skeleton(config, build.dtype)
-            decoder = _decoder(whole)
+            skeleton = build_skeleton(config, build.dtype)
+            whole, decoder = skeleton.whole, skeleton.decoder
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             self._sources = sources(whole, weights, stored_names(config))
+            self._first_position = skeleton.first_position
             self._tied = dict(whole.all_tied_weights_keys)
-            self.ignored = tuple(
-                f".*(?:{pattern}).*" for pattern in whole._keys_to_ignore_on_load_unexpected or ()
-            )
-            self.loose = nn.ModuleList(_replace(whole, decoder, build, self._sources))
+            left_out = skeleton.leave_out_the_rest()
+            self.ignored = (*_unexpected(skeleton), *_of_parts(self._sources, left_out))
+            self.loose = nn.ModuleList(_replace(skeleton, build, self._sources))
             self._attention, output = probe(decoder, decoder.config)
             _fill_buffers(whole, decoder, build, device, self._sources)
-            at = _path(whole, decoder)
-            self._decoder, self._head = (decoder,), _LogitsHead(whole, at, output)
+            at = skeleton.path(decoder)
+            self._decoder, self._head = (decoder,), _LogitsHead(skeleton, output)
             hidden = output[0][0]
             logits = self.logits(hidden)
             vocab = decoder.config.vocab_size
@@ -79,6 +77,8 @@ class TransformersForCausalLM(CausalLM):
         _adopt(self, whole, decoder, at)
         self.kv_specs = self._attention.specs
         self.eval()
+        if skeleton.takes_more and build.shard.rank == 0:
+            log.warning(TEXT_ALONE)
 
     def source(self, name: str) -> Source:
         """See :meth:`CausalLM.source`; an absent tied weight is the weight it is tied to."""
@@ -86,6 +86,7 @@ class TransformersForCausalLM(CausalLM):
         return self._sources.get(name) or self._sources.get(tied) or Source((name,))
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        positions = positions + self._first_position if self._first_position else positions
         with self._attention.running(attention):
             output = self._decoder[0](
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False
@@ -105,7 +106,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     """
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
-        decoder = _decoder(_skeleton(config, torch.float32))
+        decoder = build_skeleton(config, torch.float32).decoder
         specs = probe(decoder, decoder.config)[0].specs
         context = getattr(decoder.config, "max_position_embeddings", None)
         if not isinstance(context, int):
@@ -124,17 +125,34 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
 class _LogitsHead:
     """transformers' own way from hidden states to logits (scales, caps), without the decoder."""
 
-    def __init__(self, whole: PreTrainedModel, decoder: str, output: Any) -> None:
-        self._whole = whole
-        self._fixed = _FixedOutput(type(output))
-        parent, _, name = decoder.rpartition(".")
-        setattr(whole.get_submodule(parent), name, self._fixed)
+    def __init__(self, skeleton: Skeleton, output: Any) -> None:
+        self._text = skeleton.text
+        around = skeleton.takes_more and skeleton.text is skeleton.whole
+        self._fixed = _FixedOutput(_AnyOutput if around else type(output))
+        parent, _, name = skeleton.replaced.rpartition(".")
+        setattr(self._text.get_submodule(parent), name, self._fixed)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         self._fixed.hidden = hidden[None]
-        logits: Tensor = self._whole(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        logits: Tensor = self._text(inputs_embeds=hidden[None], use_cache=False).logits[0]
         self._fixed.hidden = None
         return logits.float()
+
+
+class _AnyOutput(tuple[Tensor]):
+    """The output of a model that takes more than text, of which there is only the first part."""
+
+    def __new__(cls, last_hidden_state: Tensor) -> _AnyOutput:
+        return super().__new__(cls, (last_hidden_state,))
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
 
 
 class _FixedOutput(nn.Module):
@@ -175,100 +193,30 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
         ) from error
 
 
-def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
-    """The model on the meta device, unless its configuration shows that it cannot be run."""
-    name = config.architecture
-    known: Any = getattr(transformers, name, None)
-    if known is None:
-        code = config.get("auto_map", dict, {})
-        if not code:
-            raise UnsupportedModelError(
-                f"architecture {name} is not known, neither here nor to transformers "
-                f"{transformers.__version__}",
-                "check 'architectures' in config.json, or install a newer transformers",
-            )
-        if "AutoModelForCausalLM" not in code:
-            raise UnsupportedModelError(
-                f"architecture {name} is defined by code that comes with the checkpoint, and "
-                "that has no AutoModelForCausalLM"
-            )
-        if not config.trust_remote_code:
-            raise UnsupportedModelError(
-                f"architecture {name} is defined by code that comes with the checkpoint",
-                "--trust-remote-code runs that code, if you trust it",
-            )
-        known = get_class_from_dynamic_module(code["AutoModelForCausalLM"], str(config.path))
-    trusted = config.trust_remote_code and not known.__module__.startswith("transformers.")
-    own: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=trusted)
-    _check(own, known)
-    if not trusted and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise Unsupported("is not a causal language model")
-    with torch.device("meta"):
-        model: Any = known._from_config(
-            own, dtype=dtype, attn_implementation=RUN, experts_implementation=EXPERTS
-        )
-    for pattern, planned_dtype in model._get_dtype_plan(dtype).items():
-        for path, weight in model.state_dict(keep_vars=True).items():
-            if re.search(pattern.replace("*", ".*"), path):
-                weight.data = weight.data.to(planned_dtype)
-    return model
+def _unexpected(skeleton: Skeleton) -> Iterator[str]:
+    """Expressions for the names that transformers ignores, of the whole model and its text."""
+    for model in {skeleton.whole, skeleton.text, skeleton.decoder}:
+        for pattern in model._keys_to_ignore_on_load_unexpected or ():
+            yield f".*(?:{pattern}).*"
 
 
-def _check(config: Any, known: type[PreTrainedModel]) -> None:
-    """Refuse what a dry run would not notice, or would report less clearly."""
-    if config.is_encoder_decoder:
-        raise Unsupported("has an encoder")
-    if known.config_class and not isinstance(config, known.config_class):
-        raise Unsupported(f"is not what its model type {config.model_type!r} names")
-    if config.get_text_config() is not config:
-        raise Unsupported("takes images or sound, not text alone")
-    if known._is_stateful:
-        raise Unsupported("keeps a state beside keys and values (state space, linear attention)")
-    foreign = set(getattr(config, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
-    if foreign:
-        raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise Unsupported("has layers that share keys and values")
-    if "mrope_section" in (getattr(config, "rope_parameters", None) or {}):
-        raise Unsupported("has positions of several dimensions")
-
-
-def _decoder(whole: Any) -> Any:
-    """The part before the head, with what depends on the longest sequence taken out."""
-    decoder = whole.get_decoder()
-    if decoder is whole or not isinstance(decoder, PreTrainedModel):
-        raise Unsupported("has no decoder of its own beside the head")
-    if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        raise Unsupported("cannot be told the positions of tokens")
-    for module in decoder.modules():
-        if hasattr(module, "create_position_ids_from_input_ids"):
-            raise Unsupported("counts positions from the padding token's number")  # RoBERTa
-        if isinstance(module, nn.Conv1d | nn.RNNBase):
-            raise Unsupported(f"has layers that keep a state ({type(module).__name__})")
-        kinds = _rope_types(module)
-        if any("dynamic" in kind or kind == "longrope" for kind in kinds):
-            module.forward = MethodType(inspect.unwrap(type(module).forward), module)
-        if "longrope" in kinds and len(kinds) > 1:
-            raise Unsupported("has several rotary embeddings, longrope among them")
-    return decoder
-
-
-def _rope_types(module: nn.Module) -> list[str]:
-    kinds = getattr(module, "rope_type", None)
-    return list(kinds.values()) if isinstance(kinds, dict) else [kinds] if kinds else []
+def _of_parts(found: Mapping[str, Source], parts: list[str]) -> Iterator[str]:
+    """Expressions for the checkpoint's names of what belongs to these parts of a model."""
+    prefixes = tuple(f"{part}." for part in parts)
+    for name, source in found.items():
+        if name.startswith(prefixes) or name in parts:
+            yield from map(re.escape, source.names)
 
 
 def _replace(
-    whole: Any, decoder: Any, build: Build, stored: Container[str]
+    skeleton: Skeleton, build: Build, stored: Container[str]
 ) -> Iterator[UnreplacedWeights]:
     """Put our layers into the model; yields the holders of the other weights."""
+    whole, decoder = skeleton.whole, skeleton.decoder
     plan = getattr(decoder.config, "base_model_tp_plan", None) or {}
     if build.shard.size > 1 and not plan:
         raise Unsupported("has no plan of tensor parallelism")
-    head, table = whole.get_output_embeddings(), decoder.get_input_embeddings()
+    head, table = skeleton.text.get_output_embeddings(), decoder.get_input_embeddings()
     if type(head) is not nn.Linear:
         raise Unsupported("has no plain linear head")
     tied = head.weight is table.weight
@@ -276,7 +224,7 @@ def _replace(
     if type(table) is nn.Embedding:
         ours = BatchedEmbedding(build, *table.weight.shape)
     seen: set[nn.Parameter] = set()
-    start = len(_path(whole, decoder)) + 1
+    start = len(skeleton.path(decoder)) + 1
     for path, module in list(whole.named_modules()):
         own = dict(module.named_parameters(recurse=False))
         parent = whole.get_submodule(path.rpartition(".")[0])
@@ -310,22 +258,18 @@ def _replace(
             seen.update(own.values())
 
 
-def _path(whole: nn.Module, part: nn.Module) -> str:
-    paths: dict[nn.Module, str] = {module: path for path, module in whole.named_modules()}
-    return paths[part]
-
-
 def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, at: str) -> None:
     """Make the parts of ``whole`` modules of ``model``, the decoder at the path it had."""
-    *outer, last = at.split(".")
-    parent = model
-    for name in outer:
-        parent.add_module(name, nn.Module())
-        parent = parent.get_submodule(name)
-    parent.add_module(last, decoder)  # before the head: a tied one is loaded after the table
-    for name, child in whole.named_children():
-        if name != at.partition(".")[0]:
-            model.add_module(name, child)
+    here, theirs = model, cast(nn.Module, whole)
+    later = []
+    steps = at.split(".")
+    for depth, name in enumerate(steps, 1):
+        new = decoder if depth == len(steps) else nn.Module()
+        later += [(here, other, child) for other, child in theirs.named_children() if other != name]
+        here.add_module(name, new)
+        here, theirs = new, getattr(theirs, name, nn.Module())
+    for parent, name, child in later:  # after the table: a tied head is loaded later
+        parent.add_module(name, child)
 
 
 def _fill_buffers(
@@ -356,7 +300,7 @@ def _fill_buffers(
             if names:
                 decoder._init_weights(module)
             made.append({name: cast(Tensor, module._buffers[name]) for name in names})
-        if "longrope" in _rope_types(module):
+        if "longrope" in rope_types(module):
             config: Any = decoder.config
             limit = config.rope_parameters["original_max_position_embeddings"]
             served = build.max_positions or config.max_position_embeddings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -29,6 +30,9 @@ _PART = 1 << 12
 _SLICE = 1024
 """Tokens that are encoded at once, in half a millisecond."""
 
+_TokenValue = Callable[[int], Any]
+"""What an answer has for a token id."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -42,8 +46,9 @@ async def tokenize(context: RequestContext[bytes]) -> Response:
     if key == "prompt":
         prompt = parse(body, schemas.TokenizePromptRequest)
         await state.adapters.for_openai(prompt.model)
-        ids = await state.workers.encode(prompt.prompt, prompt.add_special_tokens is not False)
-        return await _vllm_answer(ids, bool(prompt.return_token_strs), state)
+        return await _vllm_answer(
+            state, prompt.prompt, prompt.add_special_tokens is not False, prompt.return_token_strs
+        )
     if key == "content":
         return await _tokenize_content(parse(body, schemas.TokenizeContentRequest), state)
     text = parse(body, GenerateRequest).inputs
@@ -67,7 +72,10 @@ async def detokenize(context: RequestContext[schemas.DetokenizeRequest]) -> Resp
     known = min(state.client.info.vocab_size, state.text.tokenizer.vocab_size)
     if ids and max(ids) >= known:
         raise errors.validation(f"token ids must be >= 0 and < {known}", "tokens")
-    return await _answer(len(ids), state, _text_body, ids, state.text.tokenizer)
+    tokenizer = state.text.tokenizer
+    if len(ids) <= INLINE_IDS:
+        return _json(_text_body(ids, tokenizer))
+    return _json(await state.workers.run(_text_body, ids, tokenizer))
 
 
 async def _tokenize_messages(body: schemas.TokenizeMessagesRequest, state: RouterState) -> Response:
@@ -84,8 +92,7 @@ async def _tokenize_messages(body: schemas.TokenizeMessagesRequest, state: Route
     await state.adapters.for_openai(body.model)
     text = (await render_chat(chat, state)).spec.prompt
     assert isinstance(text, str)
-    ids = await state.workers.encode(text, bool(body.add_special_tokens))
-    return await _vllm_answer(ids, bool(body.return_token_strs), state)
+    return await _vllm_answer(state, text, bool(body.add_special_tokens), body.return_token_strs)
 
 
 async def _tokenize_content(body: schemas.TokenizeContentRequest, state: RouterState) -> Response:
@@ -93,31 +100,42 @@ async def _tokenize_content(body: schemas.TokenizeContentRequest, state: RouterS
         raise errors.unsupported(
             "parse_special", "`parse_special` other than true", "unsupported_value"
         )
-    ids = await state.workers.encode(body.content, bool(body.add_special))
-    piece = _piece if body.with_pieces else None
-    return await _answer(len(ids), state, _content_body, ids, piece, state.text.tokenizer)
+    piece = cache(partial(_piece, tokenizer=state.text.tokenizer)) if body.with_pieces else None
+    _, arrays = await _token_arrays(state, body.content, bool(body.add_special), piece)
+    return _json([b'{"tokens":', *arrays[0], b"}"])
 
 
-async def _vllm_answer(ids: Sequence[int], strings: bool, state: RouterState) -> Response:
-    context_length = state.generator.info.max_total_tokens
-    return await _answer(
-        len(ids), state, _vllm_body, ids, strings, context_length, state.text.tokenizer
+async def _vllm_answer(
+    state: RouterState, text: str, add_special_tokens: bool, strings: bool | None
+) -> Response:
+    values: list[_TokenValue | None] = [None]
+    if strings:
+        backend = state.text.tokenizer.backend
+        values.append(cache(lambda index: backend.id_to_token(index) or ""))
+    count, arrays = await _token_arrays(state, text, add_special_tokens, *values)
+    front = (count, state.generator.info.max_total_tokens)
+    strs = arrays[1] if strings else [b"null"]
+    return _json(
+        [
+            b'{"count":%d,"max_model_len":%d,"tokens":' % front,
+            *arrays[0],
+            b',"token_strs":',
+            *strs,
+            b"}",
+        ]
     )
 
 
-async def _answer(
-    size: int, state: RouterState, write: Callable[..., list[bytes]], *args: Any
-) -> Response:
-    """The body that ``write`` makes of the arguments; large ones in a worker thread, streamed."""
-    if size <= INLINE_IDS:
-        return Response(b"".join(write(*args)), media_type="application/json")
-    written = await state.workers.run(write, *args)
+def _json(parts: list[bytes]) -> Response:
+    """A body in one piece, or a large one part by part."""
+    if sum(map(len, parts)) <= WHOLE_BYTES:
+        return Response(b"".join(parts), media_type="application/json")
 
-    async def parts() -> AsyncIterator[bytes]:
-        for part in written:
+    async def streamed() -> AsyncIterator[bytes]:
+        for part in parts:
             yield part
 
-    return StreamingResponse(parts(), media_type="application/json")
+    return StreamingResponse(streamed(), media_type="application/json")
 
 
 def _text_body(ids: Sequence[int], tokenizer: Tokenizer) -> list[bytes]:
@@ -125,28 +143,6 @@ def _text_body(ids: Sequence[int], tokenizer: Tokenizer) -> list[bytes]:
     (decoded,) = tokenizer.backend.decode_batch([ids], skip_special_tokens=False)
     text = _encode(decoded)
     return [b'{"prompt":', text, b',"content":', text, b"}"]
-
-
-def _vllm_body(
-    ids: Sequence[int], strings: bool, context_length: int, tokenizer: Tokenizer
-) -> list[bytes]:
-    token_strs = [b"null"]
-    if strings:
-        names = {index: tokenizer.backend.id_to_token(index) or "" for index in set(ids)}
-        token_strs = _array(ids, names.__getitem__)
-    front = b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids), context_length)
-    return [front, *_array(ids), b',"token_strs":', *token_strs, b"}"]
-
-
-def _content_body(
-    ids: Sequence[int],
-    piece: Callable[[int, Tokenizer], schemas.TokenPiece] | None,
-    tokenizer: Tokenizer,
-) -> list[bytes]:
-    value = None
-    if piece is not None:
-        value = {index: piece(index, tokenizer) for index in set(ids)}.__getitem__
-    return [b'{"tokens":', *_array(ids, value), b"}"]
 
 
 def _piece(index: int, tokenizer: Tokenizer) -> schemas.TokenPiece:
@@ -157,14 +153,39 @@ def _piece(index: int, tokenizer: Tokenizer) -> schemas.TokenPiece:
         return schemas.TokenPiece(id=index, piece=list(found))
 
 
-def _array(ids: Sequence[int], value: Callable[[int], Any] | None = None) -> list[bytes]:
-    """A JSON array of the ids, or of each one's value, in parts so that other threads can run."""
-    parts = [b"["]
+async def _token_arrays(
+    state: RouterState, text: str, add_special_tokens: bool, *values: _TokenValue | None
+) -> tuple[int, list[list[bytes]]]:
+    """The number of tokens, and per function a JSON array of its results, in parts.
+
+    None stands for the ids themselves. Tokens are written as they are encoded, some thousand at a
+    time: a list of millions holds the interpreter lock for 20 ms when it is searched, and as long
+    when it is freed.
+    """
+    arrays: list[list[bytes]] = [[b"["] for _ in values]
+    count = 0
+    async for window in state.workers.spans(text, add_special_tokens):
+        ids = window.ids
+        for array, value in zip(arrays, values, strict=True):
+            if len(ids) <= INLINE_IDS:
+                parts = _parts(ids, value)
+            else:
+                parts = await state.workers.run(_parts, ids, value)
+            for part in parts:
+                array += (part,) if len(array) == 1 else (b",", part)
+        count += len(ids)
+    for array in arrays:
+        array.append(b"]")
+    return count, arrays
+
+
+def _parts(ids: Sequence[int], value: _TokenValue | None) -> list[bytes]:
+    """The ids or their values as JSON, without brackets, in parts so that other threads can run."""
+    parts = []
     for start in range(0, len(ids), _PART):
         part = ids[start : start + _PART]
-        written = _encode(part if value is None else [value(index) for index in part])
-        parts.append((b"," if start else b"") + written[1:-1])
-    return [*parts, b"]"]
+        parts.append(_encode(part if value is None else [value(index) for index in part])[1:-1])
+    return parts
 
 
 async def _tgi_tokens(

@@ -19,6 +19,7 @@ from tgi_cli.worker.sizing import saved_profile
 from tgi_cli.worker.sizing.memory import PeakMeter, release_unused_memory
 from tgi_cli.worker.sizing.profile_steps import (
     WARMUP_BLOCKS,
+    WARMUP_SLOTS,
     first_steps,
     part_of_worst,
     threads_for,
@@ -42,6 +43,15 @@ workspaces, other processes' contexts) and for its fragmentation."""
 PREFIX_SHARE = 0.25
 """Cache on a CPU for prefixes of finished sequences, as a share of what all rows can use."""
 
+STATE_SHARE = 0.5
+"""Share of the cache that the recurrent states of running sequences may take; KV needs the rest."""
+
+SNAPSHOT_SHARE = 0.25
+"""Share of the rest for states at the end of prefixes."""
+
+SNAPSHOTS_PER_ROW = 4
+"""Limit of their number: of each conversation that runs, those of some earlier ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -52,6 +62,8 @@ class Capacity:
             ``max_input_tokens`` are lower than resolved if they are not explicit and memory is
             short.
         num_blocks: KV blocks of ``config.block_size`` tokens.
+        num_state_slots: slots for recurrent states; 0 if the model has none.
+        state_bytes: of all slots.
         kv_window: positions that a token sees, if every layer has a sliding window.
         cache_bytes: of all blocks.
         weight_bytes: of the model.
@@ -70,6 +82,8 @@ class Capacity:
     load_seconds: float
     warmup_seconds: float
     kv_window: int | None = None
+    num_state_slots: int = 0
+    state_bytes: int = 0
     step_seconds: float = 0.0
     graphs: bool = False
 
@@ -90,10 +104,11 @@ class Capacity:
 
 
 class SizedCache(NamedTuple):
-    """A profile, and the KV blocks and limits that follow from it."""
+    """A profile, and the KV blocks, state slots and limits that follow from it."""
 
     profile: SavedProfile
     num_blocks: int
+    num_slots: int
     config: EngineConfig
 
 
@@ -124,6 +139,8 @@ class KVCacheSizing:
             OutOfMemoryError: a step, or an explicit limit, does not fit.
         """
         self.attention.allocate(WARMUP_BLOCKS)
+        if self.attention.states is not None:
+            self.attention.states.allocate(WARMUP_SLOTS)
         saved = self._load_profile()
         if saved is not None:
             with threads_for(self.weight_bytes, self.attention.device):
@@ -156,7 +173,7 @@ class KVCacheSizing:
         config, device, shard = self.config, self.attention.device, self.shard
         meter = PeakMeter(device)
         free = available_memory(device) // self._sharers
-        cacheable = shard.smallest(free // self.attention.block_bytes * config.block_size)
+        cacheable = shard.smallest(free // max(1, self.attention.block_bytes) * config.block_size)
         part, began = part_of_worst(config), time.monotonic()
         with threads_for(self.weight_bytes, device):
             for step in worst_steps(config, cacheable):
@@ -176,10 +193,27 @@ class KVCacheSizing:
         config, device = self.config, self.attention.device
         block_bytes, sharers = self.attention.block_bytes, self._sharers
         release_unused_memory(device)
-        available = available_memory(device) + WARMUP_BLOCKS * block_bytes * sharers
+        slot_bytes = self._slot_bytes
+        small = WARMUP_BLOCKS * block_bytes + WARMUP_SLOTS * slot_bytes
+        available = available_memory(device) + small * sharers
         budget = cache_budget(config, available, profile.activation_bytes, total_memory(device))
         budget = self.shard.smallest(budget // sharers)
-        return SizedCache(profile, *size_cache(config, budget, block_bytes))
+        num_slots, config = size_states(config, budget, slot_bytes)
+        if config.max_batch_size < self.config.max_batch_size:
+            self._log(
+                "memory for the states of %d of %d sequences: max_batch_size is %d",
+                config.max_batch_size,
+                self.config.max_batch_size,
+                config.max_batch_size,
+            )
+        num_blocks, config = size_cache(config, budget - num_slots * slot_bytes, block_bytes)
+        return SizedCache(profile, num_blocks, num_slots, config)
+
+    @property
+    def _slot_bytes(self) -> int:
+        """Bytes of a state slot on the shard where it is largest; 0 without states."""
+        states = self.attention.states
+        return 0 if states is None else -self.shard.smallest(-states.slot_bytes)
 
     @property
     def _sharers(self) -> int:
@@ -207,6 +241,37 @@ def cache_budget(config: EngineConfig, available: int, activations: int, total_m
     return max(0, int((available - activations) * share))
 
 
+def size_states(config: EngineConfig, budget: int, slot_bytes: int) -> tuple[int, EngineConfig]:
+    """Choose the number of slots for recurrent states: one per row, and some for prefixes.
+
+    Args:
+        config: as resolved.
+        budget: bytes for states and KV together.
+        slot_bytes: of one slot over all layers; 0 if the model has no states.
+
+    Returns:
+        The number of slots, and the configuration: with a lower ``max_batch_size`` where the states
+        of so many rows would take more than :data:`STATE_SHARE` of the budget.
+
+    Raises:
+        OutOfMemoryError: there is no memory for a single sequence.
+    """
+    if not slot_bytes:
+        return 0, config
+    rows = min(config.max_batch_size, int(budget * STATE_SHARE) // slot_bytes)
+    if not rows:
+        raise OutOfMemoryError(
+            f"the recurrent state of one request takes {format_memory(slot_bytes)}, and "
+            f"{format_memory(int(budget * STATE_SHARE))} are free for it",
+            "free memory, lower --max-batch-prefill-tokens, or use a smaller model",
+        )
+    rest = int((budget - rows * slot_bytes) * SNAPSHOT_SHARE)
+    snapshots = min(rest // slot_bytes, SNAPSHOTS_PER_ROW * rows)
+    if rows < config.max_batch_size:
+        config = replace(config, max_batch_size=rows)
+    return rows + snapshots, config
+
+
 def size_cache(config: EngineConfig, budget: int, block_bytes: int) -> tuple[int, EngineConfig]:
     """Choose the number of KV blocks.
 
@@ -221,8 +286,11 @@ def size_cache(config: EngineConfig, budget: int, block_bytes: int) -> tuple[int
     Raises:
         OutOfMemoryError: an explicit limit does not fit; the message has the numbers.
     """
-    affordable = budget // block_bytes
     size = config.block_size
+    per_sequence = -(-config.max_total_tokens // size)
+    useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_SHARE))
+    # Without KV, blocks only count the tokens of prefixes.
+    affordable = budget // block_bytes if block_bytes else useful
     if config.max_batch_total_tokens is not None:
         asked = -(-config.max_batch_total_tokens // size)
         if asked > affordable:
@@ -235,11 +303,9 @@ def size_cache(config: EngineConfig, budget: int, block_bytes: int) -> tuple[int
                 else "free memory, lower --max-batch-prefill-tokens, or use a smaller model",
             )
         return asked, config
-    per_sequence = -(-config.max_total_tokens // size)
     if affordable < per_sequence:
         return affordable, _lower_limits(config, affordable, budget, block_bytes)
     if config.device == "cpu":
-        useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_SHARE))
         return min(affordable, useful), config
     return affordable, config
 

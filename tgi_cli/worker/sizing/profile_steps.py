@@ -21,6 +21,9 @@ from tgi_cli.worker.runner import ModelRunner
 WARMUP_BLOCKS = 64
 """Size of the small cache."""
 
+WARMUP_SLOTS = 4
+"""State slots in it, which rows share, too."""
+
 CPU_CONTEXT = 128
 """Limit of contexts on a CPU, of decodes and before a prefill chunk; there is one step with both. A
 server should start within seconds even on a busy machine, where each of the hundreds of barriers in
@@ -186,6 +189,19 @@ def _add(step: Step, row: int, start: int, count: int, block_size: int, loras: i
     slot = (loras - 1 - row) % loras if loras else -1
     step.new.append(NewRow(row, row, [0] * end, end, blocks, _EVERYTHING, extras, slot))
     add_row(step, row, start, count)
+
+
+def with_slots(step: Step, num_slots: int) -> Step:
+    """The step of a model with ``num_slots`` state slots: each row has its own, as far as they go.
+
+    Of a model without states (0), the step as it is.
+    """
+    if num_slots:
+        step.state_out = [row % num_slots for row in step.rows]
+        step.state_in = [
+            slot if start else -1 for slot, start in zip(step.state_out, step.starts, strict=True)
+        ]
+    return step
 
 
 def add_row(step: Step, row: int, start: int, count: int, samples: bool = True) -> None:

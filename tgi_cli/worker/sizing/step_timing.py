@@ -26,7 +26,7 @@ from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.sizing import saved_profile
 from tgi_cli.worker.sizing.kv_cache import Capacity
-from tgi_cli.worker.sizing.profile_steps import add_row
+from tgi_cli.worker.sizing.profile_steps import add_row, with_slots
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,7 @@ class StepTimer:
         self._worker = worker
         self._config: EngineConfig = capacity.config
         self._tokens = capacity.max_batch_total_tokens
+        self._slots = capacity.num_state_slots
         self._ahead = 0 if self._config.device == "cpu" else 1
         self.left_out: list[str] = []
 
@@ -155,6 +156,7 @@ class StepTimer:
         pending: list[PendingResult] = []
         began = time.perf_counter()
         for step in steps:
+            with_slots(step, self._slots)
             pending.append(self._worker.sample(self._worker.launch(step)))
             if len(pending) > self._ahead:
                 pending.pop(0).wait()

@@ -1,8 +1,9 @@
-"""Which causal language models of transformers can be run, and why the others cannot.
+"""Which models of transformers can be run, and why the others cannot.
 
-``python -m tests.tools.transformers_survey [CLASS ...]`` makes a miniature of each class, with
-random weights, and compares logits: of texts together in one batch, in chunks, with
-transformers' for each alone. It prints a line per class, and the counts:
+``python -m tests.tools.survey [CLASS ...]`` makes a miniature of each causal language model class,
+with random weights, and compares logits: of texts together in one batch, in chunks, with
+transformers' for each alone. ``--text-parts`` does so for the classes that take images and text,
+which are given text alone. It prints a line per class, and the counts:
 
     runs      the logits are the same
     refused   with the reason
@@ -14,72 +15,47 @@ All of them take some minutes; nothing is downloaded.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import signal
-import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tests.parity.families import TOLERANCE
 from tests.tools.paged_run import PagedRun, load
+from tests.tools.survey_sizes import candidates
 from tgi_cli.errors import TgiError
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.models.base import CausalLM
 
-SECONDS = 60
+SECONDS = 120
 """For one class."""
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "sliding_window": 24,
-    "is_decoder": True,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+_OTHER_SENSES = dict.fromkeys(
+    ("num_hidden_layers", "num_layers", "n_layers", "depth", "encoder_layers", "layers"), 1
+) | {
+    "hidden_size": 32,
+    "embed_dim": 32,
+    "width": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "attention_heads": 2,
+    "image_size": 56,
 }
-MLA = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-}
-OVERRIDES: tuple[dict[str, Any], ...] = (
-    {"num_key_value_heads": 2, "head_dim": 16},
-    {"num_key_value_heads": 2},
-    {},
-    {"sliding_window": None, "num_key_value_heads": 2, "head_dim": 16},
-    MLA,
-    {"d_model": 64, "decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96},
-    {"rotary_dim": 8, "n_embd": 64, "n_head": 4, "n_layer": 4},
-    {"attention_types": [[["global", "local"], 2]]},
-    {"num_encoder_layers": 2, "num_decoder_layers": 2, "num_hidden_layers": ...},
-    {
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 48,
-        "first_k_dense_replace": 1,
-        "n_group": 1,
-        "topk_group": 1,
-    },
-)
-"""Tried in this order: not every configuration takes every size."""
+"""Sizes of towers for images and sound, as far as a configuration has them; layers come first."""
 
 
 class _Late(Exception):
@@ -90,10 +66,10 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
     """What became of the class ``name``, and why."""
     kind = getattr(transformers, name)
     why = refused = ""
-    for values in OVERRIDES:
+    for config in _configs(kind):
         try:
-            sizes = {key: size for key, size in (SIZES | values).items() if size is not ...}
-            config = kind.config_class(**sizes)
+            if isinstance(config, Exception):
+                raise config
             config.architectures = [name]
             config.save_pretrained(folder)
             _refuse_early(folder)
@@ -117,12 +93,72 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
     worst = max((got[name] - wanted[name]).abs().max().item() for name in wanted)
     spread = torch.cat(list(wanted.values())).std().item()
     windows = sorted({spec.window for spec in model.kv_specs}, key=str)
-    fine = worst < TOLERANCE * max(1.0, spread)
+    tolerance = TOLERANCE * (2 if model.state_specs else 1)
+    fine = worst < tolerance * max(1.0, spread)
     native = "" if type(model).__name__.startswith("Transformers") else "; defined here"
+    states = f"; states in {len(model.state_specs)} layers" if model.state_specs else ""
     return (
         "runs" if fine else "WRONG",
-        f"{worst:.1e} of logits that vary by {spread:.2f}; windows {windows}{native}",
+        f"{worst:.1e} of logits that vary by {spread:.2f}; windows {windows}{states}{native}",
     )
+
+
+def _configs(kind: Any) -> Iterator[Any]:
+    """Configurations to be tried, or the errors of making them."""
+    whole = kind.config_class
+    parts = whole.sub_configs
+    text = next((key for key in ("text_config", "llm_config") if key in parts), None)
+    if text is None:
+        for values in candidates(whole.__name__):
+            yield _made(whole, values)
+        return
+    inner = _class_of(whole, _made(whole, {}), text)
+    for values in candidates(inner.__name__):
+        for sizes in (_OTHER_SENSES, dict(list(_OTHER_SENSES.items())[:6]), {}):
+            made = _made(inner, values)
+            if isinstance(made, Exception):
+                yield made
+                break
+            _fit_sections(made)
+            default = _made(whole, {})
+            others = {} if isinstance(default, Exception) else _small(default, text, sizes)
+            yield _made(whole, others | {text: made})
+
+
+def _made(kind: Any, values: dict[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except Exception as error:
+        return error
+
+
+def _fit_sections(config: Any) -> None:
+    """Share out the angles of a small head to the dimensions of positions (M-RoPE)."""
+    if "mrope_section" in type(config).ignore_keys_at_rope_validation:
+        rope = config.rope_parameters
+        heads = getattr(config, "head_dim", None) or 16
+        angles = int(heads * rope.get("partial_rotary_factor", 1.0)) // 2
+        third = round(angles / 3)
+        rope["mrope_section"] = [third, third, angles - 2 * third]
+
+
+def _class_of(whole: Any, default: Any, key: str) -> Any:
+    """The class of a part's configuration."""
+    kind = whole.sub_configs[key]
+    return kind if kind is not AutoConfig else type(getattr(default, key))
+
+
+def _small(config: Any, text: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """The other parts of a configuration, with these sizes."""
+    parts = {}
+    for key in config.sub_configs:
+        part = getattr(config, key, None)
+        if key != text and part is not None:
+            for name, size in sizes.items():
+                if isinstance(getattr(part, name, None), int):
+                    setattr(part, name, size)
+            parts[key] = part
+    return parts
 
 
 def _refuse_early(folder: Path) -> None:
@@ -151,7 +187,8 @@ def _reference(kind: Any, config: Any, folder: Path) -> dict[str, torch.Tensor]:
     loaded = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         return {
-            name: loaded(torch.tensor([ids])).logits[0].float() for name, ids in _texts().items()
+            name: loaded(input_ids=torch.tensor([ids])).logits[0].float()
+            for name, ids in _texts().items()
         }
 
 
@@ -170,19 +207,34 @@ def _ours(model: CausalLM) -> dict[str, torch.Tensor]:
     return {name: torch.cat(pieces) for name, pieces in got.items()}
 
 
+def _classes(text_parts: bool) -> list[str]:
+    mapping = (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        if text_parts
+        else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )
+    names = {value if isinstance(value, str) else value[0] for value in mapping.values()}
+    return sorted(names)
+
+
 def _alarm(*_: object) -> None:
     raise _Late
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.survey", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help="default: all of them")
+    parser.add_argument(
+        "--text-parts", action="store_true", help="the classes that take images and text"
+    )
+    options = parser.parse_args()
     quiet: Any = transformers.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     signal.signal(signal.SIGALRM, _alarm)
-    values = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    every = sorted({value if isinstance(value, str) else value[0] for value in values})
     counts: Counter[str] = Counter()
-    for name in sys.argv[1:] or every:
+    for name in options.classes or _classes(options.text_parts):
         with tempfile.TemporaryDirectory() as folder:
             signal.alarm(SECONDS)
             try:

@@ -1,0 +1,210 @@
+"""The operations of layers that keep a state: a torch reference each, and the choice of kernels.
+
+They take a flat batch and the slots of its step, read each sequence's state before its first token,
+and leave it after its last one, and where a snapshot is due. References compute in float32, token
+by token, and round once: neither the cut of a text into steps nor the sequences beside it change
+a bit of a result on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tgi_cli.attention import StateCache
+
+_VECTOR = 64
+"""Divisible by what torch computes at once on any CPU, unrolled."""
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    states: StateCache,
+    layer: int,
+) -> Tensor:
+    """A convolution over the tokens of each sequence, channel by channel.
+
+    y[t] = act(bias + sum_j weight[j] * x[t - size + 1 + j]), of zeros before a text's beginning.
+
+    Args:
+        x: [T, channels]; rows may be strided.
+        weight: float32 [size, channels].
+        bias: float32 [channels], or None.
+        activation: ``silu`` or None.
+        states: has [size - 1, channels] of each sequence, the oldest input first, as ``conv``.
+        layer: index of its states.
+
+    Returns:
+        [T, channels] in x's dtype.
+    """
+    step = states.step
+    assert step is not None
+    size, kept = len(weight), len(weight) - 1
+    before = states.load(layer, "conv")
+    lengths = step.query_start_loc.diff()
+    # All inputs in one tensor, each sequence's behind its earlier ones.
+    sequence = torch.repeat_interleave(lengths, output_size=len(x))
+    first = torch.arange(len(x), device=x.device) + sequence * kept
+    own = step.query_start_loc[:-1] + torch.arange(len(lengths), device=x.device) * kept
+    rows = torch.arange(kept, device=x.device)
+    inputs = x.new_empty(len(x) + before.shape[0] * kept, x.shape[1])
+    inputs[first + kept] = x
+    inputs[own[:, None] + rows] = before
+    # Products and sums one by one: fused ones are rounded otherwise, and torch fuses only some.
+    y = weight[0] * inputs[first].float()
+    for tap in range(1, size):
+        y += weight[tap] * inputs[first + tap].float()
+    if bias is not None:
+        y += bias
+    if activation is not None:
+        y = by_rows(F.silu, y)
+    states.store(layer, "conv", inputs[(own + lengths)[:, None] + rows])
+    if step.has_snapshots:
+        after = (own + step.snapshot_after)[:, None] + rows
+        states.store(layer, "conv", inputs[after], snapshots=True)
+    return y.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaGates:
+    """How a layer of the gated delta rule makes decays and gains of numbers a and b of a token.
+
+    A head's state, or with ``channels`` each of its rows, is multiplied by exp(g) for a token:
+
+    - ``softplus``: g = -rate * softplus(a + bias) (Gated DeltaNet, Kimi Delta Attention)
+    - ``sigmoid``: g = floor * sigmoid(rate * (a + bias)) (Kimi Delta Attention with a lower bound)
+
+    The gain is factor * sigmoid(b).
+
+    Attributes:
+        rate: float32 [heads], above 0.
+        bias: float32 [heads], or [heads * key_dim] with ``channels``.
+        channels: whether there is a decay for each row of a state.
+        form: of g.
+        floor: of g, below 0 (sigmoid).
+        factor: of the gain.
+    """
+
+    rate: Tensor
+    bias: Tensor
+    channels: bool = False
+    form: Literal["softplus", "sigmoid"] = "softplus"
+    floor: float = 0.0
+    factor: float = 1.0
+
+    def decays(self, a: Tensor) -> Tensor:
+        """exp(g) float32 of a [T, heads], or of [T, heads * key_dim] with channels."""
+        rate = self.rate
+        if self.channels:
+            rate = rate.repeat_interleave(len(self.bias) // len(rate))
+        a = a.float() + self.bias
+        if self.form == "softplus":
+            return by_rows(torch.exp, by_rows(F.softplus, a) * -rate)
+        return by_rows(torch.exp, by_rows(torch.sigmoid, a * rate) * self.floor)
+
+    def gains(self, b: Tensor) -> Tensor:
+        """float32 of b [T, heads]."""
+        return by_rows(torch.sigmoid, b.float()) * self.factor
+
+
+def gated_delta(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    a: Tensor,
+    b: Tensor,
+    gates: DeltaGates,
+    states: StateCache,
+    layer: int,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The gated delta rule over the tokens of each sequence, in its recurrent form.
+
+    Per head a state S [key_dim, value_dim] in float32, and per token
+    ``S *= decay; S += k (gain (v - S^T k))^T; o = S^T q / sqrt(key_dim)``, with queries and keys
+    of length 1. https://arxiv.org/abs/2412.06464, https://arxiv.org/abs/2510.26692
+
+    Args:
+        qkv: queries and keys [T, key_heads, key_dim], values [T, heads, value_dim]; tokens may be
+            strided. As many value heads as share a key head are adjacent.
+        a, b: what ``gates`` takes.
+        gates: decays and gains.
+        states: has [heads, key_dim, value_dim] of each sequence as ``recurrent``.
+        layer: index of its states.
+        eps: added to the squares of queries and keys.
+
+    Returns:
+        [T, heads, value_dim] in the values' dtype.
+    """
+    value = qkv[2].float()
+    shared = value.shape[1] // qkv[0].shape[1]
+    query, key = (
+        (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)).repeat_interleave(shared, 1)
+        for x in (qkv[0].float(), qkv[1].float())
+    )
+    query = query.mul_(query.shape[-1] ** -0.5)
+    decay = gates.decays(a).view(len(value), value.shape[1], -1, 1)
+    gain = gates.gains(b)[..., None]
+    output = torch.empty_like(value)
+
+    # All tensors of a token have one shape, whatever is in the batch: so have all sums one order.
+    def run(tokens: slice, state: Tensor) -> None:
+        for t in range(tokens.start, tokens.stop):
+            state.mul_(decay[t])
+            known = (state * key[t, :, :, None]).sum(1)
+            change = (value[t] - known).mul_(gain[t])
+            state.addcmul_(key[t, :, :, None], change[:, None])
+            torch.sum(state * query[t, :, :, None], 1, out=output[t])
+
+    states.advance(layer, "recurrent", run)
+    return output.to(qkv[2].dtype)
+
+
+def gated_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    activation: str = "silu",
+    *,
+    gate_first: bool = False,
+) -> Tensor:
+    """An RMS norm of groups of a row, gated: norm(x) * act(gate), or norm(x * act(gate)).
+
+    Args:
+        x, gate: [T, groups, size]; tokens may be strided.
+        weight: [size], or [groups, size].
+        eps: of the norm.
+        activation: ``silu`` or ``sigmoid``.
+        gate_first: whether the gate is applied before the norm (Mamba-2) or after it.
+
+    Returns:
+        [T, groups, size] in x's dtype.
+    """
+    function = F.silu if activation == "silu" else torch.sigmoid
+    factors = by_rows(function, gate.float().flatten(1)).view(gate.shape)
+    wide = x.float()
+    if gate_first:
+        wide = wide * factors
+    squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+    normed = wide * squares.div_(x.shape[-1]).add_(eps).rsqrt_() * weight.float()
+    output: Tensor = normed if gate_first else normed.mul_(factors)
+    return output.to(x.dtype)
+
+
+def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """An elementwise function of [T, n], with the same bits however many rows there are.
+
+    torch computes the last elements of a tensor one by one, by other approximations of exp than
+    many at once: rows are padded so that none are left over.
+    """
+    rest = -x.shape[-1] % _VECTOR if x.device.type == "cpu" else 0
+    if not rest:
+        return function(x.contiguous())
+    return function(F.pad(x, (0, rest)))[..., : x.shape[-1]]

@@ -1,0 +1,290 @@
+"""A checkpoint's model on the meta device, as transformers builds it, and its text part.
+
+A model that takes images or sound (``...ForConditionalGeneration``) is built whole, for its
+tensors' names, and served if it hands plain text to its decoder as the decoder expects it: token
+vectors, positions that count up and masks of its own kind. Its other parts are left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
+
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.hf.attention import PROBE, RUN, Unsupported, WindowMask
+from tgi_cli.models.hf.layers import EXPERTS
+
+_TRIED = 7
+"""Tokens that a model is given to see what it hands to its decoder."""
+
+_HARMLESS = frozenset(
+    {"past_key_values", "use_cache", "cache_position", "return_dict", "output_attentions"}
+    | {"output_hidden_states", "output_router_logits", "logits_to_keep", "num_logits_to_keep"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A model without weights.
+
+    Attributes:
+        whole: as transformers loads it, with the names of its tensors.
+        text: the part of it that makes logits of token ids: ``whole``, or a causal language model
+            within it.
+        decoder: the part of ``text`` before the head.
+        replaced: path within ``text`` of the module that gives the head its hidden states.
+        first_position: of a text's first token.
+    """
+
+    whole: Any
+    text: Any
+    decoder: Any
+    replaced: str
+    first_position: int
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether it takes more than text."""
+        return takes_more(self.whole.config)
+
+    def path(self, part: nn.Module) -> str:
+        """Where ``part`` is in the whole model."""
+        return _path(self.whole, part)
+
+    def leave_out_the_rest(self) -> list[str]:
+        """Remove what takes anything but text; returns the removed modules' paths."""
+        if not self.takes_more:
+            return []
+        head = self.text.get_output_embeddings()
+        wanted = {self.decoder, head}
+        removed = []
+        for path, module in list(self.whole.named_modules()):
+            inside = any(path == gone or path.startswith(f"{gone}.") for gone in removed)
+            kept = module in wanted or module in set(self.decoder.modules())
+            if path and not inside and not kept and not wanted.intersection(module.modules()):
+                parent, _, name = path.rpartition(".")
+                delattr(self.whole.get_submodule(parent), name)
+                removed.append(path)
+        return removed
+
+
+def build_skeleton(config: ModelConfig, dtype: torch.dtype) -> Skeleton:
+    """The model on the meta device.
+
+    Raises:
+        UnsupportedModelError: it is not known, or its code may not run.
+        Unsupported: its configuration or its classes show that it cannot be run.
+    """
+    known, own, trusted = _class_and_config(config)
+    _check(own, known)
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()
+    if not trusted and config.architecture not in {*causal, *multimodal}:
+        raise Unsupported("is not a causal language model")
+    with torch.device("meta"):
+        whole: Any = known._from_config(
+            own, dtype=dtype, attn_implementation=RUN, experts_implementation=EXPERTS
+        )
+    for pattern, planned_dtype in whole._get_dtype_plan(dtype).items():
+        for path, weight in whole.state_dict(keep_vars=True).items():
+            if re.search(pattern.replace("*", ".*"), path):
+                weight.data = weight.data.to(planned_dtype)
+    if trusted and takes_more(own):
+        raise Unsupported("takes images or sound, not text alone")
+    return _text_part(whole)
+
+
+def takes_more(config: Any) -> bool:
+    """Whether a model of this configuration, transformers', takes more than text."""
+    return config.get_text_config() is not config
+
+
+def _class_and_config(config: ModelConfig) -> tuple[Any, Any, bool]:
+    """The model's class, its configuration, and whether the class comes with the checkpoint."""
+    name = config.architecture
+    known: Any = getattr(transformers, name, None)
+    if known is None:
+        code = config.get("auto_map", dict, {})
+        if not code:
+            raise UnsupportedModelError(
+                f"architecture {name} is not known, neither here nor to transformers "
+                f"{transformers.__version__}",
+                "check 'architectures' in config.json, or install a newer transformers",
+            )
+        if "AutoModelForCausalLM" not in code:
+            raise UnsupportedModelError(
+                f"architecture {name} is defined by code that comes with the checkpoint, and "
+                "that has no AutoModelForCausalLM"
+            )
+        if not config.trust_remote_code:
+            raise UnsupportedModelError(
+                f"architecture {name} is defined by code that comes with the checkpoint",
+                "--trust-remote-code runs that code, if you trust it",
+            )
+        known = get_class_from_dynamic_module(code["AutoModelForCausalLM"], str(config.path))
+    trusted = config.trust_remote_code and not known.__module__.startswith("transformers.")
+    own: Any = AutoConfig.from_pretrained(config.path, trust_remote_code=trusted)
+    return known, own, trusted
+
+
+def _check(config: Any, known: type[PreTrainedModel]) -> None:
+    """Refuse what a dry run would not notice, or would report less clearly."""
+    if config.is_encoder_decoder:
+        raise Unsupported("has an encoder")
+    if known.config_class and not isinstance(config, known.config_class):
+        raise Unsupported(f"is not what its model type {config.model_type!r} names")
+    if known._is_stateful:
+        raise Unsupported("keeps a state beside keys and values (state space, linear attention)")
+    text = config.get_text_config()
+    foreign = set(getattr(text, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if foreign:
+        raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
+    if getattr(text, "num_kv_shared_layers", 0):
+        raise Unsupported("has layers that share keys and values")
+
+
+def _text_part(whole: Any) -> Skeleton:
+    """The parts of a model, with what depends on the longest sequence taken out."""
+    text, decoder = whole, whole.get_decoder()
+    if isinstance(decoder, PreTrainedModel) and decoder.get_output_embeddings() is not None:
+        text = decoder  # a causal language model within a larger model, or the whole
+        decoder = text.get_decoder()
+        if decoder is text:
+            decoder = text.base_model
+    if decoder is text or not isinstance(decoder, PreTrainedModel):
+        raise Unsupported("has no decoder of its own beside the head")
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        raise Unsupported("cannot be told the positions of tokens")
+    for module in decoder.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            raise Unsupported("counts positions from the padding token's number")  # RoBERTa
+        if isinstance(module, nn.Conv1d | nn.RNNBase):
+            raise Unsupported(f"has layers that keep a state ({type(module).__name__})")
+        kinds = rope_types(module)
+        if any("dynamic" in kind or kind == "longrope" for kind in kinds):
+            module.forward = MethodType(inspect.unwrap(type(module).forward), module)
+        if "longrope" in kinds and len(kinds) > 1:
+            raise Unsupported("has several rotary embeddings, longrope among them")
+    path = _path(text, decoder)
+    wrapped = takes_more(whole.config)
+    first = _first_position(whole, decoder) if wrapped else 0
+    # Around a decoder of its own, a causal model computes the head's inputs by that alone.
+    replaced = path.partition(".")[0] if wrapped and text is whole else path
+    return Skeleton(whole, text, decoder, replaced, first)
+
+
+def rope_types(module: nn.Module) -> list[str]:
+    """The kinds of rotary embedding that a module computes."""
+    kinds = getattr(module, "rope_type", None)
+    return list(kinds.values()) if isinstance(kinds, dict) else [kinds] if kinds else []
+
+
+def _path(whole: nn.Module, part: nn.Module) -> str:
+    paths: dict[nn.Module, str] = {module: path for path, module in whole.named_modules()}
+    return paths[part]
+
+
+class _Reached(Exception):
+    """The decoder was called."""
+
+
+def _first_position(whole: Any, decoder: Any) -> int:
+    """Give the whole model a text, on the CPU, and look at what it hands to its decoder.
+
+    No weight is needed: the table of embeddings is replaced, and the decoder is not run.
+
+    Returns:
+        The position of a text's first token.
+
+    Raises:
+        Unsupported: the decoder gets more than a text's vectors and positions.
+    """
+    special = {value for value in _numbers(whole.config.to_dict()) if type(value) is int}
+    ids = torch.tensor([[n for n in range(3, 99) if n not in special][:_TRIED]])
+    vectors = torch.randn(1, _TRIED, decoder.config.hidden_size)
+    table, given = decoder.get_input_embeddings(), {}
+
+    def record(*args: Any, **kwargs: Any) -> None:
+        names = inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
+        given.update(kwargs | dict(zip(list(names)[1:], args, strict=False)))
+        raise _Reached
+
+    decoder.forward, table.forward = record, lambda _: vectors
+    try:
+        with _trial(whole, decoder):
+            whole(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    except _Reached:
+        return _check_inputs(given, ids, vectors, decoder.config)
+    finally:
+        del decoder.forward, table.forward
+    raise Unsupported("does not run its decoder for text alone")
+
+
+@contextmanager
+def _trial(whole: Any, decoder: Any) -> Iterator[None]:
+    """Describe masks instead of making them, and compute beside the weights, on the CPU."""
+    configs = (whole.config, decoder.config)
+    for config in configs:
+        config._attn_implementation = PROBE
+    try:
+        with mock.patch.object(PreTrainedModel, "device", torch.device("cpu")):
+            yield
+    finally:
+        for config in configs:
+            config._attn_implementation = RUN
+
+
+def _check_inputs(given: dict[str, Any], ids: Tensor, vectors: Tensor, config: Any) -> int:
+    """Whether the decoder would do the same if it was given ids and positions alone.
+
+    Returns the position of the first token.
+    """
+    embeds, named = given.pop("inputs_embeds", None), given.pop("input_ids", None)
+    if embeds is not None and not (embeds.shape == vectors.shape and torch.equal(embeds, vectors)):
+        raise Unsupported("changes token vectors before its decoder gets them")
+    if embeds is None and (named is None or not torch.equal(named, ids)):
+        raise Unsupported("changes token ids before its decoder gets them")
+    positions, first = given.pop("position_ids", None), 0
+    if positions is not None:
+        first = int(positions.flatten()[0])
+        if not (positions == torch.arange(first, first + _TRIED)).all():
+            raise Unsupported("does not count positions up, one by one")
+    mask = given.pop("attention_mask", None)
+    for kind, each in mask.items() if isinstance(mask, dict) else [("", mask)]:
+        wanted = getattr(config, "sliding_window", None) if "sliding" in kind else None
+        if isinstance(each, WindowMask):
+            if each.window != wanted:
+                raise Unsupported("masks text otherwise than its decoder")
+        elif each is not None and not (each.shape == ids.shape and each.bool().all()):
+            raise Unsupported("attends with a mask or bias of its own making")
+    for name, value in given.items():
+        if name not in _HARMLESS and value is not None and value is not False:
+            raise Unsupported(f"gives its decoder more than token vectors and positions ({name})")
+    return first
+
+
+def _numbers(value: Any) -> list[Any]:
+    if isinstance(value, dict | list | tuple):
+        inner = value.values() if isinstance(value, dict) else value
+        return [number for each in inner for number in _numbers(each)]
+    return [value]
