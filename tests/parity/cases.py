@@ -32,6 +32,8 @@ class Case:
         model: name of transformers' model class, where it is not the causal LM of ``config``.
         embedding_std: of the token vectors before the model scales them.
         shortest: length of prompts where transformers computes shorter ones in another way.
+        cached: whether transformers generates with a cache. It bounds the step sizes of Mamba-2 in
+            its prefill, but not where it goes on from a cache.
     """
 
     config: str
@@ -40,6 +42,7 @@ class Case:
     model: str = ""
     embedding_std: float = 0.1
     shortest: int = 0
+    cached: bool = True
 
 
 LLAMA3_ROPE: dict[str, Any] = {
@@ -137,6 +140,26 @@ DEEPSEEK = LATENT | {
     "topk_group": 2,
 }
 DEEPSEEK_ROPE = YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0, "factor": 40.0}
+CONV = SMALL | {"num_hidden_layers": 4}
+LFM2 = CONV | {
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "block_multiple_of": 32,
+}
+LFM2_MOE = LFM2 | {"num_dense_layers": 1, "num_experts": 6, "moe_intermediate_size": 48}
+LFM2_MOE = {key: v for key, v in LFM2_MOE.items() if key != "block_multiple_of"}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_n_groups": 2}
+GRANITE4 = (
+    GRANITE
+    | MAMBA
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "shared_intermediate_size": 40,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 48,
+    }
+)
 
 CASES: dict[str, Case] = {
     "Llama 3": Case("LlamaConfig", SMALL | {"rope_parameters": LLAMA3_ROPE}),
@@ -334,5 +357,33 @@ CASES: dict[str, Case] = {
             "rope_scaling": GPT_OSS_ROPE,
             "swiglu_alpha": ...,
         },
+    ),
+    "LFM 2": Case("Lfm2Config", LFM2),
+    "LFM 2, older spelling": Case(
+        "Lfm2Config",
+        CONV | {"full_attn_idxs": [1, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False},
+        stored={
+            "layer_types": ...,
+            "intermediate_size": ...,
+            "block_ff_dim": 96,
+            "tie_word_embeddings": ...,
+            "rope_parameters": ...,
+            "rope_theta": 1e6,
+        },
+    ),
+    "LFM 2 MoE": Case("Lfm2MoeConfig", LFM2_MOE),
+    "LFM 3": Case("Lfm3Config", CONV | {"num_hidden_layers": 6, "sliding_window": WINDOW}),
+    "Granite 4": Case("GraniteMoeHybridConfig", GRANITE4),
+    "Granite 4, dense and rotated": Case(
+        "GraniteMoeHybridConfig",
+        GRANITE4
+        | {
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_proj_bias": True,
+            "time_step_limit": (0.4, 1.5),
+        },
+        cached=False,
     ),
 }

@@ -137,6 +137,7 @@ class Oracle:
             .from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
             .eval()
         )
+        self.cached = case.cached
 
     def logits(self, ids: list[int]) -> Tensor:
         """[n, vocab] of a text."""
@@ -150,6 +151,7 @@ class Oracle:
         with torch.inference_mode():
             out = self.model.generate(
                 ids,
+                use_cache=self.cached,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=new,
                 do_sample=False,

@@ -53,6 +53,7 @@ class Attention(nn.Module):
             over all heads together (``wide``).
         output_gate: whether what a head attended to is multiplied by sigmoid(gate), a projection of
             the input (https://arxiv.org/abs/2505.06708).
+        head_gate: the same with one number per head.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Attention(nn.Module):
         qk_norm_eps: float | None = None,
         qk_norm: Literal["heads", "one_plus", "wide"] = "heads",
         output_gate: bool = False,
+        head_gate: bool = False,
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -93,6 +95,10 @@ class Attention(nn.Module):
         self.o_proj = RowParallelLinear(
             build, num_heads * head_dim, hidden_size, output_bias, units=num_heads
         )
+        self.head_gate: ColumnParallelLinear | None = None
+        if head_gate:
+            one_each = {"": Projection(num_heads)}
+            self.head_gate = ColumnParallelLinear(build, hidden_size, one_each, bias=False)
         self.sinks = Sinks(build, num_heads) if sinks else None
         self.qk_norm: QKNorm | None = None
         self.q_norm: WideRMSNorm | None = None
@@ -130,17 +136,21 @@ class Attention(nn.Module):
                 slots,
             )
             attended = attention.attend(self.layer, query, self.scale, self.softcap, sinks)
-            return self._project(attended, gate)
+            return self._project(attended, gate, hidden)
         rotated = qkv[:, : self.heads[0] + self.heads[1]]
         if self.qk_norm is not None:
             self.qk_norm(rotated, rotation)
         elif rotation is not None:
             ops.rotate_(rotated, *rotation)
         attended = attention(self.layer, query, key, value, self.scale, self.softcap, sinks)
-        return self._project(attended, gate)
+        return self._project(attended, gate, hidden)
 
-    def _project(self, attended: Tensor, gate: list[Tensor]) -> Tensor:
+    def _project(self, attended: Tensor, gate: list[Tensor], hidden: Tensor) -> Tensor:
         if gate:
             attended = attended * torch.sigmoid(gate[0])
+        if self.head_gate is not None:
+            # In float64, since a CPU rounds a float32's sigmoid by its position in a tensor.
+            factors = self.head_gate(hidden).double().sigmoid_().to(attended.dtype)
+            attended = attended * factors[..., None]
         output: Tensor = self.o_proj(attended.flatten(1))
         return output

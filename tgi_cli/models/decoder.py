@@ -24,6 +24,8 @@ from tgi_cli.layers import (
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.spec import (
+    AttentionSpec,
+    ConvSpec,
     DecoderSpec,
     LatentSpec,
     LayerSpec,
@@ -31,6 +33,7 @@ from tgi_cli.models.spec import (
     MLPSpec,
     MoESpec,
     NormSpec,
+    SSMSpec,
 )
 from tgi_cli.models.weight_map import Source
 
@@ -55,7 +58,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
         super().__init__()
-        self.rope = None if spec.mixer is None else spec.mixer.rope
+        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec) else None
         self.residual_scale = spec.residual_scale
         self.parallel = spec.parallel
         self.input_norm = _norm(build, spec.input_norm, hidden_size)
@@ -202,6 +205,14 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
 def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
     arguments = asdict(spec)
+    if isinstance(spec, SSMSpec | ConvSpec):
+        from tgi_cli.layers.short_conv import ShortConv
+        from tgi_cli.layers.ssm import SSM
+
+        layer = SSM if isinstance(spec, SSMSpec) else ShortConv
+        mixer = layer(build, len(caches.states), hidden_size, **arguments)
+        caches.states.append(mixer.state_spec)
+        return "mamba" if isinstance(spec, SSMSpec) else "conv", mixer
     del arguments["rope"]
     kind = Attention
     if isinstance(spec, LatentSpec):
