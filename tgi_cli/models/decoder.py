@@ -58,7 +58,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
         super().__init__()
-        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec) else None
+        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec | LatentSpec) else None
         self.residual_scale = spec.residual_scale
         self.parallel = spec.parallel
         self.input_norm = _norm(build, spec.input_norm, hidden_size)
