@@ -71,6 +71,29 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """See :class:`tgi_cli.layers.latent.LatentAttention`."""
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+    rope: int | None = 0
+    """Index into :attr:`DecoderSpec.ropes`, or None if positions are not rotated."""
+    bias: bool = False
+    output_bias: bool = False
+    scale: float | None = None
+    norm_eps: float = 1e-6
+
+    @property
+    def kv_numbers(self) -> int:
+        """How many numbers are cached per token."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SSMSpec:
     """See :class:`tgi_cli.layers.ssm.SSM`."""
 
@@ -95,7 +118,7 @@ class ConvSpec:
     bias: bool = False
 
 
-Mixer = AttentionSpec | DeltaSpec | SSMSpec | ConvSpec
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | SSMSpec | ConvSpec
 """What mixes the tokens of a sequence, in one layer."""
 
 
