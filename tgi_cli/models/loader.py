@@ -166,7 +166,7 @@ def load_model(
             stacked = sum(filling.num_dequantized for filling in fillings.values())
             if stacked and shard.rank == 0:
                 name = str(dtype).removeprefix("torch.")
-                text = "%d quantized weights are kept in %s: as parts of larger ones"
+                text = "%d quantized weights are kept in %s: as parts of larger ones, or split by heads"
                 log.info(text, stacked, name)
     if shard.rank == 0:
         if quantize is not None and (about := method_notice(quantize)):
