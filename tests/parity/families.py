@@ -123,6 +123,9 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
             value = noise * gain / parameter.shape[0 if transposed else -1] ** 0.5
         with torch.no_grad():
             parameter.copy_(value)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.1, generator=generator)
 
 
 class Oracle:
