@@ -121,6 +121,45 @@ GPT_OSS_ROPE = {
     "original_max_position_embeddings": 4096,
 }
 
+DELTA: dict[str, Any] = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rms_norm_eps": 1e-3,
+}
+"""Three layers of the gated delta rule to one of attention.
+
+What a random query reads of a state is now and then as short as 1e-5, by cancellation, and a norm
+with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits then
+differ by up to 8e-4, transformers' own by 4e-4 between its two forms of the rule.
+"""
+DELTA_SHARED = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_interleaved": True,
+    "mrope_section": [2, 2, 2],
+}
+QWEN_SIGHT = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
 LATENT = SMALL | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 24,
@@ -296,6 +335,42 @@ CASES: dict[str, Case] = {
             "sliding_window": WINDOW,
             "rope_parameters": YARN_ROPE,
         },
+    ),
+    "Qwen3-Next": Case("Qwen3NextConfig", DELTA | DELTA_SHARED),
+    "Qwen3-Next, a dense layer": Case(
+        "Qwen3NextConfig",
+        DELTA
+        | DELTA_SHARED
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+        stored={
+            "layer_types": ...,
+            "full_attention_interval": 2,
+            "rope_parameters": ...,
+            "rope_theta": 20000.0,
+        },
+    ),
+    "Qwen 3.5": Case("Qwen3_5TextConfig", DELTA | {"tie_word_embeddings": True}),
+    "Qwen 3.5 with images": Case(
+        "Qwen3_5Config",
+        {
+            "text_config": DELTA | {"rope_parameters": MROPE},
+            "vision_config": QWEN_SIGHT,
+            "tie_word_embeddings": False,
+        },
+        model="Qwen3_5ForConditionalGeneration",
+    ),
+    "Qwen 3.5 MoE": Case("Qwen3_5MoeTextConfig", DELTA | DELTA_SHARED),
+    "Qwen 3.5 MoE with images": Case(
+        "Qwen3_5MoeConfig",
+        {
+            "text_config": DELTA | DELTA_SHARED | {"rope_parameters": MROPE},
+            "vision_config": QWEN_SIGHT,
+        },
+        model="Qwen3_5MoeForConditionalGeneration",
     ),
     "DeepSeek V2": Case(
         "DeepseekV2Config",

@@ -5,6 +5,8 @@ The model has one set of names, close to those of Llama's checkpoints:
     model.embed_tokens  model.embed_positions  model.norm  lm_head
     model.layers.N.input_norm  .mixer_output_norm  .mlp_norm  .mlp_output_norm
     model.layers.N.self_attn.q_proj  .k_proj  .v_proj  .o_proj  .gate_proj  .q_norm  .k_norm  .sinks
+    model.layers.N.linear_attn.q_proj  .k_proj  .v_proj  .z_proj  .b_proj  .a_proj  .q_conv  .k_conv
+        .v_conv  .A_log  .dt_bias  .norm  .out_proj
     model.layers.N.mlp.gate_proj  .up_proj  .down_proj
     model.layers.N.mlp.router  .experts.E.gate_proj  .up_proj  .down_proj  .shared_expert...
 
@@ -170,9 +172,8 @@ class StackedExperts:
         expert, module, _ = rest.split(".")
         rows = {"gate_proj": _first_half, "up_proj": _second_half}.get(module)
         stored = self.down if rows is None else self.gate_up
-        return Source(
-            (f"{layer.removesuffix('mlp')}{stored}",), rows, join=partial(pick, int(expert))
-        )
+        path = self.names(f"{layer.removesuffix('mlp')}{stored}")
+        return Source(path.names, rows, join=partial(pick, int(expert)))
 
 
 def has_stacked_experts(path: Path) -> bool:
