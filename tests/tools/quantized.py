@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 LINEAR = (
-    r".*\.(layers|h)\.\d+\..*(proj|in_proj_qkvz?|in_proj_z|w[123]|c_attn|c_proj|c_fc|fc[12]|dense)"
+    r".*\.(layers|h)\.\d+\..*"
+    r"(proj|in_proj_qkvz?|in_proj_z|w[123]|c_attn|c_proj|c_fc|fc[12]|dense|_with_mqa)"
 )
 """Modules that are quantized unless something else is said."""
 
