@@ -144,14 +144,16 @@ def _heads(groups: int, which: slice, head_dim: int) -> Rows:
 class StackedExperts:
     """Names of a checkpoint with one tensor of all experts per projection; others as in ``names``.
 
-    ``gate_up`` names the tensor [experts, 2 * intermediate, hidden], gates first, and ``down``
-    [experts, hidden, intermediate]. transformers 5 keeps experts so in memory, and writes them so
-    with ``save_original_format=False``.
+    ``gate_up`` names the tensor [experts, 2 * intermediate, hidden], gates first, or without
+    ``gates`` [experts, intermediate, hidden]; ``down`` [experts, hidden, intermediate].
+    transformers 5 keeps experts so in memory, and writes them so with
+    ``save_original_format=False``.
     """
 
     names: Callable[[str], Source]
     gate_up: str = "mlp.experts.gate_up_proj"
     down: str = "mlp.experts.down_proj"
+    gates: bool = True
 
     def __call__(self, name: str) -> Source:
         """The source of the model's tensor ``name``."""
@@ -161,6 +163,8 @@ class StackedExperts:
         expert, module, _ = rest.split(".")
         rows = {"gate_proj": _first_half, "up_proj": _second_half}.get(module)
         stored = self.down if rows is None else self.gate_up
+        if not self.gates:
+            rows = None
         return Source(
             (f"{layer.removesuffix('mlp')}{stored}",), rows, join=partial(pick, int(expert))
         )
@@ -174,6 +178,15 @@ def has_stacked_experts(path: Path) -> bool:
     """
     ends = (".experts.gate_up_proj", ".experts.down_proj")
     return any(name.endswith(ends) for name in expert_names(path))
+
+
+def has_tensor(path: Path, name: str) -> bool:
+    """Whether the checkpoint in ``path`` has a tensor of that name.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    return any(file.is_file() and name in file_header(file) for file in path.glob("*.safetensors"))
 
 
 def expert_names(path: Path) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.mamba_fields import mamba, mamba_modules
 from tgi_cli.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -20,27 +19,19 @@ from tgi_cli.models.spec import (
     NormSpec,
     SSMSpec,
 )
+from tgi_cli.models.state_fields import mamba, mamba_modules
 from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts, stacked
 
-_SHARED = "shared_mlp.input_linear"
-"""The gate and up projections of the expert that every token passes."""
-
 _DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "embedding_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "shared_intermediate_size": 1024,
-}
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6, "embedding_multiplier": 1.0, "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0, "logits_scaling": 1.0, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+}  # fmt: skip
+
+
+_KINDS = ("linear_attention", "full_attention")
 
 
 def read(config: ModelConfig) -> DecoderSpec:
@@ -55,9 +46,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
         raise config.invalid("'logits_scaling' is 0")
-    kinds = config_fields.layer_kinds(
-        config, ["linear_attention"] * num_layers, ("linear_attention", "full_attention")
-    )
+    kinds = config_fields.layer_kinds(config, ["linear_attention"] * num_layers, _KINDS)
     ssm = mamba(config, norm.eps)
     mixers: dict[str, Mixer] = {
         "linear_attention": ssm,
@@ -108,20 +97,17 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 def _source(config: ModelConfig, ssm: SSMSpec, shared: int) -> StackedExperts:
     """Published names, or those that transformers 5 has in memory."""
-    halves = {"gate_proj": shared, "up_proj": shared}
-    modules = {
+    newer = has_stacked_experts(config.path)
+    modules: dict[str, Any] = {
         "input_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm",
-        "mlp.down_proj": "shared_mlp.output_linear",
-        "mlp.shared_expert.down_proj": "shared_mlp.output_linear",
-        **stacked({f"mlp.{name}": size for name, size in halves.items()}, _SHARED),
-        **stacked({f"mlp.shared_expert.{name}": size for name, size in halves.items()}, _SHARED),
+        "mlp.router": "block_sparse_moe.router" if newer else "block_sparse_moe.router.layer",
         **mamba_modules(ssm, "mamba"),
     }
-    if has_stacked_experts(config.path):
-        names = Names(modules={**modules, "mlp.router": "block_sparse_moe.router"})
-        made = ("experts.gate_up_proj", "experts.down_proj")
-    else:
-        names = Names(modules={**modules, "mlp.router": "block_sparse_moe.router.layer"})
-        made = ("input_linear.weight", "output_linear.weight")
-    return StackedExperts(names, *(f"block_sparse_moe.{name}" for name in made))
+    for mlp in ("mlp", "mlp.shared_expert"):
+        halves = {f"{mlp}.gate_proj": shared, f"{mlp}.up_proj": shared}
+        modules |= stacked(halves, "shared_mlp.input_linear")
+        modules[f"{mlp}.down_proj"] = "shared_mlp.output_linear"
+    published = ("input_linear.weight", "output_linear.weight")
+    stacks = ("experts.gate_up_proj", "experts.down_proj") if newer else published
+    return StackedExperts(Names(modules=modules), *(f"block_sparse_moe.{each}" for each in stacks))
