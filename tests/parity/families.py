@@ -128,7 +128,7 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
             parameter.copy_(value)
     for name, buffer in model.named_buffers():
         if name.endswith(_CORRECTIONS):
-            buffer.copy_(0.2 * torch.empty(buffer.shape).normal_(generator=generator))
+            buffer.normal_(std=0.1, generator=generator)
 
 
 class Oracle:

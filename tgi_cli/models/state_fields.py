@@ -25,7 +25,7 @@ def short_conv_modules(config: ModelConfig) -> dict[str, ModuleSource]:
     return stacked({f"conv.{name}_proj": size for name in ("b", "c", "x")}, "conv.in_proj")
 
 
-def mamba(config: ModelConfig, norm_eps: float) -> SSMSpec:
+def granite_mamba(config: ModelConfig, norm_eps: float) -> SSMSpec:
     """The layers that transformers' Granite 4 and Bamba describe by ``mamba_*``.
 
     Raises:

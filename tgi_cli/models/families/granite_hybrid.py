@@ -17,9 +17,8 @@ from tgi_cli.models.spec import (
     MLPSpec,
     MoESpec,
     NormSpec,
-    SSMSpec,
 )
-from tgi_cli.models.state_fields import mamba, mamba_modules
+from tgi_cli.models.state_fields import granite_mamba, mamba_modules
 from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts, stacked
 
 _DEFAULTS: dict[str, Any] = {
@@ -31,7 +30,7 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-_KINDS = ("linear_attention", "full_attention")
+_KINDS = ["linear_attention", "full_attention"]
 
 
 def read(config: ModelConfig) -> DecoderSpec:
@@ -39,15 +38,16 @@ def read(config: ModelConfig) -> DecoderSpec:
     config = config_fields.filled(config, _DEFAULTS)
     num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
-    num_layers = config.positive("num_hidden_layers")
     norm = NormSpec(config.get("rms_norm_eps", float))
     bias = config.get("attention_bias", bool, False)
     rotated = config.get("position_embedding_type", str, "nope") == "rope"
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
         raise config.invalid("'logits_scaling' is 0")
-    kinds = config_fields.layer_kinds(config, ["linear_attention"] * num_layers, _KINDS)
-    ssm = mamba(config, norm.eps)
+    kinds = config_fields.layer_kinds(
+        config, _KINDS[:1] * config.positive("num_hidden_layers"), _KINDS
+    )
+    ssm = granite_mamba(config, norm.eps)
     mixers: dict[str, Mixer] = {
         "linear_attention": ssm,
         "full_attention": AttentionSpec(
@@ -91,18 +91,18 @@ def read(config: ModelConfig) -> DecoderSpec:
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.get("embedding_multiplier", float),
         logit_scale=1 / logits_scaling,
-        source=_source(config, ssm, shared),
+        source=_source(config, shared, mamba_modules(ssm, "mamba")),
     )
 
 
-def _source(config: ModelConfig, ssm: SSMSpec, shared: int) -> StackedExperts:
+def _source(config: ModelConfig, shared: int, mamba: dict[str, Any]) -> StackedExperts:
     """Published names, or those that transformers 5 has in memory."""
     newer = has_stacked_experts(config.path)
     modules: dict[str, Any] = {
         "input_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm",
         "mlp.router": "block_sparse_moe.router" if newer else "block_sparse_moe.router.layer",
-        **mamba_modules(ssm, "mamba"),
+        **mamba,
     }
     for mlp in ("mlp", "mlp.shared_expert"):
         halves = {f"{mlp}.gate_proj": shared, f"{mlp}.up_proj": shared}

@@ -7,19 +7,13 @@ may have inputs and outputs of their own, smaller width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-    SSMSpec,
-)
+from tgi_cli.models.deepseek_fields import grouped_experts
+from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tgi_cli.models.state_fields import mamba_modules, nemotron_mamba
 from tgi_cli.models.weight_map import Names, Source, StackedExperts, has_stacked_experts, has_tensor
 
@@ -27,7 +21,8 @@ _DEFAULTS: dict[str, Any] = {
     "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504,
     "num_attention_heads": 32, "head_dim": 128, "max_position_embeddings": 4096,
     "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
-    "n_routed_experts": 8,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True, "topk_method": "noaux_tc",
 }  # fmt: skip
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _MODULES = {
@@ -76,26 +71,16 @@ def read(config: ModelConfig) -> DecoderSpec:
         layers=tuple(layers[kind] for kind in kinds),
         final_norm=norm,
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=_source(config, ssm),
+        source=_source(config, mamba_modules(ssm, "mixer")),
         ignored=(r"mtp\..*",),
     )
 
 
 def _experts(config: ModelConfig, activation: str) -> MoESpec:
     latent = config.raw.get("moe_latent_size")
-    return MoESpec(
-        num_experts=config.positive("n_routed_experts"),
-        top_k=config.positive("num_experts_per_tok", 2),
-        intermediate_size=config.positive("moe_intermediate_size"),
+    return replace(
+        grouped_experts(config, softmax=False),
         activation=activation,
-        router="sigmoid_topk",
-        normalize=config.get("norm_topk_prob", bool, True),
-        num_groups=config.positive("n_group", 1),
-        top_groups=config.positive("topk_group", 1),
-        best_of_group=2,
-        scaling=config.get("routed_scaling_factor", float, 1.0),
-        router_correction=True,
-        router_float32=True,
         shared_intermediate_size=config.positive("moe_shared_expert_intermediate_size"),
         gated=False,
         latent_size=None if latent is None else config.positive("moe_latent_size"),
@@ -111,12 +96,12 @@ def _kinds(config: ModelConfig) -> list[str]:
     return config_fields.layer_kinds(config, named, tuple(_KINDS.values()), key)
 
 
-def _source(config: ModelConfig, ssm: SSMSpec) -> Callable[[str], Source]:
+def _source(config: ModelConfig, mamba: dict[str, Any]) -> Callable[[str], Source]:
     """Published names, or those that transformers 5 has in memory."""
     top = "model" if has_tensor(config.path, "model.embeddings.weight") else "backbone"
     names = Names(
         layers=f"{top}.layers",
-        modules={**_MODULES, **mamba_modules(ssm, "mixer")},
+        modules=_MODULES | mamba,
         top={"model.embed_tokens": f"{top}.embeddings", "model.norm": f"{top}.norm_f"},
     )
     if not has_stacked_experts(config.path):
