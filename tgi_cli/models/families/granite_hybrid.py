@@ -30,9 +30,6 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-_KINDS = ["linear_attention", "full_attention"]
-
-
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/granitemoehybrid"""
     config = config_fields.filled(config, _DEFAULTS)
@@ -44,9 +41,6 @@ def read(config: ModelConfig) -> DecoderSpec:
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
         raise config.invalid("'logits_scaling' is 0")
-    kinds = config_fields.layer_kinds(
-        config, _KINDS[:1] * config.positive("num_hidden_layers"), _KINDS
-    )
     ssm = granite_mamba(config, norm.eps)
     mixers: dict[str, Mixer] = {
         "linear_attention": ssm,
@@ -60,6 +54,7 @@ def read(config: ModelConfig) -> DecoderSpec:
             scale=config.get("attention_multiplier", float),
         ),
     }
+    kinds = ["linear_attention"] * config.positive("num_hidden_layers")
     activation = config_fields.activation(config)
     shared = config.positive("shared_intermediate_size")
     mlp: MLPSpec | MoESpec = MLPSpec(intermediate_size=shared, activation=activation)
@@ -84,7 +79,7 @@ def read(config: ModelConfig) -> DecoderSpec:
                 mlp_norm=norm,
                 residual_scale=config.get("residual_multiplier", float),
             )
-            for kind in kinds
+            for kind in config_fields.layer_kinds(config, kinds, tuple(mixers))
         ),
         final_norm=norm,
         ropes=(config_fields.rope(config, head_dim, context),) if rotated else (),
