@@ -121,6 +121,64 @@ GPT_OSS_ROPE = {
     "original_max_position_embeddings": 4096,
 }
 
+DELTA: dict[str, Any] = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rms_norm_eps": 1e-3,
+}
+"""Three layers of the gated delta rule to one of attention.
+
+What a random query reads of a state is now and then as short as 1e-5, by cancellation, and a norm
+with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits then
+differ by up to 8e-4, transformers' own by 4e-4 between its two forms of the rule.
+"""
+DELTA_SHARED = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_interleaved": True,
+    "mrope_section": [2, 2, 2],
+}
+QWEN_SIGHT = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+LATENT = SMALL | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
+DEEPSEEK = LATENT | {
+    "num_hidden_layers": 4,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+DEEPSEEK_ROPE = YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0, "factor": 40.0}
 CONV = SMALL | {"num_hidden_layers": 4}
 LFM2 = CONV | {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
@@ -141,6 +199,24 @@ GRANITE4 = (
         "intermediate_size": 48,
     }
 )
+
+NEMOTRON = {key: v for key, v in SMALL.items() if key != "num_hidden_layers"} | {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 4,
+}
+NEMOTRON3 = NEMOTRON | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 
 CASES: dict[str, Case] = {
     "Llama 3": Case("LlamaConfig", SMALL | {"rope_parameters": LLAMA3_ROPE}),
@@ -278,6 +354,93 @@ CASES: dict[str, Case] = {
             "rope_parameters": YARN_ROPE,
         },
     ),
+    "Qwen3-Next": Case("Qwen3NextConfig", DELTA | DELTA_SHARED),
+    "Qwen3-Next, a dense layer": Case(
+        "Qwen3NextConfig",
+        DELTA
+        | DELTA_SHARED
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+        stored={
+            "layer_types": ...,
+            "full_attention_interval": 2,
+            "rope_parameters": ...,
+            "rope_theta": 20000.0,
+        },
+    ),
+    "Qwen 3.5": Case("Qwen3_5TextConfig", DELTA | {"tie_word_embeddings": True}),
+    "Qwen 3.5 with images": Case(
+        "Qwen3_5Config",
+        {
+            "text_config": DELTA | {"rope_parameters": MROPE},
+            "vision_config": QWEN_SIGHT,
+            "tie_word_embeddings": False,
+        },
+        model="Qwen3_5ForConditionalGeneration",
+    ),
+    "Qwen 3.5 MoE": Case("Qwen3_5MoeTextConfig", DELTA | DELTA_SHARED),
+    "Qwen 3.5 MoE with images": Case(
+        "Qwen3_5MoeConfig",
+        {
+            "text_config": DELTA | DELTA_SHARED | {"rope_parameters": MROPE},
+            "vision_config": QWEN_SIGHT,
+        },
+        model="Qwen3_5MoeForConditionalGeneration",
+    ),
+    "DeepSeek V2": Case(
+        "DeepseekV2Config",
+        DEEPSEEK
+        | {
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "rope_parameters": DEEPSEEK_ROPE | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "DeepSeek V2 Lite": Case(
+        "DeepseekV2Config",
+        DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True},
+        stored={
+            "rope_parameters": ...,
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 40,
+                "original_max_position_embeddings": 64,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+            },
+        },
+    ),
+    "DeepSeek V3": Case(
+        "DeepseekV3Config", DEEPSEEK | {"rope_parameters": DEEPSEEK_ROPE}, stored={"head_dim": ...}
+    ),
+    "DeepSeek V3, pairs half apart": Case(
+        "DeepseekV3Config",
+        DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None, "norm_topk_prob": False},
+    ),
+    "Kimi K2": Case(
+        "DeepseekV3Config",
+        DEEPSEEK
+        | {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.827,
+            "rope_parameters": DEEPSEEK_ROPE | {"rope_theta": 50000.0, "beta_fast": 1.0},
+        },
+    ),
+    "GLM-4.7-Flash": Case(
+        "Glm4MoeLiteConfig",
+        {key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"}
+        | {"n_group": 1, "topk_group": 1, "v_head_dim": 32},
+    ),
+    # With a padding token, transformers overwrites that token's loaded vector with zeros.
+    "Youtu-LLM": Case("YoutuConfig", LATENT | {"pad_token_id": None}),
     "gpt-oss": Case(
         "GptOssConfig",
         GPT_OSS,
@@ -314,6 +477,20 @@ CASES: dict[str, Case] = {
             "mamba_proj_bias": True,
             "time_step_limit": (0.4, 1.5),
         },
+        cached=False,
+    ),
+    "Nemotron-H": Case(
+        "NemotronHConfig",
+        NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+        stored={"layers_block_type": ..., "hybrid_override_pattern": "M-*-"},
+        cached=False,
+    ),
+    "Nemotron 3": Case(
+        "NemotronHConfig", NEMOTRON3 | {"time_step_min": 1e-9}, stored={"time_step_min": 0.0}
+    ),
+    "Nemotron 3, latent experts": Case(
+        "NemotronHConfig",
+        NEMOTRON3 | {"moe_latent_size": 32, "n_groups": 1, "use_bias": True},
         cached=False,
     ),
 }

@@ -27,6 +27,8 @@ from tgi_cli.models.spec import (
     AttentionSpec,
     ConvSpec,
     DecoderSpec,
+    DeltaSpec,
+    LatentSpec,
     LayerSpec,
     Mixer,
     MLPSpec,
@@ -57,7 +59,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
         super().__init__()
-        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec) else None
+        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec | LatentSpec) else None
         self.residual_scale = spec.residual_scale
         self.parallel = spec.parallel
         self.input_norm = _norm(build, spec.input_norm, hidden_size)
@@ -203,17 +205,26 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
 
 def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
+    from tgi_cli.layers.latent import LatentAttention
+
     arguments = asdict(spec)
-    if isinstance(spec, SSMSpec | ConvSpec):
+    if isinstance(spec, DeltaSpec | SSMSpec | ConvSpec):
+        from tgi_cli.layers.delta import DeltaNet
         from tgi_cli.layers.short_conv import ShortConv
         from tgi_cli.layers.ssm import SSM
 
-        layer = SSM if isinstance(spec, SSMSpec) else ShortConv
-        mixer = layer(build, len(caches.states), hidden_size, **arguments)
+        kinds: dict[type[Mixer], tuple[str, type[DeltaNet | SSM | ShortConv]]] = {
+            DeltaSpec: ("linear_attn", DeltaNet),
+            SSMSpec: ("mamba", SSM),
+            ConvSpec: ("conv", ShortConv),
+        }
+        name, recurrent = kinds[type(spec)]
+        mixer = recurrent(build, len(caches.states), hidden_size, **arguments)
         caches.states.append(mixer.state_spec)
-        return "mamba" if isinstance(spec, SSMSpec) else "conv", mixer
+        return name, mixer
     del arguments["rope"]
-    attention = Attention(build, len(caches.kv), hidden_size, **arguments)
+    kind = LatentAttention if isinstance(spec, LatentSpec) else Attention
+    attention = kind(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)
     return "self_attn", attention
 

@@ -57,6 +57,43 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """See :class:`tgi_cli.layers.delta.DeltaNet`."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    norm_eps: float
+    gain: float = 1.0
+    gate: Literal["silu", "sigmoid"] = "silu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """See :class:`tgi_cli.layers.latent.LatentAttention`."""
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+    rope: int | None = 0
+    """Index into :attr:`DecoderSpec.ropes`, or None if positions are not rotated."""
+    bias: bool = False
+    output_bias: bool = False
+    scale: float | None = None
+    norm_eps: float = 1e-6
+
+    @property
+    def kv_numbers(self) -> int:
+        """How many numbers are cached per token."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SSMSpec:
     """See :class:`tgi_cli.layers.ssm.SSM`."""
 
@@ -81,7 +118,7 @@ class ConvSpec:
     bias: bool = False
 
 
-Mixer = AttentionSpec | SSMSpec | ConvSpec
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | SSMSpec | ConvSpec
 """What mixes the tokens of a sequence, in one layer."""
 
 
