@@ -31,7 +31,6 @@ from tgi_cli.models.hf.attention import (
     _TokenMixingDetector,
 )
 
-MASK = "a mask that is neither causal nor a sliding window"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Encoders, and other senses than text.
     "T5ForConditionalGeneration": ({}, "has an encoder"),
@@ -39,7 +38,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "WhisperForConditionalGeneration": ({}, "has an encoder"),
     "LlamaForSequenceClassification": (SMALL, "is not a causal language model"),
     # Attention of another kind.
-    "BertLMHeadModel": ({}, MASK),
+    "BertLMHeadModel": ({}, "attention that is not causal"),
     "DiffLlamaForCausalLM": (SMALL, "attends more than once in a layer"),
     "OlmoeForCausalLM": (SMALL | {"sliding_window": 8}, "a sliding window of 8 that its mask"),
     # Attention that goes past the interface, or biases of its own.

@@ -126,7 +126,7 @@ def _attend(
         softcap=softcap,
         sinks=s_aux,
     )
-    return output[None], None
+    return output[None].contiguous(), None
 
 
 def _record(
