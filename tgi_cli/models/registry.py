@@ -120,7 +120,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.max_position_embeddings,
         eos_token_ids=config.eos_token_ids(spec.vocab_size),
-        kv_bytes_per_token=2 * sum(a.num_kv_heads * a.head_dim for a in attentions),
+        kv_bytes_per_token=sum(a.cached_numbers for a in attentions),
         quantization=quantization_name(config),
         num_heads=min((a.num_heads for a in attentions), default=None),
         num_kv_heads=min((a.num_kv_heads for a in attentions), default=None),
