@@ -32,6 +32,8 @@ class Case:
         model: name of transformers' model class, where it is not the causal LM of ``config``.
         embedding_std: of the token vectors before the model scales them.
         shortest: length of prompts where transformers computes shorter ones in another way.
+        cached: whether transformers generates with a cache. It bounds the step sizes of Mamba-2 in
+            its prefill, but not where it goes on from a cache.
     """
 
     config: str
@@ -40,6 +42,7 @@ class Case:
     model: str = ""
     embedding_std: float = 0.1
     shortest: int = 0
+    cached: bool = True
 
 
 LLAMA3_ROPE: dict[str, Any] = {
@@ -71,6 +74,23 @@ UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_wind
 GEMMA = SMALL | {"head_dim": 16}
 GEMMA_STD = 0.065
 GEMMA2 = GEMMA | {"num_hidden_layers": 4, "query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+GEMMA4 = GEMMA | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 32,
+    "sliding_window": WINDOW,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 256,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 20.0,
+}
+GEMMA4_DENSE = GEMMA4 | {
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+}
 GEMMA3 = GEMMA2 | {"sliding_window_pattern": 3}
 SIGHT = {
     "hidden_size": 32,
@@ -117,6 +137,27 @@ GPT_OSS_ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+
+CONV = SMALL | {"num_hidden_layers": 4}
+LFM2 = CONV | {
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "block_multiple_of": 32,
+}
+LFM2_MOE = LFM2 | {"num_dense_layers": 1, "num_experts": 6, "moe_intermediate_size": 48}
+LFM2_MOE = {key: v for key, v in LFM2_MOE.items() if key != "block_multiple_of"}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24, "mamba_n_groups": 2}
+GRANITE4 = (
+    GRANITE
+    | MAMBA
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "shared_intermediate_size": 40,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 48,
+    }
+)
 
 CASES: dict[str, Case] = {
     "Llama 3": Case("LlamaConfig", SMALL | {"rope_parameters": LLAMA3_ROPE}),
@@ -167,6 +208,25 @@ CASES: dict[str, Case] = {
             "image_token_index": 255,
         },
         model="Gemma3ForConditionalGeneration",
+        embedding_std=GEMMA_STD,
+    ),
+    "Gemma 4": Case("Gemma4TextConfig", GEMMA4, embedding_std=GEMMA_STD),
+    "Gemma 4, dense": Case("Gemma4TextConfig", GEMMA4_DENSE, embedding_std=GEMMA_STD),
+    "Gemma 4 with experts": Case(
+        "Gemma4TextConfig",
+        GEMMA4_DENSE
+        | {
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        embedding_std=GEMMA_STD,
+    ),
+    "Gemma 4 with images": Case(
+        "Gemma4Config",
+        {"text_config": GEMMA4, "vision_config": SIGHT, "audio_config": None},
+        model="Gemma4ForConditionalGeneration",
         embedding_std=GEMMA_STD,
     ),
     "Phi-3": Case("Phi3Config", PHI3),
@@ -263,5 +323,33 @@ CASES: dict[str, Case] = {
             "rope_scaling": GPT_OSS_ROPE,
             "swiglu_alpha": ...,
         },
+    ),
+    "LFM 2": Case("Lfm2Config", LFM2),
+    "LFM 2, older spelling": Case(
+        "Lfm2Config",
+        CONV | {"full_attn_idxs": [1, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False},
+        stored={
+            "layer_types": ...,
+            "intermediate_size": ...,
+            "block_ff_dim": 96,
+            "tie_word_embeddings": ...,
+            "rope_parameters": ...,
+            "rope_theta": 1e6,
+        },
+    ),
+    "LFM 2 MoE": Case("Lfm2MoeConfig", LFM2_MOE),
+    "LFM 3": Case("Lfm3Config", CONV | {"num_hidden_layers": 6, "sliding_window": WINDOW}),
+    "Granite 4": Case("GraniteMoeHybridConfig", GRANITE4),
+    "Granite 4, dense and rotated": Case(
+        "GraniteMoeHybridConfig",
+        GRANITE4
+        | {
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_proj_bias": True,
+            "time_step_limit": (0.4, 1.5),
+        },
+        cached=False,
     ),
 }

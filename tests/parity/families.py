@@ -123,6 +123,10 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
             value = noise * gain / parameter.shape[0 if transposed else -1] ** 0.5
         with torch.no_grad():
             parameter.copy_(value)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, buffer in model.state_dict().items():
+        if name not in parameters and buffer.is_floating_point():
+            buffer.add_(0.2 * torch.empty(buffer.shape).normal_(generator=generator))
 
 
 class Oracle:
@@ -134,6 +138,7 @@ class Oracle:
             .from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
             .eval()
         )
+        self.cached = case.cached
 
     def logits(self, ids: list[int]) -> Tensor:
         """[n, vocab] of a text."""
@@ -147,6 +152,7 @@ class Oracle:
         with torch.inference_mode():
             out = self.model.generate(
                 ids,
+                use_cache=self.cached,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=new,
                 do_sample=False,

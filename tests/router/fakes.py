@@ -90,6 +90,8 @@ class FakeEngine:
                 reused_tokens=40,
                 prompt_tokens=100,
                 cached_blocks=7,
+                used_state_slots=5,
+                cached_states=6,
                 steps=11,
                 context_tokens=60,
             )

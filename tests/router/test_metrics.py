@@ -38,6 +38,8 @@ GAUGES = {
     "tgi_kv_cache_usage_ratio": 80 / 1024,
     "tgi_request_in_flight": 0,
     "tgi_prefix_cache_blocks": 7,
+    "tgi_state_slots_used": 5,
+    "tgi_prefix_cache_states": 6,
     "tgi_lora_adapters": 0,
     "tgi_cache_config_info{block_size=16}{num_blocks=64}": 1,
 }

@@ -99,6 +99,11 @@ class BlockPool:
         if not self._references[block]:
             self._free.move_to_end(block, last=False)
 
+    @property
+    def evicts(self) -> bool:
+        """Whether the next block to be taken has content, which would be lost."""
+        return bool(self._free) and self._hashes[next(iter(self._free))] is not None
+
     def is_used(self, block: int) -> bool:
         """Whether it has a reference."""
         return self._references[block] > 0

@@ -61,6 +61,8 @@ class EngineLoad:
         queued, running: requests.
         used_blocks: KV blocks that requests hold.
         cached_blocks: KV blocks, used or free, that a prefix can find.
+        used_state_slots: slots of recurrent states that requests hold.
+        cached_states: slots, used or free, with a state that a prefix can find.
         preemptions: total.
         reused_tokens: total of prompt tokens found in the prefix cache.
         prompt_tokens: total of prompt tokens of all requests that have started.
@@ -77,6 +79,8 @@ class EngineLoad:
     cached_blocks: int = 0
     steps: int = 0
     context_tokens: int = 0
+    used_state_slots: int = 0
+    cached_states: int = 0
 
 
 def _histograms() -> dict[tuple[str, str], Histogram]:

@@ -207,6 +207,7 @@ class Scheduler:
     def load(self) -> EngineLoad:
         """The gauges and totals; may be called from any thread."""
         batch, resources = self.batch, self.batch.resources
+        states = None if resources.states is None else resources.states.pool
         return EngineLoad(
             queued=len(batch.waiting),
             running=len(batch.running),
@@ -217,6 +218,8 @@ class Scheduler:
             cached_blocks=batch.pool.num_cached,
             steps=resources.steps,
             context_tokens=resources.context_tokens,
+            used_state_slots=0 if states is None else states.num_used,
+            cached_states=0 if states is None else states.num_cached,
         )
 
     def stats(self, step: Step) -> StepStats:

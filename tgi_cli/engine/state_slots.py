@@ -113,6 +113,8 @@ class StateSlots:
         position = self._boundary(sequence, start, end) if self._spare else 0
         if not position:
             return None
+        if self.pool.evicts and not self._is_lasting(sequence, position):
+            self._forget_rolling(sequence)  # rather than that of another sequence
         (taken,) = self.pool.take(1)
         if position == end:
             # The state stays where this entry leaves it, and the next one writes elsewhere.
@@ -137,13 +139,18 @@ class StateSlots:
         if self._reuse:
             content = sequence.block_hashes[snapshot.position // self._block_size - 1]
             self.pool.index(snapshot.slot, content)
-            if snapshot.position not in (self._prompt_boundary(sequence), sequence.snapshot_at):
-                if sequence.rolling is not None:
-                    old, its_content = sequence.rolling
-                    if self.pool.find(its_content) == old:
-                        self.pool.forget(old)
+            if not self._is_lasting(sequence, snapshot.position):
+                self._forget_rolling(sequence)
                 sequence.rolling = snapshot.slot, content
         self.drop(snapshot)
+
+    def _forget_rolling(self, sequence: Sequence) -> None:
+        """Another snapshot replaces the rolling one."""
+        if sequence.rolling is not None:
+            slot, content = sequence.rolling
+            if self.pool.find(content) == slot:
+                self.pool.forget(slot)
+            sequence.rolling = None
 
     def drop(self, snapshot: StateSnapshot) -> None:
         """A step that was to make a snapshot has ended."""
@@ -168,6 +175,10 @@ class StateSlots:
             sequence.rolls = True
             self._rolling += 1
         return last if sequence.rolls else 0
+
+    def _is_lasting(self, sequence: Sequence, position: int) -> bool:
+        """Whether a snapshot there is not a rolling one."""
+        return position in (self._prompt_boundary(sequence), sequence.snapshot_at)
 
     def _prompt_boundary(self, sequence: Sequence) -> int:
         """The last block boundary before the last token of the prompt."""

@@ -69,6 +69,7 @@ class Attention(nn.Module):
             ``unit``: without a weight) or over all heads together (``wide``).
         output_gate: whether what a head attended to is multiplied by sigmoid(gate), a projection of
             the input (https://arxiv.org/abs/2505.06708).
+        head_gate: the same with one number per head.
         value_dim: of values. Default: ``head_dim``.
         value_norm: whether each value has an RMS norm without a weight.
         values_from_keys: whether values are what the keys were before their norm.
@@ -96,6 +97,7 @@ class Attention(nn.Module):
         qk_norm_eps: float | None = None,
         qk_norm: Literal["heads", "one_plus", "wide"] = "heads",
         output_gate: bool = False,
+        head_gate: bool = False,
         value_dim: int | None = None,
         value_norm: bool = False,
         values_from_keys: bool = False,
@@ -135,6 +137,10 @@ class Attention(nn.Module):
             if value_norm and not shared
             else None
         )
+        self.head_gate: ColumnParallelLinear | None = None
+        if head_gate:
+            one_each = {"": Projection(num_heads)}
+            self.head_gate = ColumnParallelLinear(build, hidden_size, one_each, bias=False)
         self.sinks = Sinks(build, num_heads) if sinks else None
         self.qk_norm: QKNorm | None = None
         self.q_norm: WideRMSNorm | None = None
@@ -184,7 +190,7 @@ class Attention(nn.Module):
                 slots,
             )
             attended = attention.attend(self.layer, query, self.scale, self.softcap, sinks, bias)
-            return self._project(attended, gate)
+            return self._project(attended, gate, hidden)
         if self.qk_norm is not None:
             self.qk_norm(rotated, rotation if isinstance(rotation, tuple) else None)
         elif isinstance(rotation, tuple):
@@ -192,7 +198,7 @@ class Attention(nn.Module):
         if isinstance(rotation, Tensor):
             query.copy_(query * rotation)
         attended = attention(self.layer, query, key, value, self.scale, self.softcap, sinks, bias)
-        return self._project(attended, gate)
+        return self._project(attended, gate, hidden)
 
     def _parts(
         self, projected: Tensor, rotated: Tensor
@@ -211,9 +217,12 @@ class Attention(nn.Module):
             value = self.v_norm(value)
         return query, key, value, gate
 
-    def _project(self, attended: Tensor, gate: Tensor | None) -> Tensor:
-        attended = attended.flatten(1)
+    def _project(self, attended: Tensor, gate: Tensor | None, hidden: Tensor) -> Tensor:
         if gate is not None:
-            attended = attended * torch.sigmoid(gate)
-        output: Tensor = self.o_proj(attended)
+            attended = attended * torch.sigmoid(gate).view(attended.shape)
+        if self.head_gate is not None:
+            # In float64, since a CPU rounds a float32's sigmoid by its position in a tensor.
+            factors = self.head_gate(hidden).double().sigmoid_().to(attended.dtype)
+            attended = attended * factors[..., None]
+        output: Tensor = self.o_proj(attended.flatten(1))
         return output

@@ -24,7 +24,7 @@ from tgi_cli.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
-from tgi_cli.layers.mlp import GatedMLP
+from tgi_cli.layers.mlp import MLP, GatedMLP
 from tgi_cli.layers.norm import RMSNorm, UnitRMSNorm
 from tgi_cli.layers.routing import Router, Routing, route
 from tgi_cli.layers.streams import Vector
@@ -70,18 +70,28 @@ class Expert(nn.Module):
     """One feed-forward block: [n, H] to this shard's summand of [n, H]."""
 
     def __init__(
-        self, build: Build, hidden_size: int, size: int, bias: bool, activation: str
+        self, build: Build, hidden_size: int, size: int, bias: bool, activation: str, gated: bool
     ) -> None:
         super().__init__()
-        parts = {"gate_proj": Projection(size), "up_proj": Projection(size)}
+        parts = {"gate_proj": Projection(size)} if gated else {}
+        parts["up_proj"] = Projection(size)
         self.activation = activation
+        self.gated = gated
         self.gate_up_proj = _GateUp(build, hidden_size, parts, bias)
         self.down_proj = _Down(build, size, hidden_size, bias)
         _leave_sum(self.down_proj)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(_gated(self.gate_up_proj(x), self.activation))
+        output: Tensor = self.down_proj(self.inner(self.gate_up_proj(x)))
         return output
+
+    def inner(self, gate_up: Tensor) -> Tensor:
+        """What goes into the projection down, of the outputs of gate and up."""
+        if not self.gated:
+            return ops.activate(gate_up, self.activation)
+        if self.activation == CLAMPED_SWIGLU:
+            return clamped_swiglu(gate_up)
+        return ops.gated(gate_up, self.activation)
 
 
 class Experts(nn.Module):
@@ -115,6 +125,7 @@ class Experts(nn.Module):
         size: int,
         bias: bool,
         activation: str,
+        gated: bool = True,
         scale_inputs: bool = False,
     ) -> None:
         super().__init__()
@@ -122,9 +133,8 @@ class Experts(nn.Module):
         # No adapter is published for experts one by one.
         build = replace(build, lora=None, quantization=build.quantization.experts)
         self.dense = isinstance(build.quantization, Unquantized)
-        self.activation = activation
         self.every = [
-            Expert(build, hidden_size, size, bias, activation) for _ in range(num_experts)
+            Expert(build, hidden_size, size, bias, activation, gated) for _ in range(num_experts)
         ]
         for index, expert in enumerate(self.every):
             self.add_module(str(index), expert)
@@ -175,10 +185,9 @@ class Experts(nn.Module):
     def _stacked(self, rows: Tensor, groups: Groups) -> Tensor:
         assert self.gate_up is not None
         assert self.down is not None
-        inner = _gated(
-            grouped_linear(rows, self.gate_up.weight, self.gate_up.bias, groups), self.activation
-        )
         first = self.every[0].down_proj.shard.rank == 0
+        gate_up = grouped_linear(rows, self.gate_up.weight, self.gate_up.bias, groups)
+        inner = self.every[0].inner(gate_up)
         return grouped_linear(inner, self.down.weight, self.down.bias if first else None, groups)
 
 
@@ -222,6 +231,9 @@ class MoE(nn.Module):
         router_float32: whether logits are computed in float32, whatever the model's dtype.
         shared_intermediate_size: of the shared expert. Default: there is none.
         shared_gate: whether the sigmoid of a product with the hidden state scales it.
+        gated: whether experts, the shared one too, have a gate beside the projection up.
+        latent_size: width of the experts' inputs and outputs, to and from which the layer projects
+            (https://arxiv.org/abs/2512.20848). Default: H.
         scale_inputs: whether what an expert is given is weighted, not its output (Llama 4).
         expert_scales: whether weights are multiplied by a learned number per expert.
         routing: the attributes of :class:`Routing`.
@@ -241,6 +253,8 @@ class MoE(nn.Module):
         expert_bias: bool = False,
         shared_intermediate_size: int | None = None,
         shared_gate: bool = False,
+        gated: bool = True,
+        latent_size: int | None = None,
         scale_inputs: bool = False,
         expert_scales: bool = False,
         **routing: Any,
@@ -251,20 +265,27 @@ class MoE(nn.Module):
         self.shard = build.shard
         dtype = torch.float32 if router_float32 else build.dtype
         self.router = Router(hidden_size, num_experts, router_bias, dtype, router_correction)
+        width = latent_size or hidden_size
         self.experts = Experts(
             build,
             num_experts,
-            hidden_size,
+            width,
             intermediate_size,
             expert_bias,
             activation,
+            gated,
             scale_inputs,
         )
         self.expert_scales = Vector(build, num_experts) if expert_scales else None
-        self.shared_expert: GatedMLP | None = None
+        self.latent_down: ReplicatedLinear | None = None
+        self.latent_up: ReplicatedLinear | None = None
+        if latent_size is not None:
+            self.latent_down = ReplicatedLinear(build, hidden_size, latent_size, bias=False)
+            self.latent_up = ReplicatedLinear(build, latent_size, hidden_size, bias=False)
+        self.shared_expert: GatedMLP | MLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if shared_intermediate_size is not None:
-            self.shared_expert = GatedMLP(
+            self.shared_expert = (GatedMLP if gated else MLP)(
                 build, hidden_size, shared_intermediate_size, False, activation
             )
             _leave_sum(self.shared_expert.down_proj)
@@ -278,7 +299,10 @@ class MoE(nn.Module):
         weights, chosen = route(logits, self.routing, self.router.correction)
         if self.expert_scales is not None:
             weights = weights * self.expert_scales.weight[chosen]
-        output: Tensor = self.experts(hidden, weights, chosen)
+        rows = hidden if self.latent_down is None else self.latent_down(hidden)
+        output: Tensor = self.experts(rows, weights, chosen)
+        if self.latent_up is not None:
+            output = self.latent_up(output)  # of this shard's summand
         if self.shared_expert is not None:
             shared = self.shared_expert(hidden)
             if self.shared_expert_gate is not None:
@@ -311,12 +335,6 @@ class MLPAndExperts(nn.Module):
         output: Tensor = self.dense_output_norm(self.dense(self.dense_norm(hidden)))
         chosen = self.moe(self.moe_norm(hidden), self.router_norm(hidden))
         return output + self.moe_output_norm(chosen)
-
-
-def _gated(gate_up: Tensor, activation: str) -> Tensor:
-    return (
-        clamped_swiglu(gate_up) if activation == CLAMPED_SWIGLU else ops.gated(gate_up, activation)
-    )
 
 
 def _leave_sum(layer: RowParallelLinear) -> None:

@@ -8,6 +8,7 @@ a bit of a result on a CPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -164,6 +165,73 @@ def gated_delta(
 
     states.advance(layer, "recurrent", run)
     return output.to(qkv[2].dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSizes:
+    """What the heads of a Mamba-2 layer make of a token's number dt.
+
+    The step is softplus(dt + bias) within the bounds, the state's decay exp(-rate * step).
+
+    Attributes:
+        rate: float32 [heads], above 0.
+        bias: float32 [heads].
+        skip: float32 [heads], the factor of the input in the output.
+        smallest, largest: bounds of a step.
+    """
+
+    rate: Tensor
+    bias: Tensor
+    skip: Tensor
+    smallest: float = 0.0
+    largest: float = math.inf
+
+    def steps(self, dt: Tensor) -> Tensor:
+        """float32 of dt [T, heads]."""
+        return by_rows(F.softplus, dt.float() + self.bias).clamp(self.smallest, self.largest)
+
+
+def state_space(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    dt: Tensor,
+    sizes: StepSizes,
+    states: StateCache,
+    layer: int,
+) -> Tensor:
+    """A Mamba-2 state space model over the tokens of each sequence, in its recurrent form.
+
+    Per head a state S [state_size, head_dim] in float32, and per token
+    ``S = decay * S + B (step * x)^T; y = S^T C + skip * x``. https://arxiv.org/abs/2405.21060
+
+    Args:
+        x: [T, heads, head_dim]; tokens may be strided.
+        b, c: [T, groups, state_size]. As many heads as share a group are adjacent.
+        dt: [T, heads].
+        sizes: steps and decays.
+        states: has [heads, state_size, head_dim] of each sequence as ``recurrent``.
+        layer: index of its states.
+
+    Returns:
+        [T, heads, head_dim] in x's dtype.
+    """
+    wide, step = x.float(), sizes.steps(dt)
+    decay = by_rows(torch.exp, step * -sizes.rate)[:, :, None, None]
+    scaled = (wide * step[..., None]).unflatten(1, (b.shape[1], -1))[:, :, :, None]
+    b, c = (part.float()[:, :, None, :, None] for part in (b, c))
+    output = torch.empty_like(wide)
+
+    # All tensors of a token have one shape, as in gated_delta.
+    def run(tokens: slice, state: Tensor) -> None:
+        grouped = state.view(b.shape[1], -1, *state.shape[1:])
+        for t in range(tokens.start, tokens.stop):
+            state.mul_(decay[t])
+            grouped.addcmul_(scaled[t], b[t])
+            torch.sum(grouped * c[t], 2, out=output[t].view(*grouped.shape[:2], -1))
+
+    states.advance(layer, "recurrent", run)
+    return output.add_(wide * sizes.skip[:, None]).to(x.dtype)
 
 
 def gated_norm(

@@ -188,9 +188,7 @@ class Streams(nn.Module):
     def open(self, hidden: Tensor) -> Tensor:
         """[T, H] to [S, T, H], all as large as the first."""
         size = _magnitude(hidden)
-        return torch.stack(
-            [hidden, *(_resized(project(hidden), size) for project in self.split)]
-        )
+        return torch.stack([hidden, *(_resized(project(hidden), size) for project in self.split)])
 
     def close(self, streams: Tensor) -> Tensor:
         """[S, T, H] to their mean [T, H], all made as large as the first."""
@@ -208,4 +206,3 @@ def _magnitude(hidden: Tensor) -> Tensor:
 def _resized(hidden: Tensor, size: Tensor) -> Tensor:
     own = hidden.square().mean(-1, keepdim=True).clamp_min_(1e-5).sqrt_()
     return hidden * size / own
-

@@ -37,6 +37,16 @@ def refuse(config: ModelConfig, *keys: str) -> None:
             raise UnsupportedModelError(f"{key} is not supported for {config.architecture}")
 
 
+def only(config: ModelConfig, key: str, *values: str) -> None:
+    """Raises UnsupportedModelError unless an option is one of ``values``, the first by default."""
+    value = config.get(key, str, values[0])
+    if value not in values:
+        raise UnsupportedModelError(
+            f"{key} {shown(value)} is not supported for {config.architecture}",
+            f"supported: {', '.join(values)}",
+        )
+
+
 def factor(config: ModelConfig, key: str) -> float | None:
     """A number above 0, or None if it is null or absent. Raises ModelError."""
     if config.raw.get(key) is None:
@@ -164,12 +174,17 @@ def windows(
         default: the meaning of an absent ``sliding_window``. (A null switches windows off.)
         kinds: the meaning of absent ``layer_types``. Default: all sliding.
     """
-    stated = config.raw.get("sliding_window", default)
-    window = None if stated is None else config.positive("sliding_window", default)
-    if window is not None and window >= context:
-        window = None
+    width = window(config, context, default)
     kinds = layer_kinds(config, kinds or ["sliding_attention"] * num_layers)
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(width if kind == "sliding_attention" else None for kind in kinds)
+
+
+def window(config: ModelConfig, context: int, default: int | None = None) -> int | None:
+    """The window of layers that have one; see :func:`windows`."""
+    if config.raw.get("sliding_window", default) is None:
+        return None
+    width = config.positive("sliding_window", default)
+    return width if width < context else None
 
 
 _OLDER_KINDS = {"attention": "full_attention", "mamba": "linear_attention"}

@@ -31,6 +31,8 @@ from tgi_cli.layers import (
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.spec import (
+    AttentionSpec,
+    ConvSpec,
     DecoderSpec,
     LayerSpec,
     Mixer,
@@ -39,6 +41,7 @@ from tgi_cli.models.spec import (
     MoESpec,
     NormSpec,
     RopeSpec,
+    SSMSpec,
     TemperatureSpec,
 )
 from tgi_cli.models.weight_map import Source
@@ -77,7 +80,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.index = caches.layers
         caches.layers += 1
-        self.rope = None if spec.mixer is None else spec.mixer.rope
+        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec) else None
         self.residual_scale = spec.residual_scale
         self.parallel = spec.parallel
         self.input_norm = _norm(build, spec.input_norm, hidden_size)
@@ -288,6 +291,14 @@ def _rope(build: Build, spec: RopeSpec | TemperatureSpec, device: torch.device) 
 def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
     arguments = asdict(spec)
+    if isinstance(spec, SSMSpec | ConvSpec):
+        from tgi_cli.layers.short_conv import ShortConv
+        from tgi_cli.layers.ssm import SSM
+
+        layer = SSM if isinstance(spec, SSMSpec) else ShortConv
+        mixer = layer(build, len(caches.states), hidden_size, **arguments)
+        caches.states.append(mixer.state_spec)
+        return "mamba" if isinstance(spec, SSMSpec) else "conv", mixer
     del arguments["rope"]
     cache = arguments.pop("cache")
     if cache is not None:
@@ -297,9 +308,7 @@ def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple
     return "self_attn", attention
 
 
-def _mlp(
-    build: Build, spec: MLPSpec | MoESpec | MLPAndExpertsSpec, hidden_size: int
-) -> nn.Module:
+def _mlp(build: Build, spec: MLPSpec | MoESpec | MLPAndExpertsSpec, hidden_size: int) -> nn.Module:
     if isinstance(spec, MLPAndExpertsSpec):
         from tgi_cli.layers.moe import MLPAndExperts, MoE
 

@@ -5,6 +5,7 @@ Sizes are those of the whole model, over all shards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -63,6 +64,7 @@ class AttentionSpec:
     qk_norm_eps: float | None = None
     qk_norm: Literal["heads", "one_plus", "wide", "unit"] = "heads"
     output_gate: bool = False
+    head_gate: bool = False
     value_dim: int | None = None
     value_norm: bool = False
     values_from_keys: bool = False
@@ -78,7 +80,32 @@ class AttentionSpec:
         return 0 if self.cache is not None else self.num_kv_heads * (self.head_dim + value_dim)
 
 
-Mixer = AttentionSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SSMSpec:
+    """See :class:`tgi_cli.layers.ssm.SSM`."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    conv_bias: bool = True
+    bias: bool = False
+    activation: str = "silu"
+    norm_eps: float = 1e-5
+    min_step: float = 0.0
+    max_step: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvSpec:
+    """See :class:`tgi_cli.layers.short_conv.ShortConv`."""
+
+    kernel: int
+    bias: bool = False
+
+
+Mixer = AttentionSpec | SSMSpec | ConvSpec
 """What mixes the tokens of a sequence, in one layer."""
 
 
@@ -117,6 +144,8 @@ class MoESpec:
     shared_intermediate_size: int | None = None
     """Size of an expert that every token passes, or None if there is none."""
     shared_gate: bool = False
+    gated: bool = True
+    latent_size: int | None = None
     scale_inputs: bool = False
     expert_scales: bool = False
 

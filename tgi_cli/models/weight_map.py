@@ -144,12 +144,14 @@ def _heads(groups: int, which: slice, head_dim: int) -> Rows:
 class StackedExperts:
     """Names of a checkpoint with one tensor of all experts per projection; others as in ``names``.
 
-    ``mlp.experts.gate_up_proj`` is [experts, 2 * intermediate, hidden], gates first, and
-    ``mlp.experts.down_proj`` [experts, hidden, intermediate]. transformers 5 keeps experts so in
-    memory, and writes them so with ``save_original_format=False``.
+    ``gate_up`` names the tensor [experts, 2 * intermediate, hidden], gates first, and ``down``
+    [experts, hidden, intermediate]. transformers 5 keeps experts so in memory, and writes them so
+    with ``save_original_format=False``.
     """
 
     names: Callable[[str], Source]
+    gate_up: str = "mlp.experts.gate_up_proj"
+    down: str = "mlp.experts.down_proj"
 
     def __call__(self, name: str) -> Source:
         """The source of the model's tensor ``name``."""
@@ -158,8 +160,10 @@ class StackedExperts:
             return self.names(name)
         expert, module, _ = rest.split(".")
         rows = {"gate_proj": _first_half, "up_proj": _second_half}.get(module)
-        stored = "down_proj" if rows is None else "gate_up_proj"
-        return Source((f"{layer}.experts.{stored}",), rows, join=partial(pick, int(expert)))
+        stored = self.down if rows is None else self.gate_up
+        return Source(
+            (f"{layer.removesuffix('mlp')}{stored}",), rows, join=partial(pick, int(expert))
+        )
 
 
 def has_stacked_experts(path: Path) -> bool:

@@ -121,7 +121,7 @@ class MetricsResponse(_message.Message):
     def __init__(self, histograms: _Optional[_Iterable[_Union[Histogram, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., queue_seconds: _Optional[float] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("queued", "running", "used_blocks", "preemptions", "reused_tokens", "prompt_tokens", "cached_blocks", "steps", "context_tokens")
+    __slots__ = ("queued", "running", "used_blocks", "preemptions", "reused_tokens", "prompt_tokens", "cached_blocks", "steps", "context_tokens", "used_state_slots", "cached_states")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,8 @@ class EngineLoad(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USED_STATE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_STATES_FIELD_NUMBER: _ClassVar[int]
     queued: int
     running: int
     used_blocks: int
@@ -140,7 +142,9 @@ class EngineLoad(_message.Message):
     cached_blocks: int
     steps: int
     context_tokens: int
-    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
+    used_state_slots: int
+    cached_states: int
+    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., context_tokens: _Optional[int] = ..., used_state_slots: _Optional[int] = ..., cached_states: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("name", "label", "bounds", "counts", "sum")

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.benchmarks.peers.arguments import MODELS, contestants, parser
+from tests.benchmarks.peers.arguments import DEFAULT_MODELS, contestants, parser
 from tests.benchmarks.peers.columns import LONG_NEW, NEW, Column, long_contexts, serving
 from tests.benchmarks.peers.contestant import Contestant, Failure
 from tests.benchmarks.peers.machine import description, read_bandwidth
@@ -22,17 +22,30 @@ from tests.benchmarks.peers.report import Report
 from tests.benchmarks.peers.rounds import PREPARATION, Rules, Run, in_turn
 from tests.benchmarks.peers.tgi import Tgi
 from tests.tools.checkpoints import SHAPES, make_llama, write_tokenizer
+from tests.tools.published_shapes import PUBLISHED, write_published
+
+SHAPE_OF = {"small": "135m", "qwen06": "qwen3-0.6b"}
+"""Shapes of :mod:`tests.tools.checkpoints`; other models are published ones."""
+
+
+def vocabulary(model: str) -> int:
+    """Return the number of a model's tokens."""
+    shape = SHAPES[SHAPE_OF[model]] if model in SHAPE_OF else PUBLISHED[model].values
+    return int(shape["vocab_size"])
 
 
 def checkpoint(work: Path, model: str) -> Path:
     """Return a checkpoint of a model's shape in ``work``, created on first use."""
     path = work / model / "checkpoint"
-    shape = MODELS[model]
     if not (path / "tokenizer.json").is_file():
-        # Allow long contexts. Weights do not depend on the number of positions.
-        positions = max(SHAPES[shape]["max_position_embeddings"], 16384)
-        make_llama(path, dtype=torch.bfloat16, shape=shape, max_position_embeddings=positions)
-        write_tokenizer(path, SHAPES[shape]["vocab_size"])
+        if model in SHAPE_OF:
+            # Allow long contexts. Weights do not depend on the number of positions.
+            shape = SHAPE_OF[model]
+            positions = max(SHAPES[shape]["max_position_embeddings"], 16384)
+            make_llama(path, dtype=torch.bfloat16, shape=shape, max_position_embeddings=positions)
+        else:
+            write_published(model, path)
+        write_tokenizer(path, vocabulary(model))
     return path
 
 
@@ -52,7 +65,7 @@ def measure(
         foreign=arguments.foreign,
         retries=arguments.retries,
         timeout=arguments.timeout,
-        vocabulary=SHAPES[MODELS[model]]["vocab_size"],
+        vocabulary=vocabulary(model),
         skipped=frozenset(arguments.skip),
     )
     with Progress(
@@ -121,7 +134,7 @@ def main() -> None:
     machine = description()
     saved: dict[str, Any] = {"machine": machine, "command": sys.argv[1:], "models": {}}
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for model in arguments.models or MODELS:
+    for model in arguments.models or DEFAULT_MODELS:
         saved["models"][model] = measure(model, entrants, columns, arguments, console)
         if arguments.output is not None:
             arguments.output.write_text(json.dumps(saved, indent=1))

@@ -15,8 +15,10 @@ from tests.benchmarks.peers.llama_cpp import LlamaCpp
 from tests.benchmarks.peers.openvino import OpenVino
 from tests.benchmarks.peers.tgi import Tgi
 from tests.benchmarks.peers.vllm import Vllm
+from tests.tools.published_shapes import PUBLISHED
 
-MODELS = {"small": "135m", "qwen06": "qwen3-0.6b"}
+MODELS = ("small", "qwen06", *PUBLISHED)
+DEFAULT_MODELS = ("small", "qwen06")
 PEERS = ("tgi", "openvino", "vllm", "llama.cpp", "transformers")
 
 
@@ -75,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         dest="models",
         choices=MODELS,
         action="append",
-        help="model to measure; repeatable [all]",
+        help=f"model to measure; repeatable [{' '.join(DEFAULT_MODELS)}]",
     )
     add(
         "--peer",

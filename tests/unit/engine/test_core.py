@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.fake_worker import FakeWorker, continuation
-from tests.unit.engine.test_scheduler import limits, request
+from tests.unit.engine.test_scheduler import limits, request, with_states
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
 from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
@@ -133,8 +133,10 @@ def test_random_arrivals_and_cancellations_change_no_tokens(seed: int) -> None:
         batching=random_.choice(list(Batching)),
         capacity_policy=random_.choice(list(CapacityPolicy)),
     )
+    bounds = with_states(bounds, [None, 0, 2, 20][seed % 4])
     families = [[random_.randrange(1000) for _ in range(40)] for _ in range(3)]
-    with running(FakeWorker(block_size), bounds, depth=random_.choice([0, 1])) as client:
+    worker = FakeWorker(block_size, state_slots=bounds.num_state_slots)
+    with running(worker, bounds, depth=random_.choice([0, 1])) as client:
         expected: dict[int, list[int]] = {}
         live: list[int] = []
         for i in range(60):
@@ -150,6 +152,7 @@ def test_random_arrivals_and_cancellations_change_no_tokens(seed: int) -> None:
                 client.read()
         client.read_until_finished(*expected)
         assert client.core.metrics.load.used_blocks == 0
+        assert client.core.metrics.load.used_state_slots == 0
     for i, answer in expected.items():
         seen = client.tokens.get(i, [])
         if client.finished[i][0] is FinishReason.CANCELLED:

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.engine.fake_grammar import FakeCompiler, slots
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_core import Client, running
-from tests.unit.engine.test_scheduler import limits, request
+from tests.unit.engine.test_scheduler import limits, request, with_states
 from tgi_cli.engine import reserved_sequences
 from tgi_cli.engine.config import CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import EngineCore
@@ -87,10 +87,11 @@ def engine(
     bounds: SchedulerConfig, depth: int = 0, worker: FakeWorker | None = None, grammars: Any = None
 ) -> Iterator[tuple[Caller, Client]]:
     """An engine with a client of either scheduler, checked for leaks when it has ended."""
-    worker = worker or FakeWorker(bounds.block_size)
+    worker = worker or FakeWorker(bounds.block_size, state_slots=bounds.num_state_slots)
     with running(worker, bounds, depth, grammars) as client:
         yield Caller(client.core), client
     assert client.core.metrics.load.used_blocks == 0, "blocks were lost"
+    assert client.core.metrics.load.used_state_slots == 0, "state slots were lost"
     free_rows = client.core._scheduler.batch.resources.free_rows
     assert sorted(free_rows) == list(range(bounds.max_batch_size)), "rows were lost"
 
@@ -492,6 +493,7 @@ def test_both_schedulers_at_once_generate_what_each_generates_alone(
         max_total_tokens=80,
         capacity_policy=policy,
     )
+    bounds = with_states(bounds, [None, 0, 1, 4, 30, None][seed])
     shared = [dice.randrange(1000) for _ in range(40)]
 
     def prompt() -> list[int]:

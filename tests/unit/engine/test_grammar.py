@@ -13,7 +13,7 @@ import pytest
 from tests.unit.engine.fake_grammar import EOS, VOCAB, FakeCompiler, constrained, slots
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_core import running
-from tests.unit.engine.test_scheduler import GREEDY, Harness, limits, request
+from tests.unit.engine.test_scheduler import GREEDY, Harness, limits, request, with_states
 from tgi_cli.engine.config import Batching, CapacityPolicy
 from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.engine.scheduler import Scheduler
@@ -271,7 +271,8 @@ def test_constrained_requests_generate_the_same_alone_and_together(seed: int) ->
         capacity_policy=random_.choice(list(CapacityPolicy)),
         prefix_caching=random_.random() < 0.7,
     )
-    worker = FakeWorker(block_size)
+    bounds = with_states(bounds, [None, 0, 2, 20][seed // 2 % 4])
+    worker = FakeWorker(block_size, state_slots=bounds.num_state_slots)
     expected = {}
     with running(worker, bounds, seed % 2, FakeCompiler()) as client:
         for i in range(24):

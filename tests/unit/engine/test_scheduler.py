@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,13 @@ def limits(**changes: Any) -> SchedulerConfig:
     return SchedulerConfig(**(values | changes))
 
 
+def with_states(bounds: SchedulerConfig, spare: int | None) -> SchedulerConfig:
+    """With so many slots for recurrent states beyond one per row, or for a model without."""
+    if spare is None:
+        return bounds
+    return replace(bounds, num_state_slots=bounds.max_batch_size + spare)
+
+
 def request(request_id: int, prompt: range | list[int], new: int, **more: Any) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
@@ -43,7 +51,7 @@ class Harness:
     def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
         self.batch = self.scheduler.batch
-        self.worker = FakeWorker(limits.block_size)
+        self.worker = FakeWorker(limits.block_size, state_slots=limits.num_state_slots)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
 

@@ -13,7 +13,7 @@ from tests.unit.engine.fake_thinking import CLOSE, budget, budgeted
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_core import running
 from tests.unit.engine.test_grammar import Constrained
-from tests.unit.engine.test_scheduler import GREEDY, Harness, limits, request
+from tests.unit.engine.test_scheduler import GREEDY, Harness, limits, request, with_states
 from tgi_cli.engine.config import Batching, CapacityPolicy
 from tgi_cli.engine.messages import EngineInfo, FinishReason
 from tgi_cli.engine.scheduler import Scheduler
@@ -264,8 +264,10 @@ def test_budgets_hold_alone_and_together(seed: int) -> None:
         capacity_policy=random_.choice(list(CapacityPolicy)),
         prefix_caching=random_.random() < 0.7,
     )
+    bounds = with_states(bounds, [None, 0, 2, 20][seed // 2 % 4])
     expected = {}
-    with running(FakeWorker(block_size), bounds, seed % 2) as client:
+    worker = FakeWorker(block_size, state_slots=bounds.num_state_slots)
+    with running(worker, bounds, seed % 2) as client:
         for i in range(24):
             prompt = [random_.randrange(3)] * random_.randint(1, 12)
             new = random_.randint(1, 60)

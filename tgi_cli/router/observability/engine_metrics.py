@@ -34,6 +34,8 @@ def load_lines(info: EngineInfo, metrics: EngineMetrics, adapters: int) -> Itera
         ("tgi_batch_max_total_tokens", "Capacity in tokens of the KV cache.", capacity),
         ("tgi_kv_cache_usage_ratio", "Share of the KV blocks in use.", _usage(info, load)),
         ("tgi_prefix_cache_blocks", "KV blocks that a prefix can reuse.", load.cached_blocks),
+        ("tgi_state_slots_used", "Recurrent states in use.", load.used_state_slots),
+        ("tgi_prefix_cache_states", "Recurrent states to reuse.", load.cached_states),
         ("tgi_lora_adapters", "Loaded LoRA adapters.", adapters),
     ):
         yield from gauge(name, help, value)

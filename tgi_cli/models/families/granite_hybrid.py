@@ -1,0 +1,127 @@
+"""Granite 4 (https://huggingface.co/ibm-granite): Mamba-2 layers, a few with attention.
+
+Granite 3's factors; experts with a shared one, or that one alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tgi_cli.models import config_fields
+from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.mamba_fields import mamba, mamba_modules
+from tgi_cli.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    Mixer,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+    SSMSpec,
+)
+from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts, stacked
+
+_SHARED = "shared_mlp.input_linear"
+"""The gate and up projections of the expert that every token passes."""
+
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 1024,
+}
+
+
+def read(config: ModelConfig) -> DecoderSpec:
+    """https://huggingface.co/docs/transformers/main/en/model_doc/granitemoehybrid"""
+    config = config_fields.filled(config, _DEFAULTS)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
+    context = config.positive("max_position_embeddings")
+    num_layers = config.positive("num_hidden_layers")
+    norm = NormSpec(config.get("rms_norm_eps", float))
+    bias = config.get("attention_bias", bool, False)
+    rotated = config.get("position_embedding_type", str, "nope") == "rope"
+    logits_scaling = config.get("logits_scaling", float)
+    if logits_scaling == 0:
+        raise config.invalid("'logits_scaling' is 0")
+    kinds = config_fields.layer_kinds(
+        config, ["linear_attention"] * num_layers, ("linear_attention", "full_attention")
+    )
+    ssm = mamba(config, norm.eps)
+    mixers: dict[str, Mixer] = {
+        "linear_attention": ssm,
+        "full_attention": AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rope=0 if rotated else None,
+            bias=bias,
+            output_bias=bias,
+            scale=config.get("attention_multiplier", float),
+        ),
+    }
+    activation = config_fields.activation(config)
+    shared = config.positive("shared_intermediate_size")
+    mlp: MLPSpec | MoESpec = MLPSpec(intermediate_size=shared, activation=activation)
+    if config.get("num_local_experts", int):
+        mlp = MoESpec(
+            num_experts=config.positive("num_local_experts"),
+            top_k=config.positive("num_experts_per_tok"),
+            intermediate_size=config.positive("intermediate_size"),
+            activation=activation,
+            router="topk_softmax",
+            shared_intermediate_size=shared,
+        )
+    return DecoderSpec(
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=config.positive("hidden_size"),
+        max_position_embeddings=context,
+        layers=tuple(
+            LayerSpec(
+                mixer=mixers[kind],
+                mlp=mlp,
+                input_norm=norm,
+                mlp_norm=norm,
+                residual_scale=config.get("residual_multiplier", float),
+            )
+            for kind in kinds
+        ),
+        final_norm=norm,
+        ropes=(config_fields.rope(config, head_dim, context),) if rotated else (),
+        tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
+        embedding_scale=config.get("embedding_multiplier", float),
+        logit_scale=1 / logits_scaling,
+        source=_source(config, ssm, shared),
+    )
+
+
+def _source(config: ModelConfig, ssm: SSMSpec, shared: int) -> StackedExperts:
+    """Published names, or those that transformers 5 has in memory."""
+    halves = {"gate_proj": shared, "up_proj": shared}
+    modules = {
+        "input_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.down_proj": "shared_mlp.output_linear",
+        "mlp.shared_expert.down_proj": "shared_mlp.output_linear",
+        **stacked({f"mlp.{name}": size for name, size in halves.items()}, _SHARED),
+        **stacked({f"mlp.shared_expert.{name}": size for name, size in halves.items()}, _SHARED),
+        **mamba_modules(ssm, "mamba"),
+    }
+    if has_stacked_experts(config.path):
+        names = Names(modules={**modules, "mlp.router": "block_sparse_moe.router"})
+        made = ("experts.gate_up_proj", "experts.down_proj")
+    else:
+        names = Names(modules={**modules, "mlp.router": "block_sparse_moe.router.layer"})
+        made = ("input_linear.weight", "output_linear.weight")
+    return StackedExperts(names, *(f"block_sparse_moe.{name}" for name in made))
