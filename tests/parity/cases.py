@@ -31,6 +31,7 @@ class Case:
         stored: what config.json says otherwise, for both sides; ``...`` removes a key.
         model: name of transformers' model class, where it is not the causal LM of ``config``.
         embedding_std: of the token vectors before the model scales them.
+        qk_norm: mean weight of the norms of queries and keys.
         shortest: length of prompts where transformers computes shorter ones in another way.
         cached: whether transformers generates with a cache. It bounds the step sizes of Mamba-2 in
             its prefill, but not where it goes on from a cache.
@@ -41,6 +42,7 @@ class Case:
     stored: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     embedding_std: float = 0.1
+    qk_norm: float = 1.5
     shortest: int = 0
     cached: bool = True
 
@@ -138,6 +140,25 @@ GPT_OSS_ROPE = {
     "original_max_position_embeddings": 4096,
 }
 
+LATENT = SMALL | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
+DEEPSEEK = LATENT | {
+    "num_hidden_layers": 4,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+DEEPSEEK_ROPE = YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0, "factor": 40.0}
 CONV = SMALL | {"num_hidden_layers": 4}
 LFM2 = CONV | {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
@@ -210,8 +231,8 @@ CASES: dict[str, Case] = {
         model="Gemma3ForConditionalGeneration",
         embedding_std=GEMMA_STD,
     ),
-    "Gemma 4": Case("Gemma4TextConfig", GEMMA4, embedding_std=GEMMA_STD),
-    "Gemma 4, dense": Case("Gemma4TextConfig", GEMMA4_DENSE, embedding_std=GEMMA_STD),
+    "Gemma 4": Case("Gemma4TextConfig", GEMMA4, embedding_std=GEMMA_STD, qk_norm=0.6),
+    "Gemma 4, dense": Case("Gemma4TextConfig", GEMMA4_DENSE, embedding_std=GEMMA_STD, qk_norm=0.6),
     "Gemma 4 with experts": Case(
         "Gemma4TextConfig",
         GEMMA4_DENSE
@@ -222,12 +243,14 @@ CASES: dict[str, Case] = {
             "moe_intermediate_size": 32,
         },
         embedding_std=GEMMA_STD,
+        qk_norm=0.6,
     ),
     "Gemma 4 with images": Case(
         "Gemma4Config",
         {"text_config": GEMMA4, "vision_config": SIGHT, "audio_config": None},
         model="Gemma4ForConditionalGeneration",
         embedding_std=GEMMA_STD,
+        qk_norm=0.6,
     ),
     "Phi-3": Case("Phi3Config", PHI3),
     "Phi-4": Case("Phi3Config", PHI4 | {"original_max_position_embeddings": 16}, shortest=17),
@@ -314,6 +337,57 @@ CASES: dict[str, Case] = {
             "rope_parameters": YARN_ROPE,
         },
     ),
+    "DeepSeek V2": Case(
+        "DeepseekV2Config",
+        DEEPSEEK
+        | {
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "rope_parameters": DEEPSEEK_ROPE | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "DeepSeek V2 Lite": Case(
+        "DeepseekV2Config",
+        DEEPSEEK | {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True},
+        stored={
+            "rope_parameters": ...,
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 40,
+                "original_max_position_embeddings": 64,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+            },
+        },
+    ),
+    "DeepSeek V3": Case(
+        "DeepseekV3Config", DEEPSEEK | {"rope_parameters": DEEPSEEK_ROPE}, stored={"head_dim": ...}
+    ),
+    "DeepSeek V3, pairs half apart": Case(
+        "DeepseekV3Config",
+        DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None, "norm_topk_prob": False},
+    ),
+    "Kimi K2": Case(
+        "DeepseekV3Config",
+        DEEPSEEK
+        | {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.827,
+            "rope_parameters": DEEPSEEK_ROPE | {"rope_theta": 50000.0, "beta_fast": 1.0},
+        },
+    ),
+    "GLM-4.7-Flash": Case(
+        "Glm4MoeLiteConfig",
+        {key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"}
+        | {"n_group": 1, "topk_group": 1, "v_head_dim": 32},
+    ),
+    # With a padding token, transformers overwrites that token's loaded vector with zeros.
+    "Youtu-LLM": Case("YoutuConfig", LATENT | {"pad_token_id": None}),
     "gpt-oss": Case(
         "GptOssConfig",
         GPT_OSS,

@@ -116,17 +116,16 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
             value = noise * case.embedding_std
         elif parameter.ndim == 1:
             sharper = name.endswith(("q_norm.weight", "k_norm.weight"))
-            value = parameter + (0.5 if sharper else 0.0) + 0.2 * noise
+            value = parameter + (case.qk_norm - 1.0 if sharper else 0.0) + 0.2 * noise
         else:
             transposed = type(model.get_submodule(name.rpartition(".")[0])).__name__ == "Conv1D"
             gain = 2.0 if any(part in name for part in _SHARPER) else 1.0
             value = noise * gain / parameter.shape[0 if transposed else -1] ** 0.5
         with torch.no_grad():
             parameter.copy_(value)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, buffer in model.state_dict().items():
-        if name not in parameters and buffer.is_floating_point():
-            buffer.add_(0.2 * torch.empty(buffer.shape).normal_(generator=generator))
+    for name, buffer in model.named_buffers():
+        if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            buffer.add_(0.1 * torch.empty(buffer.shape).normal_(generator=generator))
 
 
 class Oracle:

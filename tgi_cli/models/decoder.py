@@ -34,6 +34,7 @@ from tgi_cli.models.spec import (
     AttentionSpec,
     ConvSpec,
     DecoderSpec,
+    LatentSpec,
     LayerSpec,
     Mixer,
     MLPAndExpertsSpec,
@@ -80,7 +81,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.index = caches.layers
         caches.layers += 1
-        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec) else None
+        self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec | LatentSpec) else None
         self.residual_scale = spec.residual_scale
         self.parallel = spec.parallel
         self.input_norm = _norm(build, spec.input_norm, hidden_size)
@@ -300,10 +301,15 @@ def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple
         caches.states.append(mixer.state_spec)
         return "mamba" if isinstance(spec, SSMSpec) else "conv", mixer
     del arguments["rope"]
-    cache = arguments.pop("cache")
+    cache = arguments.pop("cache", None)
     if cache is not None:
         return "self_attn", Attention(build, cache, hidden_size, **arguments, shared=True)
-    attention = Attention(build, len(caches.kv), hidden_size, **arguments)
+    kind = Attention
+    if isinstance(spec, LatentSpec):
+        from tgi_cli.layers.latent import LatentAttention
+
+        kind = LatentAttention
+    attention = kind(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)
     return "self_attn", attention
 

@@ -15,12 +15,14 @@ from tgi_cli.config import ModelFacts
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.size_check import check_sizes
-from tgi_cli.models.spec import AttentionSpec, DecoderSpec
+from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LatentSpec
 
 if TYPE_CHECKING:
     from tgi_cli.quantization.formats import CheckpointFormat
 
 FAMILIES = {
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
     "FalconForCausalLM": "falcon",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma3",
@@ -33,6 +35,7 @@ FAMILIES = {
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt2",
     "GPTNeoXForCausalLM": "gpt_neox",
+    "Glm4MoeLiteForCausalLM": "deepseek",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granite_hybrid",
@@ -53,6 +56,7 @@ FAMILIES = {
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
+    "YoutuForCausalLM": "deepseek",
 }
 """Architectures to modules of :mod:`tgi_cli.models.families`."""
 
@@ -121,6 +125,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     spec = decoder_spec(config)
     mixers = [layer.mixer for layer in spec.layers]
     attentions = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
+    latents = [mixer for mixer in mixers if isinstance(mixer, LatentSpec)]
     return ModelFacts(
         architecture=config.architecture,
         model_type=config.get("model_type", str, ""),
@@ -128,9 +133,9 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.max_position_embeddings,
         eos_token_ids=config.eos_token_ids(spec.vocab_size),
-        kv_bytes_per_token=sum(a.cached_numbers for a in attentions),
+        kv_bytes_per_token=sum(mixer.kv_numbers for mixer in (*attentions, *latents)),
         quantization=quantization_name(config),
-        num_heads=min((a.num_heads for a in attentions), default=None),
+        num_heads=min((a.num_heads for a in (*attentions, *latents)), default=None),
         num_kv_heads=min((a.num_kv_heads for a in attentions), default=None),
     )
 

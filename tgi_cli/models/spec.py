@@ -74,10 +74,33 @@ class AttentionSpec:
     """Index of an earlier layer's KV cache, which this one reads. Default: it has its own."""
 
     @property
-    def cached_numbers(self) -> int:
+    def kv_numbers(self) -> int:
         """Numbers that the layer keeps of a token."""
         value_dim = self.head_dim if self.value_dim is None else self.value_dim
         return 0 if self.cache is not None else self.num_kv_heads * (self.head_dim + value_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """See :class:`tgi_cli.layers.latent.LatentAttention`."""
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+    rope: int | None = 0
+    """Index into :attr:`DecoderSpec.ropes`, or None if positions are not rotated."""
+    bias: bool = False
+    output_bias: bool = False
+    scale: float | None = None
+    norm_eps: float = 1e-6
+
+    @property
+    def kv_numbers(self) -> int:
+        """How many numbers are cached per token."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +128,7 @@ class ConvSpec:
     bias: bool = False
 
 
-Mixer = AttentionSpec | SSMSpec | ConvSpec
+Mixer = AttentionSpec | LatentSpec | SSMSpec | ConvSpec
 """What mixes the tokens of a sequence, in one layer."""
 
 

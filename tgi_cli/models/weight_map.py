@@ -140,6 +140,15 @@ def _heads(groups: int, which: slice, head_dim: int) -> Rows:
     return rows
 
 
+def paired_halves(start: int, end: int, size: int) -> Rows:
+    """Reorder rotated outputs whose pairs are neighbours, so that pairs are half of them apart.
+
+    The outputs are in pieces of ``size``, of which those from ``start`` to ``end`` are rotated.
+    """
+    order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, size)]
+    return lambda tensor: tensor.unflatten(0, (-1, size))[:, order].flatten(0, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
     """Names of a checkpoint with one tensor of all experts per projection; others as in ``names``.
