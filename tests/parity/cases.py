@@ -93,6 +93,39 @@ GEMMA4_DENSE = GEMMA4 | {
     "num_kv_shared_layers": 0,
     "hidden_size_per_layer_input": 0,
 }
+GEMMA3N = GEMMA | {
+    "num_hidden_layers": 6,
+    "intermediate_size": [96, 96, 80, 96, 96, 64],
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": WINDOW,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 200,
+    "laurel_rank": 8,
+    "altup_num_inputs": 3,
+    "altup_active_idx": 1,
+    "activation_sparsity_pattern": [0.5, 0.9, 0.0, 0.0, 0.3, 0.0],
+}
+LLAMA4 = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 4,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": 30,
+    "attn_scale": 0.2,
+}
+LLAMA4_SIGHT = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "vision_output_dim": 32,
+    "projector_input_dim": 32,
+    "projector_output_dim": 32,
+}
 GEMMA3 = GEMMA2 | {"sliding_window_pattern": 3}
 SIGHT = {
     "hidden_size": 32,
@@ -251,6 +284,23 @@ CASES: dict[str, Case] = {
         model="Gemma4ForConditionalGeneration",
         embedding_std=GEMMA_STD,
         qk_norm=0.6,
+    ),
+    "Gemma 3n": Case("Gemma3nTextConfig", GEMMA3N, embedding_std=GEMMA_STD, qk_norm=0.6),
+    "Llama 4": Case("Llama4TextConfig", LLAMA4),
+    "Llama 4, dense layers between": Case(
+        "Llama4TextConfig",
+        LLAMA4
+        | {
+            "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
+    "Llama 4 with images": Case(
+        "Llama4Config",
+        {"text_config": LLAMA4, "vision_config": LLAMA4_SIGHT},
+        model="Llama4ForConditionalGeneration",
     ),
     "Phi-3": Case("Phi3Config", PHI3),
     "Phi-4": Case("Phi3Config", PHI4 | {"original_max_position_embeddings": 16}, shortest=17),

@@ -14,9 +14,11 @@ from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from tgi_cli.layers.norm import QKNorm, UnitRMSNorm, WideRMSNorm
 
-Rotation = tuple[Tensor, Tensor] | Tensor
-"""What a step's positions do: cosines and signed sines, [T, 1, rotated dimensions] each, or
-factors of queries, [T, 1, 1]."""
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and signed sines of a step's positions, [T, 1, rotated dimensions] each."""
+
+ByPosition = Rotation | Tensor
+"""What is done to queries and keys: they are rotated, or queries have a factor, [T, 1, 1]."""
 
 
 class Sinks(Loadable):
@@ -160,7 +162,7 @@ class Attention(nn.Module):
         self.kv_spec = KVSpec(self.heads[1], head_dim, window, value_dim, chunk)
 
     def forward(
-        self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
+        self, hidden: Tensor, rotation: ByPosition | None, attention: PagedAttention
     ) -> Tensor:
         """``rotation`` is None if nothing is done to queries and keys by position."""
         projected = self.qkv_proj(hidden)

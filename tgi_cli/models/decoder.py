@@ -28,7 +28,7 @@ from tgi_cli.layers import (
     Streams,
     Temperature,
 )
-from tgi_cli.layers.attention import Rotation
+from tgi_cli.layers.attention import ByPosition
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.spec import (
     AttentionSpec,
@@ -66,7 +66,7 @@ class Caches:
 class LayerInputs:
     """What all layers of a step are given beside hidden states."""
 
-    rotations: list[Rotation]
+    rotations: list[ByPosition]
     per_layer: Tensor | None = None
     """[T, layers, width]: each layer's own embeddings of the tokens."""
 
@@ -208,7 +208,7 @@ class DecoderModel(nn.Module):
         assert norm is not None
         self.norm = norm
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, list[Rotation]]:
+    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, list[ByPosition]]:
         """What goes into the first layer, [T, hidden], and each rope's rotation of the step."""
         hidden: Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:

@@ -42,6 +42,8 @@ FAMILIES = {
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2",
     "Lfm3ForCausalLM": "lfm3",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
     "MinistralForCausalLM": "llama",
     "MistralForCausalLM": "llama",
