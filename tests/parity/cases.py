@@ -173,6 +173,45 @@ GPT_OSS_ROPE = {
     "original_max_position_embeddings": 4096,
 }
 
+DELTA: dict[str, Any] = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rms_norm_eps": 1e-3,
+}
+"""Three layers of the gated delta rule to one of attention.
+
+What a random query reads of a state is now and then as short as 1e-5, by cancellation, and a norm
+with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits then
+differ by up to 8e-4, transformers' own by 4e-4 between its two forms of the rule.
+"""
+DELTA_SHARED = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_interleaved": True,
+    "mrope_section": [2, 2, 2],
+}
+QWEN_SIGHT = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
 LATENT = SMALL | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 24,
@@ -212,6 +251,24 @@ GRANITE4 = (
         "intermediate_size": 48,
     }
 )
+
+NEMOTRON = {key: v for key, v in SMALL.items() if key != "num_hidden_layers"} | {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 4,
+}
+NEMOTRON3 = NEMOTRON | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 
 CASES: dict[str, Case] = {
     "Llama 3": Case("LlamaConfig", SMALL | {"rope_parameters": LLAMA3_ROPE}),
@@ -387,6 +444,42 @@ CASES: dict[str, Case] = {
             "rope_parameters": YARN_ROPE,
         },
     ),
+    "Qwen3-Next": Case("Qwen3NextConfig", DELTA | DELTA_SHARED),
+    "Qwen3-Next, a dense layer": Case(
+        "Qwen3NextConfig",
+        DELTA
+        | DELTA_SHARED
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+        stored={
+            "layer_types": ...,
+            "full_attention_interval": 2,
+            "rope_parameters": ...,
+            "rope_theta": 20000.0,
+        },
+    ),
+    "Qwen 3.5": Case("Qwen3_5TextConfig", DELTA | {"tie_word_embeddings": True}),
+    "Qwen 3.5 with images": Case(
+        "Qwen3_5Config",
+        {
+            "text_config": DELTA | {"rope_parameters": MROPE},
+            "vision_config": QWEN_SIGHT,
+            "tie_word_embeddings": False,
+        },
+        model="Qwen3_5ForConditionalGeneration",
+    ),
+    "Qwen 3.5 MoE": Case("Qwen3_5MoeTextConfig", DELTA | DELTA_SHARED),
+    "Qwen 3.5 MoE with images": Case(
+        "Qwen3_5MoeConfig",
+        {
+            "text_config": DELTA | DELTA_SHARED | {"rope_parameters": MROPE},
+            "vision_config": QWEN_SIGHT,
+        },
+        model="Qwen3_5MoeForConditionalGeneration",
+    ),
     "DeepSeek V2": Case(
         "DeepseekV2Config",
         DEEPSEEK
@@ -474,6 +567,20 @@ CASES: dict[str, Case] = {
             "mamba_proj_bias": True,
             "time_step_limit": (0.4, 1.5),
         },
+        cached=False,
+    ),
+    "Nemotron-H": Case(
+        "NemotronHConfig",
+        NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+        stored={"layers_block_type": ..., "hybrid_override_pattern": "M-*-"},
+        cached=False,
+    ),
+    "Nemotron 3": Case(
+        "NemotronHConfig", NEMOTRON3 | {"time_step_min": 1e-9}, stored={"time_step_min": 0.0}
+    ),
+    "Nemotron 3, latent experts": Case(
+        "NemotronHConfig",
+        NEMOTRON3 | {"moe_latent_size": 32, "n_groups": 1, "use_bias": True},
         cached=False,
     ),
 }

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tgi_cli.layers import ops
+from tgi_cli.layers import ops, recurrent
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 
 
@@ -95,6 +95,23 @@ class WideRMSNorm(RMSNorm):
         copies = self.shard.size * self.size
         scale = torch.rsqrt(squares / copies + self.eps)
         return (x.float() * scale * self.weight.float()).to(x.dtype)
+
+
+class GatedRMSNorm(Loadable):
+    """The RMS norm of each head times an activation of its gate: x, gate [T, heads, size]."""
+
+    def __init__(self, build: Build, size: int, eps: float, activation: str = "silu") -> None:
+        super().__init__()
+        self.weight = empty_parameter(size, dtype=build.dtype)
+        self.size = size
+        self.eps = eps
+        self.activation = activation
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        yield self.slot(f"{path}.weight", "weight", (self.size,))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return recurrent.gated_norm(x, gate, self.weight, self.eps, self.activation)
 
 
 class QKNorm(Loadable):

@@ -34,6 +34,7 @@ from tgi_cli.models.spec import (
     AttentionSpec,
     ConvSpec,
     DecoderSpec,
+    DeltaSpec,
     LatentSpec,
     LayerSpec,
     Mixer,
@@ -291,24 +292,28 @@ def _rope(build: Build, spec: RopeSpec | TemperatureSpec, device: torch.device) 
 
 def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
+    from tgi_cli.layers.latent import LatentAttention
+
     arguments = asdict(spec)
-    if isinstance(spec, SSMSpec | ConvSpec):
+    if isinstance(spec, DeltaSpec | SSMSpec | ConvSpec):
+        from tgi_cli.layers.delta import DeltaNet
         from tgi_cli.layers.short_conv import ShortConv
         from tgi_cli.layers.ssm import SSM
 
-        layer = SSM if isinstance(spec, SSMSpec) else ShortConv
-        mixer = layer(build, len(caches.states), hidden_size, **arguments)
+        kinds: dict[type[Mixer], tuple[str, type[DeltaNet | SSM | ShortConv]]] = {
+            DeltaSpec: ("linear_attn", DeltaNet),
+            SSMSpec: ("mamba", SSM),
+            ConvSpec: ("conv", ShortConv),
+        }
+        name, recurrent = kinds[type(spec)]
+        mixer = recurrent(build, len(caches.states), hidden_size, **arguments)
         caches.states.append(mixer.state_spec)
-        return "mamba" if isinstance(spec, SSMSpec) else "conv", mixer
+        return name, mixer
     del arguments["rope"]
     cache = arguments.pop("cache", None)
     if cache is not None:
         return "self_attn", Attention(build, cache, hidden_size, **arguments, shared=True)
-    kind = Attention
-    if isinstance(spec, LatentSpec):
-        from tgi_cli.layers.latent import LatentAttention
-
-        kind = LatentAttention
+    kind = LatentAttention if isinstance(spec, LatentSpec) else Attention
     attention = kind(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)
     return "self_attn", attention

@@ -81,6 +81,20 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """See :class:`tgi_cli.layers.delta.DeltaNet`."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    norm_eps: float
+    gain: float = 1.0
+    gate: Literal["silu", "sigmoid"] = "silu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec:
     """See :class:`tgi_cli.layers.latent.LatentAttention`."""
 
@@ -128,7 +142,7 @@ class ConvSpec:
     bias: bool = False
 
 
-Mixer = AttentionSpec | LatentSpec | SSMSpec | ConvSpec
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | SSMSpec | ConvSpec
 """What mixes the tokens of a sequence, in one layer."""
 
 
