@@ -15,30 +15,41 @@ from tgi_cli.config import ModelFacts
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.size_check import check_sizes
-from tgi_cli.models.spec import AttentionSpec, DecoderSpec
+from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LatentSpec
 
 if TYPE_CHECKING:
     from tgi_cli.quantization.formats import CheckpointFormat
 
 FAMILIES = {
+    "BambaForCausalLM": "bamba",
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
     "FalconForCausalLM": "falcon",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "GemmaForCausalLM": "gemma",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma3nForConditionalGeneration": "gemma3n",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt2",
     "GPTNeoXForCausalLM": "gpt_neox",
+    "Glm4MoeLiteForCausalLM": "deepseek",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granite_hybrid",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2",
     "Lfm3ForCausalLM": "lfm3",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
     "MinistralForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "mixtral",
+    "NemotronHForCausalLM": "nemotron_h",
     "Olmo2ForCausalLM": "olmo",
     "Olmo3ForCausalLM": "olmo",
     "Phi3ForCausalLM": "phi3",
@@ -46,9 +57,15 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": "qwen_moe",
     "Qwen3ForCausalLM": "qwen",
     "Qwen3MoeForCausalLM": "qwen_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "Starcoder2ForCausalLM": "starcoder2",
+    "YoutuForCausalLM": "deepseek",
 }
 """Architectures to modules of :mod:`tgi_cli.models.families`."""
 
@@ -117,6 +134,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     spec = decoder_spec(config)
     mixers = [layer.mixer for layer in spec.layers]
     attentions = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
+    latents = [mixer for mixer in mixers if isinstance(mixer, LatentSpec)]
     return ModelFacts(
         architecture=config.architecture,
         model_type=config.get("model_type", str, ""),
@@ -124,9 +142,9 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.max_position_embeddings,
         eos_token_ids=config.eos_token_ids(spec.vocab_size),
-        kv_bytes_per_token=2 * sum(a.num_kv_heads * a.head_dim for a in attentions),
+        kv_bytes_per_token=sum(mixer.kv_numbers for mixer in (*attentions, *latents)),
         quantization=quantization_name(config),
-        num_heads=min((a.num_heads for a in attentions), default=None),
+        num_heads=min((a.num_heads for a in (*attentions, *latents)), default=None),
         num_kv_heads=min((a.num_kv_heads for a in attentions), default=None),
     )
 
