@@ -592,4 +592,8 @@ CASES: dict[str, Case] = {
         NEMOTRON3 | {"moe_latent_size": 32, "n_groups": 1, "use_bias": True},
         cached=False,
     ),
+    "Bamba": Case(
+        "BambaConfig",
+        SMALL | MAMBA | {"attn_layer_indices": [1], "mlp_bias": True, "mamba_d_conv": 3},
+    ),
 }
