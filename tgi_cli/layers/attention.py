@@ -147,7 +147,7 @@ class Attention(nn.Module):
 
     def _project(self, attended: Tensor, gate: list[Tensor], hidden: Tensor) -> Tensor:
         if gate:
-            attended = attended * torch.sigmoid(gate[0])
+            attended = ops.gate(attended, gate[0], "sigmoid")
         if self.head_gate is not None:
             # In float64, since a CPU rounds a float32's sigmoid by its position in a tensor.
             factors = self.head_gate(hidden).double().sigmoid_().to(attended.dtype)
