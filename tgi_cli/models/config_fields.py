@@ -215,3 +215,22 @@ def layer_kinds(
                 f"supported: {', '.join(supported)}",
             )
     return kinds
+
+
+def per_layer(
+    config: ModelConfig, key: str, num_layers: int, default: list[float] | None
+) -> list[float]:
+    """Numbers, none below 0, of each layer; a single number is that of all.
+
+    Raises:
+        ModelError: there is none, or not one for each layer.
+    """
+    stated = config.raw.get(key)
+    numbers = default if stated is None else stated
+    if not isinstance(numbers, list):
+        numbers = [numbers] * num_layers
+    if len(numbers) != num_layers or not all(
+        isinstance(number, int | float) and number >= 0 for number in numbers
+    ):
+        raise config.invalid(f"{key!r} is {shown(stated)}, not a number for each layer")
+    return numbers

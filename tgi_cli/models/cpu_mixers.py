@@ -78,10 +78,12 @@ def _attention(
 ) -> None:
     if attention.head_gate is not None:
         raise UnsupportedLayer(f"{label}: a gate with one number per head")
-    num_heads, num_kv_heads, *_ = attention.heads
+    if not attention.plain or attention.slopes is not None:
+        raise UnsupportedLayer(f"{label}: attention of another form")
+    num_heads, num_kv_heads = attention.heads
     dims = attention.head_dim
     heads = HeadLayout(attention.layer, num_heads, num_kv_heads, dims)
-    qkv = emitter.buffer("qkv", sum(attention.heads) * dims)
+    qkv = emitter.buffer("qkv", sum(attention.widths))
     attended = emitter.buffer("attended", num_heads * dims)
     emitter.linear(f"{label}.qkv_proj", attention.qkv_proj, source, qkv)
     weight, eps = None, 0.0
@@ -107,6 +109,7 @@ def _attention(
         heads,
         scale=attention.scale,
         window=attention.kv_spec.window,
+        chunk=attention.kv_spec.chunk,
         softcap=attention.softcap,
         sinks=None if attention.sinks is None else attention.sinks.weight.float(),
     )
@@ -163,9 +166,7 @@ def _state_space(
     read = emitter.buffer("attended", x)
     emitter.linear(f"{label}.in_proj", mixer.in_proj, source, projected)
     convolution = _convolution(f"{label}.conv1d", mixer.conv1d)
-    program.convolve(
-        f"{label}.conv", projected.at(gate_width), mixed, convolution, mixer.layer
-    )
+    program.convolve(f"{label}.conv", projected.at(gate_width), mixed, convolution, mixer.layer)
     decay = projected.at(gate_width + mixed_width)
     views = RecurrenceViews(query=mixed.at(x + b), key=mixed.at(x), value=mixed, decay=decay)
     model = mixer.heads.steps.layer(b // mixer.state_size, mixer.state_size, mixer.head_dim)

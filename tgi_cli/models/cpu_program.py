@@ -99,13 +99,18 @@ class _Compiler:
     def __init__(self, model: DecoderModel) -> None:
         self.emitter = Emitter(model.norm.size)
         self.experts: list[Experts] = []
-        rotated = [
-            2 * len(rope.frequencies) for rope in model.ropes if isinstance(rope, RotaryEmbedding)
-        ]
+        ropes = {
+            index: Rope(index, 2 * len(rope.frequencies))
+            for index, rope in enumerate(model.ropes)
+            if isinstance(rope, RotaryEmbedding)
+        }
         for index, layer in enumerate(model.layers):
-            assert isinstance(layer, DecoderLayer)
-            rope = None if layer.rope is None else Rope(layer.rope, rotated[layer.rope])
-            self._layer(layer, f"layers.{index}", rope)
+            path = f"layers.{index}"
+            if type(layer) is not DecoderLayer or layer.per_layer is not None or layer.scalar:
+                raise UnsupportedLayer(f"{path}: more than a mixer and an MLP")
+            if layer.rope is not None and layer.rope not in ropes:
+                raise UnsupportedLayer(f"{path}: queries that grow with their position")
+            self._layer(layer, path, None if layer.rope is None else ropes[layer.rope])
         self.emitter.take_waiting("norm", model.norm, OUTPUT)
         self.emitter.program.seal()
 
@@ -160,6 +165,8 @@ class _Compiler:
     def _mlp(self, label: str, mlp: nn.Module, source: BufferView, output: Output) -> None:
         if not isinstance(mlp, GatedMLP | MLP):
             raise UnsupportedLayer(f"{label}: {type(mlp).__name__}")
+        if isinstance(mlp, GatedMLP) and mlp.cutoff is not None:
+            raise UnsupportedLayer(f"{label}: sparse gates")
         if mlp.activation not in ACTIVATIONS:
             raise UnsupportedLayer(f"{label}: {mlp.activation}")
         activation = ACTIVATIONS[mlp.activation]
