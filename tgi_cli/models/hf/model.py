@@ -118,7 +118,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             vocab_size=decoder.config.vocab_size,
             max_position_embeddings=context,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
-            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in specs),
+            kv_bytes_per_token=sum(spec.numbers for spec in specs),
         )
 
 
