@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tgi_cli.quantization.formats import CheckpointFormat
 
 FAMILIES = {
+    "BambaForCausalLM": "bamba",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "FalconForCausalLM": "falcon",
