@@ -23,6 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from tgi_cli.attention import KVSpec, PagedAttention
 
 RUN, PROBE = "tgi_paged", "tgi_probe"
+RUN_INDEXED, PROBE_INDEXED = "tgi_paged_indexed", "tgi_probe_indexed"
+"""As the others, for models that cut their masks for an indexer of keys."""
 
 _FAR = 1 << 18
 """A position beyond the length of any window in use."""
@@ -60,6 +62,16 @@ class WindowMask:
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(READS_MASK)
+
+
+class _CutMask:
+    """Replaces a mask of which a part is given to an indexer, which does not look at it."""
+
+    def __init__(self, mask: WindowMask | UnusableMask | None = None) -> None:
+        self.mask = mask
+
+    def __getitem__(self, index: object) -> _CutMask:
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +127,7 @@ def _attend(
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
-    assert attention_mask is None
+    assert attention_mask is None or isinstance(attention_mask, _CutMask)
     writes = module not in context.readers
     output = context.step(
         context.layers[module],
@@ -142,6 +154,9 @@ def _record(
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
+    if isinstance(attention_mask, _CutMask):
+        attention_mask = attention_mask.mask
+        others |= {"indices": None, "block_indices": None}
     if module in context.layers:
         raise Unsupported("attends more than once in a layer")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
@@ -341,15 +356,17 @@ def probe(
     call: Callable[[Tensor, Tensor], Any],
     context: AttentionContext,
     stateful: bool = False,
+    indexed: bool = False,
 ) -> Any:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
     Args:
         decoder: the model without its head.
-        config: transformers', of the decoder; it is left with :data:`RUN` as its attention.
+        config: transformers', of the decoder; it is left with our attention.
         call: runs the decoder for ids and positions [1, T].
         context: an empty one, which the attention modules then share.
         stateful: whether layers may keep a state instead of keys and values.
+        indexed: whether it cuts its masks for an indexer.
 
     Returns:
         The decoder's output.
@@ -366,7 +383,8 @@ def probe(
         many = torch.zeros(1, max(ids, positions), dtype=torch.int64, device="meta")
         return call(many[:, :ids], many[:, :positions])
 
-    run(PROBE, 7, 7)
+    running, probing = (RUN_INDEXED, PROBE_INDEXED) if indexed else (RUN, PROBE)
+    run(probing, 7, 7)
     context.keys.clear()
     context.values.clear()
     layers = getattr(config, "decoder_layers", None)  # where there could be an encoder
@@ -377,10 +395,10 @@ def probe(
         raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")
     detector = _TokenMixingDetector(tokens)
     with context.running(cast(PagedAttention, _DryRunAttention(context.specs))), detector:
-        output = run(RUN, tokens, tokens)
+        output = run(running, tokens, tokens)
     try:
         with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
-            run(RUN, 7, 11)
+            run(running, 7, 11)
     except Unsupported:
         raise
     except Exception:  # any error of the model's code: it used the positions
@@ -393,3 +411,7 @@ def probe(
 AttentionInterface.register(RUN, _attend)
 AttentionInterface.register(PROBE, _record)
 AttentionMaskInterface.register(PROBE, _masked)
+AttentionInterface.register(RUN_INDEXED, _attend)
+AttentionInterface.register(PROBE_INDEXED, _record)
+AttentionMaskInterface.register(RUN_INDEXED, lambda **_: _CutMask())
+AttentionMaskInterface.register(PROBE_INDEXED, lambda **mask: _CutMask(_masked(**mask)))

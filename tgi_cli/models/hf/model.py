@@ -7,12 +7,14 @@ run so is refused with the reason, found in its configuration or by a dry run on
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import sys
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -90,6 +92,9 @@ class TransformersForCausalLM(CausalLM):
         self.eval()
         if skeleton.takes_more and build.shard.rank == 0:
             log.warning(TEXT_ALONE)
+        if skeleton.longest is not None and build.shard.rank == 0:
+            text = "sparse attention is not computed: texts of up to %d tokens are served"
+            log.warning(text, skeleton.longest)
 
     def source(self, name: str) -> Source:
         """See :meth:`CausalLM.source`; an absent tied weight is the weight it is tied to."""
@@ -126,7 +131,9 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             model_type=decoder.config.model_type,
             dtype=config.dtype,
             vocab_size=decoder.config.vocab_size,
-            max_position_embeddings=context - skeleton.first_position,
+            max_position_embeddings=min(
+                context - skeleton.first_position, skeleton.longest or context
+            ),
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=sum(spec.numbers for spec in specs),
         )
@@ -137,7 +144,8 @@ def _probe(skeleton: Skeleton) -> tuple[Skeleton, Any]:
     decoder, config = skeleton.decoder, skeleton.decoder.config
 
     def attempt(tried: Skeleton) -> tuple[Skeleton, Any]:
-        return tried, probe(decoder, config, tried.call, tried.attention, tried.stateful)
+        indexed = tried.longest is not None
+        return tried, probe(decoder, config, tried.call, tried.attention, tried.stateful, indexed)
 
     try:
         return attempt(skeleton)
@@ -270,8 +278,8 @@ def _replace(
             new = BatchedHead(build, width, vocab, tie, head.bias is not None)
         elif module is table and ours is not None:
             new = ours
-        elif path.endswith("dt_proj") and hasattr(parent, "A_log"):
-            yield UnreplacedWeights(module, path, stored, {})  # Mamba multiplies by its weight
+        elif type(module) is nn.Linear and _reads_weight(type(parent), path.rpartition(".")[2]):
+            yield UnreplacedWeights(module, path, stored, {})
         elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
             # An expert does not get all tokens of a step, as adapters need.
             fitting = replace(build, lora=None) if "expert" in path else build
@@ -295,6 +303,16 @@ def _replace(
             seen.update(own.values())
             if own and not list(module.children()):
                 twins[shared] = module if new is None else new
+
+
+@cache
+def _reads_weight(parent: type[nn.Module], name: str) -> bool:
+    """Whether the code of a module computes with the weight of its layer ``name``, as it is."""
+    try:
+        code = inspect.getsource(parent)
+    except (OSError, TypeError):
+        return False
+    return re.search(rf"self\.{name}\.weight(?!\.dtype|\.device)\b(?! is )", code) is not None
 
 
 def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, at: str) -> None:

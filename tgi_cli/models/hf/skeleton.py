@@ -29,7 +29,15 @@ from transformers.models.auto.modeling_auto import (
 from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.hf.attention import PROBE, RUN, AttentionContext, Unsupported, WindowMask
+from tgi_cli.models.hf.attention import (
+    PROBE,
+    PROBE_INDEXED,
+    RUN,
+    AttentionContext,
+    Unsupported,
+    WindowMask,
+)
+from tgi_cli.models.hf.indexed import select_everything
 from tgi_cli.models.hf.layers import EXPERTS, tame_routing
 from tgi_cli.models.hf.own_attention import replace_own_attention
 from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
@@ -40,6 +48,7 @@ _TRIED = 7
 _LAYER_TYPES = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"}
     | {"mamba", "mamba2", "attention", "hybrid", "hybrid_sliding", "mlp", "moe", "recurrent"}
+    | {"indexed_attention", "minimax_m3_sparse"}
 )
 """Kinds of layers, of which a dry run shows what they do."""
 
@@ -63,6 +72,7 @@ class Skeleton:
         cache: what the decoder takes as its cache; None if it needs none.
         stateful: whether layers keep a recurrent state.
         attention: the state that its attention modules share.
+        longest: how long a text may be; None where config.json says it.
         own_attention: whether it computes attention without transformers' interface.
     """
 
@@ -74,6 +84,7 @@ class Skeleton:
     cache: StepCache | None
     stateful: bool
     attention: AttentionContext
+    longest: int | None = None
     own_attention: bool = False
 
     def with_own_attention(self) -> Skeleton:
@@ -97,10 +108,13 @@ class Skeleton:
             for name in ("cache_params", "past_key_values"):
                 if name in parameters:
                     inputs[name] = self.cache
-        sized = self.own_attention or "position_ids" not in parameters
+        sized = self.own_attention or self.longest or "position_ids" not in parameters
         if sized and "attention_mask" in parameters and not self.stateful:
             inputs["attention_mask"] = torch.ones_like(ids)  # or its size would be computed
-        elif self.cache is None and self.decoder.config._attn_implementation == PROBE:
+        elif self.cache is None and self.decoder.config._attn_implementation in (
+            PROBE,
+            PROBE_INDEXED,
+        ):
             # Without a mask transformers looks at the positions' values for packed sequences.
             inputs["attention_mask"] = torch.ones_like(ids)
         return self.decoder(input_ids=ids, use_cache=False, **inputs)
@@ -237,9 +251,18 @@ def _text_part(whole: Any) -> Skeleton:
     path = _path(text, decoder)
     # Around a decoder of its own, a causal model computes the head's inputs by that alone.
     replaced = path.partition(".")[0] if wrapped and text is whole else path
+    longest = select_everything(decoder, decoder.config)
     needed = cache if stateful or not told else None
     return Skeleton(
-        whole, text, decoder, replaced, first, needed, bool(stateful), AttentionContext()
+        whole,
+        text,
+        decoder,
+        replaced,
+        first_position=first,
+        cache=needed,
+        stateful=bool(stateful),
+        attention=AttentionContext(),
+        longest=longest,
     )
 
 
