@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from tgi_cli.models.hf.attention import (
 from tgi_cli.models.hf.indexed import select_everything
 from tgi_cli.models.hf.layers import EXPERTS, tame_routing
 from tgi_cli.models.hf.own_attention import replace_own_attention
+from tgi_cli.models.hf.split import SplitCache, split_stateful
 from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
 
 _TRIED = 7
@@ -51,6 +53,9 @@ _LAYER_TYPES = frozenset(
     | {"indexed_attention", "minimax_m3_sparse"}
 )
 """Kinds of layers, of which a dry run shows what they do."""
+
+_SPLIT = ("minimax", "zaya", "qwen4_exp_text", "inkling_text", "inkling2_text")
+"""Model types whose modules with states are called sequence by sequence."""
 
 _HARMLESS = frozenset(
     {"past_key_values", "use_cache", "cache_position", "return_dict", "output_attentions"}
@@ -231,9 +236,8 @@ def _text_part(whole: Any) -> Skeleton:
     # It would look for padding in a text, and warn of it.
     decoder.warn_if_padding_and_no_attention_mask = lambda *_, **__: None
     tame_routing(decoder)
-    cache = StepCache()
-    stateful = substitute(decoder, cache)
-    convolutions = {child for module in stateful for child in module.children()}
+    cache, stateful = _with_states(decoder)
+    convolutions = {child for module in stateful for child in module.modules()}
     told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
     give_positions(decoder, None if told else cache)
     wrapped = takes_more(whole.config)
@@ -264,6 +268,30 @@ def _text_part(whole: Any) -> Skeleton:
         attention=AttentionContext(),
         longest=longest,
     )
+
+
+def _with_states(decoder: Any) -> tuple[StepCache, set[nn.Module]]:
+    """The cache of a decoder, and its modules that keep recurrent states in it."""
+    code = inspect.getsource(sys.modules[type(decoder).__module__])
+    split = decoder.config.model_type in _SPLIT
+    if not split or not type(decoder).__module__.startswith("transformers."):
+        cache = StepCache()
+        stateful = substitute(decoder, cache)
+        if not stateful and "get_conv_state(" in code:
+            raise Unsupported("keeps a state beside keys and values, in a way of its own")
+        return cache, stateful
+    cache = SplitCache()
+    ids = torch.zeros(1, _TRIED, dtype=torch.int64, device="meta")
+
+    def rehearse() -> None:
+        decoder.config._attn_implementation = "eager"
+        try:
+            cache.begin(ids[0], None)
+            decoder(input_ids=ids, position_ids=ids, past_key_values=cache, use_cache=False)
+        finally:
+            decoder.config._attn_implementation = RUN
+
+    return cache, split_stateful(decoder, rehearse, cache)
 
 
 def rope_types(module: nn.Module) -> list[str]:

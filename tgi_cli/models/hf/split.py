@@ -43,8 +43,8 @@ class SplitCache(StepCache):
     def __init__(self) -> None:
         super().__init__()
         self._places: dict[_Key, int] = {}
-        self._own: dict[_Key, Tensor] | None = None
-        self._fresh = True
+        self._own: dict[_Key, Tensor] | None = None  # of the module that is called now
+        self._source: Tensor | None = None  # slots of its rows
         self.callers: list[nn.Module] = []
         """Modules that run, in a rehearsal."""
         self.touched: list[nn.Module] = []
@@ -55,6 +55,10 @@ class SplitCache(StepCache):
             self.touched.append(self.callers[-1])
         if self._own is None:
             return None
+        if key not in self._own and self._source is not None:
+            assert self._states is not None
+            states = self._states.tensors[self._places[key]]["state"]
+            self._own[key] = states.index_select(0, self._source)
         return self._own.get(key)
 
     def _keep(self, key: _Key, state: Tensor) -> None:
@@ -70,7 +74,7 @@ class SplitCache(StepCache):
     # What modules of transformers ask for.
 
     def has_previous_state(self, layer_idx: int = 0, state_idx: int | None = None) -> bool:
-        return not self._fresh
+        return self._source is not None
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
         return self._state((layer_idx, "conv", state_idx))
@@ -121,7 +125,7 @@ class SplitCache(StepCache):
             if self._own is not None:
                 return own(*args, **kwargs)
             if self._states is None:  # a dry run
-                self._own, self._fresh = {}, True
+                self._own, self._source = {}, None
                 try:
                     with unwatched():
                         return own(*args, **kwargs)
@@ -138,7 +142,7 @@ class SplitCache(StepCache):
         for piece in _pieces(self._states):
             mine = [_cut(arg, piece.tokens, total) for arg in args]
             named = {name: _cut(arg, piece.tokens, total) for name, arg in kwargs.items()}
-            self._own, self._fresh = self._load(piece.source), piece.source is None
+            self._own, self._source = {}, piece.source
             try:
                 part = own(*mine, **named)
                 self._store(self._own, piece.targets)
@@ -146,15 +150,6 @@ class SplitCache(StepCache):
                 self._own = None
             output = _joined(output, part, piece.tokens, total)
         return output
-
-    def _load(self, slots: Tensor | None) -> dict[_Key, Tensor]:
-        assert self._states is not None
-        if slots is None:
-            return {}
-        return {
-            key: self._states.tensors[place]["state"].index_select(0, slots)
-            for key, place in self._places.items()
-        }
 
     def _store(self, own: dict[_Key, Tensor], targets: tuple[Tensor, ...]) -> None:
         assert self._states is not None
@@ -233,10 +228,12 @@ def _joined(output: Any, part: Any, tokens: Tensor, total: int) -> Any:
     return output
 
 
-def split_stateful(decoder: nn.Module, call: Callable[[], Any], cache: SplitCache) -> bool:
+def split_stateful(
+    decoder: nn.Module, call: Callable[[], Any], cache: SplitCache
+) -> set[nn.Module]:
     """Find the modules that ask for states in a rehearsal, ``call``, and split them.
 
-    Returns whether there are any.
+    Returns them.
     """
     hooks = []
     for module in decoder.modules():
@@ -252,8 +249,8 @@ def split_stateful(decoder: nn.Module, call: Callable[[], Any], cache: SplitCach
         cache.callers.clear()
     found = set(cache.touched)
     inner = {child for module in found for child in module.modules() if child is not module}
-    if decoder in found:
+    if decoder in found or not found:
         raise Unsupported("keeps states outside of its layers")
     for module in found - inner:
         cache.split(module)
-    return bool(found)
+    return found - inner
