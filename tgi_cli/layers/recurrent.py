@@ -140,11 +140,26 @@ class DeltaGates:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenGates:
+    """As :class:`DeltaGates`, of logarithms of decays and of gains that are given as they are."""
+
+    channels: bool = False
+
+    def decays(self, a: Tensor) -> Tensor:
+        """exp(a), float32."""
+        return by_rows(torch.exp, a.float())
+
+    def gains(self, b: Tensor) -> Tensor:
+        """b in float32."""
+        return b.float()
+
+
 def gated_delta(
     qkv: tuple[Tensor, Tensor, Tensor],
     a: Tensor,
     b: Tensor,
-    gates: DeltaGates,
+    gates: DeltaGates | GivenGates,
     states: StateCache,
     layer: int,
     eps: float = 1e-6,

@@ -46,9 +46,10 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """Replaces a mask: a query sees the last ``window`` positions, or all if it is None."""
+    """Replaces a causal mask: ``window`` and ``chunk`` as of :class:`KVSpec`, or all is seen."""
 
     window: int | None
+    chunk: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(READS_MASK)
@@ -59,14 +60,18 @@ class AttentionContext:
     """State that a model's attention modules share, as their attribute ``tgi_attention``.
 
     Attributes:
-        specs: of the layers, in the order in which they attend.
-        layers: the index of each attention module.
+        specs: of the caches, in the order in which layers attend.
+        layers: the index of each attention module's cache.
+        readers: modules that attend to the cache of an earlier layer, and write nothing.
+        keys, values: of the layers with a cache of their own, in a dry run.
         step: the paged attention of the step that is running.
     """
 
     specs: list[KVSpec] = field(default_factory=list)
     layers: dict[nn.Module, int] = field(default_factory=dict)
+    readers: set[nn.Module] = field(default_factory=set)
     keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
     step: PagedAttention | None = None
 
     @contextmanager
@@ -94,11 +99,12 @@ def _attend(
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
     assert attention_mask is None
+    writes = module not in context.readers
     output = context.step(
         context.layers[module],
         query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        key[0].transpose(0, 1) if writes else None,
+        value[0].transpose(0, 1) if writes else None,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         softcap=softcap,
         sinks=s_aux,
@@ -123,15 +129,8 @@ def _record(
         raise Unsupported("attends more than once in a layer")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise Unsupported("has attention that is not causal")
-    if any(key is other for other in context.keys):
-        raise Unsupported("has layers that share keys and values")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
         raise Unsupported("calls attention with tensors of another layout")
-    if key.shape[3] != value.shape[3]:
-        raise Unsupported(
-            f"has keys of {key.shape[3]} dimensions and values of {value.shape[3]} (multi-head "
-            "latent attention)"
-        )
     if not query.shape[2] == key.shape[2] == value.shape[2] or query.shape[3] != key.shape[3]:
         raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
@@ -143,21 +142,38 @@ def _record(
         raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise Unsupported("attends with a mask or bias of its own making")
-    window = attention_mask.window if isinstance(attention_mask, WindowMask) else None
+    mask = attention_mask if isinstance(attention_mask, WindowMask) else WindowMask(None)
+    window = mask.window
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
-    context.layers[module] = len(context.specs)
-    context.specs.append(KVSpec(key.shape[1], key.shape[3], window))
-    context.keys.append(key)
-    return query.transpose(1, 2), None
+    width = value.shape[3]
+    spec = KVSpec(
+        key.shape[1],
+        key.shape[3],
+        window,
+        value_dim=None if width == key.shape[3] else width,
+        chunk=mask.chunk,
+    )
+    shared = [i for i, other in enumerate(context.keys) if other is key]
+    if shared:
+        if value is not context.values[shared[0]] or context.specs[shared[0]] != spec:
+            raise Unsupported("has layers that share keys, and do not see the same of them")
+        context.readers.add(module)
+        context.layers[module] = shared[0]
+    else:
+        context.layers[module] = len(context.specs)
+        context.specs.append(spec)
+        context.keys.append(key)
+        context.values.append(value)
+    output = query.new_empty(1, query.shape[2], query.shape[1], width)
+    return output, None
 
 
 def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
-    """The window of a mask, found by evaluating it for two queries."""
-    windows = set()
-    zero = torch.tensor(0)
-    for query in (_FAR, _FAR + _FAR // 7):
-        keys = torch.arange(query + 2)
+    """What of a text a mask shows, found by evaluating it for a few queries."""
+
+    def first_seen(query: int) -> int:
+        keys, zero = torch.arange(query + 2), torch.tensor(0)
         try:
             seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
             seen = seen.expand(len(keys)).bool()
@@ -165,13 +181,24 @@ def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
             raise Unsupported(
                 f"has a mask that depends on more than positions ({error})"
             ) from error
-        width = int(seen.sum())
-        if seen[-1] or not seen[len(keys) - 1 - width : -1].all():
+        first = len(keys) - 1 - int(seen.sum())
+        if seen[-1] or not seen[first:-1].all():
             raise Unsupported("has a mask that is neither causal nor a sliding window")
-        windows.add(None if width == query + 1 else width)
-    if len(windows) > 1:
-        raise Unsupported("has a mask that is neither causal nor a sliding window")
-    return WindowMask(windows.pop())
+        return first
+
+    queries = (_FAR, _FAR + _FAR // 7, _FAR + _FAR // 3)
+    seen = [first_seen(query) for query in queries]
+    if not any(seen):
+        return WindowMask(None)
+    widths = {query - first + 1 for query, first in zip(queries, seen, strict=True)}
+    if len(widths) == 1:
+        return WindowMask(widths.pop())
+    if seen[0]:
+        chunk = seen[0] - first_seen(seen[0] - 1)
+        tried = (*queries, seen[1], seen[1] + chunk - 1, seen[2] - 1, chunk, chunk - 1)
+        if all(first_seen(query) == query // chunk * chunk for query in tried):
+            return WindowMask(None, chunk)
+    raise Unsupported("has a mask that is neither causal nor a sliding window")
 
 
 class _DryRunAttention:
@@ -181,12 +208,15 @@ class _DryRunAttention:
         self.specs = specs
         self.next = 0
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, *_: object, **__: object) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor | None, *_: object, **__: object
+    ) -> Tensor:
         spec = self.specs[layer]
-        if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
-            raise Unsupported("attends differently without a mask")
-        self.next += 1
-        return query
+        if key is not None:
+            if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
+                raise Unsupported("attends differently without a mask")
+            self.next += 1
+        return query.new_empty(*query.shape[:2], spec.value_width)
 
 
 _CONTRACTIONS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
@@ -204,6 +234,8 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.counts = False
+        """Whether tokens were counted, as a model does that is not told their positions."""
         self._tokens = tokens
         self._near = {tokens + shift for shift in range(-_SHIFT, _SHIFT + 1) if shift}
 
@@ -211,6 +243,8 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **(kwargs or {}))
         name, tokens = func.overloadpacket.__name__, self._tokens
         tensors = [x for x in args if isinstance(x, Tensor)]
+        if name == "arange" and output.shape[0] == tokens:
+            self.counts = True
         if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
             raise Unsupported("sums up tokens outside of attention")
         if name in _ALONG:
@@ -239,42 +273,43 @@ def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
     )
 
 
-def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
+def probe(
+    decoder: nn.Module, config: Any, call: Callable[[Tensor, Tensor], Any], stateful: bool = False
+) -> tuple[AttentionContext, Any]:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
-    ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
+    Args:
+        decoder: the model without its head.
+        config: transformers', of the decoder; it is left with :data:`RUN` as its attention.
+        call: runs the decoder for ids and positions [1, T].
+        stateful: whether layers may keep a state instead of keys and values.
 
     Returns:
         The state that the attention modules now share, and the decoder's output.
 
     Raises:
-        Refused: something cannot be served. Whatever the model's code raises.
+        Unsupported: something cannot be served. Whatever the model's code raises.
     """
     tokens = _number_of_tokens(decoder, config)
     context = AttentionContext()
     for module in decoder.modules():
         module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
-    def run(implementation: str, ids: int, positions: int, **inputs: Tensor) -> Any:
+    def run(implementation: str, ids: int, positions: int) -> Any:
         config._attn_implementation = implementation
         many = torch.zeros(1, max(ids, positions), dtype=torch.int64, device="meta")
-        return decoder(
-            input_ids=many[:, :ids], position_ids=many[:, :positions], use_cache=False, **inputs
-        )
+        return call(many[:, :ids], many[:, :positions])
 
-    # A mask of ones: without it transformers would look at the positions' values for packed
-    # sequences, of which there are none on this device.
-    run(PROBE, 7, 7, attention_mask=torch.ones(1, 7, dtype=torch.int64, device="meta"))
+    run(PROBE, 7, 7)
     context.keys.clear()
-    layers = getattr(config, "num_hidden_layers", len(context.specs))
-    if not context.specs:
+    context.values.clear()
+    layers = getattr(config, "num_hidden_layers", len(context.layers))
+    if not context.layers and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
-    if len(context.specs) != layers:
-        raise Unsupported(f"attends in {len(context.specs)} of its {layers} layers only")
-    with (
-        context.running(cast(PagedAttention, _DryRunAttention(context.specs))),
-        _TokenMixingDetector(tokens),
-    ):
+    if len(context.layers) != layers and not stateful:
+        raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")
+    detector = _TokenMixingDetector(tokens)
+    with context.running(cast(PagedAttention, _DryRunAttention(context.specs))), detector:
         output = run(RUN, tokens, tokens)
     try:
         with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
@@ -283,6 +318,8 @@ def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
         raise
     except Exception:  # any error of the model's code: it used the positions
         return context, output
+    if stateful and not detector.counts:
+        return context, output  # where a token is follows from the states alone
     raise Unsupported("does not use the positions that it is given")
 
 

@@ -25,7 +25,14 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig
-from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, READS_MASK, RUN, Unsupported, probe
+from tgi_cli.models.hf.attention import (
+    NO_ATTENTION_INTERFACE,
+    READS_MASK,
+    RUN,
+    AttentionContext,
+    Unsupported,
+    probe,
+)
 from tgi_cli.models.hf.layers import (
     BatchedEmbedding,
     BatchedHead,
@@ -41,6 +48,9 @@ from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
+
+_ENDLESS = 1 << 20
+"""The context of models that keep states alone, and do not say for how long a text."""
 
 _BUFFER_BYTES = 256 << 20
 """Limit of a module's buffers: tables of positions grow with the context in config.json."""
@@ -60,15 +70,14 @@ class TransformersForCausalLM(CausalLM):
             whole, decoder = skeleton.whole, skeleton.decoder
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             self._sources = sources(whole, weights, stored_names(config))
-            self._first_position = skeleton.first_position
             self._tied = dict(whole.all_tied_weights_keys)
             left_out = skeleton.leave_out_the_rest()
             self.ignored = (*_unexpected(skeleton), *_of_parts(self._sources, left_out))
             self.loose = nn.ModuleList(_replace(skeleton, build, self._sources))
-            self._attention, output = probe(decoder, decoder.config)
+            self._attention, output = _probe(skeleton)
             _fill_buffers(whole, decoder, build, device, self._sources)
             at = skeleton.path(decoder)
-            self._decoder, self._head = (decoder,), _LogitsHead(skeleton, output)
+            self._skeleton, self._head = skeleton, _LogitsHead(skeleton, output)
             hidden = output[0][0]
             logits = self.logits(hidden)
             vocab = decoder.config.vocab_size
@@ -76,6 +85,7 @@ class TransformersForCausalLM(CausalLM):
                 raise Unsupported(f"has logits {list(logits.shape)} for {vocab} tokens")
         _adopt(self, whole, decoder, at)
         self.kv_specs = self._attention.specs
+        self.state_specs = [] if skeleton.cache is None else skeleton.cache.specs
         self.eval()
         if skeleton.takes_more and build.shard.rank == 0:
             log.warning(TEXT_ALONE)
@@ -86,11 +96,8 @@ class TransformersForCausalLM(CausalLM):
         return self._sources.get(name) or self._sources.get(tied) or Source((name,))
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        positions = positions + self._first_position if self._first_position else positions
         with self._attention.running(attention):
-            output = self._decoder[0](
-                input_ids=input_ids[None], position_ids=positions[None], use_cache=False
-            )
+            output = self._skeleton.call(input_ids[None], positions[None], attention.states)
         hidden: Tensor = output[0][0]
         return hidden
 
@@ -106,9 +113,11 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     """
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
-        decoder = build_skeleton(config, torch.float32).decoder
-        specs = probe(decoder, decoder.config)[0].specs
+        skeleton = build_skeleton(config, torch.float32)
+        decoder, specs = skeleton.decoder, _probe(skeleton)[0].specs
         context = getattr(decoder.config, "max_position_embeddings", None)
+        if context is None and not specs:
+            context = _ENDLESS
         if not isinstance(context, int):
             raise Unsupported("does not say how long a context it can have")
         return ModelFacts(
@@ -118,8 +127,13 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             vocab_size=decoder.config.vocab_size,
             max_position_embeddings=context,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
-            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in specs),
+            kv_bytes_per_token=sum(spec.numbers for spec in specs),
         )
+
+
+def _probe(skeleton: Skeleton) -> tuple[AttentionContext, Any]:
+    """See :func:`probe`; the states of the skeleton's cache are recorded, too."""
+    return probe(skeleton.decoder, skeleton.decoder.config, skeleton.call, skeleton.stateful)
 
 
 class _LogitsHead:
@@ -235,6 +249,8 @@ def _replace(
             new = BatchedHead(build, width, vocab, tie, head.bias is not None)
         elif module is table and ours is not None:
             new = ours
+        elif path.endswith("dt_proj") and hasattr(parent, "A_log"):
+            yield UnreplacedWeights(module, path, stored, {})  # Mamba multiplies by its weight
         elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
             # An expert does not get all tokens of a step, as adapters need.
             fitting = replace(build, lora=None) if "expert" in path else build

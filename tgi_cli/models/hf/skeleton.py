@@ -26,13 +26,21 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
+from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.hf.attention import PROBE, RUN, Unsupported, WindowMask
 from tgi_cli.models.hf.layers import EXPERTS
+from tgi_cli.models.hf.step_cache import StepCache, substitute
 
 _TRIED = 7
 """Tokens that a model is given to see what it hands to its decoder."""
+
+_LAYER_TYPES = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"}
+    | {"mamba", "mamba2", "attention", "hybrid", "hybrid_sliding", "mlp", "moe", "recurrent"}
+)
+"""Kinds of layers, of which a dry run shows what they do."""
 
 _HARMLESS = frozenset(
     {"past_key_values", "use_cache", "cache_position", "return_dict", "output_attentions"}
@@ -51,6 +59,8 @@ class Skeleton:
         decoder: the part of ``text`` before the head.
         replaced: path within ``text`` of the module that gives the head its hidden states.
         first_position: of a text's first token.
+        cache: what the decoder takes as its cache; None if it needs none.
+        stateful: whether layers keep a recurrent state.
     """
 
     whole: Any
@@ -58,6 +68,25 @@ class Skeleton:
     decoder: Any
     replaced: str
     first_position: int
+    cache: StepCache | None
+    stateful: bool
+
+    def call(self, ids: Tensor, positions: Tensor, states: StateCache | None = None) -> Any:
+        """The decoder's output for ids and positions [1, T], int64, of a flat batch."""
+        inputs: dict[str, Any] = {}
+        parameters = inspect.signature(inspect.unwrap(type(self.decoder).forward)).parameters
+        if self.first_position:
+            positions = positions + self.first_position
+        if "position_ids" in parameters:
+            inputs["position_ids"] = positions
+        if self.cache is not None:
+            self.cache.begin(positions[0], states)
+            name = "cache_params" if "cache_params" in parameters else "past_key_values"
+            inputs[name] = self.cache
+        elif self.decoder.config._attn_implementation == PROBE:
+            # Without a mask transformers looks at the positions' values for packed sequences.
+            inputs["attention_mask"] = torch.ones_like(ids)
+        return self.decoder(input_ids=ids, use_cache=False, **inputs)
 
     @property
     def takes_more(self) -> bool:
@@ -150,17 +179,10 @@ def _check(config: Any, known: type[PreTrainedModel]) -> None:
         raise Unsupported("has an encoder")
     if known.config_class and not isinstance(config, known.config_class):
         raise Unsupported(f"is not what its model type {config.model_type!r} names")
-    if known._is_stateful:
-        raise Unsupported("keeps a state beside keys and values (state space, linear attention)")
     text = config.get_text_config()
-    foreign = set(getattr(text, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
+    foreign = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if foreign:
         raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
-    if getattr(text, "num_kv_shared_layers", 0):
-        raise Unsupported("has layers that share keys and values")
 
 
 def _text_part(whole: Any) -> Skeleton:
@@ -173,12 +195,14 @@ def _text_part(whole: Any) -> Skeleton:
             decoder = text.base_model
     if decoder is text or not isinstance(decoder, PreTrainedModel):
         raise Unsupported("has no decoder of its own beside the head")
-    if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        raise Unsupported("cannot be told the positions of tokens")
+    cache = StepCache()
+    stateful = substitute(decoder, cache)
+    convolutions = {child for module in stateful for child in module.children()}
+    told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
     for module in decoder.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             raise Unsupported("counts positions from the padding token's number")  # RoBERTa
-        if isinstance(module, nn.Conv1d | nn.RNNBase):
+        if isinstance(module, nn.Conv1d | nn.RNNBase) and module not in convolutions:
             raise Unsupported(f"has layers that keep a state ({type(module).__name__})")
         kinds = rope_types(module)
         if any("dynamic" in kind or kind == "longrope" for kind in kinds):
@@ -190,7 +214,8 @@ def _text_part(whole: Any) -> Skeleton:
     first = _first_position(whole, decoder) if wrapped else 0
     # Around a decoder of its own, a causal model computes the head's inputs by that alone.
     replaced = path.partition(".")[0] if wrapped and text is whole else path
-    return Skeleton(whole, text, decoder, replaced, first)
+    needed = cache if stateful or not told else None
+    return Skeleton(whole, text, decoder, replaced, first, needed, bool(stateful))
 
 
 def rope_types(module: nn.Module) -> list[str]:
