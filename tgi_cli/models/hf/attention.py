@@ -20,8 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.models.hf.latent import EVERY_TOKEN, EveryToken, absorbed, latent_expansion
 
 RUN, PROBE = "tgi_paged", "tgi_probe"
+RUN_SPARSE = "tgi_paged_sparse"
+"""As RUN, of models whose attention hands its mask to an indexer that is left out."""
 
 _FAR = 1 << 18
 """A position beyond the length of any window in use."""
@@ -53,6 +56,9 @@ class WindowMask:
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(READS_MASK)
+
+    def __getitem__(self, _: object) -> WindowMask:
+        return self  # where no mask is given, a model that uses the part will fail
 
 
 @dataclass(slots=True)
@@ -98,17 +104,24 @@ def _attend(
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
-    assert attention_mask is None
+    assert attention_mask is None or attention_mask is EVERY_TOKEN
     writes = module not in context.readers
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    values: Tensor | None = value[0].transpose(0, 1)
+    expansion = latent_expansion(module)
+    if expansion is not None:
+        (query, key), values = absorbed(expansion, query, key, value), None
     output = context.step(
         context.layers[module],
         query[0].transpose(0, 1),
         key[0].transpose(0, 1) if writes else None,
-        value[0].transpose(0, 1) if writes else None,
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        values if writes else None,
+        scale,
         softcap=softcap,
         sinks=s_aux,
     )
+    if expansion is not None:
+        output = expansion.expand(output)
     return output[None], None
 
 
@@ -131,12 +144,18 @@ def _record(
         raise Unsupported("has attention that is not causal")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
         raise Unsupported("calls attention with tensors of another layout")
+    expansion = latent_expansion(module)
+    if expansion is not None:
+        query, key = absorbed(expansion, query, key, value)
+        value = key[..., : expansion.rank]
     if not query.shape[2] == key.shape[2] == value.shape[2] or query.shape[3] != key.shape[3]:
         raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
     unknown = [
-        name for name, given in others.items() if name not in _HARMLESS and given is not None
+        name
+        for name, given in others.items()
+        if name not in _HARMLESS and given is not None and not isinstance(given, EveryToken)
     ]
     if unknown or isinstance(scaling, Tensor):
         raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
@@ -153,6 +172,7 @@ def _record(
         window,
         value_dim=None if width == key.shape[3] else width,
         chunk=mask.chunk,
+        values_in_keys=expansion is not None,
     )
     shared = [i for i, other in enumerate(context.keys) if other is key]
     if shared:
@@ -165,6 +185,7 @@ def _record(
         context.specs.append(spec)
         context.keys.append(key)
         context.values.append(value)
+    width = width if expansion is None else expansion.value_dim
     output = query.new_empty(1, query.shape[2], query.shape[1], width)
     return output, None
 
@@ -274,15 +295,20 @@ def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
 
 
 def probe(
-    decoder: nn.Module, config: Any, call: Callable[[Tensor, Tensor], Any], stateful: bool = False
+    decoder: nn.Module,
+    config: Any,
+    call: Callable[[Tensor, Tensor], Any],
+    stateful: bool = False,
+    running: str = RUN,
 ) -> tuple[AttentionContext, Any]:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
     Args:
         decoder: the model without its head.
-        config: transformers', of the decoder; it is left with :data:`RUN` as its attention.
+        config: transformers', of the decoder; it is left with ``running`` as its attention.
         call: runs the decoder for ids and positions [1, T].
         stateful: whether layers may keep a state instead of keys and values.
+        running: :data:`RUN` or :data:`RUN_SPARSE`.
 
     Returns:
         The state that the attention modules now share, and the decoder's output.
@@ -310,10 +336,10 @@ def probe(
         raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")
     detector = _TokenMixingDetector(tokens)
     with context.running(cast(PagedAttention, _DryRunAttention(context.specs))), detector:
-        output = run(RUN, tokens, tokens)
+        output = run(running, tokens, tokens)
     try:
         with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
-            run(RUN, 7, 11)
+            run(running, 7, 11)
     except Unsupported:
         raise
     except Exception:  # any error of the model's code: it used the positions
@@ -323,6 +349,12 @@ def probe(
     raise Unsupported("does not use the positions that it is given")
 
 
+def _no_mask(**_: object) -> EveryToken:
+    return EVERY_TOKEN
+
+
 AttentionInterface.register(RUN, _attend)
+AttentionInterface.register(RUN_SPARSE, _attend)
+AttentionMaskInterface.register(RUN_SPARSE, _no_mask)
 AttentionInterface.register(PROBE, _record)
 AttentionMaskInterface.register(PROBE, _describe)

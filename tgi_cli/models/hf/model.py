@@ -33,6 +33,7 @@ from tgi_cli.models.hf.attention import (
     Unsupported,
     probe,
 )
+from tgi_cli.models.hf.latent import keep_all_latents, keep_latents
 from tgi_cli.models.hf.layers import (
     BatchedEmbedding,
     BatchedHead,
@@ -71,7 +72,7 @@ class TransformersForCausalLM(CausalLM):
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             self._sources = sources(whole, weights, stored_names(config))
             self._tied = dict(whole.all_tied_weights_keys)
-            left_out = skeleton.leave_out_the_rest()
+            left_out = [*skeleton.indexers, *skeleton.leave_out_the_rest()]
             self.ignored = (*_unexpected(skeleton), *_of_parts(self._sources, left_out))
             self.loose = nn.ModuleList(_replace(skeleton, build, self._sources))
             self._attention, output = _probe(skeleton)
@@ -114,7 +115,9 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
         skeleton = build_skeleton(config, torch.float32)
-        decoder, specs = skeleton.decoder, _probe(skeleton)[0].specs
+        decoder = skeleton.decoder
+        keep_all_latents(decoder)
+        specs = _probe(skeleton)[0].specs
         context = getattr(decoder.config, "max_position_embeddings", None)
         if context is None and not specs:
             context = _ENDLESS
@@ -128,12 +131,14 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             max_position_embeddings=context,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=sum(spec.numbers for spec in specs),
+            dense_positions=skeleton.dense_positions,
         )
 
 
 def _probe(skeleton: Skeleton) -> tuple[AttentionContext, Any]:
     """See :func:`probe`; the states of the skeleton's cache are recorded, too."""
-    return probe(skeleton.decoder, skeleton.decoder.config, skeleton.call, skeleton.stateful)
+    config, running = skeleton.decoder.config, skeleton.running
+    return probe(skeleton.decoder, config, skeleton.call, skeleton.stateful, running)
 
 
 class _LogitsHead:
@@ -238,6 +243,8 @@ def _replace(
     if type(table) is nn.Embedding:
         ours = BatchedEmbedding(build, *table.weight.shape)
     seen: set[nn.Parameter] = set()
+    # Routers, above all: their modules compute with their weights as they are.
+    wide = [pattern.replace("*", ".*") for pattern in whole._keep_in_fp32_modules or ()]
     start = len(skeleton.path(decoder)) + 1
     for path, module in list(whole.named_modules()):
         own = dict(module.named_parameters(recurse=False))
@@ -251,10 +258,18 @@ def _replace(
             new = ours
         elif path.endswith("dt_proj") and hasattr(parent, "A_log"):
             yield UnreplacedWeights(module, path, stored, {})  # Mamba multiplies by its weight
-        elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
+        elif (
+            type(module) is nn.Linear
+            and module.weight.dtype == build.dtype
+            and not any(re.search(pattern, f"{path}.weight") for pattern in wide)
+        ):
+            style = planned(plan, path[start:])
             # An expert does not get all tokens of a step, as adapters need.
             fitting = replace(build, lora=None) if "expert" in path else build
-            new = linear(module, path, planned(plan, path[start:]), fitting, parent)
+            if path.endswith(".kv_b_proj") and hasattr(parent, "expand_kv"):
+                new = keep_latents(parent, module, style, build)
+            else:
+                new = linear(module, path, style, fitting, parent)
         else:
             shares = {}
             for name in own if build.shard.size > 1 else ():

@@ -29,8 +29,9 @@ from transformers.models.auto.modeling_auto import (
 from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.hf.attention import PROBE, RUN, Unsupported, WindowMask
-from tgi_cli.models.hf.layers import EXPERTS
+from tgi_cli.models.hf.attention import PROBE, RUN, RUN_SPARSE, Unsupported, WindowMask
+from tgi_cli.models.hf.latent import leave_out_indexers
+from tgi_cli.models.hf.layers import EXPERTS, identity_experts
 from tgi_cli.models.hf.step_cache import StepCache, substitute
 
 _TRIED = 7
@@ -38,7 +39,18 @@ _TRIED = 7
 
 _LAYER_TYPES = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"}
-    | {"mamba", "mamba2", "attention", "hybrid", "hybrid_sliding", "mlp", "moe", "recurrent"}
+    | {
+        "indexed_attention",
+        "minimax_m3_sparse",
+        "mamba",
+        "mamba2",
+        "attention",
+        "hybrid",
+        "hybrid_sliding",
+        "mlp",
+        "moe",
+        "recurrent",
+    }
 )
 """Kinds of layers, of which a dry run shows what they do."""
 
@@ -61,6 +73,9 @@ class Skeleton:
         first_position: of a text's first token.
         cache: what the decoder takes as its cache; None if it needs none.
         stateful: whether layers keep a recurrent state.
+        indexers: paths within ``whole`` of what chose tokens for sparse attention.
+        dense_positions: length of the longest text of which all tokens are chosen; None where
+            attention is not sparse.
     """
 
     whole: Any
@@ -70,6 +85,13 @@ class Skeleton:
     first_position: int
     cache: StepCache | None
     stateful: bool
+    indexers: list[str]
+    dense_positions: int | None
+
+    @property
+    def running(self) -> str:
+        """The name of the attention that steps run with."""
+        return RUN if self.dense_positions is None else RUN_SPARSE
 
     def call(self, ids: Tensor, positions: Tensor, states: StateCache | None = None) -> Any:
         """The decoder's output for ids and positions [1, T], int64, of a flat batch."""
@@ -83,7 +105,7 @@ class Skeleton:
             self.cache.begin(positions[0], states)
             name = "cache_params" if "cache_params" in parameters else "past_key_values"
             inputs[name] = self.cache
-        elif self.decoder.config._attn_implementation == PROBE:
+        elif self.decoder.config._attn_implementation in (PROBE, RUN_SPARSE):
             # Without a mask transformers looks at the positions' values for packed sequences.
             inputs["attention_mask"] = torch.ones_like(ids)
         return self.decoder(input_ids=ids, use_cache=False, **inputs)
@@ -200,6 +222,8 @@ def _text_part(whole: Any) -> Skeleton:
     convolutions = {child for module in stateful for child in module.children()}
     told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
     for module in decoder.modules():
+        if hasattr(module, "identity_expert"):
+            module.forward = MethodType(identity_experts, module)
         if hasattr(module, "create_position_ids_from_input_ids"):
             raise Unsupported("counts positions from the padding token's number")  # RoBERTa
         if isinstance(module, nn.Conv1d | nn.RNNBase) and module not in convolutions:
@@ -215,7 +239,9 @@ def _text_part(whole: Any) -> Skeleton:
     # Around a decoder of its own, a causal model computes the head's inputs by that alone.
     replaced = path.partition(".")[0] if wrapped and text is whole else path
     needed = cache if stateful or not told else None
-    return Skeleton(whole, text, decoder, replaced, first, needed, bool(stateful))
+    indexers, dense = leave_out_indexers(decoder)
+    indexers = [f"{_path(whole, decoder)}.{path}" for path in indexers]
+    return Skeleton(whole, text, decoder, replaced, first, needed, bool(stateful), indexers, dense)
 
 
 def rope_types(module: nn.Module) -> list[str]:
