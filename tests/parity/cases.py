@@ -200,6 +200,24 @@ GRANITE4 = (
     }
 )
 
+NEMOTRON = {key: v for key, v in SMALL.items() if key != "num_hidden_layers"} | {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 4,
+}
+NEMOTRON3 = NEMOTRON | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+
 CASES: dict[str, Case] = {
     "Llama 3": Case("LlamaConfig", SMALL | {"rope_parameters": LLAMA3_ROPE}),
     "Mistral": Case("MistralConfig", SMALL | {"sliding_window": WINDOW}),
@@ -459,6 +477,20 @@ CASES: dict[str, Case] = {
             "mamba_proj_bias": True,
             "time_step_limit": (0.4, 1.5),
         },
+        cached=False,
+    ),
+    "Nemotron-H": Case(
+        "NemotronHConfig",
+        NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+        stored={"layers_block_type": ..., "hybrid_override_pattern": "M-*-"},
+        cached=False,
+    ),
+    "Nemotron 3": Case(
+        "NemotronHConfig", NEMOTRON3 | {"time_step_min": 1e-9}, stored={"time_step_min": 0.0}
+    ),
+    "Nemotron 3, latent experts": Case(
+        "NemotronHConfig",
+        NEMOTRON3 | {"moe_latent_size": 32, "n_groups": 1, "use_bias": True},
         cached=False,
     ),
 }

@@ -63,6 +63,9 @@ _BACKENDS = ("torch", "cpu")
 _SHARPER = ("q_proj", "k_proj", "qkv", "query_key_value", "c_attn", "W_pack")
 """Within the names of what makes queries and keys."""
 
+_CORRECTIONS = ("e_score_correction_bias", "expert_bias")
+"""Ends of names of buffers that correct the choice of experts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -124,7 +127,7 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
         with torch.no_grad():
             parameter.copy_(value)
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(_CORRECTIONS):
             buffer.normal_(std=0.1, generator=generator)
 
 

@@ -53,10 +53,13 @@ FAMILIES = (
     "Cohere",
     "OPT",
     "GLM 4.5 MoE",
+    "LFM 2",
+    "Granite 4",
+    "Nemotron-H",
 )
 """Norms before and after, merged and transposed and interleaved weights, layers that return
-tuples, two kinds of rotation, experts alone, with a shared one and beside dense layers, and
-models of transformers' with our layers."""
+tuples, two kinds of rotation, experts alone, with a shared one and beside dense layers, models of
+transformers' with our layers, convolutions, and states."""
 
 GPTQ = Recipe(method="gptq", group_size=16)
 AWQ = Recipe(method="awq", group_size=16, sym=False, format="awq", group_aware=False)

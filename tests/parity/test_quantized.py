@@ -68,12 +68,14 @@ FAMILIES = {
     "GPT-2": CASES["GPT-2"],
     "Mixtral": CASES["Mixtral"],
     "Qwen 3 MoE": CASES["Qwen 3 MoE"],
+    "Qwen 3.5": CASES["Qwen 3.5"],
+    "Qwen3-Next": CASES["Qwen3-Next"],
     "DeepSeek V3": DEEPSEEK,
     "Cohere": test_fallback.CASES["Cohere"],
     "OLMoE": test_fallback.CASES["OLMoE"],
 }
 """Merged parts, biases, parts of one stored module in rows and in turns, transposed weights,
-experts, and models of transformers' with our layers."""
+experts, linear attention beside plain gates, and models of transformers' with our layers."""
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,9 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeLiteConfig": _DEEPSEEK,
     "GlmMoeDsaConfig": _INDEXED,
+    "GPTNeoConfig": SIZES
+    | {"num_layers": 4, "num_heads": 4, "window_size": 24, "num_hidden_layers": 4}
+    | {"attention_types": [[["global", "local"], 2]]},
     "GraniteMoeHybridConfig": _PLAIN
     | _MAMBA2
     | {
@@ -282,10 +285,9 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "num_key_value_heads": 4,
         "mamba_d_state": 8,
-        "n_mamba_heads": 1,
-        "attn_layer_period": 3,
-        "attn_layer_offset": 1,
-        "layers_block_type": None,
+        "n_mamba_heads": 2,
+        "num_hidden_layers": 6,
+        "layers_block_type": ["mamba", "mamba", "hybrid"] * 2,
         "use_mamba_kernels": False,
     },
     "ZayaConfig": _PLAIN

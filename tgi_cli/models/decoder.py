@@ -205,6 +205,8 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
 
 def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
+    from tgi_cli.layers.latent import LatentAttention
+
     arguments = asdict(spec)
     if isinstance(spec, DeltaSpec | SSMSpec | ConvSpec):
         from tgi_cli.layers.delta import DeltaNet
@@ -221,11 +223,7 @@ def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple
         caches.states.append(mixer.state_spec)
         return name, mixer
     del arguments["rope"]
-    kind = Attention
-    if isinstance(spec, LatentSpec):
-        from tgi_cli.layers.latent import LatentAttention
-
-        kind = LatentAttention
+    kind = LatentAttention if isinstance(spec, LatentSpec) else Attention
     attention = kind(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)
     return "self_attn", attention

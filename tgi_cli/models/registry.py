@@ -42,6 +42,7 @@ FAMILIES = {
     "MinistralForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "mixtral",
+    "NemotronHForCausalLM": "nemotron_h",
     "Olmo2ForCausalLM": "olmo",
     "Olmo3ForCausalLM": "olmo",
     "Phi3ForCausalLM": "phi3",

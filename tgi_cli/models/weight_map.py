@@ -155,14 +155,16 @@ def paired_halves(start: int, end: int, size: int) -> Rows:
 class StackedExperts:
     """Names of a checkpoint with one tensor of all experts per projection; others as in ``names``.
 
-    ``gate_up`` names the tensor [experts, 2 * intermediate, hidden], gates first, and ``down``
-    [experts, hidden, intermediate]. transformers 5 keeps experts so in memory, and writes them so
-    with ``save_original_format=False``.
+    ``gate_up`` names the tensor [experts, 2 * intermediate, hidden], gates first, or without
+    ``gates`` [experts, intermediate, hidden]; ``down`` [experts, hidden, intermediate].
+    transformers 5 keeps experts so in memory, and writes them so with
+    ``save_original_format=False``.
     """
 
     names: Callable[[str], Source]
     gate_up: str = "mlp.experts.gate_up_proj"
     down: str = "mlp.experts.down_proj"
+    gates: bool = True
 
     def __call__(self, name: str) -> Source:
         """The source of the model's tensor ``name``."""
@@ -173,6 +175,7 @@ class StackedExperts:
         rows = {"gate_proj": _first_half, "up_proj": _second_half}.get(module)
         stored = self.down if rows is None else self.gate_up
         path = self.names(f"{layer.removesuffix('mlp')}{stored}")
+        rows = rows if self.gates else None
         return Source(path.names, rows, join=partial(pick, int(expert)))
 
 
@@ -184,6 +187,15 @@ def has_stacked_experts(path: Path) -> bool:
     """
     ends = (".experts.gate_up_proj", ".experts.down_proj")
     return any(name.endswith(ends) for name in expert_names(path))
+
+
+def has_tensor(path: Path, name: str) -> bool:
+    """Whether the checkpoint in ``path`` has a tensor of that name.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    return any(file.is_file() and name in file_header(file) for file in path.glob("*.safetensors"))
 
 
 def expert_names(path: Path) -> list[str]:

@@ -9,8 +9,9 @@ mask: a model is served only if its masks are causal, with or without a sliding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,13 +22,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.models.hf.latent import EVERY_TOKEN, EveryToken, absorbed, latent_expansion
+from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask, describe_mask
 
 RUN, PROBE = "tgi_paged", "tgi_probe"
 RUN_SPARSE = "tgi_paged_sparse"
 """As RUN, of models whose attention hands its mask to an indexer that is left out."""
-
-_FAR = 1 << 18
-"""A position beyond the length of any window in use."""
 
 _SHIFT = 8
 """Limit of the tokens by which a convolution might shift them."""
@@ -40,25 +39,6 @@ _HARMLESS = frozenset(
 
 
 NO_ATTENTION_INTERFACE = "does not call attention through transformers' interface"
-READS_MASK = "looks into the mask"
-
-
-class Unsupported(Exception):
-    """The reason for which a model cannot be run; completes "it ..."."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowMask:
-    """Replaces a causal mask: ``window`` and ``chunk`` as of :class:`KVSpec`, or all is seen."""
-
-    window: int | None
-    chunk: int | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        raise Unsupported(READS_MASK)
-
-    def __getitem__(self, _: object) -> WindowMask:
-        return self  # where no mask is given, a model that uses the part will fail
 
 
 @dataclass(slots=True)
@@ -74,8 +54,8 @@ class AttentionContext:
     """
 
     specs: list[KVSpec] = field(default_factory=list)
-    layers: dict[nn.Module, int] = field(default_factory=dict)
-    readers: set[nn.Module] = field(default_factory=set)
+    layers: dict[Hashable, int] = field(default_factory=dict)
+    readers: set[Hashable] = field(default_factory=set)
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     step: PagedAttention | None = None
@@ -159,67 +139,56 @@ def _record(
     ]
     if unknown or isinstance(scaling, Tensor):
         raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
+    if isinstance(attention_mask, UnusableMask):
+        raise Unsupported(attention_mask.reason)
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise Unsupported("attends with a mask or bias of its own making")
     mask = attention_mask if isinstance(attention_mask, WindowMask) else WindowMask(None)
     window = mask.window
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
+    record_layer(context, module, query, key, value, mask, expansion is not None)
+    width = value.shape[3] if expansion is None else expansion.value_dim
+    output = query.new_empty(1, query.shape[2], query.shape[1], width)
+    return output, None
+
+
+def record_layer(
+    context: AttentionContext,
+    layer: Hashable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: WindowMask,
+    values_in_keys: bool = False,
+) -> None:
+    """Note in a dry run what the layer that ``layer`` identifies keeps of a token."""
+    if layer in context.layers:
+        raise Unsupported("attends more than once in a layer")
+    if query.shape[2] != key.shape[2] or query.shape[3] != key.shape[3]:
+        raise Unsupported("attends to something else than its own tokens")
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
+        raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
     width = value.shape[3]
     spec = KVSpec(
         key.shape[1],
         key.shape[3],
-        window,
+        mask.window,
         value_dim=None if width == key.shape[3] else width,
         chunk=mask.chunk,
-        values_in_keys=expansion is not None,
+        values_in_keys=values_in_keys,
     )
     shared = [i for i, other in enumerate(context.keys) if other is key]
     if shared:
         if value is not context.values[shared[0]] or context.specs[shared[0]] != spec:
             raise Unsupported("has layers that share keys, and do not see the same of them")
-        context.readers.add(module)
-        context.layers[module] = shared[0]
+        context.readers.add(layer)
+        context.layers[layer] = shared[0]
     else:
-        context.layers[module] = len(context.specs)
+        context.layers[layer] = len(context.specs)
         context.specs.append(spec)
         context.keys.append(key)
         context.values.append(value)
-    width = width if expansion is None else expansion.value_dim
-    output = query.new_empty(1, query.shape[2], query.shape[1], width)
-    return output, None
-
-
-def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
-    """What of a text a mask shows, found by evaluating it for a few queries."""
-
-    def first_seen(query: int) -> int:
-        keys, zero = torch.arange(query + 2), torch.tensor(0)
-        try:
-            seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
-            seen = seen.expand(len(keys)).bool()
-        except (RuntimeError, IndexError) as error:
-            raise Unsupported(
-                f"has a mask that depends on more than positions ({error})"
-            ) from error
-        first = len(keys) - 1 - int(seen.sum())
-        if seen[-1] or not seen[first:-1].all():
-            raise Unsupported("has a mask that is neither causal nor a sliding window")
-        return first
-
-    queries = (_FAR, _FAR + _FAR // 7, _FAR + _FAR // 3)
-    seen = [first_seen(query) for query in queries]
-    if not any(seen):
-        return WindowMask(None)
-    widths = {query - first + 1 for query, first in zip(queries, seen, strict=True)}
-    if len(widths) == 1:
-        return WindowMask(widths.pop())
-    if seen[0]:
-        chunk = seen[0] - first_seen(seen[0] - 1)
-        tried = (*queries, seen[1], seen[1] + chunk - 1, seen[2] - 1, chunk, chunk - 1)
-        if all(first_seen(query) == query // chunk * chunk for query in tried):
-            return WindowMask(None, chunk)
-    raise Unsupported("has a mask that is neither causal nor a sliding window")
 
 
 class _DryRunAttention:
@@ -247,6 +216,19 @@ _ALONG |= {"topk": 2, "roll": 2}
 dimension."""
 
 
+_unwatched: ContextVar[bool] = ContextVar("unwatched", default=False)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Let tokens be mixed within the block: what replaces it keeps sequences apart."""
+    token = _unwatched.set(True)
+    try:
+        yield
+    finally:
+        _unwatched.reset(token)
+
+
 class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations that mix tokens outside of attention, since only attention is cached.
 
@@ -262,6 +244,8 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        if _unwatched.get():
+            return output
         name, tokens = func.overloadpacket.__name__, self._tokens
         tensors = [x for x in args if isinstance(x, Tensor)]
         if name == "arange" and output.shape[0] == tokens:
@@ -298,26 +282,27 @@ def probe(
     decoder: nn.Module,
     config: Any,
     call: Callable[[Tensor, Tensor], Any],
+    context: AttentionContext,
     stateful: bool = False,
     running: str = RUN,
-) -> tuple[AttentionContext, Any]:
+) -> Any:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
     Args:
         decoder: the model without its head.
         config: transformers', of the decoder; it is left with ``running`` as its attention.
         call: runs the decoder for ids and positions [1, T].
+        context: an empty one, which the attention modules then share.
         stateful: whether layers may keep a state instead of keys and values.
         running: :data:`RUN` or :data:`RUN_SPARSE`.
 
     Returns:
-        The state that the attention modules now share, and the decoder's output.
+        The decoder's output.
 
     Raises:
         Unsupported: something cannot be served. Whatever the model's code raises.
     """
     tokens = _number_of_tokens(decoder, config)
-    context = AttentionContext()
     for module in decoder.modules():
         module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
@@ -329,7 +314,8 @@ def probe(
     run(PROBE, 7, 7)
     context.keys.clear()
     context.values.clear()
-    layers = getattr(config, "num_hidden_layers", len(context.layers))
+    layers = getattr(config, "decoder_layers", None)  # where there could be an encoder
+    layers = layers or getattr(config, "num_hidden_layers", len(context.layers))
     if not context.layers and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
     if len(context.layers) != layers and not stateful:
@@ -343,9 +329,9 @@ def probe(
     except Unsupported:
         raise
     except Exception:  # any error of the model's code: it used the positions
-        return context, output
+        return output
     if stateful and not detector.counts:
-        return context, output  # where a token is follows from the states alone
+        return output  # where a token is follows from the states alone
     raise Unsupported("does not use the positions that it is given")
 
 
@@ -357,4 +343,4 @@ AttentionInterface.register(RUN, _attend)
 AttentionInterface.register(RUN_SPARSE, _attend)
 AttentionMaskInterface.register(RUN_SPARSE, _no_mask)
 AttentionInterface.register(PROBE, _record)
-AttentionMaskInterface.register(PROBE, _describe)
+AttentionMaskInterface.register(PROBE, describe_mask)

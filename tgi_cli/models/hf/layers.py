@@ -45,7 +45,7 @@ class _BatchedLinear(Loadable):
 
     def finish(self) -> None:
         super().finish()
-        _stand_in(self)
+        _leave_dtype(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
@@ -56,11 +56,14 @@ class _BatchedLinear(Loadable):
         return flat.view(*x.shape[:-1], -1)
 
 
-def _stand_in(layer: Loadable) -> None:
-    """Some code reads the dtype of a layer's weight. To compute with it is an error."""
+def _leave_dtype(layer: nn.Module, dtype: torch.dtype) -> None:
+    """Where a layer's weight is packed, leave one of that dtype alone.
+
+    Some code reads the dtype of a layer's weight. To compute with it is an error.
+    """
     if layer._parameters.get("weight", layer) is None:
         del layer._parameters["weight"]
-        layer.__dict__["weight"] = torch.empty(0, dtype=layer.dtype, device="meta")
+        layer.__dict__["weight"] = torch.empty(0, dtype=dtype, device="meta")
 
 
 class _Replicated(_BatchedLinear, ReplicatedLinear):
@@ -114,7 +117,7 @@ class BatchedHead(LMHead):
 
     def finish(self) -> None:
         super().finish()
-        _stand_in(self)
+        _leave_dtype(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_meta:

@@ -25,14 +25,7 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig
-from tgi_cli.models.hf.attention import (
-    NO_ATTENTION_INTERFACE,
-    READS_MASK,
-    RUN,
-    AttentionContext,
-    Unsupported,
-    probe,
-)
+from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, RUN, probe
 from tgi_cli.models.hf.latent import keep_all_latents, keep_latents
 from tgi_cli.models.hf.layers import (
     BatchedEmbedding,
@@ -43,6 +36,7 @@ from tgi_cli.models.hf.layers import (
     planned,
     share_experts,
 )
+from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
 from tgi_cli.models.hf.skeleton import Skeleton, build_skeleton, rope_types
 from tgi_cli.models.size_check import check_sizes
@@ -75,7 +69,8 @@ class TransformersForCausalLM(CausalLM):
             left_out = [*skeleton.indexers, *skeleton.leave_out_the_rest()]
             self.ignored = (*_unexpected(skeleton), *_of_parts(self._sources, left_out))
             self.loose = nn.ModuleList(_replace(skeleton, build, self._sources))
-            self._attention, output = _probe(skeleton)
+            skeleton, output = _probe(skeleton)
+            self._attention = skeleton.attention
             _fill_buffers(whole, decoder, build, device, self._sources)
             at = skeleton.path(decoder)
             self._skeleton, self._head = skeleton, _LogitsHead(skeleton, output)
@@ -115,9 +110,9 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
         skeleton = build_skeleton(config, torch.float32)
-        decoder = skeleton.decoder
-        keep_all_latents(decoder)
-        specs = _probe(skeleton)[0].specs
+        keep_all_latents(skeleton.decoder)
+        skeleton, _ = _probe(skeleton)
+        decoder, specs = skeleton.decoder, skeleton.attention.specs
         context = getattr(decoder.config, "max_position_embeddings", None)
         if context is None and not specs:
             context = _ENDLESS
@@ -128,17 +123,27 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             model_type=decoder.config.model_type,
             dtype=config.dtype,
             vocab_size=decoder.config.vocab_size,
-            max_position_embeddings=context,
+            max_position_embeddings=context - skeleton.first_position,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=sum(spec.numbers for spec in specs),
             dense_positions=skeleton.dense_positions,
         )
 
 
-def _probe(skeleton: Skeleton) -> tuple[AttentionContext, Any]:
-    """See :func:`probe`; the states of the skeleton's cache are recorded, too."""
-    config, running = skeleton.decoder.config, skeleton.running
-    return probe(skeleton.decoder, config, skeleton.call, skeleton.stateful, running)
+def _probe(skeleton: Skeleton) -> tuple[Skeleton, Any]:
+    """Try how a model attends; returns the skeleton to be run, and the decoder's output."""
+    decoder, config = skeleton.decoder, skeleton.decoder.config
+
+    def attempt(tried: Skeleton) -> tuple[Skeleton, Any]:
+        output = probe(decoder, config, tried.call, tried.attention, tried.stateful, tried.running)
+        return tried, output
+
+    try:
+        return attempt(skeleton)
+    except Exception:  # the model's code may raise anything
+        if skeleton.attention.layers:  # it attends through transformers' interface
+            raise
+    return attempt(skeleton.with_own_attention())
 
 
 class _LogitsHead:
@@ -147,8 +152,9 @@ class _LogitsHead:
     def __init__(self, skeleton: Skeleton, output: Any) -> None:
         self._text = skeleton.text
         around = skeleton.takes_more and skeleton.text is skeleton.whole
-        self._fixed = _FixedOutput(_AnyOutput if around else type(output))
+        kind = _AnyOutput if around else type(output)
         parent, _, name = skeleton.replaced.rpartition(".")
+        self._fixed = _FixedOutput(kind, self._text.get_submodule(skeleton.replaced))
         setattr(self._text.get_submodule(parent), name, self._fixed)
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -175,13 +181,16 @@ class _AnyOutput(tuple[Tensor]):
 
 
 class _FixedOutput(nn.Module):
-    """Replaces the decoder, and returns given hidden states."""
+    """Replaces the decoder, and returns given hidden states. Has its plain attributes."""
 
     hidden: Tensor | None = None
 
-    def __init__(self, kind: type[Any]) -> None:
+    def __init__(self, kind: type[Any], decoder: nn.Module) -> None:
         super().__init__()
         self._kind = kind
+        known = (int, float, bool, str)
+        values = {k: v for k, v in vars(decoder).items() if isinstance(v, known) and k[0] != "_"}
+        self.__dict__.update(values)
 
     def forward(self, *_: object, **__: object) -> Any:
         return self._kind(last_hidden_state=self.hidden)
@@ -245,11 +254,16 @@ def _replace(
     seen: set[nn.Parameter] = set()
     # Routers, above all: their modules compute with their weights as they are.
     wide = [pattern.replace("*", ".*") for pattern in whole._keep_in_fp32_modules or ()]
+    twins: dict[tuple[object, ...], nn.Module] = {}
     start = len(skeleton.path(decoder)) + 1
     for path, module in list(whole.named_modules()):
         own = dict(module.named_parameters(recurse=False))
         parent = whole.get_submodule(path.rpartition(".")[0])
         new: nn.Module | None = None
+        shared = (type(module), *map(id, own.values()))
+        if shared in twins:  # layers may have modules in common, under a name each
+            setattr(parent, path.rpartition(".")[2], twins[shared])
+            continue
         if module is head:
             vocab, width = head.weight.shape
             tie = ours if tied else None
@@ -287,6 +301,8 @@ def _replace(
             if seen.intersection(own.values()):
                 raise Unsupported(f"uses the weights of {path} twice")
             seen.update(own.values())
+            if own and not list(module.children()):
+                twins[shared] = module if new is None else new
 
 
 def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, at: str) -> None:
@@ -328,8 +344,8 @@ def _fill_buffers(
                 module._buffers[name] = torch.full_like(
                     cast(Tensor, module._buffers[name]), filled, device="cpu"
                 )
-            if names:
-                decoder._init_weights(module)
+            for owner in (module, decoder) if names else ():
+                decoder._init_weights(owner)  # some models compute their layers' buffers
             made.append({name: cast(Tensor, module._buffers[name]) for name in names})
         if "longrope" in rope_types(module):
             config: Any = decoder.config

@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 from unittest import mock
@@ -29,10 +29,12 @@ from transformers.models.auto.modeling_auto import (
 from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.hf.attention import PROBE, RUN, RUN_SPARSE, Unsupported, WindowMask
+from tgi_cli.models.hf.attention import PROBE, RUN, RUN_SPARSE, AttentionContext
 from tgi_cli.models.hf.latent import leave_out_indexers
 from tgi_cli.models.hf.layers import EXPERTS, identity_experts
-from tgi_cli.models.hf.step_cache import StepCache, substitute
+from tgi_cli.models.hf.masks import Unsupported, WindowMask
+from tgi_cli.models.hf.own_attention import replace_own_attention
+from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
 
 _TRIED = 7
 """Tokens that a model is given to see what it hands to its decoder."""
@@ -73,6 +75,7 @@ class Skeleton:
         first_position: of a text's first token.
         cache: what the decoder takes as its cache; None if it needs none.
         stateful: whether layers keep a recurrent state.
+        attention: the state that its attention modules share.
         indexers: paths within ``whole`` of what chose tokens for sparse attention.
         dense_positions: length of the longest text of which all tokens are chosen; None where
             attention is not sparse.
@@ -85,6 +88,7 @@ class Skeleton:
     first_position: int
     cache: StepCache | None
     stateful: bool
+    attention: AttentionContext
     indexers: list[str]
     dense_positions: int | None
 
@@ -92,6 +96,14 @@ class Skeleton:
     def running(self) -> str:
         """The name of the attention that steps run with."""
         return RUN if self.dense_positions is None else RUN_SPARSE
+
+    def with_own_attention(self) -> Skeleton:
+        """The same, for a decoder that computes attention without transformers' interface."""
+        cache = StepCache() if self.cache is None else self.cache
+        attention = AttentionContext()
+        cache.attend_itself(attention)
+        replace_own_attention(self.decoder, attention)
+        return replace(self, cache=cache, attention=attention)
 
     def call(self, ids: Tensor, positions: Tensor, states: StateCache | None = None) -> Any:
         """The decoder's output for ids and positions [1, T], int64, of a flat batch."""
@@ -103,9 +115,12 @@ class Skeleton:
             inputs["position_ids"] = positions
         if self.cache is not None:
             self.cache.begin(positions[0], states)
-            name = "cache_params" if "cache_params" in parameters else "past_key_values"
-            inputs[name] = self.cache
-        elif self.decoder.config._attn_implementation in (PROBE, RUN_SPARSE):
+            for name in ("cache_params", "past_key_values"):
+                if name in parameters:
+                    inputs[name] = self.cache
+        if "position_ids" not in parameters and not self.stateful:
+            inputs["attention_mask"] = torch.ones_like(ids)  # or its size would be computed
+        elif self.cache is None and self.decoder.config._attn_implementation in (PROBE, RUN_SPARSE):
             # Without a mask transformers looks at the positions' values for packed sequences.
             inputs["attention_mask"] = torch.ones_like(ids)
         return self.decoder(input_ids=ids, use_cache=False, **inputs)
@@ -149,10 +164,12 @@ def build_skeleton(config: ModelConfig, dtype: torch.dtype) -> Skeleton:
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()
     if not trusted and config.architecture not in {*causal, *multimodal}:
         raise Unsupported("is not a causal language model")
+    options = {"dtype": dtype, "experts_implementation": EXPERTS}
     with torch.device("meta"):
-        whole: Any = known._from_config(
-            own, dtype=dtype, attn_implementation=RUN, experts_implementation=EXPERTS
-        )
+        try:
+            whole: Any = known._from_config(own, attn_implementation=RUN, **options)
+        except KeyError:  # it has a table of its own with kinds of attention
+            whole = known._from_config(own, attn_implementation="eager", **options)
     for pattern, planned_dtype in whole._get_dtype_plan(dtype).items():
         for path, weight in whole.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), path):
@@ -197,7 +214,7 @@ def _class_and_config(config: ModelConfig) -> tuple[Any, Any, bool]:
 
 def _check(config: Any, known: type[PreTrainedModel]) -> None:
     """Refuse what a dry run would not notice, or would report less clearly."""
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and not known.__name__.endswith("ForCausalLM"):
         raise Unsupported("has an encoder")
     if known.config_class and not isinstance(config, known.config_class):
         raise Unsupported(f"is not what its model type {config.model_type!r} names")
@@ -214,18 +231,21 @@ def _text_part(whole: Any) -> Skeleton:
         text = decoder  # a causal language model within a larger model, or the whole
         decoder = text.get_decoder()
         if decoder is text:
-            decoder = text.base_model
+            decoder = getattr(text, "model", text.base_model)
     if decoder is text or not isinstance(decoder, PreTrainedModel):
         raise Unsupported("has no decoder of its own beside the head")
     cache = StepCache()
+    give_positions(decoder, cache)
     stateful = substitute(decoder, cache)
     convolutions = {child for module in stateful for child in module.children()}
     told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
+    wrapped = takes_more(whole.config)
+    first = _first_position(whole, decoder) if wrapped else 0
     for module in decoder.modules():
         if hasattr(module, "identity_expert"):
             module.forward = MethodType(identity_experts, module)
         if hasattr(module, "create_position_ids_from_input_ids"):
-            raise Unsupported("counts positions from the padding token's number")  # RoBERTa
+            first = module.padding_idx + 1  # RoBERTa; texts have no padding here
         if isinstance(module, nn.Conv1d | nn.RNNBase) and module not in convolutions:
             raise Unsupported(f"has layers that keep a state ({type(module).__name__})")
         kinds = rope_types(module)
@@ -234,14 +254,22 @@ def _text_part(whole: Any) -> Skeleton:
         if "longrope" in kinds and len(kinds) > 1:
             raise Unsupported("has several rotary embeddings, longrope among them")
     path = _path(text, decoder)
-    wrapped = takes_more(whole.config)
-    first = _first_position(whole, decoder) if wrapped else 0
     # Around a decoder of its own, a causal model computes the head's inputs by that alone.
     replaced = path.partition(".")[0] if wrapped and text is whole else path
     needed = cache if stateful or not told else None
     indexers, dense = leave_out_indexers(decoder)
-    indexers = [f"{_path(whole, decoder)}.{path}" for path in indexers]
-    return Skeleton(whole, text, decoder, replaced, first, needed, bool(stateful), indexers, dense)
+    return Skeleton(
+        whole=whole,
+        text=text,
+        decoder=decoder,
+        replaced=replaced,
+        first_position=first,
+        cache=needed,
+        stateful=bool(stateful),
+        attention=AttentionContext(),
+        indexers=[f"{_path(whole, decoder)}.{path}" for path in indexers],
+        dense_positions=dense,
+    )
 
 
 def rope_types(module: nn.Module) -> list[str]:

@@ -22,7 +22,9 @@ from torch.nn import functional as F
 
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
 from tgi_cli.layers import recurrent
-from tgi_cli.models.hf.attention import Unsupported
+from tgi_cli.models.hf.attention import AttentionContext
+from tgi_cli.models.hf.masks import Unsupported
+from tgi_cli.models.hf.own_attention import stand_ins
 
 
 class StepCache:
@@ -30,6 +32,7 @@ class StepCache:
 
     Attributes:
         specs: of the states, in the order in which a dry run met them.
+        positions: int64 [T], of the step's tokens.
         offsets: int64 [T], what is to be added to 0, 1, 2... to get the tokens' positions.
         counted: whether ``offsets`` were asked for.
     """
@@ -39,15 +42,22 @@ class StepCache:
 
     def __init__(self) -> None:
         self.specs: list[StateSpec] = []
+        self.positions: Any = None
         self.offsets: Any = 0
         self.counted = False
         self._indices: dict[tuple[tuple[int, int], str, int], int] = {}
         self._at = (0, 0)
         self._calls: Counter[tuple[tuple[int, int], str]] = Counter()
         self._states: StateCache | None = None
+        self._attention: AttentionContext | None = None
+
+    def attend_itself(self, attention: AttentionContext) -> None:
+        """From now on give stand-ins of keys and values to the code that asks for them."""
+        self._attention = attention
 
     def begin(self, positions: Tensor, states: StateCache | None) -> None:
         """Set the positions of the step's tokens, int64 [T], and the slots of its sequences."""
+        self.positions = positions
         self.offsets = torch.empty_like(positions)  # in a dry run
         if not positions.is_meta:
             self.offsets = positions - torch.arange(len(positions), device=positions.device)
@@ -56,8 +66,12 @@ class StepCache:
 
     # What attention asks for: keys and values are kept elsewhere.
 
-    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        return key, value
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Any, Any]:
+        if self._attention is None:
+            return key, value
+        return stand_ins(self._attention, layer_idx, key, value)
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         self.counted = True
@@ -302,3 +316,19 @@ def substitute(decoder: nn.Module, cache: StepCache) -> set[nn.Module]:
         module.forward = MethodType(mine, module)
         found.add(module)
     return found
+
+
+def give_positions(decoder: nn.Module, cache: StepCache) -> None:
+    """Tell the positions to embeddings that would count tokens from the cache's length on."""
+    for module in decoder.modules():
+        parameters = inspect.signature(inspect.unwrap(type(module).forward)).parameters
+        names = list(parameters)[1:4]
+        if names[1:] == ["past_key_values_length", "position_ids"]:
+            module.forward = MethodType(_told(type(module).forward, cache), module)
+
+
+def _told(forward: Callable[..., Any], cache: StepCache) -> Callable[..., Any]:
+    def told(module: nn.Module, ids_or_shape: Any, *_: object, **__: object) -> Any:
+        return forward(module, ids_or_shape, position_ids=cache.positions)
+
+    return told
