@@ -22,8 +22,8 @@ from tests.parity.cases import SMALL
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.models.hf.attention import AttentionContext, _describe, _record, _TokenMixingDetector
-from tgi_cli.models.hf.masks import Unsupported, WindowMask
+from tgi_cli.models.hf.attention import AttentionContext, _record, _TokenMixingDetector
+from tgi_cli.models.hf.masks import Unsupported, WindowMask, _describe
 
 MASK = "a mask that is neither causal nor a sliding window"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
