@@ -119,7 +119,7 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
             value = noise * case.embedding_std
         elif parameter.ndim == 1:
             sharper = name.endswith(("q_norm.weight", "k_norm.weight"))
-            value = parameter + (0.5 if sharper else 0.0) + 0.2 * noise
+            value = parameter + (case.qk_norm - 1.0 if sharper else 0.0) + 0.2 * noise
         else:
             transposed = type(model.get_submodule(name.rpartition(".")[0])).__name__ == "Conv1D"
             gain = 2.0 if any(part in name for part in _SHARPER) else 1.0
@@ -129,6 +129,8 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith(_CORRECTIONS):
             buffer.normal_(std=0.1, generator=generator)
+        if name.endswith("layer_scalar"):
+            buffer.add_(0.1 * torch.empty(buffer.shape).normal_(generator=generator))
 
 
 class Oracle:
@@ -137,7 +139,7 @@ class Oracle:
     def __init__(self, path: Path, case: Case) -> None:
         self.model = (
             _model_class(case)
-            .from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+            .from_pretrained(path, dtype=torch.float32, attn_implementation=case.attention)
             .eval()
         )
         self.cached = case.cached

@@ -179,12 +179,14 @@ class Program:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         softcap: float | None,
         sinks: Tensor | None,
     ) -> None:
         """target = attention of the queries over the cache; ``sinks`` are float32 [heads]."""
         op = self._add(label, OpKind.ATTEND, queries, target, heads, softcap=softcap or 0.0)
-        op.attention_scale, op.window, op.sinks = scale, window or 0, self._keep(sinks)
+        op.attention_scale, op.sinks = scale, self._keep(sinks)
+        op.window, op.chunk = window or 0, chunk or 0
 
     def convolve(
         self,

@@ -79,9 +79,11 @@ class _Compiler:
         self.waiting: tuple[BufferView, float] | None = None
         """A branch that is not in the residual yet, and its factor."""
         self._buffers: dict[tuple[str, int], BufferView] = {}
-        self.rotated = [
-            2 * len(rope.frequencies) for rope in model.ropes if isinstance(rope, RotaryEmbedding)
-        ]
+        self.rotated = {
+            index: 2 * len(rope.frequencies)
+            for index, rope in enumerate(model.ropes)
+            if isinstance(rope, RotaryEmbedding)
+        }
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, DecoderLayer)
             self._layer(layer, f"layers.{index}")
@@ -95,6 +97,12 @@ class _Compiler:
             raise _Unsupported(f"{path}: {type(attention).__name__} and {type(mlp).__name__}")
         if attention.output_gate:
             raise _Unsupported(f"{path}: a gate on the output of attention")
+        if not attention.plain or attention.slopes is not None:
+            raise _Unsupported(f"{path}: attention of another form")
+        if layer.rope is not None and layer.rope not in self.rotated:
+            raise _Unsupported(f"{path}: queries that grow with their position")
+        if type(layer) is not DecoderLayer or layer.per_layer is not None or layer.scalar:
+            raise _Unsupported(f"{path}: more than a mixer and an MLP")
         scale = layer.residual_scale
         if layer.parallel:
             self._attention(f"{path}.self_attn", attention, layer.rope, normed, self.branch)
@@ -185,7 +193,7 @@ class _Compiler:
         epilogue: Epilogue = Epilogue.STORE,
         scale: float = 1.0,
     ) -> None:
-        num_heads, num_kv_heads, _ = attention.heads
+        num_heads, num_kv_heads = attention.heads
         dims = attention.head_dim
         heads = HeadLayout(attention.layer, num_heads, num_kv_heads, dims)
         qkv = self._buffer("qkv", (num_heads + 2 * num_kv_heads) * dims)
@@ -214,6 +222,7 @@ class _Compiler:
             heads,
             scale=attention.scale,
             window=attention.kv_spec.window,
+            chunk=attention.kv_spec.chunk,
             softcap=attention.softcap,
             sinks=None if attention.sinks is None else attention.sinks.weight.float(),
         )
@@ -230,6 +239,8 @@ class _Compiler:
     ) -> None:
         if not isinstance(mlp, GatedMLP | MLP):
             raise _Unsupported(f"{label}: {type(mlp).__name__}")
+        if isinstance(mlp, GatedMLP) and mlp.cutoff is not None:
+            raise _Unsupported(f"{label}: sparse gates")
         if mlp.activation not in ACTIVATIONS:
             raise _Unsupported(f"{label}: {mlp.activation}")
         activation = ACTIVATIONS[mlp.activation]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tgi_cli.quantization.formats import CheckpointFormat
 
 FAMILIES = {
+    "BambaForCausalLM": "bamba",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "FalconForCausalLM": "falcon",
@@ -28,6 +29,10 @@ FAMILIES = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "GemmaForCausalLM": "gemma",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma3nForConditionalGeneration": "gemma3n",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt2",
     "GPTNeoXForCausalLM": "gpt_neox",
@@ -38,6 +43,8 @@ FAMILIES = {
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2",
     "Lfm3ForCausalLM": "lfm3",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
     "MinistralForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -135,8 +142,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.max_position_embeddings,
         eos_token_ids=config.eos_token_ids(spec.vocab_size),
-        kv_bytes_per_token=2 * sum(a.num_kv_heads * a.head_dim for a in attentions)
-        + sum(latent.kv_numbers for latent in latents),
+        kv_bytes_per_token=sum(mixer.kv_numbers for mixer in (*attentions, *latents)),
         quantization=quantization_name(config),
         num_heads=min((a.num_heads for a in (*attentions, *latents)), default=None),
         num_kv_heads=min((a.num_kv_heads for a in attentions), default=None),

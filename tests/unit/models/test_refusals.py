@@ -25,7 +25,6 @@ from tgi_cli.models import model_facts, read_config
 from tgi_cli.models.hf.attention import AttentionContext, _record, _TokenMixingDetector
 from tgi_cli.models.hf.masks import Unsupported, WindowMask, _describe
 
-MASK = "a mask that is neither causal nor a sliding window"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Encoders, and other senses than text.
     "T5ForConditionalGeneration": ({}, "has an encoder"),
@@ -33,7 +32,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "WhisperForConditionalGeneration": ({}, "has an encoder"),
     "LlamaForSequenceClassification": (SMALL, "is not a causal language model"),
     # Attention of another kind.
-    "BertLMHeadModel": ({}, MASK),
+    "BertLMHeadModel": ({}, "attention that is not causal"),
     "DiffLlamaForCausalLM": (SMALL, "attends more than once in a layer"),
     "OlmoeForCausalLM": (SMALL | {"sliding_window": 8}, "a sliding window of 8 that its mask"),
     # Attention that goes past the interface, or biases of its own.

@@ -31,10 +31,15 @@ _MODULES = MODULES | {
     "mlp.experts.*.up_proj": "feed_forward.experts.*.w3",
     "mlp.experts.*.down_proj": "feed_forward.experts.*.w2",
 }
+_DEFAULTS = {
+    "Lfm2ForCausalLM": {"hidden_size": 2560, "intermediate_size": 12288},
+    "Lfm2MoeForCausalLM": {"hidden_size": 2048, "intermediate_size": 7168},
+}
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/lfm2 and .../lfm2_moe"""
+    config = config_fields.filled(config, _DEFAULTS[config.architecture])
     config = config_fields.filled(config, {"num_attention_heads": 32})
     num_heads, num_kv_heads, head_dim = config_fields.heads(config, 8)
     context = config.positive("max_position_embeddings", 128_000)

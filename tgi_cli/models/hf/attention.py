@@ -102,7 +102,7 @@ def _attend(
     )
     if expansion is not None:
         output = expansion.expand(output)
-    return output[None], None
+    return output[None].contiguous(), None
 
 
 def _record(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -141,8 +142,9 @@ def _probe(skeleton: Skeleton) -> tuple[Skeleton, Any]:
     try:
         return attempt(skeleton)
     except Exception:  # the model's code may raise anything
-        if skeleton.attention.layers:  # it attends through transformers' interface
-            raise
+        code = sys.modules[type(decoder).__module__]
+        if skeleton.attention.layers or hasattr(code, "ALL_ATTENTION_FUNCTIONS"):
+            raise  # it attends through transformers' interface
     return attempt(skeleton.with_own_attention())
 
 

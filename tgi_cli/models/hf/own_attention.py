@@ -39,6 +39,11 @@ class _Call:
     key: Tensor
     value: Tensor
 
+    @property
+    def is_first_gpt(self) -> bool:
+        """Whether the code is of OpenAI's GPT, which masks by products and sums."""
+        return type(self.module).__module__ == "transformers.models.openai.modeling_openai"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StandIn:
@@ -61,6 +66,8 @@ class StandIn:
     scale: Any = 1.0
     mask: WindowMask | None = None
     bias: Tensor | None = None
+    multiplied: bool = False
+    """By a table of zeros for the keys that are hidden; something is to be added for them."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _SAME:
@@ -85,6 +92,8 @@ class StandIn:
         return self._scaled(1 / other)
 
     def __add__(self, other: Any) -> StandIn:
+        if isinstance(other, Tensor) and self.mask is not None and self.call.is_first_gpt:
+            return replace(self, multiplied=False)  # for keys that are hidden, or padding
         masked = self.mask is not None and other != WindowMask(None)
         if self.kind == "scores" and isinstance(other, WindowMask) and not masked:
             return replace(self, mask=self.mask or other)
@@ -110,6 +119,10 @@ class StandIn:
             raise Unsupported(f"multiplies the {self.kind} of attention")
         if self.bias is not None:
             raise Unsupported("scales the bias of scores")
+        if (
+            self.call.is_first_gpt and isinstance(factor, Tensor) and factor.ndim == 4
+        ):  # a causal mask
+            return replace(self, mask=WindowMask(None), multiplied=True)
         if isinstance(factor, Tensor) and (factor.numel() != 1 or factor.is_meta):
             raise Unsupported("scales scores by numbers that are not one constant")
         return replace(self, scale=self.scale * float(factor))
@@ -126,7 +139,7 @@ class StandIn:
         first = args[0]
         if not isinstance(first, StandIn):
             raise Unsupported(f"computes attention in a way of its own ({name})")
-        if name == "softmax" and first.kind == "scores":
+        if name == "softmax" and first.kind == "scores" and not first.multiplied:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if dim in (-1, first.shadow.ndim - 1):
                 return replace(first, kind="probabilities")
@@ -268,6 +281,9 @@ def _wrapped(own: Callable[..., Any], context: AttentionContext) -> Callable[...
             stand_key, stand_value = stand_ins(context, module, keys, value, module)
             key = stand_key.transpose(2, 3) if turned else stand_key
             value = stand_value
+        else:
+            call = replace(key.call, module=module)
+            key, value = replace(key, call=call), replace(value, call=call)
         return own(module, query, key, value, *rest, **more)
 
     return attn

@@ -31,7 +31,7 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.hf.attention import PROBE, RUN, RUN_SPARSE, AttentionContext
 from tgi_cli.models.hf.latent import leave_out_indexers
-from tgi_cli.models.hf.layers import EXPERTS, identity_experts
+from tgi_cli.models.hf.layers import EXPERTS, tame_routing
 from tgi_cli.models.hf.masks import Unsupported, WindowMask
 from tgi_cli.models.hf.own_attention import replace_own_attention
 from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
@@ -76,6 +76,7 @@ class Skeleton:
         cache: what the decoder takes as its cache; None if it needs none.
         stateful: whether layers keep a recurrent state.
         attention: the state that its attention modules share.
+        own_attention: whether it computes attention without transformers' interface.
         indexers: paths within ``whole`` of what chose tokens for sparse attention.
         dense_positions: length of the longest text of which all tokens are chosen; None where
             attention is not sparse.
@@ -91,6 +92,7 @@ class Skeleton:
     attention: AttentionContext
     indexers: list[str]
     dense_positions: int | None
+    own_attention: bool = False
 
     @property
     def running(self) -> str:
@@ -103,7 +105,7 @@ class Skeleton:
         attention = AttentionContext()
         cache.attend_itself(attention)
         replace_own_attention(self.decoder, attention)
-        return replace(self, cache=cache, attention=attention)
+        return replace(self, cache=cache, attention=attention, own_attention=True)
 
     def call(self, ids: Tensor, positions: Tensor, states: StateCache | None = None) -> Any:
         """The decoder's output for ids and positions [1, T], int64, of a flat batch."""
@@ -118,7 +120,8 @@ class Skeleton:
             for name in ("cache_params", "past_key_values"):
                 if name in parameters:
                     inputs[name] = self.cache
-        if "position_ids" not in parameters and not self.stateful:
+        sized = self.own_attention or "position_ids" not in parameters
+        if sized and "attention_mask" in parameters and not self.stateful:
             inputs["attention_mask"] = torch.ones_like(ids)  # or its size would be computed
         elif self.cache is None and self.decoder.config._attn_implementation in (PROBE, RUN_SPARSE):
             # Without a mask transformers looks at the positions' values for packed sequences.
@@ -234,16 +237,17 @@ def _text_part(whole: Any) -> Skeleton:
             decoder = getattr(text, "model", text.base_model)
     if decoder is text or not isinstance(decoder, PreTrainedModel):
         raise Unsupported("has no decoder of its own beside the head")
+    # It would look for padding in a text, and warn of it.
+    decoder.warn_if_padding_and_no_attention_mask = lambda *_, **__: None
+    tame_routing(decoder)
     cache = StepCache()
-    give_positions(decoder, cache)
     stateful = substitute(decoder, cache)
     convolutions = {child for module in stateful for child in module.children()}
     told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
+    give_positions(decoder, None if told else cache)
     wrapped = takes_more(whole.config)
     first = _first_position(whole, decoder) if wrapped else 0
     for module in decoder.modules():
-        if hasattr(module, "identity_expert"):
-            module.forward = MethodType(identity_experts, module)
         if hasattr(module, "create_position_ids_from_input_ids"):
             first = module.padding_idx + 1  # RoBERTa; texts have no padding here
         if isinstance(module, nn.Conv1d | nn.RNNBase) and module not in convolutions:

@@ -318,12 +318,17 @@ def substitute(decoder: nn.Module, cache: StepCache) -> set[nn.Module]:
     return found
 
 
-def give_positions(decoder: nn.Module, cache: StepCache) -> None:
-    """Tell the positions to embeddings that would count tokens from the cache's length on."""
+def give_positions(decoder: nn.Module, cache: StepCache | None) -> None:
+    """Tell the positions to embeddings that would count tokens from the cache's length on.
+
+    ``cache`` is None for a decoder that is told them: its embeddings are, too.
+    """
     for module in decoder.modules():
         parameters = inspect.signature(inspect.unwrap(type(module).forward)).parameters
         names = list(parameters)[1:4]
-        if names[1:] == ["past_key_values_length", "position_ids"]:
+        if names == ["position_ids", "past_key_values_length"]:
+            module.forward = MethodType(_looked_up, module)
+        if cache is not None and names[1:] == ["past_key_values_length", "position_ids"]:
             module.forward = MethodType(_told(type(module).forward, cache), module)
 
 
@@ -332,3 +337,9 @@ def _told(forward: Callable[..., Any], cache: StepCache) -> Callable[..., Any]:
         return forward(module, ids_or_shape, position_ids=cache.positions)
 
     return told
+
+
+def _looked_up(module: Any, positions: Tensor, *_: object, **__: object) -> Tensor:
+    """XGLM's sinusoids, which would grow its table with the tokens of a step."""
+    rows: Tensor = module.weights.index_select(0, (positions + module.offset).flatten())
+    return rows.view(*positions.shape, -1)
