@@ -260,11 +260,11 @@ def _experts(
 
 
 def tame_routing(decoder: nn.Module) -> None:
-    """Let routers that count the tokens of each expert on the host be tried without numbers."""
+    """Let routers and experts that look at what tokens chose be tried without numbers."""
     for module in decoder.modules():
         if type(module).__name__ == "JetMoeTopKGating":
             module.forward = MethodType(_dry_gating, module)
-        elif type(module).__name__ == "DbrxExperts":
+        elif type(module).__name__ in ("DbrxExperts", "LongcatFlashExperts"):
             module.forward = MethodType(_dry_experts, module)
         elif type(module).__name__ == "LongcatFlashExperts":
             module.forward = MethodType(_identity_experts, module)
@@ -279,8 +279,10 @@ def _dry_gating(module: Any, hidden: Tensor) -> Any:
     return order, order, hidden.new_empty(pairs), counts, module.layer(hidden)
 
 
-def _dry_experts(module: Any, hidden: Tensor, *routing: Tensor) -> Any:
-    return hidden if hidden.is_meta else type(module).forward(module, hidden, *routing)
+def _dry_experts(module: Any, hidden: Tensor, *routing: Any, **more: Any) -> Any:
+    if hidden.is_meta:
+        return torch.empty_like(hidden)
+    return type(module).forward(module, hidden, *routing, **more)
 
 
 def _identity_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

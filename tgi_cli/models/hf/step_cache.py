@@ -159,9 +159,10 @@ class StepCache:
         if value.is_meta:
             return torch.empty_like(value), value.new_empty(0)
         assert self._states is not None
-        gates = recurrent.GivenGates(channels=g.ndim == 4)
+        gates = recurrent.GivenGates(value.shape[2], channels=g.ndim == 4)
         qkv = (query[0], key[0], value[0])
-        y = recurrent.gated_delta(qkv, g[0].flatten(1), beta[0], gates, self._states, index)
+        given = (g[0].flatten(1).float(), beta[0].float())
+        y = recurrent.gated_delta(qkv, *given, gates, self._states, index)
         return y[None], value.new_empty(0)
 
     def state_space(
