@@ -32,6 +32,7 @@ class Case:
         model: name of transformers' model class, where it is not the causal LM of ``config``.
         embedding_std: of the token vectors before the model scales them.
         qk_norm: mean weight of the norms of queries and keys.
+        attention: transformers' implementation. (Its eager one adds Falcon's ALiBi twice.)
         shortest: length of prompts where transformers computes shorter ones in another way.
         cached: whether transformers generates with a cache. It bounds the step sizes of Mamba-2 in
             its prefill, but not where it goes on from a cache.
@@ -43,6 +44,7 @@ class Case:
     model: str = ""
     embedding_std: float = 0.1
     qk_norm: float = 1.5
+    attention: str = "eager"
     shortest: int = 0
     cached: bool = True
 
@@ -407,6 +409,13 @@ CASES: dict[str, Case] = {
     "Falcon, multi-query": Case("FalconConfig", ALL_KEYS),
     "Falcon, multi-head": Case(
         "FalconConfig", ALL_KEYS | {"multi_query": False, "parallel_attn": False, "bias": True}
+    ),
+    "Falcon RW": Case(
+        "FalconConfig",
+        ALL_KEYS
+        | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+        | {"hidden_size": 96, "num_attention_heads": 6},
+        attention="sdpa",
     ),
     "Falcon, grouped": Case(
         "FalconConfig", ALL_KEYS | {"new_decoder_architecture": True, "num_kv_heads": 2}

@@ -139,7 +139,7 @@ class Oracle:
     def __init__(self, path: Path, case: Case) -> None:
         self.model = (
             _model_class(case)
-            .from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+            .from_pretrained(path, dtype=torch.float32, attn_implementation=case.attention)
             .eval()
         )
         self.cached = case.cached

@@ -22,6 +22,9 @@ from tgi_cli.kernels import recurrence as kernels
 from tgi_cli.kernels.linear import ACTIVATIONS
 from tgi_cli.kernels.recurrence import ConvolutionLayer, DecayForm, GateLayer, RecurrenceLayer
 
+L2_EPS = 1e-6
+"""Added to the squares of queries and keys."""
+
 _VECTOR = 64
 """Divisible by what torch computes at once on any CPU, unrolled."""
 
@@ -147,7 +150,7 @@ def gated_delta(
     gates: DeltaGates,
     states: StateCache,
     layer: int,
-    eps: float = 1e-6,
+    eps: float = L2_EPS,
 ) -> Tensor:
     """The gated delta rule over the tokens of each sequence, in its recurrent form.
 

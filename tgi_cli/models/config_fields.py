@@ -234,3 +234,15 @@ def per_layer(
     ):
         raise config.invalid(f"{key!r} is {shown(stated)}, not a number for each layer")
     return numbers
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """What a position farther away costs each head (https://arxiv.org/abs/2108.12409).
+
+    A geometric sequence; of a number of heads that is no power of 2, those of the power below it
+    and, between them, some of the power above.
+    """
+    below = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * n / below) for n in range(1, below + 1)]
+    between = [2.0 ** (-4.0 * n / below) for n in range(1, 2 * (num_heads - below), 2)]
+    return slopes + between
