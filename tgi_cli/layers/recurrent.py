@@ -143,11 +143,45 @@ class DeltaGates:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenGates:
+    """As :class:`DeltaGates`, of logarithms of decays and of gains that are given as they are.
+
+    Attributes:
+        heads: of values.
+        channels: whether there is a decay for each row of a state.
+    """
+
+    heads: int
+    channels: bool = False
+
+    def decays(self, a: Tensor) -> Tensor:
+        """exp(a), float32."""
+        return by_rows(torch.exp, a.float())
+
+    def gains(self, b: Tensor) -> Tensor:
+        """b in float32."""
+        return b.float()
+
+    def layer(self, key_heads: int, key_dim: int, value_dim: int, eps: float) -> RecurrenceLayer:
+        """The gated delta rule as kernels take it; see :func:`gated_delta`."""
+        return RecurrenceLayer(
+            heads=self.heads,
+            key_heads=key_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            form=DecayForm.GIVEN,
+            channels=self.channels,
+            norm_eps=eps,
+            scale=key_dim**-0.5,
+        )
+
+
 def gated_delta(
     qkv: tuple[Tensor, Tensor, Tensor],
     a: Tensor,
     b: Tensor,
-    gates: DeltaGates,
+    gates: DeltaGates | GivenGates,
     states: StateCache,
     layer: int,
     eps: float = L2_EPS,
