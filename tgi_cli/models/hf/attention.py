@@ -9,9 +9,10 @@ mask: a model is served only if its masks are causal, with or without a sliding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -46,12 +47,29 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """Replaces a mask: a query sees the last ``window`` positions, or all if it is None."""
+    """Replaces a causal mask: ``window`` and ``chunk`` as of :class:`KVSpec`, or all is seen."""
 
     window: int | None
+    chunk: int | None = None
+    shape: tuple[int, ...] = field(default=(), compare=False)
+    """That the mask would have."""
+
+    def size(self) -> tuple[int, ...]:
+        """See ``shape``."""
+        return self.shape
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(READS_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableMask:
+    """Replaces a mask that attention cannot have; to use it is refused for ``reason``."""
+
+    reason: str
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported(self.reason)
 
 
 @dataclass(slots=True)
@@ -59,14 +77,18 @@ class AttentionContext:
     """State that a model's attention modules share, as their attribute ``tgi_attention``.
 
     Attributes:
-        specs: of the layers, in the order in which they attend.
-        layers: the index of each attention module.
+        specs: of the caches, in the order in which layers attend.
+        layers: the index of each attention module's cache.
+        readers: modules that attend to the cache of an earlier layer, and write nothing.
+        keys, values: of the layers with a cache of their own, in a dry run.
         step: the paged attention of the step that is running.
     """
 
     specs: list[KVSpec] = field(default_factory=list)
-    layers: dict[nn.Module, int] = field(default_factory=dict)
+    layers: dict[Hashable, int] = field(default_factory=dict)
+    readers: set[Hashable] = field(default_factory=set)
     keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
     step: PagedAttention | None = None
 
     @contextmanager
@@ -94,16 +116,17 @@ def _attend(
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
     assert attention_mask is None
+    writes = module not in context.readers
     output = context.step(
         context.layers[module],
         query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        key[0].transpose(0, 1) if writes else None,
+        value[0].transpose(0, 1) if writes else None,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         softcap=softcap,
         sinks=s_aux,
     )
-    return output[None], None
+    return output[None].contiguous(), None
 
 
 def _record(
@@ -123,15 +146,8 @@ def _record(
         raise Unsupported("attends more than once in a layer")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise Unsupported("has attention that is not causal")
-    if any(key is other for other in context.keys):
-        raise Unsupported("has layers that share keys and values")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
         raise Unsupported("calls attention with tensors of another layout")
-    if key.shape[3] != value.shape[3]:
-        raise Unsupported(
-            f"has keys of {key.shape[3]} dimensions and values of {value.shape[3]} (multi-head "
-            "latent attention)"
-        )
     if not query.shape[2] == key.shape[2] == value.shape[2] or query.shape[3] != key.shape[3]:
         raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
@@ -141,23 +157,70 @@ def _record(
     ]
     if unknown or isinstance(scaling, Tensor):
         raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
+    if isinstance(attention_mask, UnusableMask):
+        raise Unsupported(attention_mask.reason)
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise Unsupported("attends with a mask or bias of its own making")
-    window = attention_mask.window if isinstance(attention_mask, WindowMask) else None
+    mask = attention_mask if isinstance(attention_mask, WindowMask) else WindowMask(None)
+    window = mask.window
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
-    context.layers[module] = len(context.specs)
-    context.specs.append(KVSpec(key.shape[1], key.shape[3], window))
-    context.keys.append(key)
-    return query.transpose(1, 2), None
+    record_layer(context, module, query, key, value, mask)
+    width = value.shape[3]
+    output = query.new_empty(1, query.shape[2], query.shape[1], width)
+    return output, None
+
+
+def record_layer(
+    context: AttentionContext,
+    layer: Hashable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: WindowMask,
+) -> None:
+    """Note in a dry run what the layer that ``layer`` identifies keeps of a token."""
+    if layer in context.layers:
+        raise Unsupported("attends more than once in a layer")
+    if query.shape[2] != key.shape[2] or query.shape[3] != key.shape[3]:
+        raise Unsupported("attends to something else than its own tokens")
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
+        raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
+    width = value.shape[3]
+    spec = KVSpec(
+        key.shape[1],
+        key.shape[3],
+        mask.window,
+        value_dim=None if width == key.shape[3] else width,
+        chunk=mask.chunk,
+    )
+    shared = [i for i, other in enumerate(context.keys) if other is key]
+    if shared:
+        if value is not context.values[shared[0]] or context.specs[shared[0]] != spec:
+            raise Unsupported("has layers that share keys, and do not see the same of them")
+        context.readers.add(layer)
+        context.layers[layer] = shared[0]
+    else:
+        context.layers[layer] = len(context.specs)
+        context.specs.append(spec)
+        context.keys.append(key)
+        context.values.append(value)
+
+
+def _masked(**mask: Any) -> WindowMask | UnusableMask:
+    """Replaces a mask in a dry run."""
+    sizes = (mask["batch_size"], 1, mask["q_length"], mask["kv_length"])
+    try:
+        return replace(_describe(**mask), shape=sizes)
+    except Unsupported as reason:
+        return UnusableMask(str(reason))  # of cross-attention, which is not computed
 
 
 def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
-    """The window of a mask, found by evaluating it for two queries."""
-    windows = set()
-    zero = torch.tensor(0)
-    for query in (_FAR, _FAR + _FAR // 7):
-        keys = torch.arange(query + 2)
+    """What of a text a mask shows, found by evaluating it for a few queries."""
+
+    def first_seen(query: int) -> int:
+        keys, zero = torch.arange(query + 2), torch.tensor(0)
         try:
             seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
             seen = seen.expand(len(keys)).bool()
@@ -165,13 +228,24 @@ def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
             raise Unsupported(
                 f"has a mask that depends on more than positions ({error})"
             ) from error
-        width = int(seen.sum())
-        if seen[-1] or not seen[len(keys) - 1 - width : -1].all():
+        first = len(keys) - 1 - int(seen.sum())
+        if seen[-1] or not seen[first:-1].all():
             raise Unsupported("has a mask that is neither causal nor a sliding window")
-        windows.add(None if width == query + 1 else width)
-    if len(windows) > 1:
-        raise Unsupported("has a mask that is neither causal nor a sliding window")
-    return WindowMask(windows.pop())
+        return first
+
+    queries = (_FAR, _FAR + _FAR // 7, _FAR + _FAR // 3)
+    seen = [first_seen(query) for query in queries]
+    if not any(seen):
+        return WindowMask(None)
+    widths = {query - first + 1 for query, first in zip(queries, seen, strict=True)}
+    if len(widths) == 1:
+        return WindowMask(widths.pop())
+    if seen[0]:
+        chunk = seen[0] - first_seen(seen[0] - 1)
+        tried = (*queries, seen[1], seen[1] + chunk - 1, seen[2] - 1, chunk, chunk - 1)
+        if all(first_seen(query) == query // chunk * chunk for query in tried):
+            return WindowMask(None, chunk)
+    raise Unsupported("has a mask that is neither causal nor a sliding window")
 
 
 class _DryRunAttention:
@@ -181,12 +255,15 @@ class _DryRunAttention:
         self.specs = specs
         self.next = 0
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, *_: object, **__: object) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor | None, *_: object, **__: object
+    ) -> Tensor:
         spec = self.specs[layer]
-        if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
-            raise Unsupported("attends differently without a mask")
-        self.next += 1
-        return query
+        if key is not None:
+            if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
+                raise Unsupported("attends differently without a mask")
+            self.next += 1
+        return query.new_empty(*query.shape[:2], spec.value_width)
 
 
 _CONTRACTIONS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
@@ -194,6 +271,19 @@ _ALONG = dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "sort", "flip", "_s
 _ALONG |= {"topk": 2, "roll": 2}
 """Operations along a dimension, and the index of the argument that names it; default: the last
 dimension."""
+
+
+_unwatched: ContextVar[bool] = ContextVar("unwatched", default=False)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Let tokens be mixed within the block: what replaces it keeps sequences apart."""
+    token = _unwatched.set(True)
+    try:
+        yield
+    finally:
+        _unwatched.reset(token)
 
 
 class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -204,13 +294,19 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.counts = False
+        """Whether tokens were counted, as a model does that is not told their positions."""
         self._tokens = tokens
         self._near = {tokens + shift for shift in range(-_SHIFT, _SHIFT + 1) if shift}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        if _unwatched.get():
+            return output
         name, tokens = func.overloadpacket.__name__, self._tokens
         tensors = [x for x in args if isinstance(x, Tensor)]
+        if name == "arange" and output.shape[0] == tokens:
+            self.counts = True
         if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
             raise Unsupported("sums up tokens outside of attention")
         if name in _ALONG:
@@ -239,42 +335,48 @@ def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
     )
 
 
-def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
+def probe(
+    decoder: nn.Module,
+    config: Any,
+    call: Callable[[Tensor, Tensor], Any],
+    context: AttentionContext,
+    stateful: bool = False,
+) -> Any:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
-    ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
+    Args:
+        decoder: the model without its head.
+        config: transformers', of the decoder; it is left with :data:`RUN` as its attention.
+        call: runs the decoder for ids and positions [1, T].
+        context: an empty one, which the attention modules then share.
+        stateful: whether layers may keep a state instead of keys and values.
 
     Returns:
-        The state that the attention modules now share, and the decoder's output.
+        The decoder's output.
 
     Raises:
-        Refused: something cannot be served. Whatever the model's code raises.
+        Unsupported: something cannot be served. Whatever the model's code raises.
     """
     tokens = _number_of_tokens(decoder, config)
-    context = AttentionContext()
     for module in decoder.modules():
         module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
-    def run(implementation: str, ids: int, positions: int, **inputs: Tensor) -> Any:
+    def run(implementation: str, ids: int, positions: int) -> Any:
         config._attn_implementation = implementation
         many = torch.zeros(1, max(ids, positions), dtype=torch.int64, device="meta")
-        return decoder(
-            input_ids=many[:, :ids], position_ids=many[:, :positions], use_cache=False, **inputs
-        )
+        return call(many[:, :ids], many[:, :positions])
 
-    # A mask of ones: without it transformers would look at the positions' values for packed
-    # sequences, of which there are none on this device.
-    run(PROBE, 7, 7, attention_mask=torch.ones(1, 7, dtype=torch.int64, device="meta"))
+    run(PROBE, 7, 7)
     context.keys.clear()
-    layers = getattr(config, "num_hidden_layers", len(context.specs))
-    if not context.specs:
+    context.values.clear()
+    layers = getattr(config, "decoder_layers", None)  # where there could be an encoder
+    layers = layers or getattr(config, "num_hidden_layers", len(context.layers))
+    if not context.layers and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
-    if len(context.specs) != layers:
-        raise Unsupported(f"attends in {len(context.specs)} of its {layers} layers only")
-    with (
-        context.running(cast(PagedAttention, _DryRunAttention(context.specs))),
-        _TokenMixingDetector(tokens),
-    ):
+    if len(context.layers) != layers and not stateful:
+        raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")
+    detector = _TokenMixingDetector(tokens)
+    with context.running(cast(PagedAttention, _DryRunAttention(context.specs))), detector:
         output = run(RUN, tokens, tokens)
     try:
         with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
@@ -282,10 +384,12 @@ def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
     except Unsupported:
         raise
     except Exception:  # any error of the model's code: it used the positions
-        return context, output
+        return output
+    if stateful and not detector.counts:
+        return output  # where a token is follows from the states alone
     raise Unsupported("does not use the positions that it is given")
 
 
 AttentionInterface.register(RUN, _attend)
 AttentionInterface.register(PROBE, _record)
-AttentionMaskInterface.register(PROBE, _describe)
+AttentionMaskInterface.register(PROBE, _masked)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -42,10 +43,7 @@ class _BatchedLinear(Loadable):
 
     def finish(self) -> None:
         super().finish()
-        if self.weight is None:
-            # Some code reads the dtype of a layer's weight. To compute with it is an error.
-            del self._parameters["weight"]
-            self.__dict__["weight"] = torch.empty(0, dtype=self.dtype, device="meta")
+        _leave_dtype(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
@@ -54,6 +52,16 @@ class _BatchedLinear(Loadable):
             return x.new_empty(*x.shape[:-1], self.out_features)
         flat: Tensor = super().forward(x.reshape(-1, self.in_features))
         return flat.view(*x.shape[:-1], -1)
+
+
+def _leave_dtype(layer: nn.Module, dtype: torch.dtype) -> None:
+    """Where a layer's weight is packed, leave one of that dtype alone.
+
+    Some code reads the dtype of a layer's weight. To compute with it is an error.
+    """
+    if layer._parameters.get("weight", layer) is None:
+        del layer._parameters["weight"]
+        layer.__dict__["weight"] = torch.empty(0, dtype=dtype, device="meta")
 
 
 class _Replicated(_BatchedLinear, ReplicatedLinear):
@@ -104,6 +112,10 @@ class BatchedEmbedding(Embedding):
 
 class BatchedHead(LMHead):
     """Hidden states [..., hidden] to float32 logits [..., vocab]."""
+
+    def finish(self) -> None:
+        super().finish()
+        _leave_dtype(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_meta:
@@ -240,6 +252,30 @@ def _experts(
     ordered = torch.empty_like(outputs).index_copy_(0, groups.pairs, outputs)
     ordered = ordered.view(*chosen.shape, -1).mul_(weights[..., None])
     return _shard_of(module).all_reduce(ordered.sum(1).to(hidden.dtype))
+
+
+def tame_routing(decoder: nn.Module) -> None:
+    """Let routers and experts that look at what tokens chose be tried without numbers."""
+    for module in decoder.modules():
+        if type(module).__name__ == "JetMoeTopKGating":
+            module.forward = MethodType(_dry_gating, module)
+        elif type(module).__name__ in ("DbrxExperts", "LongcatFlashExperts"):
+            module.forward = MethodType(_dry_experts, module)
+
+
+def _dry_gating(module: Any, hidden: Tensor) -> Any:
+    if not hidden.is_meta:
+        return type(module).forward(module, hidden)
+    pairs = len(hidden) * module.top_k
+    order = torch.empty(pairs, dtype=torch.int64, device="meta")
+    counts = [pairs] + [0] * (module.num_experts - 1)
+    return order, order, hidden.new_empty(pairs), counts, module.layer(hidden)
+
+
+def _dry_experts(module: Any, hidden: Tensor, *routing: Any, **more: Any) -> Any:
+    if hidden.is_meta:
+        return torch.empty_like(hidden)
+    return type(module).forward(module, hidden, *routing, **more)
 
 
 def share_experts(module: nn.Module, shard: Shard) -> None:
