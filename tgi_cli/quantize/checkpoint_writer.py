@@ -99,12 +99,7 @@ SHARD_BYTES = 4 << 30
 """Default size limit of a file of weights, in bytes."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-_REPLACED = (
-    "config.json",
-    "readme.md",
-    "quantize_config.json",
-    "quant_config.json",
-)
+_REPLACED = ("config.json", "readme.md", "quantize_config.json", "quant_config.json")
 
 
 def write_checkpoint(
