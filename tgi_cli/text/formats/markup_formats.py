@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tgi_cli.text.formats.syntax import (
     LiteralSyntax,
     TagSyntax,
@@ -15,7 +17,7 @@ _OTHERS = ("integer", "number", "boolean", "object", "array", "null")
 _FUNCTION_TAGS = TagSyntax(
     "<function=", ">", "<parameter=", ">", "</parameter>", "</function>", gap="\n"
 )
-_LINES = {"before": "\n", "after": "\n", "between": "\n"}
+_LINES: dict[str, Any] = {"before": "\n", "after": "\n", "between": "\n"}
 """Each call, and each marker around calls, has lines of its own."""
 
 
