@@ -19,7 +19,7 @@ from tgi_cli.files import decode_json
 TGI_SOCKET = "/tmp/text-generation-server-0"
 _ROUTES = {"auto": "auto", "tgi": "generate_stream", "completions": "completions", "chat": "chat"}
 _HTTP_LOADS: tuple[LoadKind, ...] = ("concurrency", "rate", "ramp", "sweep", "trace")
-_LOADS: dict[str, LoadKind] = {"batch_size": "batch"} | {name: name for name in _HTTP_LOADS}
+_LOADS: dict[str, LoadKind] = {"batch_size": "batch", **{name: name for name in _HTTP_LOADS}}
 _BATCH_ONLY = ("batch_size", "runs")
 _HTTP_ONLY = (
     *_HTTP_LOADS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ class TensorSpan(TensorEntry):
 
 def tensors_in(file: Path) -> list[TensorSpan]:
     """The tensors of a safetensors file."""
-    return [TensorSpan(*astuple(entry), name, file) for name, entry in read_header(file).items()]
+    return [
+        TensorSpan(entry.dtype, entry.shape, entry.start, entry.size, name, file)
+        for name, entry in read_header(file).items()
+    ]
 
 
 def write_file(path: Path, tensors: Iterable[TensorSpan]) -> None:
