@@ -122,6 +122,22 @@ def test_families(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["fp8 by block", "awq", "pack-quantized with zeros"])
+def test_linear_attention_in_other_formats(name: str, tmp_path: Path) -> None:
+    """Stored parts begin and end in the middle of blocks of scales."""
+    plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
+    case = CASES["Qwen 3.5"]
+    make_checkpoint(case, plain)
+    write_quantized(plain, path, LAYOUTS[name], twin=twin)
+    ids = random_ids(40, seed=1)
+    wanted = Oracle(twin, case).logits(ids)
+    for logits in (
+        PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"],
+        *sharded_logits(path, 2, [ids]),
+    ):
+        torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
 def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
     plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
     case = CASES["Qwen 2"]

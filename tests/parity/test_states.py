@@ -10,6 +10,7 @@ import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,12 @@ from tgi_cli.worker.worker import ModelWorker
 MOST = 192
 ROWS = 6
 SPARE = 5
+SAID: dict[str, Any] = {
+    "max_total_tokens": MOST,
+    "max_batch_prefill_tokens": 64,
+    "max_batch_total_tokens": 2048,
+    "max_batch_size": ROWS,
+}
 NAMES = [name for name in ("LFM 2", "LFM 3", "Granite 4", "Qwen3-Next") if name in CASES]
 
 
@@ -49,14 +56,7 @@ class Listener(Client):
 @pytest.fixture(scope="module", params=NAMES)
 def worker(request: Any, tmp_path_factory: Any) -> Iterator[ModelWorker]:
     path = make_checkpoint(CASES[request.param], tmp_path_factory.mktemp("states"))
-    serve = ServeConfig(
-        model_id="miniature",
-        dtype="float32",
-        max_total_tokens=MOST,
-        max_batch_prefill_tokens=64,
-        max_batch_total_tokens=2048,
-        max_batch_size=ROWS,
-    )
+    serve = ServeConfig(model_id="miniature", dtype="float32", **SAID)
     gc.freeze()
     worker, _ = load_worker(serve, path)
     assert isinstance(worker, ModelWorker)
@@ -72,8 +72,7 @@ def worker(request: Any, tmp_path_factory: Any) -> Iterator[ModelWorker]:
 
 
 @contextmanager
-def engine(worker: ModelWorker, **changes: Any) -> Iterator[Listener]:
-    assert worker.capacity is not None
+def engine(worker: Any, **changes: Any) -> Iterator[Listener]:
     values: dict[str, Any] = {
         "max_total_tokens": MOST,
         "max_batch_prefill_tokens": 64,
@@ -81,9 +80,9 @@ def engine(worker: ModelWorker, **changes: Any) -> Iterator[Listener]:
         "block_size": BLOCK_SIZE,
         "num_blocks": 120,
         "num_state_slots": ROWS + SPARE,
-        "window": worker.capacity.kv_window,
+        "window": worker.model.kv_window if "window" not in changes else None,
     }
-    with running(worker, SchedulerConfig(**(values | changes))) as client:  # type: ignore[arg-type]
+    with running(worker, SchedulerConfig(**(values | changes))) as client:
         yield Listener(client.core)
 
 
@@ -169,3 +168,25 @@ def test_preemption_and_cancellation(worker: ModelWorker) -> None:
         assert client.logprobs.get(i, []) == logprobs[:count]
     likely = [value for values in client.logprobs.values() for value in values]
     assert torch.isfinite(torch.tensor(likely)).all()
+
+
+@pytest.mark.slow
+def test_two_shards_keep_their_states_in_the_same_slots(tmp_path: Path) -> None:
+    path = make_checkpoint(CASES["Granite 4"], tmp_path)
+    prompts = [random_ids(n, seed=1) for n in (60, 33, 60, 90)]
+    answers = []
+    for num_shard in (1, 2):
+        serve = ServeConfig(model_id="m", dtype="float32", num_shard=num_shard, **SAID)
+        worker, _ = load_worker(serve, path)
+        slots = worker.warmup().num_state_slots
+        bounds = {"num_blocks": 14, "num_state_slots": slots, "window": None}
+        try:
+            with engine(worker, **bounds) as client:
+                for start in (0, 10):
+                    asked = [ask(start + i, prompt, 20) for i, prompt in enumerate(prompts)]
+                    answers.append([tokens for tokens, _ in run(client, *asked)])
+                assert client.core.metrics.load.reused_tokens > 60
+                assert client.core.metrics.load.preemptions
+        finally:
+            worker.close()
+    assert all(each == answers[0] for each in answers)
