@@ -198,7 +198,14 @@ def wider(name: str, lens: list[tuple[int, int]], dtype: torch.dtype) -> tuple[K
     """The cache of :data:`WIDER` of that name, and a batch for it."""
     spec, options = WIDER[name]
     return spec, Batch(
-        lens, 6, spec.num_kv_heads, dtype, dim=spec.head_dim, value_dim=spec.value_dim, scale=0.125, **options
+        lens,
+        6,
+        spec.num_kv_heads,
+        dtype,
+        dim=spec.head_dim,
+        value_dim=spec.value_dim,
+        scale=0.125,
+        **options,
     )
 
 
