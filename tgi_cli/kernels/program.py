@@ -67,6 +67,43 @@ class RecurrenceViews:
     beta: BufferView | None = None
 
 
+@dataclass(slots=True)
+class StepInputs:
+    """What the parts of a program are given in one step.
+
+    Attributes:
+        step, caches: of the attention backend that was planned for the step.
+        rotations: arrays of pointers to the cosines and sines of the step's positions, for each
+            rope.
+        slots: of the step's states, of models that have some.
+        states: an array of pointers, two per layer with states: of its convolution, and of its
+            recurrence.
+        kept: what the arrays point to.
+    """
+
+    step: Structure
+    caches: Any
+    rotations: tuple[Any, Any]
+    slots: Structure | None
+    states: Any
+    kept: Any
+
+    @classmethod
+    def of(
+        cls,
+        step: Structure,
+        caches: Any,
+        rotations: Sequence[tuple[Tensor, Tensor]],
+        slots: Structure | None = None,
+        states: Any = None,
+    ) -> StepInputs:
+        """With ``rotations`` as tensors."""
+        pointers = c_void_p * len(rotations)
+        cosines = pointers(*(cosine.data_ptr() for cosine, _ in rotations))
+        sines = pointers(*(sine.data_ptr() for _, sine in rotations))
+        return cls(step, caches, (cosines, sines), slots, states, rotations)
+
+
 RESIDUAL = BufferView(0)
 """The embeddings at first; overwritten."""
 OUTPUT = BufferView(1)
@@ -93,6 +130,7 @@ class Program:
         self._widths = [hidden_size, hidden_size]
         self._ops: list[OpArgs] = []
         self._kept: list[Any] = []
+        self._cuts = [0]
         self._handle: c_void_p | None = None
         self._run = RunArgs()
         self._run_reference = byref(self._run)
@@ -234,8 +272,13 @@ class Program:
         _set_others(op, by)
         op.gate = self._keep_layer(layer, layer.args(groups, width))
 
+    def cut(self) -> None:
+        """End a part: between it and the next one, its caller does something with its result."""
+        self._cuts.append(len(self._ops))
+
     def seal(self) -> None:
         """Finish the program: no further operations can be added."""
+        self.cut()
         ops = (OpArgs * len(self._ops))(*self._ops)
         widths = (c_int64 * len(self._widths))(*self._widths)
         new = self._library.tgi_program_new
@@ -244,40 +287,28 @@ class Program:
         self._handle = c_void_p(handle)
 
     def run(
-        self,
-        residual: Tensor,
-        step: Structure,
-        caches: Any,
-        rotations: Sequence[tuple[Tensor, Tensor]],
-        seconds: Any = None,
-        slots: Structure | None = None,
-        states: Any = None,
+        self, residual: Tensor, inputs: StepInputs, part: int = 0, seconds: Any = None
     ) -> Tensor:
-        """Embeddings [T, hidden], which are overwritten, to the result [T, hidden].
+        """Embeddings [T, hidden], which become the residual, to the result [T, hidden].
 
         Args:
-            residual: contiguous.
-            step, caches: of the attention backend that was planned for the step.
-            rotations: cosines and sines of the step's positions for each rope.
+            residual: contiguous; overwritten.
+            inputs: of the step.
+            part: which of the parts that :meth:`cut` makes; the parts of a step run in their order.
             seconds: a ctypes array of doubles, one per operation, to which their times are added.
-            slots: of the step's states, of models that have some.
-            states: a ctypes array of pointers, two per layer with states: of its convolution, and
-                of its recurrence.
 
         Raises:
             MemoryError: no memory for the buffers of so many tokens.
         """
         output = torch.empty_like(residual)
-        run, count = self._run, len(rotations)
-        # The tensors live in the caller's list, and the arrays here, until the call is over.
-        cosines = (c_void_p * count)(*(cosine.data_ptr() for cosine, _ in rotations))
-        sines = (c_void_p * count)(*(sine.data_ptr() for _, sine in rotations))
+        run = self._run
+        run.first, run.last = self._cuts[part], self._cuts[part + 1]
         run.tokens = residual.shape[0]
         run.residual, run.output = residual.data_ptr(), output.data_ptr()
-        run.step, run.caches = ctypes.addressof(step), ctypes.addressof(caches)
-        run.cosines, run.sines = ctypes.addressof(cosines), ctypes.addressof(sines)
-        run.slots = None if slots is None else ctypes.addressof(slots)
-        run.states = None if states is None else ctypes.addressof(states)
+        run.step, run.caches = ctypes.addressof(inputs.step), ctypes.addressof(inputs.caches)
+        run.cosines, run.sines = map(ctypes.addressof, inputs.rotations)
+        run.slots = None if inputs.slots is None else ctypes.addressof(inputs.slots)
+        run.states = None if inputs.states is None else ctypes.addressof(inputs.states)
         run.seconds = seconds
         run.threads = threads()
         if self._library.tgi_program_run(self._handle, self._run_reference):

@@ -69,6 +69,8 @@ class RunArgs(Structure):
     """``Run`` of ``cpp/program.h``."""
 
     _fields_ = (
+        ("first", c_int64),
+        ("last", c_int64),
         ("tokens", c_int64),
         ("residual", c_void_p),
         ("output", c_void_p),

@@ -221,7 +221,7 @@ class Attention(nn.Module):
 
     def _project(self, attended: Tensor, gate: Tensor | None, hidden: Tensor) -> Tensor:
         if gate is not None:
-            attended = attended * torch.sigmoid(gate).view(attended.shape)
+            attended = ops.gate(attended, gate.view(attended.shape), "sigmoid")
         if self.head_gate is not None:
             # In float64, since a CPU rounds a float32's sigmoid by its position in a tensor.
             factors = self.head_gate(hidden).double().sigmoid_().to(attended.dtype)

@@ -22,6 +22,9 @@ from tgi_cli.kernels import recurrence as kernels
 from tgi_cli.kernels.linear import ACTIVATIONS
 from tgi_cli.kernels.recurrence import ConvolutionLayer, DecayForm, GateLayer, RecurrenceLayer
 
+L2_EPS = 1e-6
+"""Added to the squares of queries and keys."""
+
 _VECTOR = 64
 """Divisible by what torch computes at once on any CPU, unrolled."""
 
@@ -140,14 +143,48 @@ class DeltaGates:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenGates:
+    """As :class:`DeltaGates`, of logarithms of decays and of gains that are given as they are.
+
+    Attributes:
+        heads: of values.
+        channels: whether there is a decay for each row of a state.
+    """
+
+    heads: int
+    channels: bool = False
+
+    def decays(self, a: Tensor) -> Tensor:
+        """exp(a), float32."""
+        return by_rows(torch.exp, a.float())
+
+    def gains(self, b: Tensor) -> Tensor:
+        """b in float32."""
+        return b.float()
+
+    def layer(self, key_heads: int, key_dim: int, value_dim: int, eps: float) -> RecurrenceLayer:
+        """The gated delta rule as kernels take it; see :func:`gated_delta`."""
+        return RecurrenceLayer(
+            heads=self.heads,
+            key_heads=key_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            form=DecayForm.GIVEN,
+            channels=self.channels,
+            norm_eps=eps,
+            scale=key_dim**-0.5,
+        )
+
+
 def gated_delta(
     qkv: tuple[Tensor, Tensor, Tensor],
     a: Tensor,
     b: Tensor,
-    gates: DeltaGates,
+    gates: DeltaGates | GivenGates,
     states: StateCache,
     layer: int,
-    eps: float = 1e-6,
+    eps: float = L2_EPS,
 ) -> Tensor:
     """The gated delta rule over the tokens of each sequence, in its recurrent form.
 
@@ -267,7 +304,7 @@ def state_space(
         return kernels.recurrence(model, (c, b, x), dt, None, own, states.step.for_kernels())
     wide, step = x.float(), sizes.steps(dt)
     decay = by_rows(torch.exp, step * -sizes.rate)[:, :, None, None]
-    scaled = (wide * step[..., None]).unflatten(1, (b.shape[1], -1))[:, :, :, None]
+    scaled = (wide * step[..., None]).view(len(x), groups, -1, 1, x.shape[2])
     b, c = (part.float()[:, :, None, :, None] for part in (b, c))
     output = torch.empty_like(wide)
 

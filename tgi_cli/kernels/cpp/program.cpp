@@ -237,14 +237,15 @@ void run_ticket(void* context, int64_t ticket, int thread) {
 // Which stages a run of so many tokens has, and the attention plans that they share.
 void prepare(Program& program) {
   const Run& run = program.run;
-  for (size_t i = 0; i < program.plans.size(); ++i) {
+  for (size_t i = 0; i < program.plans.size() && run.first == 0; ++i) {
     const Op& op = program.ops[program.planned_for[i]];
     plan_attention(*run.step, shape_of(op), program.plans[i]);
   }
   std::vector<Part>& parts = program.parts;
   parts.clear();
   int64_t row_tickets = (run.tokens + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-  for (const Op& op : program.ops) {
+  for (int64_t i = run.first; i < run.last; ++i) {
+    const Op& op = program.ops[size_t(i)];
     Part part{&program, &op, row_tickets, 0, false};
     if (op.kind == LINEAR) part.tickets = linear_tickets(linear_of(program, op, run));
     if (op.kind == CONVOLVE) part.tickets = convolution_tickets(*op.convolution, *run.slots);

@@ -54,6 +54,7 @@ struct Op {
 };
 
 struct Run {
+  int64_t first, last;  // operations; those before `first` have run in the same step
   int64_t tokens;
   bf16* residual;  // [tokens, widths[0]]
   bf16* output;    // [tokens, widths[1]]
