@@ -19,13 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.models.hf.attention import (
-    AttentionContext,
-    Unsupported,
-    WindowMask,
-    record_layer,
-    unwatched,
-)
+from tgi_cli.models.hf.attention import AttentionContext, record_layer, unwatched
+from tgi_cli.models.hf.masks import Unsupported, WindowMask
 
 _SAME = frozenset(
     {"view", "reshape", "transpose", "permute", "contiguous", "to", "float", "type", "type_as"}

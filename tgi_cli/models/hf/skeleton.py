@@ -29,8 +29,10 @@ from transformers.models.auto.modeling_auto import (
 from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.hf.attention import PROBE, RUN, AttentionContext, Unsupported, WindowMask
+from tgi_cli.models.hf.attention import PROBE, RUN, RUN_SPARSE, AttentionContext
+from tgi_cli.models.hf.latent import leave_out_indexers
 from tgi_cli.models.hf.layers import EXPERTS, tame_routing
+from tgi_cli.models.hf.masks import Unsupported, WindowMask
 from tgi_cli.models.hf.own_attention import replace_own_attention
 from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
 
@@ -39,7 +41,18 @@ _TRIED = 7
 
 _LAYER_TYPES = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"}
-    | {"mamba", "mamba2", "attention", "hybrid", "hybrid_sliding", "mlp", "moe", "recurrent"}
+    | {
+        "indexed_attention",
+        "minimax_m3_sparse",
+        "mamba",
+        "mamba2",
+        "attention",
+        "hybrid",
+        "hybrid_sliding",
+        "mlp",
+        "moe",
+        "recurrent",
+    }
 )
 """Kinds of layers, of which a dry run shows what they do."""
 
@@ -64,6 +77,9 @@ class Skeleton:
         stateful: whether layers keep a recurrent state.
         attention: the state that its attention modules share.
         own_attention: whether it computes attention without transformers' interface.
+        indexers: paths within ``whole`` of what chose tokens for sparse attention.
+        dense_positions: length of the longest text of which all tokens are chosen; None where
+            attention is not sparse.
     """
 
     whole: Any
@@ -74,7 +90,14 @@ class Skeleton:
     cache: StepCache | None
     stateful: bool
     attention: AttentionContext
+    indexers: list[str]
+    dense_positions: int | None
     own_attention: bool = False
+
+    @property
+    def running(self) -> str:
+        """The name of the attention that steps run with."""
+        return RUN if self.dense_positions is None else RUN_SPARSE
 
     def with_own_attention(self) -> Skeleton:
         """The same, for a decoder that computes attention without transformers' interface."""
@@ -100,7 +123,7 @@ class Skeleton:
         sized = self.own_attention or "position_ids" not in parameters
         if sized and "attention_mask" in parameters and not self.stateful:
             inputs["attention_mask"] = torch.ones_like(ids)  # or its size would be computed
-        elif self.cache is None and self.decoder.config._attn_implementation == PROBE:
+        elif self.cache is None and self.decoder.config._attn_implementation in (PROBE, RUN_SPARSE):
             # Without a mask transformers looks at the positions' values for packed sequences.
             inputs["attention_mask"] = torch.ones_like(ids)
         return self.decoder(input_ids=ids, use_cache=False, **inputs)
@@ -238,8 +261,18 @@ def _text_part(whole: Any) -> Skeleton:
     # Around a decoder of its own, a causal model computes the head's inputs by that alone.
     replaced = path.partition(".")[0] if wrapped and text is whole else path
     needed = cache if stateful or not told else None
+    indexers, dense = leave_out_indexers(decoder)
     return Skeleton(
-        whole, text, decoder, replaced, first, needed, bool(stateful), AttentionContext()
+        whole=whole,
+        text=text,
+        decoder=decoder,
+        replaced=replaced,
+        first_position=first,
+        cache=needed,
+        stateful=bool(stateful),
+        attention=AttentionContext(),
+        indexers=[f"{_path(whole, decoder)}.{path}" for path in indexers],
+        dense_positions=dense,
     )
 
 
