@@ -207,7 +207,9 @@ def loaded(model: Path, dtype: str | None) -> Iterator[tuple[ModelWorker, Schedu
     )
     worker, _ = load_worker(serve, model)
     capacity = worker.warmup()
-    limits = SchedulerConfig.of(capacity.config, capacity.num_blocks)
+    limits = SchedulerConfig.of(
+        capacity.config, capacity.num_blocks, capacity.kv_window, capacity.num_state_slots
+    )
     yield worker, replace(limits, max_batch_prefill_tokens=256), worker.info().vocab_size
 
 

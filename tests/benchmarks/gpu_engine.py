@@ -165,7 +165,9 @@ def make(
     with random_on(torch.device(kind)):
         worker = make_worker(config)
     capacity = worker.warmup()
-    return worker, SchedulerConfig.of(capacity.config, capacity.num_blocks, capacity.kv_window)
+    return worker, SchedulerConfig.of(
+        capacity.config, capacity.num_blocks, capacity.kv_window, capacity.num_state_slots
+    )
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class Case:
         stored: what config.json says otherwise, for both sides; ``...`` removes a key.
         model: name of transformers' model class, where it is not the causal LM of ``config``.
         embedding_std: of the token vectors before the model scales them.
+        qk_norm: mean weight of the norms of queries and keys.
+        attention: transformers' implementation. (Its eager one adds Falcon's ALiBi twice.)
         shortest: length of prompts where transformers computes shorter ones in another way.
         cached: whether transformers generates with a cache. It bounds the step sizes of Mamba-2 in
             its prefill, but not where it goes on from a cache.
@@ -41,6 +43,8 @@ class Case:
     stored: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     embedding_std: float = 0.1
+    qk_norm: float = 1.5
+    attention: str = "eager"
     shortest: int = 0
     cached: bool = True
 
@@ -74,6 +78,56 @@ UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_wind
 GEMMA = SMALL | {"head_dim": 16}
 GEMMA_STD = 0.065
 GEMMA2 = GEMMA | {"num_hidden_layers": 4, "query_pre_attn_scalar": 24, "sliding_window": WINDOW}
+GEMMA4 = GEMMA | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 32,
+    "sliding_window": WINDOW,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 256,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 20.0,
+}
+GEMMA4_DENSE = GEMMA4 | {
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA3N = GEMMA | {
+    "num_hidden_layers": 6,
+    "intermediate_size": [96, 96, 80, 96, 96, 64],
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": WINDOW,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 200,
+    "laurel_rank": 8,
+    "altup_num_inputs": 3,
+    "altup_active_idx": 1,
+    "activation_sparsity_pattern": [0.5, 0.9, 0.0, 0.0, 0.3, 0.0],
+}
+LLAMA4 = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 4,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": 30,
+    "attn_scale": 0.2,
+}
+LLAMA4_SIGHT = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "vision_output_dim": 32,
+    "projector_input_dim": 32,
+    "projector_output_dim": 32,
+}
 GEMMA3 = GEMMA2 | {"sliding_window_pattern": 3}
 SIGHT = {
     "hidden_size": 32,
@@ -121,6 +175,45 @@ GPT_OSS_ROPE = {
     "original_max_position_embeddings": 4096,
 }
 
+DELTA: dict[str, Any] = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rms_norm_eps": 1e-3,
+}
+"""Three layers of the gated delta rule to one of attention.
+
+What a random query reads of a state is now and then as short as 1e-5, by cancellation, and a norm
+with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits then
+differ by up to 8e-4, transformers' own by 4e-4 between its two forms of the rule.
+"""
+DELTA_SHARED = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_interleaved": True,
+    "mrope_section": [2, 2, 2],
+}
+QWEN_SIGHT = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
 LATENT = SMALL | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 24,
@@ -160,6 +253,24 @@ GRANITE4 = (
         "intermediate_size": 48,
     }
 )
+
+NEMOTRON = {key: v for key, v in SMALL.items() if key != "num_hidden_layers"} | {
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 4,
+}
+NEMOTRON3 = NEMOTRON | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 
 CASES: dict[str, Case] = {
     "Llama 3": Case("LlamaConfig", SMALL | {"rope_parameters": LLAMA3_ROPE}),
@@ -212,6 +323,44 @@ CASES: dict[str, Case] = {
         model="Gemma3ForConditionalGeneration",
         embedding_std=GEMMA_STD,
     ),
+    "Gemma 4": Case("Gemma4TextConfig", GEMMA4, embedding_std=GEMMA_STD, qk_norm=0.6),
+    "Gemma 4, dense": Case("Gemma4TextConfig", GEMMA4_DENSE, embedding_std=GEMMA_STD, qk_norm=0.6),
+    "Gemma 4 with experts": Case(
+        "Gemma4TextConfig",
+        GEMMA4_DENSE
+        | {
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        embedding_std=GEMMA_STD,
+        qk_norm=0.6,
+    ),
+    "Gemma 4 with images": Case(
+        "Gemma4Config",
+        {"text_config": GEMMA4, "vision_config": SIGHT, "audio_config": None},
+        model="Gemma4ForConditionalGeneration",
+        embedding_std=GEMMA_STD,
+        qk_norm=0.6,
+    ),
+    "Gemma 3n": Case("Gemma3nTextConfig", GEMMA3N, embedding_std=GEMMA_STD, qk_norm=0.6),
+    "Llama 4": Case("Llama4TextConfig", LLAMA4),
+    "Llama 4, dense layers between": Case(
+        "Llama4TextConfig",
+        LLAMA4
+        | {
+            "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
+    "Llama 4 with images": Case(
+        "Llama4Config",
+        {"text_config": LLAMA4, "vision_config": LLAMA4_SIGHT},
+        model="Llama4ForConditionalGeneration",
+    ),
     "Phi-3": Case("Phi3Config", PHI3),
     "Phi-4": Case("Phi3Config", PHI4 | {"original_max_position_embeddings": 16}, shortest=17),
     "Phi-4, within its first context": Case(
@@ -261,6 +410,13 @@ CASES: dict[str, Case] = {
     "Falcon, multi-head": Case(
         "FalconConfig", ALL_KEYS | {"multi_query": False, "parallel_attn": False, "bias": True}
     ),
+    "Falcon RW": Case(
+        "FalconConfig",
+        ALL_KEYS
+        | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+        | {"hidden_size": 96, "num_attention_heads": 6},
+        attention="sdpa",
+    ),
     "Falcon, grouped": Case(
         "FalconConfig", ALL_KEYS | {"new_decoder_architecture": True, "num_kv_heads": 2}
     ),
@@ -296,6 +452,42 @@ CASES: dict[str, Case] = {
             "sliding_window": WINDOW,
             "rope_parameters": YARN_ROPE,
         },
+    ),
+    "Qwen3-Next": Case("Qwen3NextConfig", DELTA | DELTA_SHARED),
+    "Qwen3-Next, a dense layer": Case(
+        "Qwen3NextConfig",
+        DELTA
+        | DELTA_SHARED
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+        stored={
+            "layer_types": ...,
+            "full_attention_interval": 2,
+            "rope_parameters": ...,
+            "rope_theta": 20000.0,
+        },
+    ),
+    "Qwen 3.5": Case("Qwen3_5TextConfig", DELTA | {"tie_word_embeddings": True}),
+    "Qwen 3.5 with images": Case(
+        "Qwen3_5Config",
+        {
+            "text_config": DELTA | {"rope_parameters": MROPE},
+            "vision_config": QWEN_SIGHT,
+            "tie_word_embeddings": False,
+        },
+        model="Qwen3_5ForConditionalGeneration",
+    ),
+    "Qwen 3.5 MoE": Case("Qwen3_5MoeTextConfig", DELTA | DELTA_SHARED),
+    "Qwen 3.5 MoE with images": Case(
+        "Qwen3_5MoeConfig",
+        {
+            "text_config": DELTA | DELTA_SHARED | {"rope_parameters": MROPE},
+            "vision_config": QWEN_SIGHT,
+        },
+        model="Qwen3_5MoeForConditionalGeneration",
     ),
     "DeepSeek V2": Case(
         "DeepseekV2Config",
@@ -385,5 +577,23 @@ CASES: dict[str, Case] = {
             "time_step_limit": (0.4, 1.5),
         },
         cached=False,
+    ),
+    "Nemotron-H": Case(
+        "NemotronHConfig",
+        NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+        stored={"layers_block_type": ..., "hybrid_override_pattern": "M-*-"},
+        cached=False,
+    ),
+    "Nemotron 3": Case(
+        "NemotronHConfig", NEMOTRON3 | {"time_step_min": 1e-9}, stored={"time_step_min": 0.0}
+    ),
+    "Nemotron 3, latent experts": Case(
+        "NemotronHConfig",
+        NEMOTRON3 | {"moe_latent_size": 32, "n_groups": 1, "use_bias": True},
+        cached=False,
+    ),
+    "Bamba": Case(
+        "BambaConfig",
+        SMALL | MAMBA | {"attn_layer_indices": [1], "mlp_bias": True, "mamba_d_conv": 3},
     ),
 }

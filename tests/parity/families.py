@@ -63,6 +63,9 @@ _BACKENDS = ("torch", "cpu")
 _SHARPER = ("q_proj", "k_proj", "qkv", "query_key_value", "c_attn", "W_pack")
 """Within the names of what makes queries and keys."""
 
+_CORRECTIONS = ("e_score_correction_bias", "expert_bias")
+"""Ends of names of buffers that correct the choice of experts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -116,7 +119,7 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
             value = noise * case.embedding_std
         elif parameter.ndim == 1:
             sharper = name.endswith(("q_norm.weight", "k_norm.weight"))
-            value = parameter + (0.5 if sharper else 0.0) + 0.2 * noise
+            value = parameter + (case.qk_norm - 1.0 if sharper else 0.0) + 0.2 * noise
         else:
             transposed = type(model.get_submodule(name.rpartition(".")[0])).__name__ == "Conv1D"
             gain = 2.0 if any(part in name for part in _SHARPER) else 1.0
@@ -124,8 +127,10 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
         with torch.no_grad():
             parameter.copy_(value)
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(_CORRECTIONS):
             buffer.normal_(std=0.1, generator=generator)
+        if name.endswith("layer_scalar"):
+            buffer.add_(0.1 * torch.empty(buffer.shape).normal_(generator=generator))
 
 
 class Oracle:
@@ -134,7 +139,7 @@ class Oracle:
     def __init__(self, path: Path, case: Case) -> None:
         self.model = (
             _model_class(case)
-            .from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+            .from_pretrained(path, dtype=torch.float32, attn_implementation=case.attention)
             .eval()
         )
         self.cached = case.cached

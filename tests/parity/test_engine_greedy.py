@@ -138,12 +138,14 @@ def test_an_8_bit_cache_holds_twice_the_tokens(checkpoint: Path, oracle: Oracle,
 
 @contextmanager
 def engine(worker: ModelWorker, depth: int = 0, **changes: Any) -> Iterator[Client]:
+    assert worker.capacity is not None
     values: dict[str, Any] = {
         "max_total_tokens": 192,
         "max_batch_prefill_tokens": CHUNK,
         "max_batch_size": 8,
         "block_size": BLOCK_SIZE,
         "num_blocks": 256,
+        "num_state_slots": worker.capacity.num_state_slots,
     }
     core = EngineCore(worker, SchedulerConfig(**(values | changes)), depth)
     thread = threading.Thread(target=core.run, daemon=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.parity.cases import SMALL, Case
+from tests.parity.cases import DELTA, DELTA_SHARED, MAMBA, SMALL, Case
 from tests.parity.families import make_checkpoint
 from tests.parity.test_engine_greedy import engine, random_prompt
 from tests.tools.checkpoints import make_llama
@@ -248,6 +248,31 @@ FAMILIES: dict[str, tuple[Case, tuple[str, ...]]] = {
     "packed in groups": (
         Case("Phi3Config", SMALL),
         ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    ),
+    "convolutions": (
+        Case("Lfm2Config", SMALL | {"full_attn_idxs": [1]}),
+        ("q_proj", "in_proj", "out_proj", "w1", "w2", "w3"),
+    ),
+    "a state space model": (
+        Case(
+            "GraniteMoeHybridConfig",
+            SMALL
+            | MAMBA
+            | {
+                "layer_types": ["mamba", "attention", "mamba"],
+                "num_local_experts": 0,
+                "shared_intermediate_size": 40,
+            },
+        ),
+        ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear"),
+    ),
+    "linear attention, packed by heads": (
+        Case("Qwen3NextConfig", DELTA | DELTA_SHARED),
+        ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "o_proj"),
+    ),
+    "linear attention": (
+        Case("Qwen3_5TextConfig", DELTA),
+        ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "up_proj"),
     ),
     "through transformers' own code": (
         Case("PhiConfig", SMALL),

@@ -53,10 +53,13 @@ FAMILIES = (
     "Cohere",
     "OPT",
     "GLM 4.5 MoE",
+    "LFM 2",
+    "Granite 4",
+    "Nemotron-H",
 )
 """Norms before and after, merged and transposed and interleaved weights, layers that return
-tuples, two kinds of rotation, experts alone, with a shared one and beside dense layers, and
-models of transformers' with our layers."""
+tuples, two kinds of rotation, experts alone, with a shared one and beside dense layers, models of
+transformers' with our layers, convolutions, and states."""
 
 GPTQ = Recipe(method="gptq", group_size=16)
 AWQ = Recipe(method="awq", group_size=16, sym=False, format="awq", group_aware=False)
@@ -121,7 +124,11 @@ def test_block_after_block_is_the_whole_model(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["Llama 3", "Qwen 3", "Gemma 2", "Phi-3", "GPT-2", "Cohere", "Qwen 2 MoE", "Mixtral"]
+    "name",
+    [
+        *("Llama 3", "Qwen 3", "Gemma 2", "Phi-3", "GPT-2", "Cohere", "Qwen 2 MoE", "Mixtral"),
+        *("LFM 2", "Nemotron-H"),
+    ],
 )
 def test_awq(name: str, tmp_path: Path) -> None:
     case = EVERY[name]

@@ -54,6 +54,12 @@ SERVED = (
     "bitsandbytes fp4",
 )
 
+DEEPSEEK = replace(
+    CASES["DeepSeek V3"],
+    values=CASES["DeepSeek V3"].values | {"kv_lora_rank": 32, "q_lora_rank": 64, "v_head_dim": 16},
+)
+"""With sizes that divide into groups."""
+
 FAMILIES = {
     "Llama 3": CASES["Llama 3"],
     "Qwen 2": CASES["Qwen 2"],
@@ -62,11 +68,14 @@ FAMILIES = {
     "GPT-2": CASES["GPT-2"],
     "Mixtral": CASES["Mixtral"],
     "Qwen 3 MoE": CASES["Qwen 3 MoE"],
+    "Qwen 3.5": CASES["Qwen 3.5"],
+    "Qwen3-Next": CASES["Qwen3-Next"],
+    "DeepSeek V3": DEEPSEEK,
     "Cohere": test_fallback.CASES["Cohere"],
     "OLMoE": test_fallback.CASES["OLMoE"],
 }
 """Merged parts, biases, parts of one stored module in rows and in turns, transposed weights,
-experts, and models of transformers' with our layers."""
+experts, linear attention beside plain gates, and models of transformers' with our layers."""
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +117,24 @@ def test_families(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         "quantized weights are dequantized to float32: there are kernels for bfloat16"
         in caplog.text
     )
-    assert ("as parts of larger ones" in caplog.text) == (name == "OLMoE")
+    assert ("as parts of larger ones" in caplog.text) == (name in ("OLMoE", "DeepSeek V3"))
     for logits in sharded_logits(path, 2, [ids]):
+        torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["fp8 by block", "awq", "pack-quantized with zeros"])
+def test_linear_attention_in_other_formats(name: str, tmp_path: Path) -> None:
+    """Stored parts begin and end in the middle of blocks of scales."""
+    plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
+    case = CASES["Qwen 3.5"]
+    make_checkpoint(case, plain)
+    write_quantized(plain, path, LAYOUTS[name], twin=twin)
+    ids = random_ids(40, seed=1)
+    wanted = Oracle(twin, case).logits(ids)
+    for logits in (
+        PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"],
+        *sharded_logits(path, 2, [ids]),
+    ):
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
 
 
@@ -236,6 +261,20 @@ def test_older_checkpoints_have_a_quantization_config_file(llama: Path, tmp_path
     assert model_facts(read_config(tmp_path)).quantization == "gptq"
     ids = random_ids(10, seed=1)
     PagedRun(load(tmp_path), torch.float32, "torch").step({"a": ids})
+
+
+@pytest.mark.parametrize("name", ["fp8 by block", "pack-quantized with zeros", "awq"])
+def test_formats_of_deepseek(name: str, tmp_path: Path) -> None:
+    plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
+    make_checkpoint(DEEPSEEK, plain)
+    write_quantized(plain, path, LAYOUTS[name], twin=twin)
+    stored = json.loads((path / "config.json").read_text())["quantization_config"]
+    assert name != "fp8 by block" or stored["weight_block_size"] == [128, 128]
+    ids = random_ids(40, seed=1)
+    wanted = Oracle(twin, DEEPSEEK).logits(ids)
+    got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    assert (wanted - Oracle(plain, DEEPSEEK).logits(ids)).abs().max() > 10 * TOLERANCE
 
 
 def _transposed(layout: Layout) -> Layout:

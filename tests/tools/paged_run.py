@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -122,6 +123,7 @@ class PagedRun:
         for cache in (*self.attention.key_cache, *self.attention.value_cache):
             cache.fill_(float("nan"))  # nothing that was not written may be read
         self._slots: dict[str, int] = {}
+        self._snapshots: dict[str, tuple[int, int]] = {}
         self._free_slots: list[int] = []
         if self.attention.states is not None:
             self.attention.states.allocate(SLOTS)
@@ -132,8 +134,13 @@ class PagedRun:
         self._tables: dict[str, list[int]] = {}
         self._lens: dict[str, int] = {}
 
-    def step(self, tokens: dict[str, list[int]]) -> dict[str, Tensor]:
-        """Append tokens to sequences in one forward pass; float32 logits [n, vocab] of each."""
+    def step(
+        self, tokens: dict[str, list[int]], snapshots: Mapping[str, int] | None = None
+    ) -> dict[str, Tensor]:
+        """Append tokens to sequences in one forward pass; float32 logits [n, vocab] of each.
+
+        ``snapshots``: after how many of its tokens a sequence leaves one, for :meth:`resume`.
+        """
         order = sorted(tokens, key=lambda name: len(tokens[name]) != 1)
         for name in order:
             table = self._tables.setdefault(name, [])
@@ -151,7 +158,7 @@ class PagedRun:
         )
         with torch.inference_mode():
             self.attention.plan(metadata)
-            left = self._plan_states(order, query_lens)
+            left = self._plan_states(order, query_lens, snapshots or {})
             hidden = (self.program or self.model).forward(ids, positions, self.attention)
             logits = self.model.logits(hidden)
         for name in order:
@@ -161,7 +168,16 @@ class PagedRun:
             self._free_slots.insert(0, slot)
         return dict(zip(order, torch.split(logits, query_lens), strict=True))
 
-    def _plan_states(self, order: list[str], query_lens: list[int]) -> list[int]:
+    def resume(self, name: str, source: str) -> None:
+        """Begin a sequence with what ``source`` had at its last snapshot, whole blocks."""
+        length, slot = self._snapshots.pop(source)
+        assert length % self.block_size == 0
+        self._tables[name] = self._tables[source][: length // self.block_size]
+        self._lens[name], self._slots[name] = length, slot
+
+    def _plan_states(
+        self, order: list[str], query_lens: list[int], snapshots: Mapping[str, int]
+    ) -> list[int]:
         """Slots of the step; returns those that are read in it for the last time."""
         states = self.attention.states
         if states is None:
@@ -169,7 +185,12 @@ class PagedRun:
         before = [self._slots.get(name, -1) for name in order]
         after = [self._free_slots.pop() for _ in order]
         self._slots.update(zip(order, after, strict=True))
-        states.plan(StateMetadata.of(query_lens, before, after, CPU))
+        made = {}
+        for name, tokens in snapshots.items():
+            index, slot = order.index(name), self._free_slots.pop()
+            made[index] = (tokens, slot)
+            self._snapshots[name] = (self._lens[name] - query_lens[index] + tokens, slot)
+        states.plan(StateMetadata.of(query_lens, before, after, CPU, made))
         return [slot for slot in before if slot >= 0]
 
     def _spoil(self, slot: int) -> None:

@@ -25,7 +25,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-LINEAR = r".*\.(layers|h)\.\d+\..*(proj|w1|w2|w3|c_attn|c_proj|c_fc|fc1|fc2|dense)"
+LINEAR = (
+    r".*\.(layers|h)\.\d+\..*"
+    r"(proj|in_proj_qkvz?|in_proj_z|w[123]|c_attn|c_proj|c_fc|fc[12]|dense|_with_mqa)"
+)
 """Modules that are quantized unless something else is said."""
 
 Written = tuple[dict[str, Tensor], Tensor]

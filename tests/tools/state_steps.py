@@ -37,18 +37,16 @@ def make_states(*tensors: StateTensor) -> StateCache:
 
 def state_metadata(pieces: Sequence[Piece]) -> StateMetadata:
     """The slots of a step of these pieces, in their order."""
-    lengths = [piece.length for piece in pieces]
-    columns = [
+    return StateMetadata.of(
+        [piece.length for piece in pieces],
         [piece.slot_in for piece in pieces],
         [piece.slot_out for piece in pieces],
-        [piece.snapshot_after for piece in pieces],
-        [piece.snapshot_slot for piece in pieces],
-    ]
-    return StateMetadata(
-        torch.tensor([0, *lengths]).cumsum(0).int(),
-        *(torch.tensor(column) for column in columns),
-        lengths,
-        *columns,
+        CPU,
+        {
+            index: (piece.snapshot_after, piece.snapshot_slot)
+            for index, piece in enumerate(pieces)
+            if piece.snapshot_slot >= 0
+        },
     )
 
 
@@ -66,11 +64,14 @@ def run_whole(states: StateCache, lengths: Sequence[int], run: Run) -> Tensor:
     return torch.cat(outputs)
 
 
-def run_mixed(states: StateCache, lengths: Sequence[int], run: Run, seed: int = 0) -> Tensor:
+def run_mixed(
+    states: StateCache, lengths: Sequence[int], run: Run, seed: int = 0, *, exact: bool = True
+) -> Tensor:
     """As :func:`run_whole`, of texts in pieces that share steps.
 
     Every step may write to another slot than it reads, and leave a snapshot in its middle, from
-    which the text then goes on as often as not: what came after it is computed again.
+    which the text then goes on as often as not: what came after it is computed again, and is the
+    same to the bit if ``run`` is ``exact`` (products of few rows and of many may not be).
     """
     choose = random.Random(seed)
     free = set(range(SLOTS))
@@ -100,7 +101,8 @@ def run_mixed(states: StateCache, lengths: Sequence[int], run: Run, seed: int = 
         states.plan(state_metadata(pieces))
         for row, output in zip(rows, run(torch.tensor(rows)), strict=True):
             if row in outputs:
-                assert torch.equal(outputs[row], output), "computed again, it is another"
+                limit = 0.0 if exact else 1e-4
+                torch.testing.assert_close(output, outputs[row], atol=limit, rtol=limit)
             outputs[row] = output
         for i, size, kept in changes:
             done[i], slots[i] = done[i] + size, kept

@@ -83,7 +83,20 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | {"head_dim": 16, "layer_group_size": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
     | {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "BambaConfig": _PLAIN | _MAMBA2 | {"attn_layer_indices": [1]},
-    "CohereCompassTextConfig": _PLAIN | {"head_dim": 16, "sliding_window": 24},
+    "CohereCompassTextConfig": _PLAIN
+    | {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [3, 3, 2],
+            },
+            "full_attention": None,
+        },
+    },
     "DbrxConfig": {
         "vocab_size": 256,
         "d_model": 64,
@@ -96,7 +109,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
             "moe_top_k": 2,
             "hidden_size": 64,
         },
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
     },
     "DeepseekV2Config": _DEEPSEEK | {"topk_method": "greedy"},
     "DeepseekV32Config": _INDEXED,
@@ -129,6 +142,9 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeLiteConfig": _DEEPSEEK,
     "GlmMoeDsaConfig": _INDEXED,
+    "GPTNeoConfig": SIZES
+    | {"num_layers": 4, "num_heads": 4, "window_size": 24, "num_hidden_layers": 4}
+    | {"attention_types": [[["global", "local"], 2]]},
     "GraniteMoeHybridConfig": _PLAIN
     | _MAMBA2
     | {
@@ -264,7 +280,8 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
-    "YoutuConfig": _PLAIN | _MLA,
+    # Where they are tied, transformers 5.23 initializes its embeddings anew after loading them.
+    "YoutuConfig": _PLAIN | _MLA | {"tie_word_embeddings": False},
     "Zamba2Config": _PLAIN
     | {
         "num_key_value_heads": 4,
@@ -282,10 +299,9 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "num_key_value_heads": 4,
         "mamba_d_state": 8,
-        "n_mamba_heads": 1,
-        "attn_layer_period": 3,
-        "attn_layer_offset": 1,
-        "layers_block_type": None,
+        "n_mamba_heads": 2,
+        "num_hidden_layers": 6,
+        "layers_block_type": ["mamba", "mamba", "hybrid"] * 2,
         "use_mamba_kernels": False,
     },
     "ZayaConfig": _PLAIN

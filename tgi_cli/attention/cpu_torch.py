@@ -53,7 +53,9 @@ class CpuAttention(PagedAttention):
         self._slots = torch.empty(0, dtype=torch.int64)
         self._entered = self._slots
         self._upcast = FromFP8(self.cache_dtype, dtype) if self.cache_dtype in FP8_DTYPES else None
-        allowance = _CALL_COST // max(spec.num_kv_heads * spec.head_dim for spec in self.specs)
+        allowance = _CALL_COST // max(
+            (spec.num_kv_heads * spec.head_dim for spec in self.specs), default=1
+        )
         self._plans = {
             (spec.window, spec.chunk): WindowPlan(spec, block_size, dtype, allowance)
             for spec in self.specs

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from tgi_cli.attention.memory import empty
+from tgi_cli.kernels.recurrence import StepSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class StateMetadata:
     slots_out_host: list[int]
     snapshot_after_host: list[int]
     snapshot_slots_host: list[int]
+    _for_kernels: StepSlots | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -103,6 +105,13 @@ class StateMetadata:
     def has_snapshots(self) -> bool:
         """Whether any sequence of the step leaves a snapshot."""
         return any(slot >= 0 for slot in self.snapshot_slots_host)
+
+    def for_kernels(self) -> StepSlots:
+        """The slots as the CPU's kernels take them."""
+        if self._for_kernels is None:
+            slots = (self.slots_in, self.slots_out, self.snapshot_after, self.snapshot_slots)
+            self._for_kernels = StepSlots.of(sum(self.query_lens_host), self.query_start_loc, slots)
+        return self._for_kernels
 
 
 class StateCache:

@@ -125,6 +125,7 @@ def _print_model(found: dict[str, Any]) -> None:
     cache = (
         f"{found['kv_blocks']} of {found['block_size']} tokens, {format_memory(found['kv_bytes'])}"
     )
+    states = f"{found['state_slots']}, {format_memory(found['state_bytes'])}"
     _table(
         console,
         ("", ""),
@@ -132,6 +133,7 @@ def _print_model(found: dict[str, Any]) -> None:
             ("weights", format_memory(found["weight_bytes"])),
             ("activations", f"{format_memory(found['activation_bytes'])} at most"),
             ("KV blocks", cache),
+            *((("state slots", states),) if found["state_slots"] else ()),
             *((name, str(found[name])) for name in found if name.startswith("max_")),
             ("CUDA graphs", "yes" if found["cuda_graphs"] else "no"),
             ("memory bandwidth", f"{found['memory_bytes_per_second'] / 1e9:.1f} GB/s"),

@@ -122,6 +122,16 @@ def _resolve_total_tokens(serve: ServeConfig, model: ModelFacts) -> int:
             model.max_position_embeddings,
         )
     total, cache = serve.max_total_tokens, serve.max_batch_total_tokens
+    dense = model.dense_positions
+    if dense is not None and dense < context:
+        sparse = f"{model.architecture} attends to a part of texts of more than {dense} tokens"
+        if total is not None and total > dense:
+            raise UnsupportedModelError(
+                f"{sparse}, and such sparse attention is not supported",
+                f"set --max-total-tokens {dense} or less",
+            )
+        log.warning("%s, which is not supported: longer ones are not served", sparse)
+        context = dense
     if total is None:
         total = context if cache is None else min(context, cache)
         if serve.max_input_tokens is not None:

@@ -99,6 +99,9 @@ class ModelFacts:
     """Attention heads of the layer with the fewest, or None if unknown."""
     num_kv_heads: int | None = None
     """Key-value heads, likewise."""
+    dense_positions: int | None = None
+    """Longest text that a model with sparse attention attends to as a whole, or None if attention
+    is not sparse. Longer ones are not served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ ACTIVATIONS = {
     "relu2": 4,
     "quick_gelu": 5,
     "tanh": 6,
+    "sigmoid": 7,
 }
 """By transformers' names, the numbers of the functions that a product can end with."""
 

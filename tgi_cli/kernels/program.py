@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, byref, c_int64, c_void_p
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -19,68 +18,8 @@ from torch import Tensor
 
 from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import PackedMatrix
-
-
-class OpKind(IntEnum):
-    """Operations, as ``cpp/program.h`` numbers them."""
-
-    NORM = 0
-    LINEAR = 1
-    ROTATE = 2
-    ATTEND = 3
-
-
-class _Op(Structure):
-    """``Op`` of ``cpp/program.h``."""
-
-    _fields_ = (
-        ("kind", c_int32),
-        ("input", c_int32),
-        ("input_offset", c_int32),
-        ("output", c_int32),
-        ("output_offset", c_int32),
-        ("residual", c_int32),
-        ("norm", c_int32),
-        ("width", c_int64),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("eps", c_float),
-        ("scale", c_float),
-        ("matrix", c_void_p),
-        ("linear_bias", c_void_p),
-        ("epilogue", c_int32),
-        ("activation", c_int32),
-        ("layer", c_int32),
-        ("rope", c_int32),
-        ("rotated", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("value_dim", c_int32),
-        ("window", c_int64),
-        ("chunk", c_int64),
-        ("attention_scale", c_float),
-        ("softcap", c_float),
-        ("sinks", c_void_p),
-        ("attention_bias", c_void_p),
-        ("distances", c_int64),
-    )
-
-
-class _RunArgs(Structure):
-    """``Run`` of ``cpp/program.h``."""
-
-    _fields_ = (
-        ("tokens", c_int64),
-        ("residual", c_void_p),
-        ("output", c_void_p),
-        ("step", c_void_p),
-        ("caches", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-        ("seconds", POINTER(c_double)),
-        ("threads", c_int32),
-    )
+from tgi_cli.kernels.program_args import NormKind, OpArgs, OpKind, RunArgs
+from tgi_cli.kernels.recurrence import ConvolutionLayer, GateLayer, RecurrenceLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +31,6 @@ class BufferView:
 
     def at(self, offset: int) -> BufferView:
         return BufferView(self.buffer, self.offset + offset)
-
-
-class NormKind(IntEnum):
-    """As ``cpp/program.h`` numbers them."""
-
-    NONE = 0
-    RMS = 1
-    LAYER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +54,54 @@ class HeadLayout:
     head_dim: int
     value_dim: int | None = None
     """Of values. Default: ``head_dim``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceViews:
+    """Where the inputs of linear attention are; ``beta`` is of the delta rule alone."""
+
+    query: BufferView
+    key: BufferView
+    value: BufferView
+    decay: BufferView
+    beta: BufferView | None = None
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """What the parts of a program are given in one step.
+
+    Attributes:
+        step, caches: of the attention backend that was planned for the step.
+        rotations: arrays of pointers to the cosines and sines of the step's positions, for each
+            rope.
+        slots: of the step's states, of models that have some.
+        states: an array of pointers, two per layer with states: of its convolution, and of its
+            recurrence.
+        kept: what the arrays point to.
+    """
+
+    step: Structure
+    caches: Any
+    rotations: tuple[Any, Any]
+    slots: Structure | None
+    states: Any
+    kept: Any
+
+    @classmethod
+    def of(
+        cls,
+        step: Structure,
+        caches: Any,
+        rotations: Sequence[tuple[Tensor, Tensor]],
+        slots: Structure | None = None,
+        states: Any = None,
+    ) -> StepInputs:
+        """With ``rotations`` as tensors."""
+        pointers = c_void_p * len(rotations)
+        cosines = pointers(*(cosine.data_ptr() for cosine, _ in rotations))
+        sines = pointers(*(sine.data_ptr() for _, sine in rotations))
+        return cls(step, caches, (cosines, sines), slots, states, rotations)
 
 
 RESIDUAL = BufferView(0)
@@ -149,10 +128,11 @@ class Program:
         self._library = library
         self.hidden_size = hidden_size
         self._widths = [hidden_size, hidden_size]
-        self._ops: list[_Op] = []
+        self._ops: list[OpArgs] = []
         self._kept: list[Any] = []
+        self._cuts = [0]
         self._handle: c_void_p | None = None
-        self._run = _RunArgs()
+        self._run = RunArgs()
         self._run_reference = byref(self._run)
         self.labels: list[str] = []
         """Names of the operations, for profiles."""
@@ -237,16 +217,69 @@ class Program:
         *,
         scale: float,
         window: int | None,
+        chunk: int | None = None,
         softcap: float | None,
         sinks: Tensor | None,
     ) -> None:
         """target = attention of the queries over the cache; ``sinks`` are float32 [heads]."""
         op = self._add(label, OpKind.ATTEND, queries, target, heads, softcap=softcap or 0.0)
-        op.attention_scale, op.window, op.sinks = scale, window or 0, self._keep(sinks)
+        op.attention_scale, op.sinks = scale, self._keep(sinks)
+        op.window, op.chunk = window or 0, chunk or 0
+
+    def convolve(
+        self,
+        label: str,
+        source: BufferView,
+        target: BufferView,
+        layer: ConvolutionLayer,
+        state: int,
+        before: BufferView | None = None,
+        after: BufferView | None = None,
+    ) -> None:
+        """target = the convolution of source, as :func:`~tgi_cli.kernels.recurrence.convolution`.
+
+        ``state`` is the index of the layer's states.
+        """
+        op = self._add(label, OpKind.CONVOLVE, source, target, layer=state)
+        _set_others(op, before, after)
+        op.convolution = self._keep_layer(layer, layer.args())
+
+    def recur(
+        self,
+        label: str,
+        sources: RecurrenceViews,
+        target: BufferView,
+        layer: RecurrenceLayer,
+        state: int,
+    ) -> None:
+        """target = linear attention, as :func:`~tgi_cli.kernels.recurrence.recurrence`."""
+        op = self._add(label, OpKind.RECUR, sources.value, target, layer=state)
+        _set_others(op, sources.query, sources.key, sources.decay, sources.beta)
+        op.recurrence = self._keep_layer(layer, layer.args())
+
+    def gate(
+        self,
+        label: str,
+        source: BufferView,
+        by: BufferView,
+        target: BufferView,
+        layer: GateLayer,
+        groups: int,
+        width: int,
+    ) -> None:
+        """target = source, gated, as :func:`~tgi_cli.kernels.recurrence.gate`; may be source."""
+        op = self._add(label, OpKind.GATE, source, target)
+        _set_others(op, by)
+        op.gate = self._keep_layer(layer, layer.args(groups, width))
+
+    def cut(self) -> None:
+        """End a part: between it and the next one, its caller does something with its result."""
+        self._cuts.append(len(self._ops))
 
     def seal(self) -> None:
         """Finish the program: no further operations can be added."""
-        ops = (_Op * len(self._ops))(*self._ops)
+        self.cut()
+        ops = (OpArgs * len(self._ops))(*self._ops)
         widths = (c_int64 * len(self._widths))(*self._widths)
         new = self._library.tgi_program_new
         new.restype = c_void_p
@@ -254,33 +287,28 @@ class Program:
         self._handle = c_void_p(handle)
 
     def run(
-        self,
-        residual: Tensor,
-        step: Structure,
-        caches: Any,
-        rotations: Sequence[tuple[Tensor, Tensor]],
-        seconds: Any = None,
+        self, residual: Tensor, inputs: StepInputs, part: int = 0, seconds: Any = None
     ) -> Tensor:
-        """Embeddings [T, hidden], which are overwritten, to the result [T, hidden].
+        """Embeddings [T, hidden], which become the residual, to the result [T, hidden].
 
         Args:
-            residual: contiguous.
-            step, caches: of the attention backend that was planned for the step.
-            rotations: cosines and sines of the step's positions for each rope.
+            residual: contiguous; overwritten.
+            inputs: of the step.
+            part: which of the parts that :meth:`cut` makes; the parts of a step run in their order.
             seconds: a ctypes array of doubles, one per operation, to which their times are added.
 
         Raises:
             MemoryError: no memory for the buffers of so many tokens.
         """
         output = torch.empty_like(residual)
-        run, count = self._run, len(rotations)
-        # The tensors live in the caller's list, and the arrays here, until the call is over.
-        cosines = (c_void_p * count)(*(cosine.data_ptr() for cosine, _ in rotations))
-        sines = (c_void_p * count)(*(sine.data_ptr() for _, sine in rotations))
+        run = self._run
+        run.first, run.last = self._cuts[part], self._cuts[part + 1]
         run.tokens = residual.shape[0]
         run.residual, run.output = residual.data_ptr(), output.data_ptr()
-        run.step, run.caches = ctypes.addressof(step), ctypes.addressof(caches)
-        run.cosines, run.sines = ctypes.addressof(cosines), ctypes.addressof(sines)
+        run.step, run.caches = ctypes.addressof(inputs.step), ctypes.addressof(inputs.caches)
+        run.cosines, run.sines = map(ctypes.addressof, inputs.rotations)
+        run.slots = None if inputs.slots is None else ctypes.addressof(inputs.slots)
+        run.states = None if inputs.states is None else ctypes.addressof(inputs.states)
         run.seconds = seconds
         run.threads = threads()
         if self._library.tgi_program_run(self._handle, self._run_reference):
@@ -295,8 +323,8 @@ class Program:
         target: BufferView,
         heads: HeadLayout | None = None,
         **fields: Any,
-    ) -> _Op:
-        op = _Op(kind=kind, residual=-1, **{"scale": 1.0, **fields})
+    ) -> OpArgs:
+        op = OpArgs(kind=kind, residual=-1, **{"scale": 1.0, **fields})
         op.input, op.input_offset = source.buffer, source.offset
         op.output, op.output_offset = target.buffer, target.offset
         if heads is not None:
@@ -307,8 +335,18 @@ class Program:
         self.labels.append(label)
         return op
 
+    def _keep_layer(self, layer: object, args: Structure) -> int:
+        """The address of a layer's fields."""
+        self._kept += (layer, args)
+        return ctypes.addressof(args)
+
     def _keep(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+
+def _set_others(op: OpArgs, *views: BufferView | None) -> None:
+    for other, view in zip(op.others, (*views, None, None, None, None), strict=False):
+        other.buffer, other.offset = (-1, 0) if view is None else (view.buffer, view.offset)

@@ -11,10 +11,12 @@ from tgi_cli.layers.linear import (
 )
 from tgi_cli.layers.mlp import MLP, GatedMLP
 from tgi_cli.layers.norm import LayerNorm, RMSNorm, WideRMSNorm
-from tgi_cli.layers.rotary import RotaryEmbedding
+from tgi_cli.layers.rotary import RotaryEmbedding, Temperature
+from tgi_cli.layers.streams import AltUp, PerLayerEmbedding, PerLayerInput, Scalar, Streams
 
 __all__ = [
     "MLP",
+    "AltUp",
     "Attention",
     "Build",
     "ColumnParallelLinear",
@@ -23,12 +25,17 @@ __all__ = [
     "LMHead",
     "LayerNorm",
     "Loadable",
+    "PerLayerEmbedding",
+    "PerLayerInput",
     "PositionEmbedding",
     "Projection",
     "RMSNorm",
     "ReplicatedLinear",
     "RotaryEmbedding",
     "RowParallelLinear",
+    "Scalar",
+    "Streams",
+    "Temperature",
     "WeightSlot",
     "WideRMSNorm",
 ]

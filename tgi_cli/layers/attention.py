@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -12,10 +12,13 @@ from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
-from tgi_cli.layers.norm import QKNorm, WideRMSNorm
+from tgi_cli.layers.norm import QKNorm, UnitRMSNorm, WideRMSNorm
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines of a step's positions, [T, 1, rotated dimensions] each."""
+
+ByPosition = Rotation | Tensor
+"""What is done to queries and keys: they are rotated, or queries have a factor, [T, 1, 1]."""
 
 
 class Sinks(Loadable):
@@ -31,6 +34,21 @@ class Sinks(Loadable):
         yield self.slot(path, "weight", (self.num_heads,), self.own)
 
 
+class Slopes(Loadable):
+    """ALiBi's slope of each head (https://arxiv.org/abs/2108.12409), as attention's bias."""
+
+    def __init__(self, build: Build, slopes: Sequence[float]) -> None:
+        super().__init__()
+        self.slopes = tuple(slopes)[build.shard.share(len(slopes))]
+        self.weight = empty_parameter(len(self.slopes), 2, dtype=torch.float32)
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        return iter(())
+
+    def finish(self) -> None:
+        self.weight.copy_(torch.tensor([(0.0, -slope) for slope in self.slopes]))
+
+
 class Attention(nn.Module):
     """Multi-head, grouped-query or multi-query attention: hidden [T, H] -> [T, H].
 
@@ -40,7 +58,7 @@ class Attention(nn.Module):
         hidden_size: H.
         num_heads, num_kv_heads: over all shards; each shard has its share of the heads, and
             several have the same KV head if there are fewer heads than shards.
-        head_dim: of queries, keys and values.
+        head_dim: of queries and keys.
         bias: on the projections of queries, keys and values.
         output_bias: on that of the output.
         scale: of the scores. Default: 1 / sqrt(head_dim).
@@ -49,11 +67,18 @@ class Attention(nn.Module):
         sinks: whether heads have one.
         qk_norm_eps: of the RMS norms of queries and keys before they are rotated. Default: there
             are no such norms.
-        qk_norm: whether these run over each head (``one_plus``: with the factor 1 + weight) or
-            over all heads together (``wide``).
+        qk_norm: whether these run over each head (``one_plus``: with the factor 1 + weight;
+            ``unit``: without a weight) or over all heads together (``wide``).
         output_gate: whether what a head attended to is multiplied by sigmoid(gate), a projection of
             the input (https://arxiv.org/abs/2505.06708).
         head_gate: the same with one number per head.
+        value_dim: of values. Default: ``head_dim``.
+        value_norm: whether each value has an RMS norm without a weight.
+        values_from_keys: whether values are what the keys were before their norm.
+        chunk: a query sees its own chunk of so many positions. Default: all.
+        slopes: of each head, over all shards: the bias that a position farther away costs. Default:
+            there is none.
+        shared: whether ``layer`` is an earlier layer's cache, which is not written.
     """
 
     def __init__(
@@ -75,6 +100,12 @@ class Attention(nn.Module):
         qk_norm: Literal["heads", "one_plus", "wide"] = "heads",
         output_gate: bool = False,
         head_gate: bool = False,
+        value_dim: int | None = None,
+        value_norm: bool = False,
+        values_from_keys: bool = False,
+        chunk: int | None = None,
+        slopes: Sequence[float] = (),
+        shared: bool = False,
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -82,18 +113,31 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap = softcap
         self.output_gate = output_gate
-        parts = {
-            "q_proj": Projection(num_heads * head_dim, num_heads),
-            "k_proj": Projection(num_kv_heads * head_dim, num_kv_heads),
-            "v_proj": Projection(num_kv_heads * head_dim, num_kv_heads),
-        }
+        self.shared = shared
+        self.values_from_keys = values_from_keys
+        self.value_dim = head_dim if value_dim is None else value_dim
+        parts = {"q_proj": Projection(num_heads * head_dim, num_heads)}
+        if not shared:
+            parts["k_proj"] = Projection(num_kv_heads * head_dim, num_kv_heads)
+        if not shared and not values_from_keys:
+            parts["v_proj"] = Projection(num_kv_heads * self.value_dim, num_kv_heads)
         if output_gate:
-            parts["gate_proj"] = Projection(num_heads * head_dim, num_heads)
+            parts["gate_proj"] = Projection(num_heads * self.value_dim, num_heads)
         self.qkv_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
-        # Of queries, keys, values, and the gate.
-        self.heads = [(own.stop - own.start) // head_dim for _, own in self.qkv_proj.parts.values()]
+        self.widths = [own.stop - own.start for _, own in self.qkv_proj.parts.values()]
+        own_heads = [width // head_dim for width in self.widths]
+        self.heads = [own_heads[0], 0 if shared else own_heads[1]]
+        """Of queries and keys."""
+        self.plain = not (shared or values_from_keys or value_norm) and value_dim is None
+        """Whether keys and values are what three projections made, all of one width."""
         self.o_proj = RowParallelLinear(
-            build, num_heads * head_dim, hidden_size, output_bias, units=num_heads
+            build, num_heads * self.value_dim, hidden_size, output_bias, units=num_heads
+        )
+        self.slopes = Slopes(build, slopes) if slopes else None
+        self.v_norm = (
+            UnitRMSNorm(build, self.value_dim, qk_norm_eps or 0.0)
+            if value_norm and not shared
+            else None
         )
         self.head_gate: ColumnParallelLinear | None = None
         if head_gate:
@@ -107,27 +151,39 @@ class Attention(nn.Module):
             self.q_norm = WideRMSNorm(build, num_heads * head_dim, num_heads, qk_norm_eps)
             self.k_norm = WideRMSNorm(build, num_kv_heads * head_dim, num_kv_heads, qk_norm_eps)
         elif qk_norm_eps is not None:
-            one_plus = qk_norm == "one_plus"
             self.qk_norm = QKNorm(
-                build, self.heads[0], self.heads[1], head_dim, qk_norm_eps, one_plus
+                build,
+                *self.heads,
+                head_dim,
+                qk_norm_eps,
+                one_plus=qk_norm == "one_plus",
+                unit=qk_norm == "unit",
             )
-        self.kv_spec = KVSpec(self.heads[1], head_dim, window)
+        self.kv_spec = KVSpec(self.heads[1], head_dim, window, value_dim, chunk)
 
     def forward(
-        self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
+        self, hidden: Tensor, rotation: ByPosition | None, attention: PagedAttention
     ) -> Tensor:
-        """``rotation`` is None if positions are not rotated."""
-        qkv = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
-        query, key, value, *gate = qkv.split(self.heads, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
+        """``rotation`` is None if nothing is done to queries and keys by position."""
+        projected = self.qkv_proj(hidden)
+        rotated = projected[:, : sum(self.heads) * self.head_dim]
+        rotated = rotated.unflatten(1, (-1, self.head_dim))
+        query, key, value, gate = self._parts(projected, rotated)
+        if self.q_norm is not None and self.k_norm is not None and key is not None:
             query.copy_(self.q_norm(query.flatten(1)).view(query.shape))
             key.copy_(self.k_norm(key.flatten(1)).view(key.shape))
         sinks = None if self.sinks is None else self.sinks.weight
+        bias = None if self.slopes is None else self.slopes.weight
         slots = attention.step_slots
-        if slots is not None and rotation is not None and (kernels := ops.triton_kernels()):
+        if (
+            slots is not None
+            and self.plain
+            and isinstance(rotation, tuple)
+            and (kernels := ops.triton_kernels())
+        ):
             norm = self.qk_norm
             kernels.norm_rotate_write(
-                qkv[:, : sum(self.heads[:3])],
+                projected[:, : sum(self.widths[:3])].unflatten(1, (-1, self.head_dim)),
                 None if norm is None else norm.weight,
                 0.0 if norm is None else norm.eps,
                 *rotation,
@@ -135,19 +191,37 @@ class Attention(nn.Module):
                 attention.value_cache[self.layer],
                 slots,
             )
-            attended = attention.attend(self.layer, query, self.scale, self.softcap, sinks)
+            attended = attention.attend(self.layer, query, self.scale, self.softcap, sinks, bias)
             return self._project(attended, gate, hidden)
-        rotated = qkv[:, : self.heads[0] + self.heads[1]]
         if self.qk_norm is not None:
-            self.qk_norm(rotated, rotation)
-        elif rotation is not None:
+            self.qk_norm(rotated, rotation if isinstance(rotation, tuple) else None)
+        elif isinstance(rotation, tuple):
             ops.rotate_(rotated, *rotation)
-        attended = attention(self.layer, query, key, value, self.scale, self.softcap, sinks)
+        if isinstance(rotation, Tensor):
+            query.copy_(query * rotation)
+        attended = attention(self.layer, query, key, value, self.scale, self.softcap, sinks, bias)
         return self._project(attended, gate, hidden)
 
-    def _project(self, attended: Tensor, gate: list[Tensor], hidden: Tensor) -> Tensor:
-        if gate:
-            attended = attended * torch.sigmoid(gate[0])
+    def _parts(
+        self, projected: Tensor, rotated: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Queries, keys, values [T, heads, dimensions] and the gate [T, features]."""
+        parts = projected.split(self.widths, dim=1)
+        gate = parts[-1] if self.output_gate else None
+        if self.shared:
+            return rotated, None, None, gate
+        query, key = rotated.split(self.heads, dim=1)
+        if self.values_from_keys:
+            value = key.clone()
+        else:
+            value = parts[2].unflatten(1, (-1, self.value_dim))
+        if self.v_norm is not None:
+            value = self.v_norm(value)
+        return query, key, value, gate
+
+    def _project(self, attended: Tensor, gate: Tensor | None, hidden: Tensor) -> Tensor:
+        if gate is not None:
+            attended = ops.gate(attended, gate.view(attended.shape), "sigmoid")
         if self.head_gate is not None:
             # In float64, since a CPU rounds a float32's sigmoid by its position in a tensor.
             factors = self.head_gate(hidden).double().sigmoid_().to(attended.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 from torch import Tensor, nn
 
 from tgi_cli.layers import ops
@@ -10,7 +12,11 @@ from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelL
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202)."""
+    """down(activation(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202).
+
+    ``sparsity`` is the share of gates that are cut to zero, were they distributed normally; all
+    others are reduced by as much (Gemma 3n).
+    """
 
     def __init__(
         self,
@@ -19,8 +25,13 @@ class GatedMLP(nn.Module):
         intermediate_size: int,
         bias: bool,
         activation: str = "silu",
+        sparsity: float = 0.0,
     ) -> None:
         super().__init__()
+        self.shard = build.shard
+        self.cutoff = NormalDist().inv_cdf(sparsity) if sparsity else None
+        """In standard deviations above the mean of the gates; those below count as zero."""
+        self.intermediate_size = intermediate_size
         parts = {
             "gate_proj": Projection(intermediate_size),
             "up_proj": Projection(intermediate_size),
@@ -31,8 +42,18 @@ class GatedMLP(nn.Module):
         self.down_proj = RowParallelLinear(build, intermediate_size, hidden_size, bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(ops.gated(self.gate_up_proj(hidden), self.activation))
+        gate_up = self.gate_up_proj(hidden)
+        if self.cutoff is not None:
+            gates = gate_up[:, : gate_up.shape[1] // 2]
+            gates.copy_((gates - self._cutoff(gates)).relu_())
+        output: Tensor = self.down_proj(ops.gated(gate_up, self.activation))
         return output
+
+    def _cutoff(self, gates: Tensor) -> Tensor:
+        """What a token's gates must exceed, [T, 1], from those of all shards."""
+        mean = self.shard.all_reduce(gates.sum(-1, keepdim=True)) / self.intermediate_size
+        squares = self.shard.all_reduce((gates - mean).square_().sum(-1, keepdim=True))
+        return mean + (squares / self.intermediate_size).sqrt_() * self.cutoff
 
 
 class MLP(nn.Module):

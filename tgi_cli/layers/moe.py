@@ -25,7 +25,9 @@ from tgi_cli.layers.linear import (
     RowParallelLinear,
 )
 from tgi_cli.layers.mlp import MLP, GatedMLP
+from tgi_cli.layers.norm import RMSNorm, UnitRMSNorm
 from tgi_cli.layers.routing import Router, Routing, route
+from tgi_cli.layers.streams import Vector
 from tgi_cli.quantization import Unquantized
 
 CLAMPED_SWIGLU = "clamped_swiglu"
@@ -124,8 +126,10 @@ class Experts(nn.Module):
         bias: bool,
         activation: str,
         gated: bool = True,
+        scale_inputs: bool = False,
     ) -> None:
         super().__init__()
+        self.scale_inputs = scale_inputs
         # No adapter is published for experts one by one.
         build = replace(build, lora=None, quantization=build.quantization.experts)
         self.dense = isinstance(build.quantization, Unquantized)
@@ -156,6 +160,9 @@ class Experts(nn.Module):
         groups = Groups.sort(chosen, len(self.every))
         rows = hidden.index_select(0, groups.tokens)
         weights = weights.to(hidden.dtype)
+        if self.scale_inputs:
+            rows = rows * weights.flatten().index_select(0, groups.pairs)[:, None]
+            weights = torch.ones_like(weights)
         if self.gate_up is None:
             scales = weights.flatten().index_select(0, groups.pairs)[:, None]
             return self._one_by_one(torch.zeros_like(hidden), rows, scales, groups)
@@ -227,6 +234,8 @@ class MoE(nn.Module):
         gated: whether experts, the shared one too, have a gate beside the projection up.
         latent_size: width of the experts' inputs and outputs, to and from which the layer projects
             (https://arxiv.org/abs/2512.20848). Default: H.
+        scale_inputs: whether what an expert is given is weighted, not its output (Llama 4).
+        expert_scales: whether weights are multiplied by a learned number per expert.
         routing: the attributes of :class:`Routing`.
     """
 
@@ -246,6 +255,8 @@ class MoE(nn.Module):
         shared_gate: bool = False,
         gated: bool = True,
         latent_size: int | None = None,
+        scale_inputs: bool = False,
+        expert_scales: bool = False,
         **routing: Any,
     ) -> None:
         super().__init__()
@@ -256,8 +267,16 @@ class MoE(nn.Module):
         self.router = Router(hidden_size, num_experts, router_bias, dtype, router_correction)
         width = latent_size or hidden_size
         self.experts = Experts(
-            build, num_experts, width, intermediate_size, expert_bias, activation, gated
+            build,
+            num_experts,
+            width,
+            intermediate_size,
+            expert_bias,
+            activation,
+            gated,
+            scale_inputs,
         )
+        self.expert_scales = Vector(build, num_experts) if expert_scales else None
         self.latent_down: ReplicatedLinear | None = None
         self.latent_up: ReplicatedLinear | None = None
         if latent_size is not None:
@@ -274,8 +293,12 @@ class MoE(nn.Module):
                 whole = Build(build.dtype, Unquantized())
                 self.shared_expert_gate = ReplicatedLinear(whole, hidden_size, 1, bias=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        weights, chosen = route(self.router(hidden), self.routing, self.router.correction)
+    def forward(self, hidden: Tensor, routed: Tensor | None = None) -> Tensor:
+        """``routed``: what the router sees, [T, H]. Default: ``hidden``."""
+        logits = self.router(hidden if routed is None else routed)
+        weights, chosen = route(logits, self.routing, self.router.correction)
+        if self.expert_scales is not None:
+            weights = weights * self.expert_scales.weight[chosen]
         rows = hidden if self.latent_down is None else self.latent_down(hidden)
         output: Tensor = self.experts(rows, weights, chosen)
         if self.latent_up is not None:
@@ -288,6 +311,30 @@ class MoE(nn.Module):
                 shared = shared.mul_(gate.to(shared.dtype))
             output = output.add_(shared)
         return self.shard.all_reduce(output)
+
+
+class MLPAndExperts(nn.Module):
+    """A feed-forward block and experts side by side, each between norms of its own (Gemma 4).
+
+    [T, H], not yet normed, to [T, H]. The router sees it normed without a weight.
+    """
+
+    def __init__(
+        self, build: Build, hidden_size: int, dense: nn.Module, experts: MoE, eps: float
+    ) -> None:
+        super().__init__()
+        self.dense_norm = RMSNorm(build, hidden_size, eps)
+        self.dense = dense
+        self.dense_output_norm = RMSNorm(build, hidden_size, eps)
+        self.router_norm = UnitRMSNorm(build, hidden_size, eps)
+        self.moe_norm = RMSNorm(build, hidden_size, eps)
+        self.moe = experts
+        self.moe_output_norm = RMSNorm(build, hidden_size, eps)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.dense_output_norm(self.dense(self.dense_norm(hidden)))
+        chosen = self.moe(self.moe_norm(hidden), self.router_norm(hidden))
+        return output + self.moe_output_norm(chosen)
 
 
 def _leave_sum(layer: RowParallelLinear) -> None:

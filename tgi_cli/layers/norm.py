@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tgi_cli.layers import ops
+from tgi_cli.layers import ops, recurrent
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 
 
@@ -38,6 +38,16 @@ class RMSNorm(Loadable):
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """The norm of ``x + residual``, and that sum; ``residual`` is overwritten by it."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class UnitRMSNorm(RMSNorm):
+    """An RMS norm whose weight is one: no checkpoint has it."""
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        return iter(())
+
+    def finish(self) -> None:
+        self.weight.fill_(1.0)
 
 
 class LayerNorm(Loadable):
@@ -87,11 +97,29 @@ class WideRMSNorm(RMSNorm):
         return (x.float() * scale * self.weight.float()).to(x.dtype)
 
 
+class GatedRMSNorm(Loadable):
+    """The RMS norm of each head times an activation of its gate: x, gate [T, heads, size]."""
+
+    def __init__(self, build: Build, size: int, eps: float, activation: str = "silu") -> None:
+        super().__init__()
+        self.weight = empty_parameter(size, dtype=build.dtype)
+        self.size = size
+        self.eps = eps
+        self.activation = activation
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        yield self.slot(f"{path}.weight", "weight", (self.size,))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return recurrent.gated_norm(x, gate, self.weight, self.eps, self.activation)
+
+
 class QKNorm(Loadable):
     """The RMS norms of queries and keys, head by head, with the rotation that follows them.
 
     Both are done at once: ``weight`` [heads, head_dim] has the norms' weights once per head, the
-    queries' first. Weights are those of ``q_norm`` and ``k_norm`` beside it.
+    queries' first. Weights are those of ``q_norm`` and ``k_norm`` beside it; with ``unit`` they
+    are one, and no checkpoint has them. Without KV heads there are queries alone.
     """
 
     def __init__(
@@ -101,7 +129,9 @@ class QKNorm(Loadable):
         num_kv_heads: int,
         head_dim: int,
         eps: float,
+        *,
         one_plus: bool = False,
+        unit: bool = False,
     ) -> None:
         super().__init__()
         dtype = torch.float32 if one_plus else build.dtype
@@ -109,13 +139,22 @@ class QKNorm(Loadable):
         self.num_heads = num_heads
         self.eps = eps
         self.one_plus = one_plus
+        self.unit = unit
+
+    def finish(self) -> None:
+        if self.unit:
+            self.weight.fill_(1.0)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
+        if self.unit:
+            return
         parent = path.rpartition(".")[0]
         for name, heads in (
             ("q_norm", slice(0, self.num_heads)),
             ("k_norm", slice(self.num_heads, None)),
         ):
+            if not len(self.weight[heads]):
+                continue
             shape = (self.weight.shape[1],)
             yield WeightSlot(f"{parent}.{name}.weight", shape, partial(self._fill, heads))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from tgi_cli.kernels import custom_kernels_enabled, elementwise
+from tgi_cli.kernels import custom_kernels_enabled, elementwise, recurrence
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,13 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         return elementwise.activate(gate_up, activation, gated=True)
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate).mul_(up)
+
+
+def gate(x: Tensor, by: Tensor, activation: str) -> Tensor:
+    """x * activation(by) of [T, heads, n] each, ``activation`` being ``silu`` or ``sigmoid``."""
+    if recurrence.usable(x, by):
+        return recurrence.gate(recurrence.GateLayer(activation), x, by)
+    return x * (torch.sigmoid(by) if activation == "sigmoid" else F.silu(by))
 
 
 def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The operations of layers that keep a state: a torch reference each, and the choice of kernels.
+"""The operations of layers that keep a state: C++ kernels on the CPU, or a reference in torch.
 
 They take a flat batch and the slots of its step, read each sequence's state before its first token,
 and leave it after its last one, and where a snapshot is due. References compute in float32, token
@@ -18,6 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tgi_cli.attention import StateCache
+from tgi_cli.kernels import recurrence as kernels
+from tgi_cli.kernels.linear import ACTIVATIONS
+from tgi_cli.kernels.recurrence import ConvolutionLayer, DecayForm, GateLayer, RecurrenceLayer
+
+L2_EPS = 1e-6
+"""Added to the squares of queries and keys."""
 
 _VECTOR = 64
 """Divisible by what torch computes at once on any CPU, unrolled."""
@@ -49,6 +55,10 @@ def causal_conv(
     step = states.step
     assert step is not None
     size, kept = len(weight), len(weight) - 1
+    own = states.tensors[layer]["conv"]
+    if size <= kernels.MAX_TAPS and activation in (None, *ACTIVATIONS) and kernels.usable(x, own):
+        convolution = ConvolutionLayer(weight, bias, activation)
+        return kernels.convolution(convolution, x, own, step.for_kernels())
     before = states.load(layer, "conv")
     lengths = step.query_start_loc.diff()
     # All inputs in one tensor, each sequence's behind its earlier ones.
@@ -115,15 +125,66 @@ class DeltaGates:
         """float32 of b [T, heads]."""
         return by_rows(torch.sigmoid, b.float()) * self.factor
 
+    def layer(self, key_heads: int, key_dim: int, value_dim: int, eps: float) -> RecurrenceLayer:
+        """The gated delta rule as kernels take it; see :func:`gated_delta`."""
+        return RecurrenceLayer(
+            heads=len(self.rate),
+            key_heads=key_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            form=DecayForm.SOFTPLUS if self.form == "softplus" else DecayForm.SIGMOID,
+            rate=self.rate,
+            bias=self.bias,
+            channels=self.channels,
+            floor=0.0 if self.form == "softplus" else self.floor,
+            beta_factor=self.factor,
+            norm_eps=eps,
+            scale=key_dim**-0.5,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenGates:
+    """As :class:`DeltaGates`, of logarithms of decays and of gains that are given as they are.
+
+    Attributes:
+        heads: of values.
+        channels: whether there is a decay for each row of a state.
+    """
+
+    heads: int
+    channels: bool = False
+
+    def decays(self, a: Tensor) -> Tensor:
+        """exp(a), float32."""
+        return by_rows(torch.exp, a.float())
+
+    def gains(self, b: Tensor) -> Tensor:
+        """b in float32."""
+        return b.float()
+
+    def layer(self, key_heads: int, key_dim: int, value_dim: int, eps: float) -> RecurrenceLayer:
+        """The gated delta rule as kernels take it; see :func:`gated_delta`."""
+        return RecurrenceLayer(
+            heads=self.heads,
+            key_heads=key_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            form=DecayForm.GIVEN,
+            channels=self.channels,
+            norm_eps=eps,
+            scale=key_dim**-0.5,
+        )
+
 
 def gated_delta(
     qkv: tuple[Tensor, Tensor, Tensor],
     a: Tensor,
     b: Tensor,
-    gates: DeltaGates,
+    gates: DeltaGates | GivenGates,
     states: StateCache,
     layer: int,
-    eps: float = 1e-6,
+    eps: float = L2_EPS,
 ) -> Tensor:
     """The gated delta rule over the tokens of each sequence, in its recurrent form.
 
@@ -143,6 +204,11 @@ def gated_delta(
     Returns:
         [T, heads, value_dim] in the values' dtype.
     """
+    own, (_, key_heads, key_dim) = states.tensors[layer]["recurrent"], qkv[1].shape
+    if key_dim <= kernels.MAX_KEY_DIM and kernels.usable(*qkv, a, b):
+        assert states.step is not None
+        rule = gates.layer(key_heads, key_dim, qkv[2].shape[2], eps)
+        return kernels.recurrence(rule, qkv, a, b, own, states.step.for_kernels())
     value = qkv[2].float()
     shared = value.shape[1] // qkv[0].shape[1]
     query, key = (
@@ -190,6 +256,21 @@ class StepSizes:
         """float32 of dt [T, heads]."""
         return by_rows(F.softplus, dt.float() + self.bias).clamp(self.smallest, self.largest)
 
+    def layer(self, groups: int, state_size: int, head_dim: int) -> RecurrenceLayer:
+        """The model as kernels take it; see :func:`state_space`."""
+        return RecurrenceLayer(
+            heads=len(self.rate),
+            key_heads=groups,
+            key_dim=state_size,
+            value_dim=head_dim,
+            delta=False,
+            rate=self.rate,
+            bias=self.bias,
+            skip=self.skip,
+            floor=self.smallest,
+            ceiling=self.largest,
+        )
+
 
 def state_space(
     x: Tensor,
@@ -216,9 +297,14 @@ def state_space(
     Returns:
         [T, heads, head_dim] in x's dtype.
     """
+    own, (_, groups, state_size) = states.tensors[layer]["recurrent"], b.shape
+    if state_size <= kernels.MAX_KEY_DIM and kernels.usable(x, b, c, dt):
+        assert states.step is not None
+        model = sizes.layer(groups, state_size, x.shape[2])
+        return kernels.recurrence(model, (c, b, x), dt, None, own, states.step.for_kernels())
     wide, step = x.float(), sizes.steps(dt)
     decay = by_rows(torch.exp, step * -sizes.rate)[:, :, None, None]
-    scaled = (wide * step[..., None]).unflatten(1, (b.shape[1], -1))[:, :, :, None]
+    scaled = (wide * step[..., None]).view(len(x), groups, -1, 1, x.shape[2])
     b, c = (part.float()[:, :, None, :, None] for part in (b, c))
     output = torch.empty_like(wide)
 
@@ -255,6 +341,8 @@ def gated_norm(
     Returns:
         [T, groups, size] in x's dtype.
     """
+    if kernels.usable(x, gate):
+        return kernels.gate(GateLayer(activation, weight.float(), eps, gate_first), x, gate)
     function = F.silu if activation == "silu" else torch.sigmoid
     factors = by_rows(function, gate.float().flatten(1)).view(gate.shape)
     wide = x.float()

@@ -85,6 +85,23 @@ class RotaryEmbedding(nn.Module):
         return cosines, torch.cat((-sin, sin), dim=-1)[:, None].to(self.dtype)
 
 
+class Temperature(nn.Module):
+    """Factors of queries, 1 + scale * log(1 + floor((position + 1) / period)).
+
+    https://arxiv.org/abs/2501.19399, as Llama 4 has it.
+    """
+
+    def __init__(self, scale: float, period: float) -> None:
+        super().__init__()
+        self.scale, self.period = scale, period
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions int64 [T] to float32 [T, 1, 1]."""
+        # In float64, since a CPU rounds a few numbers' logarithms otherwise than many's.
+        periods = torch.floor((positions.double() + 1.0) / self.period)
+        return (torch.log1p(periods) * self.scale + 1.0).float()[:, None, None]
+
+
 _Scaled = tuple[Tensor, float]
 """Frequencies [head_dim / 2] float32, and a factor for cosines and sines."""
 

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tgi_cli.config import DEFAULT_CPU_PREFILL_TOKENS, DEFAULT_PREFILL_TOKENS, ServeConfig
+from tgi_cli.config.resolve import MAX_SEQUENCES
 from tgi_cli.engine.config import Batching
 from tgi_cli.process.units import format_memory
-from tgi_cli.worker.sizing.kv_cache import CPU_SHARE, CUDA_MARGIN, PREFIX_SHARE, Capacity
+from tgi_cli.worker.sizing.kv_cache import (
+    CPU_SHARE,
+    CUDA_MARGIN,
+    PREFIX_SHARE,
+    STATE_SHARE,
+    Capacity,
+)
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +86,8 @@ def found_limits(serve: ServeConfig, context: int, capacity: Capacity) -> Iterat
         reason = "max_concurrent_requests"
         if config.max_batch_size < requested:
             reason = "the most that can run at once"
+        if config.max_batch_size < min(requested, MAX_SEQUENCES):
+            reason = f"as many recurrent states as {STATE_SHARE:.0%} of the cache's memory holds"
         yield Limit("max_batch_size", config.max_batch_size, reason)
     if serve.max_batch_total_tokens is None:
         tokens = capacity.max_batch_total_tokens
@@ -89,19 +98,23 @@ def found_limits(serve: ServeConfig, context: int, capacity: Capacity) -> Iterat
 def _cache(capacity: Capacity) -> str:
     """Return the reason for the size of the KV cache."""
     config = capacity.config
-    size, activations = capacity.cache_bytes, format_memory(capacity.activation_bytes)
+    activations = format_memory(capacity.activation_bytes)
+    size = format_memory(capacity.cache_bytes)
+    if capacity.num_state_slots:
+        states = format_memory(capacity.state_bytes)
+        size += f", and {states} for {capacity.num_state_slots} recurrent states"
     if config.device != "cpu":
         return (
-            f"{format_memory(size)}, all that is free after {activations} of activations, less a "
+            f"{size}, all that is free after {activations} of activations, less a "
             f"margin of {CUDA_MARGIN:.0%} of the device"
         )
     per_sequence = -(-config.max_total_tokens // config.block_size)
     useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_SHARE))
     if capacity.num_blocks >= useful:
         return (
-            f"{format_memory(size)}, all that {config.max_batch_size} sequences can use and "
+            f"{size}, all that {config.max_batch_size} sequences can use and "
             f"{PREFIX_SHARE:.0%} for prefixes"
         )
-    free = format_memory(round(size / CPU_SHARE))
+    free = format_memory(round((capacity.cache_bytes + capacity.state_bytes) / CPU_SHARE))
     share = "half" if CPU_SHARE == 0.5 else f"{CPU_SHARE:.0%}"
-    return f"{format_memory(size)}, {share} of {free} free after {activations} of activations"
+    return f"{size}, {share} of {free} free after {activations} of activations"

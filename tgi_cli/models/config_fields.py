@@ -215,3 +215,34 @@ def layer_kinds(
                 f"supported: {', '.join(supported)}",
             )
     return kinds
+
+
+def per_layer(
+    config: ModelConfig, key: str, num_layers: int, default: list[float] | None
+) -> list[float]:
+    """Numbers, none below 0, of each layer; a single number is that of all.
+
+    Raises:
+        ModelError: there is none, or not one for each layer.
+    """
+    stated = config.raw.get(key)
+    numbers = default if stated is None else stated
+    if not isinstance(numbers, list):
+        numbers = [numbers] * num_layers
+    if len(numbers) != num_layers or not all(
+        isinstance(number, int | float) and number >= 0 for number in numbers
+    ):
+        raise config.invalid(f"{key!r} is {shown(stated)}, not a number for each layer")
+    return numbers
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """What a position farther away costs each head (https://arxiv.org/abs/2108.12409).
+
+    A geometric sequence; of a number of heads that is no power of 2, those of the power below it
+    and, between them, some of the power above.
+    """
+    below = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * n / below) for n in range(1, below + 1)]
+    between = [2.0 ** (-4.0 * n / below) for n in range(1, 2 * (num_heads - below), 2)]
+    return slopes + between

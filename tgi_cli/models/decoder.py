@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -11,29 +12,39 @@ from torch import Tensor, nn
 from tgi_cli.attention import KVSpec, PagedAttention, StateSpec
 from tgi_cli.layers import (
     MLP,
+    AltUp,
     Attention,
     Build,
     Embedding,
     GatedMLP,
     LayerNorm,
     LMHead,
+    PerLayerEmbedding,
+    PerLayerInput,
     PositionEmbedding,
     RMSNorm,
     RotaryEmbedding,
+    Scalar,
+    Streams,
+    Temperature,
 )
-from tgi_cli.layers.attention import Rotation
+from tgi_cli.layers.attention import ByPosition
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.spec import (
     AttentionSpec,
     ConvSpec,
     DecoderSpec,
+    DeltaSpec,
     LatentSpec,
     LayerSpec,
     Mixer,
+    MLPAndExpertsSpec,
     MLPSpec,
     MoESpec,
     NormSpec,
+    RopeSpec,
     SSMSpec,
+    TemperatureSpec,
 )
 from tgi_cli.models.weight_map import Source
 
@@ -48,6 +59,17 @@ class Caches:
 
     kv: list[KVSpec] = field(default_factory=list)
     states: list[StateSpec] = field(default_factory=list)
+    layers: int = 0
+    """How many layers there are so far."""
+
+
+@dataclass(slots=True)
+class LayerInputs:
+    """What all layers of a step are given beside hidden states."""
+
+    rotations: list[ByPosition]
+    per_layer: Tensor | None = None
+    """[T, layers, width]: each layer's own embeddings of the tokens."""
 
 
 class DecoderLayer(nn.Module):
@@ -58,6 +80,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
         super().__init__()
+        self.index = caches.layers
+        caches.layers += 1
         self.rope = spec.mixer.rope if isinstance(spec.mixer, AttentionSpec | LatentSpec) else None
         self.residual_scale = spec.residual_scale
         self.parallel = spec.parallel
@@ -70,6 +94,10 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = _norm(build, spec.mlp_norm, hidden_size)
         self.mlp = None if spec.mlp is None else _mlp(build, spec.mlp, hidden_size)
         self.mlp_output_norm = _norm(build, spec.mlp_output_norm, hidden_size)
+        self.per_layer: PerLayerInput | None = None
+        if (own := spec.per_layer) is not None:
+            self.per_layer = PerLayerInput(build, hidden_size, own.width, own.eps, own.activation)
+        self.scalar = Scalar(build) if spec.output_scalar else None
 
     @property
     def mixer(self) -> nn.Module | None:
@@ -80,11 +108,14 @@ class DecoderLayer(nn.Module):
         self,
         hidden: Tensor,
         residual: Tensor | None,
-        rotations: list[Rotation],
+        inputs: LayerInputs,
         attention: PagedAttention,
     ) -> tuple[Tensor, Tensor | None]:
-        """The layer's output, not yet added to the residual, and the residual."""
-        rotation = None if self.rope is None else rotations[self.rope]
+        """The layer's output, not yet added to the residual, and the residual.
+
+        The residual is None where it has been added.
+        """
+        rotation = None if self.rope is None else inputs.rotations[self.rope]
         mixer, mlp = self.mixer, self.mlp
         if self.parallel and mixer is not None and mlp is not None:
             normed, residual = _add(self.input_norm, hidden, residual)
@@ -97,12 +128,55 @@ class DecoderLayer(nn.Module):
         if mlp is not None:
             normed, residual = _add(self.mlp_norm, hidden, residual)
             hidden = self._output(self.mlp_output_norm, mlp(normed))
+        if self.per_layer is not None and inputs.per_layer is not None:
+            residual = hidden if residual is None else residual.add_(hidden)
+            hidden = self.per_layer(residual, inputs.per_layer[:, self.index])
+        if self.scalar is not None:
+            hidden = hidden if residual is None else residual.add_(hidden)
+            return hidden.mul_(self.scalar.weight), None
         return hidden, residual
 
     def _output(self, norm: Norm | None, added: Tensor) -> Tensor:
         if norm is not None:
             added = norm(added)
         return added if self.residual_scale == 1.0 else added.mul_(self.residual_scale)
+
+
+class AltUpLayer(DecoderLayer):
+    """A layer that computes one of several streams (Gemma 3n); see :class:`AltUp`.
+
+    Its hidden states are [streams, T, hidden], its residual None.
+    """
+
+    def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
+        super().__init__(build, spec, hidden_size, caches)
+        assert spec.altup is not None
+        self.altup = AltUp(build, hidden_size, **asdict(spec.altup))
+
+    def forward(
+        self,
+        hidden: Tensor,
+        residual: Tensor | None,
+        inputs: LayerInputs,
+        attention: PagedAttention,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The streams after the layer, and None."""
+        assert self.input_norm is not None
+        assert self.mlp_norm is not None
+        assert self.mixer is not None
+        assert self.mlp is not None
+        predictions = self.altup.predict(hidden)
+        active = predictions[self.altup.active]
+        normed = self.input_norm(active)
+        rotation = None if self.rope is None else inputs.rotations[self.rope]
+        mixed = self._output(self.mixer_output_norm, self.mixer(normed, rotation, attention))
+        mixed = (active + mixed + self.altup.laurel(normed)) / math.sqrt(2)
+        computed = mixed + self._output(self.mlp_output_norm, self.mlp(self.mlp_norm(mixed)))
+        streams = self.altup.correct(predictions, computed)
+        if self.per_layer is not None and inputs.per_layer is not None:
+            own = inputs.per_layer[:, self.index]
+            streams[1:] += self.per_layer(self.altup.for_gate(streams), own)
+        return streams, None
 
 
 class DecoderModel(nn.Module):
@@ -117,26 +191,25 @@ class DecoderModel(nn.Module):
             if spec.learned_positions is None
             else PositionEmbedding(build, spec.learned_positions, spec.hidden_size)
         )
-        self.ropes = nn.ModuleList(
-            RotaryEmbedding(
-                rope.dims,
-                rope.parameters,
-                rope.max_positions,
-                build.dtype,
-                device,
-                build.max_positions,
+        self.per_layer: PerLayerEmbedding | None = None
+        if (own := spec.layers[0].per_layer) is not None:
+            self.per_layer = PerLayerEmbedding(
+                build, spec.hidden_size, len(spec.layers), own.vocab_size, own.width, own.eps
             )
-            for rope in spec.ropes
-        )
+        self.streams: Streams | None = None
+        if (altup := spec.layers[0].altup) is not None:
+            self.streams = Streams(build, spec.hidden_size, altup.num_streams)
+        self.ropes = nn.ModuleList(_rope(build, rope, device) for rope in spec.ropes)
         self.caches = Caches()
+        kind = DecoderLayer if self.streams is None else AltUpLayer
         self.layers = nn.ModuleList(
-            DecoderLayer(build, layer, spec.hidden_size, self.caches) for layer in spec.layers
+            kind(build, layer, spec.hidden_size, self.caches) for layer in spec.layers
         )
         norm = _norm(build, spec.final_norm, spec.hidden_size)
         assert norm is not None
         self.norm = norm
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, list[Rotation]]:
+    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, list[ByPosition]]:
         """What goes into the first layer, [T, hidden], and each rope's rotation of the step."""
         hidden: Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
@@ -148,9 +221,16 @@ class DecoderModel(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
         hidden, rotations = self.embed(input_ids, positions)
+        inputs = LayerInputs(rotations)
+        if self.per_layer is not None:
+            inputs.per_layer = self.per_layer(input_ids, hidden)
+        if self.streams is not None:
+            hidden = self.streams.open(hidden)
         residual = None
         for layer in self.layers:
-            hidden, residual = layer(hidden, residual, rotations, attention)
+            hidden, residual = layer(hidden, residual, inputs, attention)
+        if self.streams is not None:
+            hidden = self.streams.close(hidden)
         return self.norm.add(hidden, residual)[0]
 
 
@@ -202,33 +282,56 @@ def _norm(build: Build, spec: NormSpec | None, size: int) -> Norm | None:
     return LayerNorm(build, size, spec.eps, spec.bias)
 
 
+def _rope(build: Build, spec: RopeSpec | TemperatureSpec, device: torch.device) -> nn.Module:
+    if isinstance(spec, TemperatureSpec):
+        return Temperature(spec.scale, spec.period)
+    return RotaryEmbedding(
+        spec.dims, spec.parameters, spec.max_positions, build.dtype, device, build.max_positions
+    )
+
+
 def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
     """The mixer and its name in the layer; what it keeps is added to ``caches``."""
+    from tgi_cli.layers.latent import LatentAttention
+
     arguments = asdict(spec)
-    if isinstance(spec, SSMSpec | ConvSpec):
+    if isinstance(spec, DeltaSpec | SSMSpec | ConvSpec):
+        from tgi_cli.layers.delta import DeltaNet
         from tgi_cli.layers.short_conv import ShortConv
         from tgi_cli.layers.ssm import SSM
 
-        layer = SSM if isinstance(spec, SSMSpec) else ShortConv
-        mixer = layer(build, len(caches.states), hidden_size, **arguments)
+        kinds: dict[type[Mixer], tuple[str, type[DeltaNet | SSM | ShortConv]]] = {
+            DeltaSpec: ("linear_attn", DeltaNet),
+            SSMSpec: ("mamba", SSM),
+            ConvSpec: ("conv", ShortConv),
+        }
+        name, recurrent = kinds[type(spec)]
+        mixer = recurrent(build, len(caches.states), hidden_size, **arguments)
         caches.states.append(mixer.state_spec)
-        return "mamba" if isinstance(spec, SSMSpec) else "conv", mixer
+        return name, mixer
     del arguments["rope"]
-    kind = Attention
-    if isinstance(spec, LatentSpec):
-        from tgi_cli.layers.latent import LatentAttention
-
-        kind = LatentAttention
+    cache = arguments.pop("cache", None)
+    if cache is not None:
+        return "self_attn", Attention(build, cache, hidden_size, **arguments, shared=True)
+    kind = LatentAttention if isinstance(spec, LatentSpec) else Attention
     attention = kind(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)
     return "self_attn", attention
 
 
-def _mlp(build: Build, spec: MLPSpec | MoESpec, hidden_size: int) -> nn.Module:
+def _mlp(build: Build, spec: MLPSpec | MoESpec | MLPAndExpertsSpec, hidden_size: int) -> nn.Module:
+    if isinstance(spec, MLPAndExpertsSpec):
+        from tgi_cli.layers.moe import MLPAndExperts, MoE
+
+        dense = _mlp(build, spec.dense, hidden_size)
+        experts = MoE(build, hidden_size, **asdict(spec.experts))
+        return MLPAndExperts(build, hidden_size, dense, experts, spec.eps)
     if isinstance(spec, MoESpec):
         from tgi_cli.layers.moe import MoE
 
         moe: nn.Module = MoE(build, hidden_size, **asdict(spec))
         return moe
-    kind = GatedMLP if spec.gated else MLP
-    return kind(build, hidden_size, spec.intermediate_size, spec.bias, spec.activation)
+    size, bias, activation = spec.intermediate_size, spec.bias, spec.activation
+    if spec.gated:
+        return GatedMLP(build, hidden_size, size, bias, activation, spec.sparsity)
+    return MLP(build, hidden_size, size, bias, activation)

@@ -166,8 +166,8 @@ def load_model(
             stacked = sum(filling.num_dequantized for filling in fillings.values())
             if stacked and shard.rank == 0:
                 name = str(dtype).removeprefix("torch.")
-                text = "%d quantized weights are kept in %s: as parts of larger ones"
-                log.info(text, stacked, name)
+                why = "as parts of larger ones, or split by heads"
+                log.info("%d quantized weights are kept in %s: %s", stacked, name, why)
     if shard.rank == 0:
         if quantize is not None and (about := method_notice(quantize)):
             log.info(about)

@@ -36,6 +36,17 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TemperatureSpec:
+    """Queries grow with their position: 1 + scale * log(1 + floor((position + 1) / period)).
+
+    Scalable-Softmax (https://arxiv.org/abs/2501.19399), as Llama 4 has it.
+    """
+
+    scale: float
+    period: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """See :class:`tgi_cli.layers.Attention`."""
 
@@ -43,7 +54,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     rope: int | None = 0
-    """Index into :attr:`DecoderSpec.ropes`, or None if positions are not rotated."""
+    """Index into :attr:`DecoderSpec.ropes`, or None if nothing depends on positions."""
     bias: bool = False
     output_bias: bool = False
     scale: float | None = None
@@ -51,9 +62,36 @@ class AttentionSpec:
     softcap: float | None = None
     sinks: bool = False
     qk_norm_eps: float | None = None
-    qk_norm: Literal["heads", "one_plus", "wide"] = "heads"
+    qk_norm: Literal["heads", "one_plus", "wide", "unit"] = "heads"
     output_gate: bool = False
     head_gate: bool = False
+    value_dim: int | None = None
+    value_norm: bool = False
+    values_from_keys: bool = False
+    chunk: int | None = None
+    slopes: tuple[float, ...] = ()
+    cache: int | None = None
+    """Index of an earlier layer's KV cache, which this one reads. Default: it has its own."""
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that the layer keeps of a token."""
+        value_dim = self.head_dim if self.value_dim is None else self.value_dim
+        return 0 if self.cache is not None else self.num_kv_heads * (self.head_dim + value_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """See :class:`tgi_cli.layers.delta.DeltaNet`."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    norm_eps: float
+    gain: float = 1.0
+    gate: Literal["silu", "sigmoid"] = "silu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +142,7 @@ class ConvSpec:
     bias: bool = False
 
 
-Mixer = AttentionSpec | LatentSpec | SSMSpec | ConvSpec
+Mixer = AttentionSpec | LatentSpec | DeltaSpec | SSMSpec | ConvSpec
 """What mixes the tokens of a sequence, in one layer."""
 
 
@@ -116,6 +154,7 @@ class MLPSpec:
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    sparsity: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +183,42 @@ class MoESpec:
     shared_gate: bool = False
     gated: bool = True
     latent_size: int | None = None
+    scale_inputs: bool = False
+    expert_scales: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPAndExpertsSpec:
+    """Both side by side; see :class:`tgi_cli.layers.moe.MLPAndExperts`.
+
+    It has norms of its own: the layer's ``mlp_norm`` is None.
+    """
+
+    dense: MLPSpec
+    experts: MoESpec
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerSpec:
+    """An embedding of the token for each layer; see :class:`tgi_cli.layers.PerLayerEmbedding`."""
+
+    vocab_size: int
+    width: int
+    """Of each layer's vector."""
+    eps: float
+    activation: str = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpSpec:
+    """Several streams, of which each layer computes one; see :class:`tgi_cli.layers.AltUp`."""
+
+    num_streams: int
+    active: int
+    eps: float
+    laurel_rank: int
+    scale_active: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +232,7 @@ class LayerSpec:
     """
 
     mixer: Mixer | None
-    mlp: MLPSpec | MoESpec | None
+    mlp: MLPSpec | MoESpec | MLPAndExpertsSpec | None
     input_norm: NormSpec | None = None
     mixer_output_norm: NormSpec | None = None
     mlp_norm: NormSpec | None = None
@@ -165,6 +240,11 @@ class LayerSpec:
     parallel: bool = False
     residual_scale: float = 1.0
     """Factor of the outputs of mixer and MLP."""
+    per_layer: PerLayerSpec | None = None
+    """Adds an output that the layer's own embedding of the token gates; not in parallel layers."""
+    output_scalar: bool = False
+    """What leaves the layer, the residual included, is multiplied by a learned number."""
+    altup: AltUpSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +256,7 @@ class DecoderSpec:
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec
-    ropes: tuple[RopeSpec, ...] = ()
+    ropes: tuple[RopeSpec | TemperatureSpec, ...] = ()
     learned_positions: int | None = None
     """Rows of the table of position vectors that are added to the tokens'."""
     tie_word_embeddings: bool = False

@@ -5,6 +5,11 @@ The model has one set of names, close to those of Llama's checkpoints:
     model.embed_tokens  model.embed_positions  model.norm  lm_head
     model.layers.N.input_norm  .mixer_output_norm  .mlp_norm  .mlp_output_norm
     model.layers.N.self_attn.q_proj  .k_proj  .v_proj  .o_proj  .gate_proj  .q_norm  .k_norm  .sinks
+    model.layers.N.linear_attn.q_proj  .k_proj  .v_proj  .z_proj  .b_proj  .a_proj  .q_conv  .k_conv
+        .v_conv  .A_log  .dt_bias  .norm  .out_proj
+    model.layers.N.mamba.z_proj  .x_proj  .b_proj  .c_proj  .dt_proj  .conv_x  .conv_b  .conv_c
+    model.layers.N.mamba.A_log  .D  .dt_bias  .norm  .out_proj
+    model.layers.N.conv.b_proj  .c_proj  .x_proj  .conv  .out_proj
     model.layers.N.mlp.gate_proj  .up_proj  .down_proj
     model.layers.N.mlp.router  .experts.E.gate_proj  .up_proj  .down_proj  .shared_expert...
 
@@ -153,14 +158,16 @@ def paired_halves(start: int, end: int, size: int) -> Rows:
 class StackedExperts:
     """Names of a checkpoint with one tensor of all experts per projection; others as in ``names``.
 
-    ``gate_up`` names the tensor [experts, 2 * intermediate, hidden], gates first, and ``down``
-    [experts, hidden, intermediate]. transformers 5 keeps experts so in memory, and writes them so
-    with ``save_original_format=False``.
+    ``gate_up`` names the tensor [experts, 2 * intermediate, hidden], gates first, or without
+    ``gates`` [experts, intermediate, hidden]; ``down`` [experts, hidden, intermediate].
+    transformers 5 keeps experts so in memory, and writes them so with
+    ``save_original_format=False``.
     """
 
     names: Callable[[str], Source]
     gate_up: str = "mlp.experts.gate_up_proj"
     down: str = "mlp.experts.down_proj"
+    gates: bool = True
 
     def __call__(self, name: str) -> Source:
         """The source of the model's tensor ``name``."""
@@ -170,9 +177,9 @@ class StackedExperts:
         expert, module, _ = rest.split(".")
         rows = {"gate_proj": _first_half, "up_proj": _second_half}.get(module)
         stored = self.down if rows is None else self.gate_up
-        return Source(
-            (f"{layer.removesuffix('mlp')}{stored}",), rows, join=partial(pick, int(expert))
-        )
+        path = self.names(f"{layer.removesuffix('mlp')}{stored}")
+        rows = rows if self.gates else None
+        return Source(path.names, rows, join=partial(pick, int(expert)))
 
 
 def has_stacked_experts(path: Path) -> bool:
@@ -183,6 +190,15 @@ def has_stacked_experts(path: Path) -> bool:
     """
     ends = (".experts.gate_up_proj", ".experts.down_proj")
     return any(name.endswith(ends) for name in expert_names(path))
+
+
+def has_tensor(path: Path, name: str) -> bool:
+    """Whether the checkpoint in ``path`` has a tensor of that name.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    return any(file.is_file() and name in file_header(file) for file in path.glob("*.safetensors"))
 
 
 def expert_names(path: Path) -> list[str]:

@@ -43,6 +43,9 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    value_dim: int | None = None
+    chunk: int | None = None
+    distances: int = 0
     lens: tuple[tuple[int, int], ...] = ((1, 4096), (600, 1024))
 
 
@@ -57,6 +60,9 @@ CASES = {
     ),
     "phi 3 on an A100": Case(80, 32, 32, 96, torch.bfloat16, torch.float8_e5m2, window=2047),
     "a small GPU": Case(89, 6, 2, 80, torch.float16, lens=((1, 2000),)),
+    "mimo": Case(90, 64, 8, 192, torch.bfloat16, window=128, sinks=True, value_dim=128),
+    "llama 4": Case(90, 40, 8, 128, torch.bfloat16, chunk=8192),
+    "falcon rw": Case(80, 32, 32, 64, torch.bfloat16, distances=2),
     "float32": Case(80, 4, 2, 64, torch.float32, lens=((1, 2000),)),
 }
 
@@ -64,7 +70,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_attention(case: Case, compiled: list[tuple[str, Any]]) -> None:
     compile_for(case.capability)
-    spec = KVSpec(case.kv_heads, case.dim, case.window)
+    spec = KVSpec(case.kv_heads, case.dim, case.window, case.value_dim, case.chunk)
     attention = TritonAttention([spec], 16, case.dtype, CPU, case.cache_dtype)
     attention.hardware = Hardware(108, SHARED[case.capability], divmod(case.capability, 10))
     attention.allocate(1)
@@ -73,8 +79,11 @@ def test_attention(case: Case, compiled: list[tuple[str, Any]]) -> None:
     heads = case.heads + 2 * case.kv_heads
     qkv = torch.empty(sum(queries), heads, case.dim, dtype=case.dtype)
     query, key, value = qkv.split([case.heads, case.kv_heads, case.kv_heads], 1)
+    if case.value_dim is not None:
+        value = torch.empty(sum(queries), case.kv_heads, case.value_dim, dtype=case.dtype)
     sinks = torch.empty(case.heads, dtype=case.dtype) if case.sinks else None
-    attention(0, query, key, value, 0.1, case.softcap, sinks)
+    bias = torch.empty(case.heads, case.distances) if case.distances else None
+    attention(0, query, key, value, 0.1, case.softcap, sinks, bias)
     expected = {"_write_kernel", "decode_kernel", "reduce_kernel"}
     if queries[-1] > 16:
         expected.add("prefill_kernel")

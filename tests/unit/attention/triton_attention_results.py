@@ -70,10 +70,13 @@ class Workload:
         cache_dtype: torch.dtype | None = None,
         window: int | None = None,
         block_size: int = 16,
+        chunk: int | None = None,
+        value_dim: int | None = None,
+        values_in_keys: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(len(lens) + dim)
         self.dtype, self.cache_dtype, self.block_size = dtype, cache_dtype, block_size
-        self.spec = KVSpec(kv_heads, dim, window)
+        self.spec = KVSpec(kv_heads, dim, window, value_dim, chunk, values_in_keys)
         self.blocks = BLOCKS * 16 // block_size
         free = random.Random(1).sample(range(self.blocks), self.blocks)
         self.tables = [[free.pop() for _ in range(-(-kv // block_size))] for _, kv in lens]
@@ -86,24 +89,25 @@ class Workload:
         # As projections leave them: side by side in one tensor.
         qkv = draw(tokens, heads + 2 * kv_heads, dim).to(DEVICE)
         self.query, self.key, self.value = qkv.split([heads, kv_heads, kv_heads], 1)
-        shape = (self.blocks * block_size, kv_heads, dim)
-        written = torch.zeros(shape[0], dtype=torch.bool)
+        if value_dim is not None:
+            self.value = draw(tokens, kv_heads, value_dim).to(DEVICE)
+        written = torch.zeros(self.blocks * block_size, dtype=torch.bool)
         for (_, kv_len), table in zip(lens, self.tables, strict=True):
             for position in range(kv_len):
                 written[table[position // block_size] * block_size + position % block_size] = True
         self.caches = []
-        for _ in range(2):
-            cache = torch.where(written[:, None, None], draw(*shape), float("nan"))
+        for width in (dim, self.spec.value_width):
+            numbers = draw(len(written), kv_heads, width)
+            cache = torch.where(written[:, None, None], numbers, float("nan"))
             cache = cache if cache_dtype is None else to_fp8(cache, cache_dtype).view(cache_dtype)
-            self.caches.append(cache.view(-1, block_size, kv_heads, dim).to(DEVICE))
+            self.caches.append(cache.view(-1, block_size, kv_heads, width).to(DEVICE))
 
     def metadata(self) -> AttentionMetadata:
-        """Blocks behind the window are not there."""
+        """Blocks that are not seen are not there."""
         tables = [list(table) for table in self.tables]
-        if self.spec.window is not None:
-            for (query, kv), table in zip(self.lens, tables, strict=True):
-                behind = max(0, kv - query - self.spec.window + 1) // self.block_size
-                table[:behind] = [2**31 - 1] * behind
+        for (query, kv), table in zip(self.lens, tables, strict=True):
+            behind = self.spec.first_visible(kv - query) // self.block_size
+            table[:behind] = [2**31 - 1] * behind
         queries, kvs = (list(lens) for lens in zip(*self.lens, strict=True))
         step = make_metadata(tables, queries, kvs, self.block_size)
         for name in ("query_start_loc", "kv_lens", "block_table", "slot_mapping"):
@@ -117,11 +121,18 @@ class Workload:
         attention.num_blocks = self.blocks
         attention.key_cache = [self.caches[0].clone()]
         attention.value_cache = [self.caches[1].clone()]
+        if self.spec.values_in_keys:
+            attention.value_cache = [attention.key_cache[0][..., : self.spec.value_width]]
         return attention
 
     def run(self, attention: Any, **scoring: Any) -> Tensor:
         return attention(
-            0, self.query, self.key, self.value, self.query.shape[-1] ** -0.5, **scoring
+            0,
+            self.query,
+            self.key,
+            None if self.spec.values_in_keys else self.value,
+            self.query.shape[-1] ** -0.5,
+            **scoring,
         )
 
     def check(self, **scoring: Any) -> None:
@@ -132,8 +143,8 @@ class Workload:
         ours.plan(metadata)
         close(self.run(ours, **scoring), self.run(reference, **scoring))
         for mine, wanted in zip(
-            (*ours.key_cache, *ours.value_cache),
-            (*reference.key_cache, *reference.value_cache),
+            ours.stored,
+            reference.stored,
             strict=True,
         ):
             assert torch.equal(ours.raw(mine).view(torch.uint8), ours.raw(wanted).view(torch.uint8))
@@ -167,6 +178,46 @@ SCORINGS: dict[str, dict[str, Any]] = {
 )
 def test_mixed_steps(window: int | None, scoring: str) -> None:
     Workload(MIXED, window=window).check(**SCORINGS[scoring])
+
+
+WIDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "narrow values": ({"value_dim": 24}, {}),
+    "wide values in windows": ({"value_dim": 80, "window": 20}, {}),
+    "values in keys": ({"value_dim": 32, "values_in_keys": True, "kv_heads": 1}, {}),
+    "narrow values of 8 bits": ({"value_dim": 32, "cache_dtype": FP8[0]}, {}),
+    "short chunks": ({"chunk": 7}, {}),
+    "chunks": ({"chunk": 40}, {}),
+    "slopes": ({}, {"bias": torch.tensor([[0.0, -(2.0**-n)] for n in range(4)]).to(DEVICE)}),
+    "learned bias": (
+        {"window": 60},
+        {
+            "bias": torch.randn(4, 37, generator=torch.Generator().manual_seed(2)).to(DEVICE),
+            "sinks": torch.tensor([0.5, -2.0, 3.0, 6.0]).to(DEVICE),
+        },
+    ),
+    "bias under a cap": (
+        {},
+        {"bias": torch.tensor([[0.3, 0.1]] * 4).to(DEVICE), "softcap": 2.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_widths_chunks_and_biases(name: str) -> None:
+    options, scoring = WIDER[name]
+    Workload(MIXED, **options).check(**scoring)
+
+
+def test_a_cache_that_another_layer_has_written() -> None:
+    load = Workload(MIXED, window=45)
+    ours, reference = load.backend("triton"), load.backend("torch")
+    for attention in (ours, reference):
+        attention.plan(load.metadata())
+        load.run(attention)
+    before = ours.key_cache[0].clone()
+    outputs = [each(0, load.query * 0.5, None, None, 0.2) for each in (ours, reference)]
+    close(*outputs)
+    torch.testing.assert_close(ours.key_cache[0], before, atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("lens", [LENGTHS, [(20, 20)], [(66, 66), (1, 60)]])

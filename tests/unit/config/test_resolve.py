@@ -328,3 +328,16 @@ def test_the_memory_fraction_is_validated(caplog: pytest.LogCaptureFixture) -> N
 def test_rope_scaling_excludes_cross_check() -> None:
     with pytest.raises(ConfigError, match=r"--cross-check .* without --rope-scaling"):
         resolved(cross_check=True, rope_factor=2.0)
+
+
+def test_sparse_attention_is_served_as_far_as_it_is_dense(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sparse = replace(MODEL, dense_positions=512)
+    assert resolved(sparse).max_total_tokens == 512
+    assert "more than 512 tokens" in caplog.text
+    assert resolved(sparse, max_total_tokens=300).max_total_tokens == 300
+    assert resolved(replace(MODEL, dense_positions=4096)).max_total_tokens == 2048
+    with pytest.raises(UnsupportedModelError, match="more than 512 tokens") as error:
+        resolved(sparse, max_total_tokens=513)
+    assert "--max-total-tokens 512" in error.value.remedy

@@ -75,6 +75,15 @@ def test_defaults_are_reported_with_reasons() -> None:
     ]
 
 
+def test_states_and_a_batch_that_they_limit_are_reported() -> None:
+    serve, context, capacity = _found()
+    config = replace(capacity.config, max_batch_size=20)
+    capacity = replace(capacity, config=config, num_state_slots=30, state_bytes=3000 * MIB)
+    *_, rows, cache = [str(limit) for limit in found_limits(serve, context, capacity)]
+    assert rows == "max_batch_size 20: as many recurrent states as 50% of the cache's memory holds"
+    assert "1000.0 MiB, and 2.9 GiB for 30 recurrent states, half of 7.8 GiB free" in cache
+
+
 def test_limits_of_the_user_are_not_reported() -> None:
     assert (
         _report(

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.config.test_resolve import resolved
 from tgi_cli.config import EngineConfig
 from tgi_cli.errors import ExitCode, OutOfMemoryError
-from tgi_cli.worker.sizing.kv_cache import cache_budget, size_cache
+from tgi_cli.worker.sizing.kv_cache import cache_budget, size_cache, size_states
 
 BLOCK_BYTES = 1 << 20
 CONFIG = replace(
@@ -100,3 +100,34 @@ def test_a_share_of_a_gpus_memory_is_left_to_others():
     assert cache_budget(replace(gpu, cuda_memory_fraction=0.99), 900, 100, 1000) == budget
     assert cache_budget(replace(gpu, cuda_memory_fraction=0.6), 900, 100, 1000) == 400
     assert cache_budget(replace(gpu, cuda_memory_fraction=0.1), 900, 100, 1000) == 0
+
+
+STATE_BYTES = 3 << 20
+
+
+def test_a_model_without_states_has_no_slots():
+    assert size_states(CONFIG, 10 << 30, 0) == (0, CONFIG)
+
+
+def test_every_row_has_a_slot_and_prefixes_some_more():
+    slots, config = size_states(CONFIG, 1 << 30, STATE_BYTES)
+    assert (slots, config) == (4 + 4 * 4, CONFIG)
+    slots, config = size_states(CONFIG, 40 * STATE_BYTES, STATE_BYTES)
+    assert (slots, config) == (4 + (40 - 4) // 4, CONFIG), "a quarter of what rows leave"
+
+
+def test_states_of_rows_take_half_of_the_memory_at_most():
+    slots, config = size_states(CONFIG, 6 * STATE_BYTES, STATE_BYTES)
+    assert config == replace(CONFIG, max_batch_size=3)
+    assert slots == 3
+    with pytest.raises(OutOfMemoryError, match=r"state of one request takes 3\.0 MiB") as caught:
+        size_states(CONFIG, 2 * STATE_BYTES - 1, STATE_BYTES)
+    assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
+
+
+def test_a_model_without_kv_has_blocks_that_cost_nothing():
+    assert size_cache(CONFIG, 0, 0) == (int(4 * PER_SEQUENCE * 1.25), CONFIG)
+    cuda = replace(CONFIG, device="cuda")
+    assert size_cache(cuda, 0, 0) == (int(4 * PER_SEQUENCE * 1.25), cuda)
+    asked = replace(CONFIG, max_batch_total_tokens=1 << 20)
+    assert size_cache(asked, 0, 0) == ((1 << 20) // 16, asked)

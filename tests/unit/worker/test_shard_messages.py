@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.config.test_resolve import resolved
-from tgi_cli.engine.step import BlockAppend, NewRow, OptionalOutputs, Step, TokenAppend
+from tgi_cli.engine.step import BlockAppend, NewRow, OptionalOutputs, Snapshot, Step, TokenAppend
 from tgi_cli.process.framing import Channel
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.tensor_parallel import messages
@@ -71,6 +71,9 @@ steps = st.builds(
     starts=ids,
     counts=ids,
     samples=st.lists(st.booleans(), max_size=40),
+    state_in=st.lists(st.integers(-1, 100), max_size=40),
+    state_out=ids,
+    snapshots=st.lists(st.builds(Snapshot, index=small, count=small, slot=small), max_size=3),
     num_decodes=small,
 )
 

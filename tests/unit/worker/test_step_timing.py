@@ -147,6 +147,7 @@ def test_warming_up_a_model_times_its_steps_and_saves_its_profile(
     assert [row["tokens"] for row in found["prefill"]] == [128]
     assert [row["batch_size"] for row in found["decode"]] == [1, 2, 4]
     assert (found["kv_blocks"], found["max_batch_total_tokens"]) == (160, 2560)
+    assert (found["state_slots"], found["state_bytes"]) == (0, 0)
     first = found["decode"][0]
     kv = 2 * 3 * 2 * 16 * 4 * first["context"]
     assert first["bytes_read"] == pytest.approx(found["weight_bytes"] + kv, rel=0.3)

@@ -31,6 +31,8 @@ inline f32x16 activate(f32x16 x, int32_t activation) {
     }
     case QUICK_GELU:
       return x * through_bf16(sigmoid(through_bf16(1.702f * x)));
+    case LOGISTIC:
+      return sigmoid(x);
     default:
       return x != x ? x : hyperbolic_tangent(x);
   }

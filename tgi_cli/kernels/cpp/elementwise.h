@@ -24,8 +24,6 @@ TGI_INLINE void add_row(bf16* sum, const bf16* x, float scale, int64_t width) {
   }
 }
 
-TGI_INLINE float to_float(float x) { return x; }
-
 // x / sqrt(mean(x^2) + eps) * weight (https://arxiv.org/abs/1910.07467); x may be y.
 template <class Weight>
 inline void rms_norm_row(const bf16* x, bf16* y, const Weight* weight, float eps, int64_t width) {

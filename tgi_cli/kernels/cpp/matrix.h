@@ -62,7 +62,9 @@ enum Epilogue : int32_t {
 };
 
 // By number, as in kernels/linear.py.
-enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU2 = 4, QUICK_GELU = 5, TANH = 6 };
+enum Activation : int32_t {
+  SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU2 = 4, QUICK_GELU = 5, TANH = 6, LOGISTIC = 7
+};
 
 struct Linear {
   const bf16* x;

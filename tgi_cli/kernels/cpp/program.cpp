@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "elementwise.h"
@@ -56,6 +57,12 @@ struct Program {
     if (index == 0) return run.residual;
     if (index == 1) return run.output;
     return static_cast<bf16*>(arena.get()) + places[size_t(index)] * capacity;
+  }
+
+  // Where a view begins, and what is between tokens.
+  std::pair<bf16*, int64_t> view(const View& of, const Run& run) const {
+    if (of.buffer < 0) return {nullptr, 0};
+    return {buffer(of.buffer, run) + of.offset, widths[size_t(of.buffer)]};
   }
 
   bool reserve(int64_t tokens) {
@@ -143,6 +150,62 @@ void rotate_rows(const Program& program, const Op& op, const Run& run, int64_t f
   }
 }
 
+Convolution convolution_of(const Program& program, const Op& op, const Run& run) {
+  Convolution convolution = *op.convolution;
+  auto [x, x_stride] = program.view({op.input, op.input_offset}, run);
+  auto [before, before_stride] = program.view(op.others[0], run);
+  auto [after, after_stride] = program.view(op.others[1], run);
+  auto [output, output_stride] = program.view({op.output, op.output_offset}, run);
+  convolution.x = x;
+  convolution.x_stride = x_stride;
+  convolution.before = before;
+  convolution.before_stride = before_stride;
+  convolution.after = after;
+  convolution.after_stride = after_stride;
+  convolution.output = output;
+  convolution.output_stride = output_stride;
+  convolution.states = run.states[2 * op.layer];
+  return convolution;
+}
+
+Recurrence recurrence_of(const Program& program, const Op& op, const Run& run) {
+  Recurrence recurrence = *op.recurrence;
+  auto [value, value_stride] = program.view({op.input, op.input_offset}, run);
+  auto [query, query_stride] = program.view(op.others[0], run);
+  auto [key, key_stride] = program.view(op.others[1], run);
+  auto [decay, decay_stride] = program.view(op.others[2], run);
+  auto [beta, beta_stride] = program.view(op.others[3], run);
+  auto [output, output_stride] = program.view({op.output, op.output_offset}, run);
+  recurrence.value = value;
+  recurrence.value_stride = value_stride;
+  recurrence.query = query;
+  recurrence.query_stride = query_stride;
+  recurrence.key = key;
+  recurrence.key_stride = key_stride;
+  recurrence.decay = decay;
+  recurrence.decay_stride = decay_stride;
+  recurrence.beta = beta;
+  recurrence.beta_stride = beta_stride;
+  recurrence.output = output;
+  recurrence.output_stride = output_stride;
+  recurrence.states = static_cast<float*>(run.states[2 * op.layer + 1]);
+  return recurrence;
+}
+
+void gate_rows(const Program& program, const Op& op, const Run& run, int64_t first, int64_t last) {
+  Gate gate = *op.gate;
+  auto [x, x_stride] = program.view({op.input, op.input_offset}, run);
+  auto [by, gate_stride] = program.view(op.others[0], run);
+  auto [output, output_stride] = program.view({op.output, op.output_offset}, run);
+  gate.x = x;
+  gate.x_stride = x_stride;
+  gate.gate = by;
+  gate.gate_stride = gate_stride;
+  gate.output = output;
+  gate.output_stride = output_stride;
+  for (int64_t token = first; token < last; ++token) gate_row(gate, token);
+}
+
 void run_ticket(void* context, int64_t ticket, int thread) {
   const Part& part = *static_cast<const Part*>(context);
   const Program& program = *part.program;
@@ -156,6 +219,12 @@ void run_ticket(void* context, int64_t ticket, int thread) {
       return linear_run(linear_of(program, op, run), ticket);
     case ROTATE:
       return rotate_rows(program, op, run, first, last);
+    case CONVOLVE:
+      return convolution_run(convolution_of(program, op, run), *run.slots, ticket);
+    case RECUR:
+      return recurrence_run(recurrence_of(program, op, run), *run.slots, run.threads, ticket);
+    case GATE:
+      return gate_rows(program, op, run, first, last);
     case ATTEND: {
       const AttentionPlan& plan = program.plans[part.plan];
       Attention attention = attention_of(program, op, run);
@@ -168,16 +237,19 @@ void run_ticket(void* context, int64_t ticket, int thread) {
 // Which stages a run of so many tokens has, and the attention plans that they share.
 void prepare(Program& program) {
   const Run& run = program.run;
-  for (size_t i = 0; i < program.plans.size(); ++i) {
+  for (size_t i = 0; i < program.plans.size() && run.first == 0; ++i) {
     const Op& op = program.ops[program.planned_for[i]];
     plan_attention(*run.step, shape_of(op), program.plans[i]);
   }
   std::vector<Part>& parts = program.parts;
   parts.clear();
   int64_t row_tickets = (run.tokens + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-  for (const Op& op : program.ops) {
+  for (int64_t i = run.first; i < run.last; ++i) {
+    const Op& op = program.ops[size_t(i)];
     Part part{&program, &op, row_tickets, 0, false};
     if (op.kind == LINEAR) part.tickets = linear_tickets(linear_of(program, op, run));
+    if (op.kind == CONVOLVE) part.tickets = convolution_tickets(*op.convolution, *run.slots);
+    if (op.kind == RECUR) part.tickets = recurrence_tickets(*op.recurrence, *run.slots, run.threads);
     if (op.kind == ATTEND) {
       part.plan = program.plan_of(op);
       const AttentionPlan& plan = program.plans[part.plan];

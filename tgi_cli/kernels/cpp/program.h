@@ -2,11 +2,19 @@
 #pragma once
 
 #include "attention.h"
+#include "convolution.h"
+#include "gate.h"
 #include "matrix.h"
+#include "recurrence.h"
 
 namespace tgi {
 
-enum Kind : int32_t { NORM = 0, LINEAR = 1, ROTATE = 2, ATTEND = 3 };
+enum Kind : int32_t { NORM = 0, LINEAR = 1, ROTATE = 2, ATTEND = 3, CONVOLVE = 4, RECUR = 5, GATE = 6 };
+
+// A part of the rows of a buffer; a negative one is none.
+struct View {
+  int32_t buffer, offset;
+};
 
 // Buffers hold a row of bfloat16 numbers per token. Two belong to the caller: 0 is the residual,
 // which comes with the embeddings and is overwritten, 1 takes the result.
@@ -36,9 +44,17 @@ struct Op {
   const float* sinks;
   const float* attention_bias;  // see Attention
   int64_t distances;
+  // What has a state, of the layer's index among those, and gates: without what a run gives them.
+  // CONVOLVE: input is x, others are before and after. RECUR: input is value, others are query, key,
+  // decay and beta. GATE: input is x, the other is the gate.
+  View others[4];
+  const Convolution* convolution;
+  const Recurrence* recurrence;
+  const Gate* gate;
 };
 
 struct Run {
+  int64_t first, last;  // operations; those before `first` have run in the same step
   int64_t tokens;
   bf16* residual;  // [tokens, widths[0]]
   bf16* output;    // [tokens, widths[1]]
@@ -46,6 +62,8 @@ struct Run {
   const Cache* caches;          // per layer
   const bf16* const* cosines;   // per rope: [tokens, rotated]
   const bf16* const* sines;
+  const StateStep* slots;  // of models that have states, or null
+  void* const* states;     // per layer that has them: of its convolution, of its recurrence
   double* seconds;  // per operation, added to; or null
   int32_t threads;
 };

@@ -31,6 +31,8 @@ TGI_INLINE float to_float(bf16 x) {
   return value;
 }
 
+TGI_INLINE float to_float(float x) { return x; }
+
 // To the nearest, ties to even, as torch rounds; a NaN stays one.
 TGI_INLINE bf16 to_bf16(float value) {
   uint32_t bits;

@@ -1,9 +1,13 @@
 """Falcon (https://arxiv.org/abs/2311.16867): 7B's multi-query form, 40B's and 180B's grouped one.
 
 Queries, keys and values are in one tensor, the query heads of a group before its key and value.
+Falcon RW has a bias by distance (ALiBi) instead of rotary angles; its slopes have the precision of
+bfloat16, as where it was trained, while distances are exact.
 """
 
 from __future__ import annotations
+
+import math
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import config_fields
@@ -14,7 +18,6 @@ from tgi_cli.models.weight_map import Names, interleaved
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/falcon"""
-    config_fields.refuse(config, "alibi")
     hidden = config.positive("hidden_size")
     heads = config.positive(config_fields.stated(config, "num_attention_heads", "n_head"))
     head_dim = hidden // heads
@@ -35,13 +38,16 @@ def read(config: ModelConfig) -> DecoderSpec:
     context = config.positive("max_position_embeddings", 2048)
     bias = config.get("bias", bool, False)
     norm = NormSpec(config.get("layer_norm_epsilon", float, 1e-5), "layer")
+    alibi = config.get("alibi", bool, False)
     layer = LayerSpec(
         mixer=AttentionSpec(
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
+            rope=None if alibi else 0,
             bias=bias,
             output_bias=bias,
+            slopes=_slopes(heads, head_dim**-0.5) if alibi else (),
         ),
         mlp=MLPSpec(
             intermediate_size=config.positive("ffn_hidden_size", 4 * hidden),
@@ -65,7 +71,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         layers=(layer,)
         * config.positive(config_fields.stated(config, "num_hidden_layers", "n_layer")),
         final_norm=norm,
-        ropes=(config_fields.rope(config, head_dim, context),),
+        ropes=() if alibi else (config_fields.rope(config, head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, True),
         source=Names(
             layers="transformer.h",
@@ -82,4 +88,13 @@ def read(config: ModelConfig) -> DecoderSpec:
                 "model.norm": "transformer.ln_f",
             },
         ),
+    )
+
+
+def _slopes(num_heads: int, factor: float) -> tuple[float, ...]:
+    """ALiBi's, rounded to bfloat16, times a factor."""
+    return tuple(
+        factor * round(slope * 2.0**-exponent * 256) / 256 * 2.0**exponent
+        for slope in config_fields.alibi_slopes(num_heads)
+        for exponent in (math.frexp(slope)[1],)
     )

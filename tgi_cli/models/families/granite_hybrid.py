@@ -9,7 +9,6 @@ from typing import Any
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.mamba_fields import mamba, mamba_modules
 from tgi_cli.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -18,29 +17,17 @@ from tgi_cli.models.spec import (
     MLPSpec,
     MoESpec,
     NormSpec,
-    SSMSpec,
 )
+from tgi_cli.models.state_fields import granite_mamba, mamba_modules
 from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts, stacked
 
-_SHARED = "shared_mlp.input_linear"
-"""The gate and up projections of the expert that every token passes."""
-
 _DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "embedding_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "shared_intermediate_size": 1024,
-}
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6, "embedding_multiplier": 1.0, "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0, "logits_scaling": 1.0, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+}  # fmt: skip
 
 
 def read(config: ModelConfig) -> DecoderSpec:
@@ -48,17 +35,13 @@ def read(config: ModelConfig) -> DecoderSpec:
     config = config_fields.filled(config, _DEFAULTS)
     num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
-    num_layers = config.positive("num_hidden_layers")
     norm = NormSpec(config.get("rms_norm_eps", float))
     bias = config.get("attention_bias", bool, False)
     rotated = config.get("position_embedding_type", str, "nope") == "rope"
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
         raise config.invalid("'logits_scaling' is 0")
-    kinds = config_fields.layer_kinds(
-        config, ["linear_attention"] * num_layers, ("linear_attention", "full_attention")
-    )
-    ssm = mamba(config, norm.eps)
+    ssm = granite_mamba(config, norm.eps)
     mixers: dict[str, Mixer] = {
         "linear_attention": ssm,
         "full_attention": AttentionSpec(
@@ -71,6 +54,7 @@ def read(config: ModelConfig) -> DecoderSpec:
             scale=config.get("attention_multiplier", float),
         ),
     }
+    kinds = ["linear_attention"] * config.positive("num_hidden_layers")
     activation = config_fields.activation(config)
     shared = config.positive("shared_intermediate_size")
     mlp: MLPSpec | MoESpec = MLPSpec(intermediate_size=shared, activation=activation)
@@ -95,33 +79,31 @@ def read(config: ModelConfig) -> DecoderSpec:
                 mlp_norm=norm,
                 residual_scale=config.get("residual_multiplier", float),
             )
-            for kind in kinds
+            for kind in config_fields.layer_kinds(config, kinds, tuple(mixers))
         ),
         final_norm=norm,
         ropes=(config_fields.rope(config, head_dim, context),) if rotated else (),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.get("embedding_multiplier", float),
         logit_scale=1 / logits_scaling,
-        source=_source(config, ssm, shared),
+        source=_source(config, shared, mamba_modules(ssm, "mamba")),
     )
 
 
-def _source(config: ModelConfig, ssm: SSMSpec, shared: int) -> StackedExperts:
+def _source(config: ModelConfig, shared: int, mamba: dict[str, Any]) -> StackedExperts:
     """Published names, or those that transformers 5 has in memory."""
-    halves = {"gate_proj": shared, "up_proj": shared}
-    modules = {
+    newer = has_stacked_experts(config.path)
+    modules: dict[str, Any] = {
         "input_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm",
-        "mlp.down_proj": "shared_mlp.output_linear",
-        "mlp.shared_expert.down_proj": "shared_mlp.output_linear",
-        **stacked({f"mlp.{name}": size for name, size in halves.items()}, _SHARED),
-        **stacked({f"mlp.shared_expert.{name}": size for name, size in halves.items()}, _SHARED),
-        **mamba_modules(ssm, "mamba"),
+        "mlp.router": "block_sparse_moe.router" if newer else "block_sparse_moe.router.layer",
+        **mamba,
     }
-    if has_stacked_experts(config.path):
-        names = Names(modules={**modules, "mlp.router": "block_sparse_moe.router"})
-        made = ("experts.gate_up_proj", "experts.down_proj")
-    else:
-        names = Names(modules={**modules, "mlp.router": "block_sparse_moe.router.layer"})
-        made = ("input_linear.weight", "output_linear.weight")
-    return StackedExperts(names, *(f"block_sparse_moe.{name}" for name in made))
+    for mlp in ("mlp", "mlp.shared_expert"):
+        halves = {f"{mlp}.gate_proj": shared, f"{mlp}.up_proj": shared}
+        modules |= stacked(halves, "shared_mlp.input_linear")
+        modules[f"{mlp}.down_proj"] = "shared_mlp.output_linear"
+    published = ("input_linear.weight", "output_linear.weight")
+    up, down = ("experts.gate_up_proj", "experts.down_proj") if newer else published
+    names = Names(modules=modules)
+    return StackedExperts(names, f"block_sparse_moe.{up}", f"block_sparse_moe.{down}")

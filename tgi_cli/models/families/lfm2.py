@@ -1,6 +1,6 @@
 """LFM 2 (https://arxiv.org/abs/2511.23404): gated short convolutions, a few layers with attention.
 
-Of the mixture of experts, the first layers have a single feed-forward block.
+The first layers of its mixture of experts have a single feed-forward block.
 """
 
 from __future__ import annotations
@@ -9,26 +9,19 @@ from collections.abc import Callable
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.mamba_fields import conv_kernel
-from tgi_cli.models.spec import (
-    AttentionSpec,
-    ConvSpec,
-    DecoderSpec,
-    LayerSpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-)
-from tgi_cli.models.weight_map import Names, Source, StackedExperts, has_stacked_experts, stacked
+from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+from tgi_cli.models.state_fields import short_conv, short_conv_modules
+from tgi_cli.models.weight_map import Names, Source, StackedExperts, has_stacked_experts
 
-_SHARED = {
+MODULES = {
     "input_norm": "operator_norm",
     "mlp_norm": "ffn_norm",
     "mlp.gate_proj": "feed_forward.w1",
     "mlp.up_proj": "feed_forward.w3",
     "mlp.down_proj": "feed_forward.w2",
 }
-_MODULES = {
+TOP = {"model.norm": "model.embedding_norm"}
+_MODULES = MODULES | {
     "self_attn.o_proj": "self_attn.out_proj",
     "self_attn.q_norm": "self_attn.q_layernorm",
     "self_attn.k_norm": "self_attn.k_layernorm",
@@ -38,72 +31,56 @@ _MODULES = {
     "mlp.experts.*.up_proj": "feed_forward.experts.*.w3",
     "mlp.experts.*.down_proj": "feed_forward.experts.*.w2",
 }
-
-
-def names(config: ModelConfig, modules: dict[str, str]) -> Names:
-    """Names of weights: LFM 2's and 3's, and other ones for ``modules``."""
-    size = config.positive("hidden_size")
-    parts = stacked({f"conv.{name}_proj": size for name in ("b", "c", "x")}, "conv.in_proj")
-    return Names(
-        modules={**_SHARED, **parts, **modules}, top={"model.norm": "model.embedding_norm"}
-    )
+_KINDS = ("conv", "full_attention")
+_DEFAULTS = {
+    "Lfm2ForCausalLM": {"hidden_size": 2560, "intermediate_size": 12288},
+    "Lfm2MoeForCausalLM": {"hidden_size": 2048, "intermediate_size": 7168},
+}
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/lfm2 and .../lfm2_moe"""
-    num_heads, num_kv_heads, head_dim = config_fields.heads(
-        config_fields.filled(config, {"num_attention_heads": 32}), 8
-    )
+    config = config_fields.filled(config, _DEFAULTS[config.architecture])
+    config = config_fields.filled(config, {"num_attention_heads": 32})
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config, 8)
     context = config.positive("max_position_embeddings", 128_000)
     norm = NormSpec(config.get("norm_eps", float, 1e-5))
-    mixers = {
-        "conv": ConvSpec(
-            kernel=conv_kernel(config, "conv_L_cache", 3),
-            bias=config.get("conv_bias", bool, False),
-        ),
-        "full_attention": AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            qk_norm_eps=norm.eps,
-        ),
-    }
+    attention = AttentionSpec(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, qk_norm_eps=norm.eps
+    )
+    conv = short_conv(config, 3)
     num_layers = config.positive("num_hidden_layers", 32)
     full = config.get("full_attn_idxs", list, list(range(num_layers)))
     kinds = ["full_attention" if layer in full else "conv" for layer in range(num_layers)]
     mixture = config.architecture == "Lfm2MoeForCausalLM"
-    dense = config.get("num_dense_layers", int, 2) if mixture else num_layers
-    plain = MLPSpec(intermediate_size=_intermediate_size(config, mixture))
-    experts = _experts(config) if mixture else plain
-    kinds = config_fields.layer_kinds(config, kinds, tuple(mixers))
+    dense = MLPSpec(intermediate_size=_intermediate_size(config, mixture))
+    num_dense = config.get("num_dense_layers", int, 2) if mixture else num_layers
+    experts = _experts(config) if mixture else dense
+    tied = config_fields.stated(config, "tie_embedding", "tie_word_embeddings")
     return DecoderSpec(
         vocab_size=config.positive("vocab_size", 65536),
         hidden_size=config.positive("hidden_size"),
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                mixer=mixers[kind],
-                mlp=plain if layer < dense else experts,
+                mixer=conv if kind == "conv" else attention,
+                mlp=dense if layer < num_dense else experts,
                 input_norm=norm,
                 mlp_norm=norm,
             )
-            for layer, kind in enumerate(kinds)
+            for layer, kind in enumerate(config_fields.layer_kinds(config, kinds, _KINDS))
         ),
         final_norm=norm,
         ropes=(config_fields.rope(config, head_dim, context, 1e6),),
-        tie_word_embeddings=config.get(
-            config_fields.stated(config, "tie_embedding", "tie_word_embeddings"), bool, True
-        ),
+        tie_word_embeddings=config.get(tied, bool, True),
         source=_source(config),
     )
 
 
 def _source(config: ModelConfig) -> Callable[[str], Source]:
-    found = names(config, _MODULES)
-    if not has_stacked_experts(config.path):
-        return found
-    experts = "feed_forward.experts"
-    return StackedExperts(found, f"{experts}.gate_up_proj", f"{experts}.down_proj")
+    names = Names(modules={**_MODULES, **short_conv_modules(config)}, top=TOP)
+    stacks = ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj")
+    return StackedExperts(names, *stacks) if has_stacked_experts(config.path) else names
 
 
 def _experts(config: ModelConfig) -> MoESpec:
@@ -119,13 +96,14 @@ def _experts(config: ModelConfig) -> MoESpec:
 
 
 def _intermediate_size(config: ModelConfig, mixture: bool) -> int:
-    """The dense models' width is two thirds of the stated one, times a factor, rounded up."""
-    stated = config_fields.stated(config, "block_ff_dim", "intermediate_size")
-    size = config.positive("intermediate_size" if mixture else stated)
-    if mixture or not config.get("block_auto_adjust_ff_dim", bool, True):
+    """A dense model's is two thirds of the stated one, times a factor, rounded up."""
+    if mixture:
+        return config.positive("intermediate_size")
+    size = config.positive(config_fields.stated(config, "block_ff_dim", "intermediate_size"))
+    if not config.get("block_auto_adjust_ff_dim", bool, True):
         return size
     size = int(2 * size / 3)
-    if "block_ffn_dim_multiplier" in config.raw and config.raw["block_ffn_dim_multiplier"] is None:
+    if config.raw.get("block_ffn_dim_multiplier", 1.0) is None:
         return size
     size = int(config.get("block_ffn_dim_multiplier", float, 1.0) * size)
     multiple = config.positive("block_multiple_of", 256)

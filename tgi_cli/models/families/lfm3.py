@@ -7,19 +7,19 @@ from typing import Any
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.families.lfm2 import names
-from tgi_cli.models.mamba_fields import conv_kernel
+from tgi_cli.models.families.lfm2 import MODULES, TOP
 from tgi_cli.models.spec import (
     AttentionSpec,
-    ConvSpec,
     DecoderSpec,
     LayerSpec,
     Mixer,
     MLPSpec,
     NormSpec,
 )
+from tgi_cli.models.state_fields import short_conv, short_conv_modules
+from tgi_cli.models.weight_map import Names
 
-_MODULES = {
+_MODULES = MODULES | {
     "mixer_output_norm": "post_operator_norm",
     "mlp_output_norm": "post_ffn_norm",
     "self_attn.head_gate": "self_attn.gate_proj",
@@ -66,10 +66,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     mixers: dict[str, Mixer] = {
         "full_attention": full,
         "sliding_attention": replace(full, rope=1, window=window),
-        "conv": ConvSpec(
-            kernel=conv_kernel(config, "conv_L_cache", 7),
-            bias=config.get("conv_bias", bool, False),
-        ),
+        "conv": short_conv(config, 7),
     }
     kinds = [
         "full_attention" if i % 4 == 2 else "sliding_attention" if i and i % 4 == 0 else "conv"
@@ -96,5 +93,5 @@ def read(config: ModelConfig) -> DecoderSpec:
             config, head_dim, context, {"full_attention": 1e6, "sliding_attention": 1e6}
         ),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, True),
-        source=names(config, _MODULES),
+        source=Names(modules={**_MODULES, **short_conv_modules(config)}, top=TOP),
     )

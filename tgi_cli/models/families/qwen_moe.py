@@ -40,7 +40,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         activation=config_fields.activation(config),
     )
     sparse = _experts(config, third)
-    has_experts = _sparse_layers(config, len(windows))
+    has_experts = sparse_layers(config, len(windows))
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive("hidden_size"),
@@ -85,7 +85,8 @@ def _experts(config: ModelConfig, third: bool) -> MoESpec:
     )
 
 
-def _sparse_layers(config: ModelConfig, num_layers: int) -> set[int]:
+def sparse_layers(config: ModelConfig, num_layers: int) -> set[int]:
+    """Layers with experts. Raises ModelError for layers that are no numbers."""
     step = config.positive("decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers", list, [])
     if not all(isinstance(layer, int) for layer in dense):

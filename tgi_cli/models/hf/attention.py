@@ -9,8 +9,9 @@ mask: a model is served only if its masks are causal, with or without a sliding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,11 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.models.hf.latent import EVERY_TOKEN, EveryToken, absorbed, latent_expansion
+from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask, describe_mask
 
 RUN, PROBE = "tgi_paged", "tgi_probe"
-
-_FAR = 1 << 18
-"""A position beyond the length of any window in use."""
+RUN_SPARSE = "tgi_paged_sparse"
+"""As RUN, of models whose attention hands its mask to an indexer that is left out."""
 
 _SHIFT = 8
 """Limit of the tokens by which a convolution might shift them."""
@@ -37,21 +39,6 @@ _HARMLESS = frozenset(
 
 
 NO_ATTENTION_INTERFACE = "does not call attention through transformers' interface"
-READS_MASK = "looks into the mask"
-
-
-class Unsupported(Exception):
-    """The reason for which a model cannot be run; completes "it ..."."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowMask:
-    """Replaces a mask: a query sees the last ``window`` positions, or all if it is None."""
-
-    window: int | None
-
-    def __getattr__(self, name: str) -> Any:
-        raise Unsupported(READS_MASK)
 
 
 @dataclass(slots=True)
@@ -59,14 +46,18 @@ class AttentionContext:
     """State that a model's attention modules share, as their attribute ``tgi_attention``.
 
     Attributes:
-        specs: of the layers, in the order in which they attend.
-        layers: the index of each attention module.
+        specs: of the caches, in the order in which layers attend.
+        layers: the index of each attention module's cache.
+        readers: modules that attend to the cache of an earlier layer, and write nothing.
+        keys, values: of the layers with a cache of their own, in a dry run.
         step: the paged attention of the step that is running.
     """
 
     specs: list[KVSpec] = field(default_factory=list)
-    layers: dict[nn.Module, int] = field(default_factory=dict)
+    layers: dict[Hashable, int] = field(default_factory=dict)
+    readers: set[Hashable] = field(default_factory=set)
     keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
     step: PagedAttention | None = None
 
     @contextmanager
@@ -93,17 +84,25 @@ def _attend(
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
-    assert attention_mask is None
+    assert attention_mask is None or attention_mask is EVERY_TOKEN
+    writes = module not in context.readers
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    values: Tensor | None = value[0].transpose(0, 1)
+    expansion = latent_expansion(module)
+    if expansion is not None:
+        (query, key), values = absorbed(expansion, query, key, value), None
     output = context.step(
         context.layers[module],
         query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        key[0].transpose(0, 1) if writes else None,
+        values if writes else None,
+        scale,
         softcap=softcap,
         sinks=s_aux,
     )
-    return output[None], None
+    if expansion is not None:
+        output = expansion.expand(output)
+    return output[None].contiguous(), None
 
 
 def _record(
@@ -123,55 +122,73 @@ def _record(
         raise Unsupported("attends more than once in a layer")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise Unsupported("has attention that is not causal")
-    if any(key is other for other in context.keys):
-        raise Unsupported("has layers that share keys and values")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
         raise Unsupported("calls attention with tensors of another layout")
-    if key.shape[3] != value.shape[3]:
-        raise Unsupported(
-            f"has keys of {key.shape[3]} dimensions and values of {value.shape[3]} (multi-head "
-            "latent attention)"
-        )
+    expansion = latent_expansion(module)
+    if expansion is not None:
+        query, key = absorbed(expansion, query, key, value)
+        value = key[..., : expansion.rank]
     if not query.shape[2] == key.shape[2] == value.shape[2] or query.shape[3] != key.shape[3]:
         raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
     unknown = [
-        name for name, given in others.items() if name not in _HARMLESS and given is not None
+        name
+        for name, given in others.items()
+        if name not in _HARMLESS and given is not None and not isinstance(given, EveryToken)
     ]
     if unknown or isinstance(scaling, Tensor):
         raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
+    if isinstance(attention_mask, UnusableMask):
+        raise Unsupported(attention_mask.reason)
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise Unsupported("attends with a mask or bias of its own making")
-    window = attention_mask.window if isinstance(attention_mask, WindowMask) else None
+    mask = attention_mask if isinstance(attention_mask, WindowMask) else WindowMask(None)
+    window = mask.window
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
-    context.layers[module] = len(context.specs)
-    context.specs.append(KVSpec(key.shape[1], key.shape[3], window))
-    context.keys.append(key)
-    return query.transpose(1, 2), None
+    record_layer(context, module, query, key, value, mask, expansion is not None)
+    width = value.shape[3] if expansion is None else expansion.value_dim
+    output = query.new_empty(1, query.shape[2], query.shape[1], width)
+    return output, None
 
 
-def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
-    """The window of a mask, found by evaluating it for two queries."""
-    windows = set()
-    zero = torch.tensor(0)
-    for query in (_FAR, _FAR + _FAR // 7):
-        keys = torch.arange(query + 2)
-        try:
-            seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
-            seen = seen.expand(len(keys)).bool()
-        except (RuntimeError, IndexError) as error:
-            raise Unsupported(
-                f"has a mask that depends on more than positions ({error})"
-            ) from error
-        width = int(seen.sum())
-        if seen[-1] or not seen[len(keys) - 1 - width : -1].all():
-            raise Unsupported("has a mask that is neither causal nor a sliding window")
-        windows.add(None if width == query + 1 else width)
-    if len(windows) > 1:
-        raise Unsupported("has a mask that is neither causal nor a sliding window")
-    return WindowMask(windows.pop())
+def record_layer(
+    context: AttentionContext,
+    layer: Hashable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: WindowMask,
+    values_in_keys: bool = False,
+) -> None:
+    """Note in a dry run what the layer that ``layer`` identifies keeps of a token."""
+    if layer in context.layers:
+        raise Unsupported("attends more than once in a layer")
+    if query.shape[2] != key.shape[2] or query.shape[3] != key.shape[3]:
+        raise Unsupported("attends to something else than its own tokens")
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
+        raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
+    width = value.shape[3]
+    spec = KVSpec(
+        key.shape[1],
+        key.shape[3],
+        mask.window,
+        value_dim=None if width == key.shape[3] else width,
+        chunk=mask.chunk,
+        values_in_keys=values_in_keys,
+    )
+    shared = [i for i, other in enumerate(context.keys) if other is key]
+    if shared:
+        if value is not context.values[shared[0]] or context.specs[shared[0]] != spec:
+            raise Unsupported("has layers that share keys, and do not see the same of them")
+        context.readers.add(layer)
+        context.layers[layer] = shared[0]
+    else:
+        context.layers[layer] = len(context.specs)
+        context.specs.append(spec)
+        context.keys.append(key)
+        context.values.append(value)
 
 
 class _DryRunAttention:
@@ -181,12 +198,15 @@ class _DryRunAttention:
         self.specs = specs
         self.next = 0
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, *_: object, **__: object) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor | None, *_: object, **__: object
+    ) -> Tensor:
         spec = self.specs[layer]
-        if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
-            raise Unsupported("attends differently without a mask")
-        self.next += 1
-        return query
+        if key is not None:
+            if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
+                raise Unsupported("attends differently without a mask")
+            self.next += 1
+        return query.new_empty(*query.shape[:2], spec.value_width)
 
 
 _CONTRACTIONS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
@@ -194,6 +214,19 @@ _ALONG = dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "sort", "flip", "_s
 _ALONG |= {"topk": 2, "roll": 2}
 """Operations along a dimension, and the index of the argument that names it; default: the last
 dimension."""
+
+
+_unwatched: ContextVar[bool] = ContextVar("unwatched", default=False)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Let tokens be mixed within the block: what replaces it keeps sequences apart."""
+    token = _unwatched.set(True)
+    try:
+        yield
+    finally:
+        _unwatched.reset(token)
 
 
 class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -204,13 +237,19 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.counts = False
+        """Whether tokens were counted, as a model does that is not told their positions."""
         self._tokens = tokens
         self._near = {tokens + shift for shift in range(-_SHIFT, _SHIFT + 1) if shift}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        if _unwatched.get():
+            return output
         name, tokens = func.overloadpacket.__name__, self._tokens
         tensors = [x for x in args if isinstance(x, Tensor)]
+        if name == "arange" and output.shape[0] == tokens:
+            self.counts = True
         if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
             raise Unsupported("sums up tokens outside of attention")
         if name in _ALONG:
@@ -239,53 +278,69 @@ def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
     )
 
 
-def probe(decoder: nn.Module, config: Any) -> tuple[AttentionContext, Any]:
+def probe(
+    decoder: nn.Module,
+    config: Any,
+    call: Callable[[Tensor, Tensor], Any],
+    context: AttentionContext,
+    stateful: bool = False,
+    running: str = RUN,
+) -> Any:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
-    ``config`` is transformers', of the decoder; it is left with :data:`RUN` as its attention.
+    Args:
+        decoder: the model without its head.
+        config: transformers', of the decoder; it is left with ``running`` as its attention.
+        call: runs the decoder for ids and positions [1, T].
+        context: an empty one, which the attention modules then share.
+        stateful: whether layers may keep a state instead of keys and values.
+        running: :data:`RUN` or :data:`RUN_SPARSE`.
 
     Returns:
-        The state that the attention modules now share, and the decoder's output.
+        The decoder's output.
 
     Raises:
-        Refused: something cannot be served. Whatever the model's code raises.
+        Unsupported: something cannot be served. Whatever the model's code raises.
     """
     tokens = _number_of_tokens(decoder, config)
-    context = AttentionContext()
     for module in decoder.modules():
         module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
-    def run(implementation: str, ids: int, positions: int, **inputs: Tensor) -> Any:
+    def run(implementation: str, ids: int, positions: int) -> Any:
         config._attn_implementation = implementation
         many = torch.zeros(1, max(ids, positions), dtype=torch.int64, device="meta")
-        return decoder(
-            input_ids=many[:, :ids], position_ids=many[:, :positions], use_cache=False, **inputs
-        )
+        return call(many[:, :ids], many[:, :positions])
 
-    # A mask of ones: without it transformers would look at the positions' values for packed
-    # sequences, of which there are none on this device.
-    run(PROBE, 7, 7, attention_mask=torch.ones(1, 7, dtype=torch.int64, device="meta"))
+    run(PROBE, 7, 7)
     context.keys.clear()
-    layers = getattr(config, "num_hidden_layers", len(context.specs))
-    if not context.specs:
+    context.values.clear()
+    layers = getattr(config, "decoder_layers", None)  # where there could be an encoder
+    layers = layers or getattr(config, "num_hidden_layers", len(context.layers))
+    if not context.layers and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
-    if len(context.specs) != layers:
-        raise Unsupported(f"attends in {len(context.specs)} of its {layers} layers only")
-    with (
-        context.running(cast(PagedAttention, _DryRunAttention(context.specs))),
-        _TokenMixingDetector(tokens),
-    ):
-        output = run(RUN, tokens, tokens)
+    if len(context.layers) != layers and not stateful:
+        raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")
+    detector = _TokenMixingDetector(tokens)
+    with context.running(cast(PagedAttention, _DryRunAttention(context.specs))), detector:
+        output = run(running, tokens, tokens)
     try:
         with context.running(cast(PagedAttention, _DryRunAttention(context.specs))):
-            run(RUN, 7, 11)
+            run(running, 7, 11)
     except Unsupported:
         raise
     except Exception:  # any error of the model's code: it used the positions
-        return context, output
+        return output
+    if stateful and not detector.counts:
+        return output  # where a token is follows from the states alone
     raise Unsupported("does not use the positions that it is given")
 
 
+def _no_mask(**_: object) -> EveryToken:
+    return EVERY_TOKEN
+
+
 AttentionInterface.register(RUN, _attend)
+AttentionInterface.register(RUN_SPARSE, _attend)
+AttentionMaskInterface.register(RUN_SPARSE, _no_mask)
 AttentionInterface.register(PROBE, _record)
-AttentionMaskInterface.register(PROBE, _describe)
+AttentionMaskInterface.register(PROBE, describe_mask)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,9 @@ from tgi_cli.layers.linear import (
 EXPERTS = "tgi_grouped"
 """The name under which transformers' modules find :func:`_experts`."""
 
+_WHOLE = (None, "replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj")
+"""Entries of tensor-parallel plans for what every shard has whole."""
+
 _FUSED = ("qkv_proj", "query_key_value", "qkv", "c_attn", "wqkv", "w_pack", "in_proj")
 """Projections of queries, keys and values together: no plan describes their arrangement."""
 
@@ -42,10 +46,7 @@ class _BatchedLinear(Loadable):
 
     def finish(self) -> None:
         super().finish()
-        if self.weight is None:
-            # Some code reads the dtype of a layer's weight. To compute with it is an error.
-            del self._parameters["weight"]
-            self.__dict__["weight"] = torch.empty(0, dtype=self.dtype, device="meta")
+        _leave_dtype(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
@@ -54,6 +55,16 @@ class _BatchedLinear(Loadable):
             return x.new_empty(*x.shape[:-1], self.out_features)
         flat: Tensor = super().forward(x.reshape(-1, self.in_features))
         return flat.view(*x.shape[:-1], -1)
+
+
+def _leave_dtype(layer: nn.Module, dtype: torch.dtype) -> None:
+    """Where a layer's weight is packed, leave one of that dtype alone.
+
+    Some code reads the dtype of a layer's weight. To compute with it is an error.
+    """
+    if layer._parameters.get("weight", layer) is None:
+        del layer._parameters["weight"]
+        layer.__dict__["weight"] = torch.empty(0, dtype=dtype, device="meta")
 
 
 class _Replicated(_BatchedLinear, ReplicatedLinear):
@@ -104,6 +115,10 @@ class BatchedEmbedding(Embedding):
 
 class BatchedHead(LMHead):
     """Hidden states [..., hidden] to float32 logits [..., vocab]."""
+
+    def finish(self) -> None:
+        super().finish()
+        _leave_dtype(self, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_meta:
@@ -169,7 +184,7 @@ def linear(
         UnsupportedModelError: it cannot be shared out so.
     """
     sizes, bias = (module.in_features, module.out_features), module.bias is not None
-    if build.shard.size == 1 or style in (None, "replicate", "replicated_with_grad_allreduce"):
+    if build.shard.size == 1 or style in _WHOLE:
         return _Replicated(build, *sizes, bias)
     if style == "colwise":
         name, head_dim = path.rpartition(".")[2], getattr(parent, "head_dim", None)
@@ -178,6 +193,8 @@ def linear(
                 f"{path} holds queries, keys and values together, and cannot be shared out"
             )
         units = sizes[1] // head_dim if head_dim and sizes[1] % head_dim == 0 else None
+        if hasattr(parent, "expand_kv"):  # latent attention, whose head_dim is the rotated part
+            units = cast(int, parent.num_heads)
         return _Column(build, sizes[0], {"": Projection(sizes[1], units)}, bias)
     if style == "rowwise":
         return _Row(build, *sizes, bias)
@@ -240,6 +257,50 @@ def _experts(
     ordered = torch.empty_like(outputs).index_copy_(0, groups.pairs, outputs)
     ordered = ordered.view(*chosen.shape, -1).mul_(weights[..., None])
     return _shard_of(module).all_reduce(ordered.sum(1).to(hidden.dtype))
+
+
+def tame_routing(decoder: nn.Module) -> None:
+    """Let routers and experts that look at what tokens chose be tried without numbers."""
+    for module in decoder.modules():
+        if type(module).__name__ == "JetMoeTopKGating":
+            module.forward = MethodType(_dry_gating, module)
+        elif type(module).__name__ == "DbrxExperts":
+            module.forward = MethodType(_dry_experts, module)
+        elif type(module).__name__ == "LongcatFlashExperts":
+            module.forward = MethodType(_identity_experts, module)
+
+
+def _dry_gating(module: Any, hidden: Tensor) -> Any:
+    if not hidden.is_meta:
+        return type(module).forward(module, hidden)
+    pairs = len(hidden) * module.top_k
+    order = torch.empty(pairs, dtype=torch.int64, device="meta")
+    counts = [pairs] + [0] * (module.num_experts - 1)
+    return order, order, hidden.new_empty(pairs), counts, module.layer(hidden)
+
+
+def _dry_experts(module: Any, hidden: Tensor, *routing: Any, **more: Any) -> Any:
+    if hidden.is_meta:
+        return torch.empty_like(hidden)
+    return type(module).forward(module, hidden, *routing, **more)
+
+
+def _identity_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """As :func:`_experts`, where the last experts return their input (LongCat)."""
+    if hidden.is_meta:
+        return torch.empty_like(hidden)
+    routed = module.num_routed_experts
+    identity = chosen >= routed
+    kept, shares = chosen.masked_fill(identity, 0), weights.masked_fill(identity, 0)
+    groups = Groups.sort(kept, routed)
+    rows = hidden.index_select(0, groups.tokens)
+    gate, up = grouped_linear(rows, module.gate_up_proj[:routed], None, groups).chunk(2, dim=-1)
+    outputs = grouped_linear(module.act_fn(gate) * up, module.down_proj, None, groups)
+    ordered = torch.empty_like(outputs).index_copy_(0, groups.pairs, outputs)
+    ordered = ordered.view(*chosen.shape, -1).mul_(shares[..., None])
+    summed = _shard_of(module).all_reduce(ordered.sum(1).to(hidden.dtype))
+    own = weights.masked_fill(~identity, 0).sum(-1, keepdim=True)
+    return summed.add_((hidden * own).to(hidden.dtype))
 
 
 def share_experts(module: nn.Module, shard: Shard) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,8 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig
-from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, READS_MASK, RUN, Unsupported, probe
+from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, RUN, probe
+from tgi_cli.models.hf.latent import keep_all_latents, keep_latents
 from tgi_cli.models.hf.layers import (
     BatchedEmbedding,
     BatchedHead,
@@ -35,12 +37,16 @@ from tgi_cli.models.hf.layers import (
     planned,
     share_experts,
 )
+from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
 from tgi_cli.models.hf.skeleton import Skeleton, build_skeleton, rope_types
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
+
+_ENDLESS = 1 << 20
+"""The context of models that keep states alone, and do not say for how long a text."""
 
 _BUFFER_BYTES = 256 << 20
 """Limit of a module's buffers: tables of positions grow with the context in config.json."""
@@ -60,15 +66,15 @@ class TransformersForCausalLM(CausalLM):
             whole, decoder = skeleton.whole, skeleton.decoder
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             self._sources = sources(whole, weights, stored_names(config))
-            self._first_position = skeleton.first_position
             self._tied = dict(whole.all_tied_weights_keys)
-            left_out = skeleton.leave_out_the_rest()
+            left_out = [*skeleton.indexers, *skeleton.leave_out_the_rest()]
             self.ignored = (*_unexpected(skeleton), *_of_parts(self._sources, left_out))
             self.loose = nn.ModuleList(_replace(skeleton, build, self._sources))
-            self._attention, output = probe(decoder, decoder.config)
+            skeleton, output = _probe(skeleton)
+            self._attention = skeleton.attention
             _fill_buffers(whole, decoder, build, device, self._sources)
             at = skeleton.path(decoder)
-            self._decoder, self._head = (decoder,), _LogitsHead(skeleton, output)
+            self._skeleton, self._head = skeleton, _LogitsHead(skeleton, output)
             hidden = output[0][0]
             logits = self.logits(hidden)
             vocab = decoder.config.vocab_size
@@ -76,6 +82,7 @@ class TransformersForCausalLM(CausalLM):
                 raise Unsupported(f"has logits {list(logits.shape)} for {vocab} tokens")
         _adopt(self, whole, decoder, at)
         self.kv_specs = self._attention.specs
+        self.state_specs = [] if skeleton.cache is None else skeleton.cache.specs
         self.eval()
         if skeleton.takes_more and build.shard.rank == 0:
             log.warning(TEXT_ALONE)
@@ -86,11 +93,8 @@ class TransformersForCausalLM(CausalLM):
         return self._sources.get(name) or self._sources.get(tied) or Source((name,))
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        positions = positions + self._first_position if self._first_position else positions
         with self._attention.running(attention):
-            output = self._decoder[0](
-                input_ids=input_ids[None], position_ids=positions[None], use_cache=False
-            )
+            output = self._skeleton.call(input_ids[None], positions[None], attention.states)
         hidden: Tensor = output[0][0]
         return hidden
 
@@ -106,9 +110,13 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     """
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
-        decoder = build_skeleton(config, torch.float32).decoder
-        specs = probe(decoder, decoder.config)[0].specs
+        skeleton = build_skeleton(config, torch.float32)
+        keep_all_latents(skeleton.decoder)
+        skeleton, _ = _probe(skeleton)
+        decoder, specs = skeleton.decoder, skeleton.attention.specs
         context = getattr(decoder.config, "max_position_embeddings", None)
+        if context is None and not specs:
+            context = _ENDLESS
         if not isinstance(context, int):
             raise Unsupported("does not say how long a context it can have")
         return ModelFacts(
@@ -116,10 +124,28 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             model_type=decoder.config.model_type,
             dtype=config.dtype,
             vocab_size=decoder.config.vocab_size,
-            max_position_embeddings=context,
+            max_position_embeddings=context - skeleton.first_position,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
-            kv_bytes_per_token=2 * sum(spec.num_kv_heads * spec.head_dim for spec in specs),
+            kv_bytes_per_token=sum(spec.numbers for spec in specs),
+            dense_positions=skeleton.dense_positions,
         )
+
+
+def _probe(skeleton: Skeleton) -> tuple[Skeleton, Any]:
+    """Try how a model attends; returns the skeleton to be run, and the decoder's output."""
+    decoder, config = skeleton.decoder, skeleton.decoder.config
+
+    def attempt(tried: Skeleton) -> tuple[Skeleton, Any]:
+        output = probe(decoder, config, tried.call, tried.attention, tried.stateful, tried.running)
+        return tried, output
+
+    try:
+        return attempt(skeleton)
+    except Exception:  # the model's code may raise anything
+        code = sys.modules[type(decoder).__module__]
+        if skeleton.attention.layers or hasattr(code, "ALL_ATTENTION_FUNCTIONS"):
+            raise  # it attends through transformers' interface
+    return attempt(skeleton.with_own_attention())
 
 
 class _LogitsHead:
@@ -128,8 +154,9 @@ class _LogitsHead:
     def __init__(self, skeleton: Skeleton, output: Any) -> None:
         self._text = skeleton.text
         around = skeleton.takes_more and skeleton.text is skeleton.whole
-        self._fixed = _FixedOutput(_AnyOutput if around else type(output))
+        kind = _AnyOutput if around else type(output)
         parent, _, name = skeleton.replaced.rpartition(".")
+        self._fixed = _FixedOutput(kind, self._text.get_submodule(skeleton.replaced))
         setattr(self._text.get_submodule(parent), name, self._fixed)
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -156,13 +183,16 @@ class _AnyOutput(tuple[Tensor]):
 
 
 class _FixedOutput(nn.Module):
-    """Replaces the decoder, and returns given hidden states."""
+    """Replaces the decoder, and returns given hidden states. Has its plain attributes."""
 
     hidden: Tensor | None = None
 
-    def __init__(self, kind: type[Any]) -> None:
+    def __init__(self, kind: type[Any], decoder: nn.Module) -> None:
         super().__init__()
         self._kind = kind
+        known = (int, float, bool, str)
+        values = {k: v for k, v in vars(decoder).items() if isinstance(v, known) and k[0] != "_"}
+        self.__dict__.update(values)
 
     def forward(self, *_: object, **__: object) -> Any:
         return self._kind(last_hidden_state=self.hidden)
@@ -224,21 +254,38 @@ def _replace(
     if type(table) is nn.Embedding:
         ours = BatchedEmbedding(build, *table.weight.shape)
     seen: set[nn.Parameter] = set()
+    # Routers, above all: their modules compute with their weights as they are.
+    wide = [pattern.replace("*", ".*") for pattern in whole._keep_in_fp32_modules or ()]
+    twins: dict[tuple[object, ...], nn.Module] = {}
     start = len(skeleton.path(decoder)) + 1
     for path, module in list(whole.named_modules()):
         own = dict(module.named_parameters(recurse=False))
         parent = whole.get_submodule(path.rpartition(".")[0])
         new: nn.Module | None = None
+        shared = (type(module), *map(id, own.values()))
+        if shared in twins:  # layers may have modules in common, under a name each
+            setattr(parent, path.rpartition(".")[2], twins[shared])
+            continue
         if module is head:
             vocab, width = head.weight.shape
             tie = ours if tied else None
             new = BatchedHead(build, width, vocab, tie, head.bias is not None)
         elif module is table and ours is not None:
             new = ours
-        elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
+        elif path.endswith("dt_proj") and hasattr(parent, "A_log"):
+            yield UnreplacedWeights(module, path, stored, {})  # Mamba multiplies by its weight
+        elif (
+            type(module) is nn.Linear
+            and module.weight.dtype == build.dtype
+            and not any(re.search(pattern, f"{path}.weight") for pattern in wide)
+        ):
+            style = planned(plan, path[start:])
             # An expert does not get all tokens of a step, as adapters need.
             fitting = replace(build, lora=None) if "expert" in path else build
-            new = linear(module, path, planned(plan, path[start:]), fitting, parent)
+            if path.endswith(".kv_b_proj") and hasattr(parent, "expand_kv"):
+                new = keep_latents(parent, module, style, build)
+            else:
+                new = linear(module, path, style, fitting, parent)
         else:
             shares = {}
             for name in own if build.shard.size > 1 else ():
@@ -256,6 +303,8 @@ def _replace(
             if seen.intersection(own.values()):
                 raise Unsupported(f"uses the weights of {path} twice")
             seen.update(own.values())
+            if own and not list(module.children()):
+                twins[shared] = module if new is None else new
 
 
 def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, at: str) -> None:
@@ -297,8 +346,8 @@ def _fill_buffers(
                 module._buffers[name] = torch.full_like(
                     cast(Tensor, module._buffers[name]), filled, device="cpu"
                 )
-            if names:
-                decoder._init_weights(module)
+            for owner in (module, decoder) if names else ():
+                decoder._init_weights(owner)  # some models compute their layers' buffers
             made.append({name: cast(Tensor, module._buffers[name]) for name in names})
         if "longrope" in rope_types(module):
             config: Any = decoder.config

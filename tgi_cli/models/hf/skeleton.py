@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 from unittest import mock
@@ -26,13 +26,35 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
+from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.hf.attention import PROBE, RUN, Unsupported, WindowMask
-from tgi_cli.models.hf.layers import EXPERTS
+from tgi_cli.models.hf.attention import PROBE, RUN, RUN_SPARSE, AttentionContext
+from tgi_cli.models.hf.latent import leave_out_indexers
+from tgi_cli.models.hf.layers import EXPERTS, tame_routing
+from tgi_cli.models.hf.masks import Unsupported, WindowMask
+from tgi_cli.models.hf.own_attention import replace_own_attention
+from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
 
 _TRIED = 7
 """Tokens that a model is given to see what it hands to its decoder."""
+
+_LAYER_TYPES = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"}
+    | {
+        "indexed_attention",
+        "minimax_m3_sparse",
+        "mamba",
+        "mamba2",
+        "attention",
+        "hybrid",
+        "hybrid_sliding",
+        "mlp",
+        "moe",
+        "recurrent",
+    }
+)
+"""Kinds of layers, of which a dry run shows what they do."""
 
 _HARMLESS = frozenset(
     {"past_key_values", "use_cache", "cache_position", "return_dict", "output_attentions"}
@@ -51,6 +73,13 @@ class Skeleton:
         decoder: the part of ``text`` before the head.
         replaced: path within ``text`` of the module that gives the head its hidden states.
         first_position: of a text's first token.
+        cache: what the decoder takes as its cache; None if it needs none.
+        stateful: whether layers keep a recurrent state.
+        attention: the state that its attention modules share.
+        own_attention: whether it computes attention without transformers' interface.
+        indexers: paths within ``whole`` of what chose tokens for sparse attention.
+        dense_positions: length of the longest text of which all tokens are chosen; None where
+            attention is not sparse.
     """
 
     whole: Any
@@ -58,6 +87,46 @@ class Skeleton:
     decoder: Any
     replaced: str
     first_position: int
+    cache: StepCache | None
+    stateful: bool
+    attention: AttentionContext
+    indexers: list[str]
+    dense_positions: int | None
+    own_attention: bool = False
+
+    @property
+    def running(self) -> str:
+        """The name of the attention that steps run with."""
+        return RUN if self.dense_positions is None else RUN_SPARSE
+
+    def with_own_attention(self) -> Skeleton:
+        """The same, for a decoder that computes attention without transformers' interface."""
+        cache = StepCache() if self.cache is None else self.cache
+        attention = AttentionContext()
+        cache.attend_itself(attention)
+        replace_own_attention(self.decoder, attention)
+        return replace(self, cache=cache, attention=attention, own_attention=True)
+
+    def call(self, ids: Tensor, positions: Tensor, states: StateCache | None = None) -> Any:
+        """The decoder's output for ids and positions [1, T], int64, of a flat batch."""
+        inputs: dict[str, Any] = {}
+        parameters = inspect.signature(inspect.unwrap(type(self.decoder).forward)).parameters
+        if self.first_position:
+            positions = positions + self.first_position
+        if "position_ids" in parameters:
+            inputs["position_ids"] = positions
+        if self.cache is not None:
+            self.cache.begin(positions[0], states)
+            for name in ("cache_params", "past_key_values"):
+                if name in parameters:
+                    inputs[name] = self.cache
+        sized = self.own_attention or "position_ids" not in parameters
+        if sized and "attention_mask" in parameters and not self.stateful:
+            inputs["attention_mask"] = torch.ones_like(ids)  # or its size would be computed
+        elif self.cache is None and self.decoder.config._attn_implementation in (PROBE, RUN_SPARSE):
+            # Without a mask transformers looks at the positions' values for packed sequences.
+            inputs["attention_mask"] = torch.ones_like(ids)
+        return self.decoder(input_ids=ids, use_cache=False, **inputs)
 
     @property
     def takes_more(self) -> bool:
@@ -98,10 +167,12 @@ def build_skeleton(config: ModelConfig, dtype: torch.dtype) -> Skeleton:
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()
     if not trusted and config.architecture not in {*causal, *multimodal}:
         raise Unsupported("is not a causal language model")
+    options = {"dtype": dtype, "experts_implementation": EXPERTS}
     with torch.device("meta"):
-        whole: Any = known._from_config(
-            own, dtype=dtype, attn_implementation=RUN, experts_implementation=EXPERTS
-        )
+        try:
+            whole: Any = known._from_config(own, attn_implementation=RUN, **options)
+        except KeyError:  # it has a table of its own with kinds of attention
+            whole = known._from_config(own, attn_implementation="eager", **options)
     for pattern, planned_dtype in whole._get_dtype_plan(dtype).items():
         for path, weight in whole.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), path):
@@ -146,21 +217,14 @@ def _class_and_config(config: ModelConfig) -> tuple[Any, Any, bool]:
 
 def _check(config: Any, known: type[PreTrainedModel]) -> None:
     """Refuse what a dry run would not notice, or would report less clearly."""
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and not known.__name__.endswith("ForCausalLM"):
         raise Unsupported("has an encoder")
     if known.config_class and not isinstance(config, known.config_class):
         raise Unsupported(f"is not what its model type {config.model_type!r} names")
-    if known._is_stateful:
-        raise Unsupported("keeps a state beside keys and values (state space, linear attention)")
     text = config.get_text_config()
-    foreign = set(getattr(text, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
+    foreign = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if foreign:
         raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
-    if getattr(text, "num_kv_shared_layers", 0):
-        raise Unsupported("has layers that share keys and values")
 
 
 def _text_part(whole: Any) -> Skeleton:
@@ -170,15 +234,23 @@ def _text_part(whole: Any) -> Skeleton:
         text = decoder  # a causal language model within a larger model, or the whole
         decoder = text.get_decoder()
         if decoder is text:
-            decoder = text.base_model
+            decoder = getattr(text, "model", text.base_model)
     if decoder is text or not isinstance(decoder, PreTrainedModel):
         raise Unsupported("has no decoder of its own beside the head")
-    if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        raise Unsupported("cannot be told the positions of tokens")
+    # It would look for padding in a text, and warn of it.
+    decoder.warn_if_padding_and_no_attention_mask = lambda *_, **__: None
+    tame_routing(decoder)
+    cache = StepCache()
+    stateful = substitute(decoder, cache)
+    convolutions = {child for module in stateful for child in module.children()}
+    told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
+    give_positions(decoder, None if told else cache)
+    wrapped = takes_more(whole.config)
+    first = _first_position(whole, decoder) if wrapped else 0
     for module in decoder.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
-            raise Unsupported("counts positions from the padding token's number")  # RoBERTa
-        if isinstance(module, nn.Conv1d | nn.RNNBase):
+            first = module.padding_idx + 1  # RoBERTa; texts have no padding here
+        if isinstance(module, nn.Conv1d | nn.RNNBase) and module not in convolutions:
             raise Unsupported(f"has layers that keep a state ({type(module).__name__})")
         kinds = rope_types(module)
         if any("dynamic" in kind or kind == "longrope" for kind in kinds):
@@ -186,11 +258,22 @@ def _text_part(whole: Any) -> Skeleton:
         if "longrope" in kinds and len(kinds) > 1:
             raise Unsupported("has several rotary embeddings, longrope among them")
     path = _path(text, decoder)
-    wrapped = takes_more(whole.config)
-    first = _first_position(whole, decoder) if wrapped else 0
     # Around a decoder of its own, a causal model computes the head's inputs by that alone.
     replaced = path.partition(".")[0] if wrapped and text is whole else path
-    return Skeleton(whole, text, decoder, replaced, first)
+    needed = cache if stateful or not told else None
+    indexers, dense = leave_out_indexers(decoder)
+    return Skeleton(
+        whole=whole,
+        text=text,
+        decoder=decoder,
+        replaced=replaced,
+        first_position=first,
+        cache=needed,
+        stateful=bool(stateful),
+        attention=AttentionContext(),
+        indexers=[f"{_path(whole, decoder)}.{path}" for path in indexers],
+        dense_positions=dense,
+    )
 
 
 def rope_types(module: nn.Module) -> list[str]:

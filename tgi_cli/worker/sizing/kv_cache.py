@@ -200,12 +200,10 @@ class KVCacheSizing:
         budget = self.shard.smallest(budget // sharers)
         num_slots, config = size_states(config, budget, slot_bytes)
         if config.max_batch_size < self.config.max_batch_size:
-            self._log(
-                "memory for the states of %d of %d sequences: max_batch_size is %d",
-                config.max_batch_size,
-                self.config.max_batch_size,
-                config.max_batch_size,
-            )
+            text = "memory for the recurrent states of %d of %d sequences: max_batch_size is %d"
+            if self.shard.rank == 0:
+                lower, asked = config.max_batch_size, self.config.max_batch_size
+                log.warning(text, lower, asked, lower)
         num_blocks, config = size_cache(config, budget - num_slots * slot_bytes, block_bytes)
         return SizedCache(profile, num_blocks, num_slots, config)
 
@@ -289,8 +287,10 @@ def size_cache(config: EngineConfig, budget: int, block_bytes: int) -> tuple[int
     size = config.block_size
     per_sequence = -(-config.max_total_tokens // size)
     useful = int(config.max_batch_size * per_sequence * (1 + PREFIX_SHARE))
-    # Without KV, blocks only count the tokens of prefixes.
-    affordable = budget // block_bytes if block_bytes else useful
+    if not block_bytes:  # a model without attention: blocks only count tokens
+        asked = config.max_batch_total_tokens
+        return useful if asked is None else -(-asked // size), config
+    affordable = budget // block_bytes
     if config.max_batch_total_tokens is not None:
         asked = -(-config.max_batch_total_tokens // size)
         if asked > affordable:

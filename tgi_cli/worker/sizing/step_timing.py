@@ -265,10 +265,12 @@ def measure(
         device = torch.device(config.device)
         # Each of several GPUs reads its own memory.
         rate = read_rate(device) * (config.num_shard if config.device == "cuda" else 1)
+        # A decode reads its state and writes it.
+        per_row = 2 * capacity.state_bytes / max(1, capacity.num_state_slots)
         per_token = capacity.cache_bytes / max(1, capacity.max_batch_total_tokens)
         for decode in timer.decodes(batch_sizes):
             rows = decode.batch_size
-            read = worker.read_bytes(rows) + per_token * decode.context * rows
+            read = worker.read_bytes(rows) + (per_token * decode.context + per_row) * rows
             decodes.append(
                 asdict(decode)
                 | {
@@ -291,6 +293,8 @@ def measure(
         "kv_blocks": capacity.num_blocks,
         "block_size": info.block_size,
         "kv_bytes": capacity.cache_bytes,
+        "state_slots": capacity.num_state_slots,
+        "state_bytes": capacity.state_bytes,
         "activation_bytes": capacity.activation_bytes,
         "max_batch_total_tokens": info.max_batch_total_tokens,
         "max_total_tokens": info.max_total_tokens,

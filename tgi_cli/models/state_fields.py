@@ -1,4 +1,4 @@
-"""What models with Mamba-2 layers share: readers of config.json, names of weights. No torch."""
+"""What models with recurrent states share: readers of config.json, names of weights. No torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ import math
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig, shown
-from tgi_cli.models.spec import SSMSpec
+from tgi_cli.models.config_fields import stated
+from tgi_cli.models.spec import ConvSpec, SSMSpec
 from tgi_cli.models.weight_map import ModuleSource, stacked
 
 
-def mamba(config: ModelConfig, norm_eps: float) -> SSMSpec:
+def short_conv(config: ModelConfig, kernel: int) -> ConvSpec:
+    """The gated convolutions of LFM; ``kernel`` is the default of ``conv_L_cache``."""
+    return ConvSpec(
+        kernel=conv_kernel(config, "conv_L_cache", kernel),
+        bias=config.get("conv_bias", bool, False),
+    )
+
+
+def short_conv_modules(config: ModelConfig) -> dict[str, ModuleSource]:
+    """Their projections, which checkpoints have in one matrix."""
+    size = config.positive("hidden_size")
+    return stacked({f"conv.{name}_proj": size for name in ("b", "c", "x")}, "conv.in_proj")
+
+
+def granite_mamba(config: ModelConfig, norm_eps: float) -> SSMSpec:
     """The layers that transformers' Granite 4 and Bamba describe by ``mamba_*``.
 
     Raises:
@@ -36,6 +51,35 @@ def mamba(config: ModelConfig, norm_eps: float) -> SSMSpec:
         norm_eps=norm_eps,
         min_step=smallest,
         max_step=largest,
+    )
+
+
+def nemotron_mamba(config: ModelConfig, norm_eps: float) -> SSMSpec:
+    """The layers of Nemotron-H, under its newer and older keys.
+
+    transformers bounds step sizes by ``time_step_min`` in prefill alone, and vLLM not at all. Here
+    a token's step size does not depend on how it is computed: it is bounded as in prefill, which
+    is how transformers computes a text as a whole.
+
+    Raises:
+        ModelError: the sizes do not go together.
+        UnsupportedModelError: an activation that is not SiLU.
+    """
+    num_heads = config.positive("mamba_num_heads", 128)
+    smallest = config.get(stated(config, "mamba_dt_min", "time_step_min"), float, 0.001)
+    if smallest < 0:
+        raise config.invalid(f"'time_step_min' is {smallest}")
+    return SSMSpec(
+        num_heads=num_heads,
+        head_dim=config.positive("mamba_head_dim", 64),
+        state_size=config.positive("ssm_state_size", 128),
+        num_groups=groups(config, stated(config, "mamba_n_groups", "n_groups"), 8, num_heads),
+        conv_kernel=conv_kernel(config, stated(config, "mamba_d_conv", "conv_kernel"), 4),
+        conv_bias=config.get(stated(config, "mamba_conv_bias", "use_conv_bias"), bool, True),
+        bias=config.get("use_bias", bool, False),
+        activation=silu(config, "mamba_hidden_act"),
+        norm_eps=norm_eps,
+        min_step=smallest,
     )
 
 

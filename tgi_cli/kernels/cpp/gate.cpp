@@ -1,0 +1,65 @@
+#include "gate.h"
+
+#include <vector>
+
+#include "activation.h"
+
+#define TGI_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace tgi {
+namespace {
+
+template <class T>
+void gate_group(const Gate& g, const T* x, const T* gate, T* y, const float* weight) {
+  static thread_local std::vector<float> room;
+  if (room.size() < size_t(g.width) + 16) room.resize(size_t(g.width) + 16);
+  float* const products = room.data();
+  const bool first = g.gate_first || !weight;
+  f32x16 squares = {};
+  for (int64_t i = 0; i < g.width; i += 16) {
+    const int64_t left = g.width - i;
+    f32x16 value = load_part(x + i, left);
+    if (first) value = value * activate(load_part(gate + i, left), g.activation);
+    squares = fused(value, value, squares);
+    store(products + i, value);
+  }
+  const float scale = weight ? 1.0f / std::sqrt(sum_of(squares) / float(g.width) + g.eps) : 1.0f;
+  for (int64_t i = 0; i < g.width; i += 16) {
+    const int64_t left = g.width - i;
+    f32x16 value = load(products + i);
+    if (weight) value = value * scale * load_part(weight + i, left);
+    if (!first) value = value * activate(load_part(gate + i, left), g.activation);
+    store_part(y + i, value, left);
+  }
+}
+
+template <class T>
+void gate_groups(const Gate& g, int64_t token) {
+  const T* x = static_cast<const T*>(g.x) + token * g.x_stride;
+  const T* gate = static_cast<const T*>(g.gate) + token * g.gate_stride;
+  T* y = static_cast<T*>(g.output) + token * g.output_stride;
+  for (int64_t group = 0; group < g.groups; ++group) {
+    const int64_t at = group * g.width;
+    gate_group(g, x + at, gate + at, y + at, g.weight ? g.weight + group * g.weight_stride : nullptr);
+  }
+}
+
+}  // namespace
+
+void gate_row(const Gate& gate, int64_t token) {
+  if (gate.wide)
+    gate_groups<float>(gate, token);
+  else
+    gate_groups<bf16>(gate, token);
+}
+
+}  // namespace tgi
+
+TGI_EXPORT void tgi_gate(const tgi::Gate* gate, int64_t tokens, int threads) {
+  constexpr int64_t SMALL = 8 * 1024;  // numbers that one thread does before another has woken up
+  const int64_t width = std::max<int64_t>(gate->groups * gate->width, 1), rows = (SMALL + width - 1) / width;
+  tgi::share_out(threads, (tokens + rows - 1) / rows, [&](int64_t ticket, int) {
+    const int64_t end = std::min(tokens, (ticket + 1) * rows);
+    for (int64_t token = ticket * rows; token < end; ++token) tgi::gate_row(*gate, token);
+  });
+}

@@ -1,0 +1,131 @@
+"""Linear attention by the gated delta rule: a matrix per head instead of keys and values.
+
+Gated DeltaNet (https://arxiv.org/abs/2412.06464), as Qwen3-Next and Qwen 3.5 have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tgi_cli.attention import PagedAttention, StateSpec, StateTensor
+from tgi_cli.layers import recurrent
+from tgi_cli.layers.attention import Rotation
+from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
+from tgi_cli.layers.conv import CausalConv
+from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from tgi_cli.layers.norm import GatedRMSNorm
+
+
+class DeltaDecay(Loadable):
+    """What turns numbers of a token into the decays and gains of this shard's heads.
+
+    Weights are ``A_log`` [heads] and ``dt_bias`` [heads] beside the layer.
+    """
+
+    def __init__(self, build: Build, num_heads: int, factor: float) -> None:
+        super().__init__()
+        self.own = build.shard.share(num_heads)
+        self.num_heads = num_heads
+        self.factor = factor
+        heads = self.own.stop - self.own.start
+        self.rate = empty_parameter(heads, dtype=torch.float32)
+        self.bias = empty_parameter(heads, dtype=torch.float32)
+
+    def slots(self, path: str) -> Iterator[WeightSlot]:
+        parent = path.rpartition(".")[0]
+        yield WeightSlot(f"{parent}.A_log", (self.num_heads,), self._fill_rate)
+        yield self.slot(f"{parent}.dt_bias", "bias", (self.num_heads,), self.own)
+
+    def _fill_rate(self, logarithms: Tensor) -> None:
+        self.rate.copy_(logarithms[self.own]).exp_()
+
+    @property
+    def gates(self) -> recurrent.DeltaGates:
+        """The parameters as the operation takes them."""
+        return recurrent.DeltaGates(self.rate, self.bias, factor=self.factor)
+
+
+class DeltaNet(nn.Module):
+    """Gated DeltaNet: hidden [T, H] -> [T, H].
+
+    Queries, keys and values pass a short convolution; each value head then has a state
+    [key_dim, value_dim], which :func:`tgi_cli.layers.recurrent.gated_delta` updates; what it reads
+    is normalized and gated.
+
+    Args:
+        build: dtype, quantization, shard.
+        layer: index of its states.
+        hidden_size: H.
+        num_key_heads, num_value_heads: over all shards; as many value heads as there are per key
+            head share it. Each shard has its share of the heads, and several shards have the same
+            key head if there are fewer of them than shards.
+        key_dim: of queries and keys.
+        value_dim: of values.
+        conv_kernel: taps of the convolution, the token's own included.
+        norm_eps: of the norm on what is read.
+        gain: factor of the gains; with 2 a state may change its sign.
+        gate: activation of the gate behind the norm.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        layer: int,
+        hidden_size: int,
+        num_key_heads: int,
+        num_value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        conv_kernel: int,
+        *,
+        norm_eps: float = 1e-6,
+        gain: float = 1.0,
+        gate: Literal["silu", "sigmoid"] = "silu",
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.key_dim, self.value_dim = key_dim, value_dim
+        keys = Projection(num_key_heads * key_dim, num_key_heads)
+        values = Projection(num_value_heads * value_dim, num_value_heads)
+        parts = {"q_proj": keys, "k_proj": keys, "v_proj": values, "z_proj": values}
+        self.qkvz_proj = ColumnParallelLinear(build, hidden_size, parts, bias=False)
+        # Apart: quantized checkpoints mostly leave these few outputs as they are.
+        gates = {"b_proj": Projection(num_value_heads), "a_proj": Projection(num_value_heads)}
+        self.ba_proj = ColumnParallelLinear(build, hidden_size, gates, bias=False)
+        self.ba_proj.exempt = True
+        convs = {"q_conv": keys, "k_conv": keys, "v_conv": values}
+        self.conv = CausalConv(build, convs, conv_kernel)
+        self.decay = DeltaDecay(build, num_value_heads, gain)
+        self.norm = GatedRMSNorm(build, value_dim, norm_eps, gate)
+        self.out_proj = RowParallelLinear(
+            build, num_value_heads * value_dim, hidden_size, bias=False, units=num_value_heads
+        )
+        self.widths = [own.stop - own.start for _, own in self.qkvz_proj.parts.values()]
+        self.num_heads = self.widths[2] // value_dim
+        state = StateTensor("recurrent", (self.num_heads, key_dim, value_dim), torch.float32)
+        self.state_spec = StateSpec((self.conv.state, state))
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
+    ) -> Tensor:
+        """``rotation`` is not used: the order of tokens is in the state."""
+        states = attention.states
+        assert states is not None
+        qkv, gate = self.qkvz_proj(hidden).split([sum(self.widths[:3]), self.widths[3]], 1)
+        b, a = self.ba_proj(hidden).split(self.num_heads, 1)
+        query, key, value = self.conv(qkv, states, self.layer).split(self.widths[:3], 1)
+        keys, values = (-1, self.key_dim), (-1, self.value_dim)
+        read = recurrent.gated_delta(
+            (query.unflatten(1, keys), key.unflatten(1, keys), value.unflatten(1, values)),
+            a,
+            b,
+            self.decay.gates,
+            states,
+            self.layer,
+        )
+        output: Tensor = self.out_proj(self.norm(read, gate.unflatten(1, values)).flatten(1))
+        return output

@@ -1,0 +1,109 @@
+"""Emits what all layers of a decoder have in common as operations of a program."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tgi_cli.kernels.linear import Epilogue, PackedMatrix
+from tgi_cli.kernels.program import RESIDUAL, BufferView, NormKind, NormWeights, Program
+from tgi_cli.layers import LayerNorm, RMSNorm
+from tgi_cli.layers.linear import LinearBase
+
+
+class UnsupportedLayer(Exception):
+    """No operation computes a part of the model; the message names the part."""
+
+
+class Emitter:
+    """Adds linear layers and norms to a program, and has its buffers.
+
+    As in the modules, a block's output waits in ``branch`` for the norm behind it, which adds it
+    to the residual, unless the block's last product can add it at once.
+
+    Args:
+        hidden_size: of the model.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        self.hidden_size = hidden_size
+        self.program = Program(hidden_size)
+        self.normed = self.program.buffer(hidden_size)
+        self.branch = self.program.buffer(hidden_size)
+        self.waiting: tuple[BufferView, float] | None = None
+        """A branch that is not in the residual yet, and its factor."""
+        self._buffers: dict[tuple[str, int], BufferView] = {}
+
+    def buffer(self, name: str, width: int) -> BufferView:
+        """One for all layers of that width."""
+        if (name, width) not in self._buffers:
+            self._buffers[name, width] = self.program.buffer(width)
+        return self._buffers[name, width]
+
+    def take_waiting(self, label: str, norm: nn.Module | None, target: BufferView) -> BufferView:
+        """The norm before a block, which takes in what waits; returns where its result is."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is None:
+            if norm is None:
+                return RESIDUAL
+            self.norm(label, norm, RESIDUAL, target)
+            return target
+        source, scale = waiting
+        if norm is None:
+            nothing = NormWeights(NormKind.NONE, self.hidden_size)
+            self.program.norm(label, source, target, nothing, RESIDUAL, scale)
+            return RESIDUAL
+        self.norm(label, norm, source, target, RESIDUAL, scale)
+        return target
+
+    def norm(
+        self,
+        label: str,
+        norm: nn.Module,
+        source: BufferView,
+        target: BufferView,
+        residual: BufferView | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """target = norm of source, or of residual += scale * source."""
+        if not isinstance(norm, RMSNorm | LayerNorm):
+            raise UnsupportedLayer(f"{label}: {type(norm).__name__}")
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        weights = NormWeights(
+            NormKind.RMS if isinstance(norm, RMSNorm) else NormKind.LAYER,
+            norm.size,
+            norm.weight.float(),
+            None if bias is None else bias.float(),
+            norm.eps,
+        )
+        self.program.norm(label, source, target, weights, residual, scale)
+
+    def linear(
+        self,
+        label: str,
+        layer: LinearBase,
+        source: BufferView,
+        target: BufferView,
+        epilogue: Epilogue = Epilogue.STORE,
+        activation: int = 0,
+        scale: float = 1.0,
+    ) -> None:
+        """target = epilogue(layer(source))."""
+        matrix = layer.packed
+        if not isinstance(matrix, PackedMatrix):
+            raise UnsupportedLayer(f"{label}: its weight is not packed for the kernels")
+        if epilogue is Epilogue.GATED and not matrix.paired:
+            raise UnsupportedLayer(f"{label}: gate and up are not packed in pairs")
+        bias = None if layer.bias is None else layer.bias.detach()
+        if bias is not None and bias.dtype != torch.bfloat16:
+            raise UnsupportedLayer(f"{label}: a bias in {bias.dtype}")
+        self.program.linear(
+            label,
+            source,
+            target,
+            matrix,
+            bias,
+            epilogue=epilogue,
+            activation=activation,
+            scale=scale,
+        )

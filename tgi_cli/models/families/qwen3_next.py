@@ -1,0 +1,51 @@
+"""Qwen3-Next (https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct).
+
+As Qwen 3.5 with experts; the checkpoint has the projections of each key head together.
+"""
+
+from __future__ import annotations
+
+from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.families.qwen3_5 import Table, dense, experts, hybrid
+from tgi_cli.models.families.qwen_moe import sparse_layers
+from tgi_cli.models.spec import DecoderSpec, DeltaSpec, MLPSpec, MoESpec
+from tgi_cli.models.weight_map import interleaved
+
+
+def read(config: ModelConfig) -> DecoderSpec:
+    """https://huggingface.co/docs/transformers/main/en/model_doc/qwen3_next"""
+    sparse = sparse_layers(config, config.positive("num_hidden_layers"))
+
+    def mlp(layer: int) -> MLPSpec | MoESpec:
+        return experts(config, 512, 10) if layer in sparse else dense(config)
+
+    return hybrid(config, mlp, 2, _packed)
+
+
+def _packed(delta: DeltaSpec) -> Table:
+    """Of a key head: its query and key, and values and gates of the value heads that share it."""
+    shared = delta.num_value_heads // delta.num_key_heads
+    wide = {
+        "q": delta.key_dim,
+        "k": delta.key_dim,
+        "v": shared * delta.value_dim,
+        "z": shared * delta.value_dim,
+    }
+    return {
+        **interleaved(delta.num_key_heads, _slices(wide), 1, "linear_attn.in_proj_qkvz"),
+        **interleaved(
+            delta.num_key_heads,
+            _slices({"b": shared, "a": shared}),
+            1,
+            "linear_attn.in_proj_ba",
+        ),
+    }
+
+
+def _slices(sizes: dict[str, int]) -> dict[str, slice]:
+    """Where each projection is among the outputs of a key head."""
+    slices, start = {}, 0
+    for part, size in sizes.items():
+        slices[f"linear_attn.{part}_proj"] = slice(start, start + size)
+        start += size
+    return slices

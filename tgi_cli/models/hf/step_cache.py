@@ -1,0 +1,346 @@
+"""What transformers' modules take as their cache: the states of a step, and its positions.
+
+Modules that keep a recurrent state run over the flat batch in one of two ways.
+
+- Most are built from five functions: a convolution, the gated delta rule, Kimi's, and the scans of
+  Mamba and Mamba-2. Ours take their place in the forward of each module; they carry each
+  sequence's state from its slot, token by token (:mod:`tgi_cli.layers.recurrent`).
+- Others are called sequence by sequence (:mod:`tgi_cli.models.hf.split`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tgi_cli.attention import StateCache, StateSpec, StateTensor
+from tgi_cli.layers import recurrent
+from tgi_cli.models.hf.attention import AttentionContext
+from tgi_cli.models.hf.masks import Unsupported
+from tgi_cli.models.hf.own_attention import stand_ins
+
+
+class StepCache:
+    """The states of a step's sequences, for modules that compute with the functions below.
+
+    Attributes:
+        specs: of the states, in the order in which a dry run met them.
+        positions: int64 [T], of the step's tokens.
+        offsets: int64 [T], what is to be added to 0, 1, 2... to get the tokens' positions.
+        counted: whether ``offsets`` were asked for.
+    """
+
+    is_compileable = False
+    is_initialized = True
+
+    def __init__(self) -> None:
+        self.specs: list[StateSpec] = []
+        self.positions: Any = None
+        self.offsets: Any = 0
+        self.counted = False
+        self._indices: dict[tuple[tuple[int, int], str, int], int] = {}
+        self._at = (0, 0)
+        self._calls: Counter[tuple[tuple[int, int], str]] = Counter()
+        self._states: StateCache | None = None
+        self._attention: AttentionContext | None = None
+
+    def attend_itself(self, attention: AttentionContext) -> None:
+        """From now on give stand-ins of keys and values to the code that asks for them."""
+        self._attention = attention
+
+    def begin(self, positions: Tensor, states: StateCache | None) -> None:
+        """Set the positions of the step's tokens, int64 [T], and the slots of its sequences."""
+        self.positions = positions
+        self.offsets = torch.empty_like(positions)  # in a dry run
+        if not positions.is_meta:
+            self.offsets = positions - torch.arange(len(positions), device=positions.device)
+        self._states = states
+        self._calls.clear()
+
+    # What attention asks for: keys and values are kept elsewhere.
+
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Any, Any]:
+        if self._attention is None:
+            return key, value
+        return stand_ins(self._attention, layer_idx, key, value)
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        self.counted = True
+        return self.offsets
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        self.counted = True
+        return self.offsets
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    # What modules with a state ask for. They get none, and so compute as at a text's beginning.
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def has_previous_state(self, *_: object, **__: object) -> bool:
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self._at = (layer_idx, state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self._at = (layer_idx, state_idx)
+
+    def update_conv_state(
+        self, x: Tensor, layer_idx: int, state_idx: int = 0, **_: object
+    ) -> Tensor:
+        self._at = (layer_idx, state_idx)
+        return x
+
+    def update_recurrent_state(self, state: Tensor, *_: object, **__: object) -> Tensor:
+        return state
+
+    # The functions.
+
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **_: object,
+    ) -> Tensor:
+        """[1, channels, T] of a depthwise causal convolution with ``weight`` [channels, taps]."""
+        if activation not in (None, "silu", "swish"):
+            raise Unsupported(f"has a convolution with activation {activation!r}")
+        index = self._index("conv", (weight.shape[-1] - 1, x.shape[1]), x.dtype)
+        if x.is_meta:
+            return torch.empty_like(x)
+        assert self._states is not None
+        y = recurrent.causal_conv(
+            x[0].T,
+            weight.T.float().contiguous(),
+            None if bias is None else bias.float(),
+            activation,
+            self._states,
+            index,
+        )
+        return y.T[None]
+
+    def delta_rule(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        *_: object,
+        use_qk_l2norm_in_kernel: bool = False,
+        **__: object,
+    ) -> tuple[Tensor, Tensor]:
+        """[1, T, heads, value_dim] of the gated delta rule; no state is returned.
+
+        ``g`` is the logarithm of decays, [1, T, heads] or [1, T, heads, key_dim].
+        """
+        if not use_qk_l2norm_in_kernel:
+            raise Unsupported("has a delta rule of keys of any length")
+        size = (value.shape[2], key.shape[3], value.shape[3])
+        index = self._index("recurrent", size, torch.float32)
+        if value.is_meta:
+            return torch.empty_like(value), value.new_empty(0)
+        assert self._states is not None
+        gates = recurrent.GivenGates(value.shape[2], channels=g.ndim == 4)
+        qkv = (query[0], key[0], value[0])
+        given = (g[0].flatten(1).float(), beta[0].float())
+        y = recurrent.gated_delta(qkv, *given, gates, self._states, index)
+        return y[None], value.new_empty(0)
+
+    def state_space(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        *_: object,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        **__: object,
+    ) -> Any:
+        """[1, T, heads, head_dim] of Mamba-2; with ``return_final_states`` and no state."""
+        if D is None or dt_bias is None or z is not None or not dt_softplus:
+            raise Unsupported("has a state space model of another form")
+        size = (x.shape[2], B.shape[3], x.shape[3])
+        index = self._index("recurrent", size, torch.float32)
+        if x.is_meta:
+            y = torch.empty_like(x)
+        else:
+            assert self._states is not None
+            sizes = recurrent.StepSizes(-A.float(), dt_bias.float(), D.float(), *dt_limit)
+            parts = (x[0], B[0], C[0], dt[0])
+            y = recurrent.state_space(*parts, sizes, self._states, index)[None]
+        return (y, x.new_empty(0)) if return_final_states else y
+
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **_: object,
+    ) -> Any:
+        """[1, channels, T] of Mamba; with ``return_last_state`` and no state.
+
+        ``x``, ``dt`` and ``z`` are [1, channels, T], ``A`` [channels, n], ``B``, ``C`` [1, n, T].
+        """
+        index = self._index("recurrent", tuple(A.shape), torch.float32)
+        y = torch.empty_like(x)
+        if not x.is_meta:
+            assert self._states is not None
+            if delta_bias is not None:
+                dt = dt + delta_bias[:, None]
+            step = (F.softplus(dt) if delta_softplus else dt)[0].float().T
+            y = selective_scan(x[0].float().T, step, A.float(), B[0], C[0], self._states, index)
+            y = y.T[None].to(x.dtype)
+            if D is not None:
+                y = y + x * D[:, None]
+            if z is not None:
+                y = y * F.silu(z)
+        return (y, x.new_empty(0)) if return_last_state else y
+
+    def _index(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """The index of the state of this call in a step; a dry run makes them.
+
+        A module may call a function several times, for parts that have a state each.
+        """
+        at = (self._at, name)
+        call = (*at, self._calls[at])
+        self._calls[at] += 1
+        spec = StateSpec((StateTensor(name, shape, dtype),))
+        if self._states is None and call not in self._indices:
+            self._indices[call] = len(self.specs)
+            self.specs.append(spec)
+        index = self._indices[call]
+        if self._states is None and self.specs[index] != spec:
+            raise Unsupported("keeps states of several sizes in one place")
+        return index
+
+
+def selective_scan(
+    x: Tensor,
+    step: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    states: StateCache,
+    layer: int,
+) -> Tensor:
+    """A Mamba state space model over the tokens of each sequence, in its recurrent form.
+
+    Per channel a state S [n] in float32, and per token ``S = exp(step * a) S + step * x * b;
+    y = S c``. https://arxiv.org/abs/2312.00752
+
+    Args:
+        x, step: float32 [T, channels].
+        a: float32 [channels, n].
+        b, c: [n, T].
+        states: has [channels, n] of each sequence as ``recurrent``.
+        layer: index of its states.
+
+    Returns:
+        float32 [T, channels].
+    """
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    b, c = b.float().T.contiguous(), c.float().T.contiguous()
+    scaled = step * x
+
+    def run(tokens: slice, state: Tensor) -> None:
+        for t in range(tokens.start, tokens.stop):
+            state.mul_((step[t, :, None] * a).exp_())
+            state.addcmul_(scaled[t, :, None], b[t])
+            torch.sum(state * c[t], 1, out=output[t])
+
+    states.advance(layer, "recurrent", run)
+    return output
+
+
+def _ours(cache: StepCache) -> dict[str, Callable[..., Any]]:
+    """The functions by the names that transformers' modelling code has for them."""
+    return {
+        "causal_conv1d_fn": cache.causal_conv,
+        "torch_chunk_gated_delta_rule": cache.delta_rule,
+        "chunk_kimi_delta_attention": cache.delta_rule,
+        "mamba2_chunk_scan": cache.state_space,
+        "mamba_selective_scan": cache.selective_scan,
+    }
+
+
+def substitute(decoder: nn.Module, cache: StepCache) -> set[nn.Module]:
+    """Give the modules of ``decoder`` our functions; returns those that use any.
+
+    Only these modules get them: their forward is bound anew, with other globals.
+    """
+    ours, found = _ours(cache), set()
+    for module in decoder.modules():
+        forward = inspect.unwrap(type(module).forward)
+        if not isinstance(forward, FunctionType) or not ours.keys() & set(
+            forward.__code__.co_names
+        ):
+            continue
+        if not forward.__module__.startswith("transformers."):
+            continue  # who knows what functions of these names compute there
+        names = forward.__globals__ | {k: f for k, f in ours.items() if k in forward.__globals__}
+        mine = FunctionType(
+            forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
+        )
+        mine.__kwdefaults__ = forward.__kwdefaults__
+        module.forward = MethodType(mine, module)
+        found.add(module)
+    return found
+
+
+def give_positions(decoder: nn.Module, cache: StepCache | None) -> None:
+    """Tell the positions to embeddings that would count tokens from the cache's length on.
+
+    ``cache`` is None for a decoder that is told them: its embeddings are, too.
+    """
+    for module in decoder.modules():
+        parameters = inspect.signature(inspect.unwrap(type(module).forward)).parameters
+        names = list(parameters)[1:4]
+        if names == ["position_ids", "past_key_values_length"]:
+            module.forward = MethodType(_looked_up, module)
+        if cache is not None and names[1:] == ["past_key_values_length", "position_ids"]:
+            module.forward = MethodType(_told(type(module).forward, cache), module)
+
+
+def _told(forward: Callable[..., Any], cache: StepCache) -> Callable[..., Any]:
+    def told(module: nn.Module, ids_or_shape: Any, *_: object, **__: object) -> Any:
+        return forward(module, ids_or_shape, position_ids=cache.positions)
+
+    return told
+
+
+def _looked_up(module: Any, positions: Tensor, *_: object, **__: object) -> Tensor:
+    """XGLM's sinusoids, which would grow its table with the tokens of a step."""
+    rows: Tensor = module.weights.index_select(0, (positions + module.offset).flatten())
+    return rows.view(*positions.shape, -1)
