@@ -13,7 +13,7 @@ from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.deepseek_fields import grouped_experts, latent_attention, sparse_layers
 from tgi_cli.models.delta_fields import SeparateConvs, delta_spec
-from tgi_cli.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, Mixer, MLPSpec, NormSpec
 from tgi_cli.models.weight_map import ModuleSource, Names, has_tensor
 
 _DEFAULTS: dict[str, Any] = {
@@ -46,7 +46,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     delta = delta_spec(
         config, norm.eps, gate="sigmoid", rank=config.positive("linear_key_head_dim")
     )
-    mixers = {"full_attention": latent, "linear_attention": delta}
+    mixers: dict[str, Mixer] = {"full_attention": latent, "linear_attention": delta}
     num_layers = config.positive("num_hidden_layers")
     turns = [
         "full_attention" if i and i % 4 == 0 else "linear_attention" for i in range(num_layers)
