@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.parity.cases import MAMBA, SMALL, Case
+from tests.parity.cases import DELTA, DELTA_SHARED, MAMBA, SMALL, Case
 from tests.parity.families import make_checkpoint
 from tests.parity.test_engine_greedy import engine, random_prompt
 from tests.tools.checkpoints import make_llama
@@ -265,6 +265,14 @@ FAMILIES: dict[str, tuple[Case, tuple[str, ...]]] = {
             },
         ),
         ("k_proj", "in_proj", "out_proj", "input_linear", "output_linear"),
+    ),
+    "linear attention, packed by heads": (
+        Case("Qwen3NextConfig", DELTA | DELTA_SHARED),
+        ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "o_proj"),
+    ),
+    "linear attention": (
+        Case("Qwen3_5TextConfig", DELTA),
+        ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "up_proj"),
     ),
     "through transformers' own code": (
         Case("PhiConfig", SMALL),

@@ -304,7 +304,7 @@ def state_space(
         return kernels.recurrence(model, (c, b, x), dt, None, own, states.step.for_kernels())
     wide, step = x.float(), sizes.steps(dt)
     decay = by_rows(torch.exp, step * -sizes.rate)[:, :, None, None]
-    scaled = (wide * step[..., None]).unflatten(1, (b.shape[1], -1))[:, :, :, None]
+    scaled = (wide * step[..., None]).view(len(x), groups, -1, 1, x.shape[2])
     b, c = (part.float()[:, :, None, :, None] for part in (b, c))
     output = torch.empty_like(wide)
 

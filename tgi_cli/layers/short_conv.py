@@ -37,6 +37,7 @@ class ShortConv(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
     ) -> Tensor:
+        assert attention.states is not None
         before, after, x = self.in_proj(hidden).chunk(3, dim=1)
         mixed = self.conv(before * x, attention.states, self.layer)
         output: Tensor = self.out_proj(mixed.mul_(after))

@@ -69,7 +69,8 @@ class GroupNorm(Loadable):
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         if x.shape[1] < self.width:
             return self._across_shards(x, gate)
-        x, gate, weight = (part.unflatten(-1, (-1, self.width)) for part in (x, gate, self.weight))
+        x, gate = (part.view(len(x), -1, self.width) for part in (x, gate))
+        weight = self.weight.view(-1, self.width)
         return recurrent.gated_norm(x, gate, weight, self.eps, gate_first=True).flatten(1)
 
     def _across_shards(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -150,8 +151,10 @@ class SSM(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
     ) -> Tensor:
+        states = attention.states
+        assert states is not None
         gate, mixed, dt = self.in_proj(hidden).split(self.widths, dim=1)
-        mixed = self.conv1d(mixed, attention.states, self.layer)
+        mixed = self.conv1d(mixed, states, self.layer)
         x, b, c = mixed.split(self.mixed_widths, dim=1)
         outputs = recurrent.state_space(
             x.unflatten(1, (-1, self.head_dim)),
@@ -159,7 +162,7 @@ class SSM(nn.Module):
             c.unflatten(1, (-1, self.state_size)),
             dt,
             self.heads.steps,
-            attention.states,
+            states,
             self.layer,
         )
         output: Tensor = self.out_proj(self.norm(outputs.flatten(1), gate))

@@ -22,14 +22,8 @@ from tests.parity.cases import SMALL
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.models.hf.attention import (
-    AttentionContext,
-    Unsupported,
-    WindowMask,
-    _describe,
-    _record,
-    _TokenMixingDetector,
-)
+from tgi_cli.models.hf.attention import AttentionContext, _record, _TokenMixingDetector
+from tgi_cli.models.hf.masks import Unsupported, WindowMask, _describe
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Encoders, and other senses than text.

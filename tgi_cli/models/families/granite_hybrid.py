@@ -104,5 +104,6 @@ def _source(config: ModelConfig, shared: int, mamba: dict[str, Any]) -> StackedE
         modules |= stacked(halves, "shared_mlp.input_linear")
         modules[f"{mlp}.down_proj"] = "shared_mlp.output_linear"
     published = ("input_linear.weight", "output_linear.weight")
-    stacks = ("experts.gate_up_proj", "experts.down_proj") if newer else published
-    return StackedExperts(Names(modules=modules), *(f"block_sparse_moe.{each}" for each in stacks))
+    up, down = ("experts.gate_up_proj", "experts.down_proj") if newer else published
+    names = Names(modules=modules)
+    return StackedExperts(names, f"block_sparse_moe.{up}", f"block_sparse_moe.{down}")

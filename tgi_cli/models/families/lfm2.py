@@ -31,6 +31,7 @@ _MODULES = MODULES | {
     "mlp.experts.*.up_proj": "feed_forward.experts.*.w3",
     "mlp.experts.*.down_proj": "feed_forward.experts.*.w2",
 }
+_KINDS = ("conv", "full_attention")
 _DEFAULTS = {
     "Lfm2ForCausalLM": {"hidden_size": 2560, "intermediate_size": 12288},
     "Lfm2MoeForCausalLM": {"hidden_size": 2048, "intermediate_size": 7168},
@@ -47,7 +48,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     attention = AttentionSpec(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, qk_norm_eps=norm.eps
     )
-    mixers = {"conv": short_conv(config, 3), "full_attention": attention}
+    conv = short_conv(config, 3)
     num_layers = config.positive("num_hidden_layers", 32)
     full = config.get("full_attn_idxs", list, list(range(num_layers)))
     kinds = ["full_attention" if layer in full else "conv" for layer in range(num_layers)]
@@ -62,12 +63,12 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                mixer=mixers[kind],
+                mixer=conv if kind == "conv" else attention,
                 mlp=dense if layer < num_dense else experts,
                 input_norm=norm,
                 mlp_norm=norm,
             )
-            for layer, kind in enumerate(config_fields.layer_kinds(config, kinds, tuple(mixers)))
+            for layer, kind in enumerate(config_fields.layer_kinds(config, kinds, _KINDS))
         ),
         final_norm=norm,
         ropes=(config_fields.rope(config, head_dim, context, 1e6),),
@@ -77,7 +78,7 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 
 def _source(config: ModelConfig) -> Callable[[str], Source]:
-    names = Names(modules=_MODULES | short_conv_modules(config), top=TOP)
+    names = Names(modules={**_MODULES, **short_conv_modules(config)}, top=TOP)
     stacks = ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj")
     return StackedExperts(names, *stacks) if has_stacked_experts(config.path) else names
 

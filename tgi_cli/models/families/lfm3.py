@@ -93,5 +93,5 @@ def read(config: ModelConfig) -> DecoderSpec:
             config, head_dim, context, {"full_attention": 1e6, "sliding_attention": 1e6}
         ),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, True),
-        source=Names(modules=_MODULES | short_conv_modules(config), top=TOP),
+        source=Names(modules={**_MODULES, **short_conv_modules(config)}, top=TOP),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -21,13 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.models.hf.latent import EVERY_TOKEN, EveryToken, absorbed, latent_expansion
+from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask, describe_mask, unmasked
 
 RUN, PROBE = "tgi_paged", "tgi_probe"
-RUN_INDEXED, PROBE_INDEXED = "tgi_paged_indexed", "tgi_probe_indexed"
-"""As the others, for models that cut their masks for an indexer of keys."""
-
-_FAR = 1 << 18
-"""A position beyond the length of any window in use."""
+RUN_OWN = "tgi_paged_own"
+"""As RUN, of models that compute attention themselves: they are given a mask."""
+RUN_SPARSE = "tgi_paged_sparse"
+"""As RUN, of models whose attention hands its mask to an indexer that is left out."""
 
 _SHIFT = 8
 """Limit of the tokens by which a convolution might shift them."""
@@ -40,48 +41,6 @@ _HARMLESS = frozenset(
 
 
 NO_ATTENTION_INTERFACE = "does not call attention through transformers' interface"
-READS_MASK = "looks into the mask"
-
-
-class Unsupported(Exception):
-    """The reason for which a model cannot be run; completes "it ..."."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowMask:
-    """Replaces a causal mask: ``window`` and ``chunk`` as of :class:`KVSpec`, or all is seen."""
-
-    window: int | None
-    chunk: int | None = None
-    shape: tuple[int, ...] = field(default=(), compare=False)
-    """That the mask would have."""
-
-    def size(self) -> tuple[int, ...]:
-        """See ``shape``."""
-        return self.shape
-
-    def __getattr__(self, name: str) -> Any:
-        raise Unsupported(READS_MASK)
-
-
-class _CutMask:
-    """Replaces a mask of which a part is given to an indexer, which does not look at it."""
-
-    def __init__(self, mask: WindowMask | UnusableMask | None = None) -> None:
-        self.mask = mask
-
-    def __getitem__(self, index: object) -> _CutMask:
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class UnusableMask:
-    """Replaces a mask that attention cannot have; to use it is refused for ``reason``."""
-
-    reason: str
-
-    def __getattr__(self, name: str) -> Any:
-        raise Unsupported(self.reason)
 
 
 @dataclass(slots=True)
@@ -93,6 +52,7 @@ class AttentionContext:
         layers: the index of each attention module's cache.
         readers: modules that attend to the cache of an earlier layer, and write nothing.
         keys, values: of the layers with a cache of their own, in a dry run.
+        biased: whether scores have a bias by distance.
         step: the paged attention of the step that is running.
     """
 
@@ -101,6 +61,7 @@ class AttentionContext:
     readers: set[Hashable] = field(default_factory=set)
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    biased: bool = False
     step: PagedAttention | None = None
 
     @contextmanager
@@ -127,17 +88,24 @@ def _attend(
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
-    assert attention_mask is None or isinstance(attention_mask, _CutMask)
+    assert attention_mask is None or attention_mask is EVERY_TOKEN
     writes = module not in context.readers
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    values: Tensor | None = value[0].transpose(0, 1)
+    expansion = latent_expansion(module)
+    if expansion is not None:
+        (query, key), values = absorbed(expansion, query, key, value), None
     output = context.step(
         context.layers[module],
         query[0].transpose(0, 1),
         key[0].transpose(0, 1) if writes else None,
-        value[0].transpose(0, 1) if writes else None,
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        values if writes else None,
+        scale,
         softcap=softcap,
         sinks=s_aux,
     )
+    if expansion is not None:
+        output = expansion.expand(output)
     return output[None].contiguous(), None
 
 
@@ -154,21 +122,24 @@ def _record(
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
-    if isinstance(attention_mask, _CutMask):
-        attention_mask = attention_mask.mask
-        others |= {"indices": None, "block_indices": None}
     if module in context.layers:
         raise Unsupported("attends more than once in a layer")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise Unsupported("has attention that is not causal")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
         raise Unsupported("calls attention with tensors of another layout")
+    expansion = latent_expansion(module)
+    if expansion is not None:
+        query, key = absorbed(expansion, query, key, value)
+        value = key[..., : expansion.rank]
     if not query.shape[2] == key.shape[2] == value.shape[2] or query.shape[3] != key.shape[3]:
         raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
     unknown = [
-        name for name, given in others.items() if name not in _HARMLESS and given is not None
+        name
+        for name, given in others.items()
+        if name not in _HARMLESS and given is not None and not isinstance(given, EveryToken)
     ]
     if unknown or isinstance(scaling, Tensor):
         raise Unsupported(f"modifies attention by {', '.join(unknown) or 'a learned scale'}")
@@ -180,8 +151,8 @@ def _record(
     window = mask.window
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
-    record_layer(context, module, query, key, value, mask)
-    width = value.shape[3]
+    record_layer(context, module, query, key, value, mask, expansion is not None)
+    width = value.shape[3] if expansion is None else expansion.value_dim
     output = query.new_empty(1, query.shape[2], query.shape[1], width)
     return output, None
 
@@ -193,6 +164,7 @@ def record_layer(
     key: Tensor,
     value: Tensor,
     mask: WindowMask,
+    values_in_keys: bool = False,
 ) -> None:
     """Note in a dry run what the layer that ``layer`` identifies keeps of a token."""
     if layer in context.layers:
@@ -208,6 +180,7 @@ def record_layer(
         mask.window,
         value_dim=None if width == key.shape[3] else width,
         chunk=mask.chunk,
+        values_in_keys=values_in_keys,
     )
     shared = [i for i, other in enumerate(context.keys) if other is key]
     if shared:
@@ -220,47 +193,6 @@ def record_layer(
         context.specs.append(spec)
         context.keys.append(key)
         context.values.append(value)
-
-
-def _masked(**mask: Any) -> WindowMask | UnusableMask:
-    """Replaces a mask in a dry run."""
-    sizes = (mask["batch_size"], 1, mask["q_length"], mask["kv_length"])
-    try:
-        return replace(_describe(**mask), shape=sizes)
-    except Unsupported as reason:
-        return UnusableMask(str(reason))  # of cross-attention, which is not computed
-
-
-def _describe(*, mask_function: Callable[..., Any], **_: object) -> WindowMask:
-    """What of a text a mask shows, found by evaluating it for a few queries."""
-
-    def first_seen(query: int) -> int:
-        keys, zero = torch.arange(query + 2), torch.tensor(0)
-        try:
-            seen = torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
-            seen = seen.expand(len(keys)).bool()
-        except (RuntimeError, IndexError) as error:
-            raise Unsupported(
-                f"has a mask that depends on more than positions ({error})"
-            ) from error
-        first = len(keys) - 1 - int(seen.sum())
-        if seen[-1] or not seen[first:-1].all():
-            raise Unsupported("has a mask that is neither causal nor a sliding window")
-        return first
-
-    queries = (_FAR, _FAR + _FAR // 7, _FAR + _FAR // 3)
-    seen = [first_seen(query) for query in queries]
-    if not any(seen):
-        return WindowMask(None)
-    widths = {query - first + 1 for query, first in zip(queries, seen, strict=True)}
-    if len(widths) == 1:
-        return WindowMask(widths.pop())
-    if seen[0]:
-        chunk = seen[0] - first_seen(seen[0] - 1)
-        tried = (*queries, seen[1], seen[1] + chunk - 1, seen[2] - 1, chunk, chunk - 1)
-        if all(first_seen(query) == query // chunk * chunk for query in tried):
-            return WindowMask(None, chunk)
-    raise Unsupported("has a mask that is neither causal nor a sliding window")
 
 
 class _DryRunAttention:
@@ -356,17 +288,17 @@ def probe(
     call: Callable[[Tensor, Tensor], Any],
     context: AttentionContext,
     stateful: bool = False,
-    indexed: bool = False,
+    running: str = RUN,
 ) -> Any:
     """Run ``decoder``, which must be on the meta device, and record how its layers attend.
 
     Args:
         decoder: the model without its head.
-        config: transformers', of the decoder; it is left with our attention.
+        config: transformers', of the decoder; it is left with ``running`` as its attention.
         call: runs the decoder for ids and positions [1, T].
         context: an empty one, which the attention modules then share.
         stateful: whether layers may keep a state instead of keys and values.
-        indexed: whether it cuts its masks for an indexer.
+        running: :data:`RUN`, :data:`RUN_OWN` or :data:`RUN_SPARSE`.
 
     Returns:
         The decoder's output.
@@ -383,8 +315,7 @@ def probe(
         many = torch.zeros(1, max(ids, positions), dtype=torch.int64, device="meta")
         return call(many[:, :ids], many[:, :positions])
 
-    running, probing = (RUN_INDEXED, PROBE_INDEXED) if indexed else (RUN, PROBE)
-    run(probing, 7, 7)
+    run(PROBE, 7, 7)
     context.keys.clear()
     context.values.clear()
     layers = getattr(config, "decoder_layers", None)  # where there could be an encoder
@@ -403,15 +334,18 @@ def probe(
         raise
     except Exception:  # any error of the model's code: it used the positions
         return output
-    if stateful and not detector.counts:
-        return output  # where a token is follows from the states alone
+    if (stateful or context.biased) and not detector.counts:
+        return output  # where a token is follows from the states, or from distances in the cache
     raise Unsupported("does not use the positions that it is given")
 
 
+def _no_mask(**_: object) -> EveryToken:
+    return EVERY_TOKEN
+
+
 AttentionInterface.register(RUN, _attend)
+AttentionInterface.register(RUN_SPARSE, _attend)
+AttentionMaskInterface.register(RUN_SPARSE, _no_mask)
+AttentionMaskInterface.register(RUN_OWN, unmasked)
 AttentionInterface.register(PROBE, _record)
-AttentionMaskInterface.register(PROBE, _masked)
-AttentionInterface.register(RUN_INDEXED, _attend)
-AttentionInterface.register(PROBE_INDEXED, _record)
-AttentionMaskInterface.register(RUN_INDEXED, lambda **_: _CutMask())
-AttentionMaskInterface.register(PROBE_INDEXED, lambda **mask: _CutMask(_masked(**mask)))
+AttentionMaskInterface.register(PROBE, describe_mask)

@@ -29,6 +29,9 @@ from tgi_cli.layers.linear import (
 EXPERTS = "tgi_grouped"
 """The name under which transformers' modules find :func:`_experts`."""
 
+_WHOLE = (None, "replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj")
+"""Entries of tensor-parallel plans for what every shard has whole."""
+
 _FUSED = ("qkv_proj", "query_key_value", "qkv", "c_attn", "wqkv", "w_pack", "in_proj")
 """Projections of queries, keys and values together: no plan describes their arrangement."""
 
@@ -181,7 +184,7 @@ def linear(
         UnsupportedModelError: it cannot be shared out so.
     """
     sizes, bias = (module.in_features, module.out_features), module.bias is not None
-    if build.shard.size == 1 or style in (None, "replicate", "replicated_with_grad_allreduce"):
+    if build.shard.size == 1 or style in _WHOLE:
         return _Replicated(build, *sizes, bias)
     if style == "colwise":
         name, head_dim = path.rpartition(".")[2], getattr(parent, "head_dim", None)
@@ -190,6 +193,8 @@ def linear(
                 f"{path} holds queries, keys and values together, and cannot be shared out"
             )
         units = sizes[1] // head_dim if head_dim and sizes[1] % head_dim == 0 else None
+        if hasattr(parent, "expand_kv"):  # latent attention, whose head_dim is the rotated part
+            units = cast(int, parent.num_heads)
         return _Column(build, sizes[0], {"": Projection(sizes[1], units)}, bias)
     if style == "rowwise":
         return _Row(build, *sizes, bias)
@@ -259,8 +264,10 @@ def tame_routing(decoder: nn.Module) -> None:
     for module in decoder.modules():
         if type(module).__name__ == "JetMoeTopKGating":
             module.forward = MethodType(_dry_gating, module)
-        elif type(module).__name__ in ("DbrxExperts", "LongcatFlashExperts"):
+        elif type(module).__name__ == "DbrxExperts":
             module.forward = MethodType(_dry_experts, module)
+        elif type(module).__name__ == "LongcatFlashExperts":
+            module.forward = MethodType(_identity_experts, module)
 
 
 def _dry_gating(module: Any, hidden: Tensor) -> Any:
@@ -276,6 +283,24 @@ def _dry_experts(module: Any, hidden: Tensor, *routing: Any, **more: Any) -> Any
     if hidden.is_meta:
         return torch.empty_like(hidden)
     return type(module).forward(module, hidden, *routing, **more)
+
+
+def _identity_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """As :func:`_experts`, where the last experts return their input (LongCat)."""
+    if hidden.is_meta:
+        return torch.empty_like(hidden)
+    routed = module.num_routed_experts
+    identity = chosen >= routed
+    kept, shares = chosen.masked_fill(identity, 0), weights.masked_fill(identity, 0)
+    groups = Groups.sort(kept, routed)
+    rows = hidden.index_select(0, groups.tokens)
+    gate, up = grouped_linear(rows, module.gate_up_proj[:routed], None, groups).chunk(2, dim=-1)
+    outputs = grouped_linear(module.act_fn(gate) * up, module.down_proj, None, groups)
+    ordered = torch.empty_like(outputs).index_copy_(0, groups.pairs, outputs)
+    ordered = ordered.view(*chosen.shape, -1).mul_(shares[..., None])
+    summed = _shard_of(module).all_reduce(ordered.sum(1).to(hidden.dtype))
+    own = weights.masked_fill(~identity, 0).sum(-1, keepdim=True)
+    return summed.add_((hidden * own).to(hidden.dtype))
 
 
 def share_experts(module: nn.Module, shard: Shard) -> None:

@@ -28,13 +28,8 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig
-from tgi_cli.models.hf.attention import (
-    NO_ATTENTION_INTERFACE,
-    READS_MASK,
-    RUN,
-    Unsupported,
-    probe,
-)
+from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, RUN, probe
+from tgi_cli.models.hf.latent import keep_all_latents, keep_latents
 from tgi_cli.models.hf.layers import (
     BatchedEmbedding,
     BatchedHead,
@@ -44,6 +39,7 @@ from tgi_cli.models.hf.layers import (
     planned,
     share_experts,
 )
+from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
 from tgi_cli.models.hf.skeleton import Skeleton, build_skeleton, rope_types
 from tgi_cli.models.size_check import check_sizes
@@ -51,8 +47,11 @@ from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
 
+_CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")
+"""What configurations call the length of the context."""
+
 _ENDLESS = 1 << 20
-"""The context of models that keep states alone, and do not say for how long a text."""
+"""The context of models without positions (states, ALiBi) that do not say for how long a text."""
 
 _BUFFER_BYTES = 256 << 20
 """Limit of a module's buffers: tables of positions grow with the context in config.json."""
@@ -73,7 +72,7 @@ class TransformersForCausalLM(CausalLM):
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             self._sources = sources(whole, weights, stored_names(config))
             self._tied = dict(whole.all_tied_weights_keys)
-            left_out = skeleton.leave_out_the_rest()
+            left_out = [*skeleton.indexers, *skeleton.leave_out_the_rest()]
             self.ignored = (*_unexpected(skeleton), *_of_parts(self._sources, left_out))
             self.loose = nn.ModuleList(_replace(skeleton, build, self._sources))
             skeleton, output = _probe(skeleton)
@@ -92,9 +91,6 @@ class TransformersForCausalLM(CausalLM):
         self.eval()
         if skeleton.takes_more and build.shard.rank == 0:
             log.warning(TEXT_ALONE)
-        if skeleton.longest is not None and build.shard.rank == 0:
-            text = "sparse attention is not computed: texts of up to %d tokens are served"
-            log.warning(text, skeleton.longest)
 
     def source(self, name: str) -> Source:
         """See :meth:`CausalLM.source`; an absent tied weight is the weight it is tied to."""
@@ -119,10 +115,13 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
     """
     check_sizes(config.path, config.raw, config.quantization is not None)
     with _refusals(config), torch.inference_mode():
-        skeleton, _ = _probe(build_skeleton(config, torch.float32))
+        skeleton = build_skeleton(config, torch.float32)
+        keep_all_latents(skeleton.decoder)
+        skeleton, _ = _probe(skeleton)
         decoder, specs = skeleton.decoder, skeleton.attention.specs
-        context = getattr(decoder.config, "max_position_embeddings", None)
-        if context is None and not specs:
+        named = (getattr(decoder.config, key, None) for key in _CONTEXTS)
+        context = next((value for value in named if value is not None), None)
+        if context is None and (not specs or skeleton.attention.biased):
             context = _ENDLESS
         if not isinstance(context, int):
             raise Unsupported("does not say how long a context it can have")
@@ -131,11 +130,10 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             model_type=decoder.config.model_type,
             dtype=config.dtype,
             vocab_size=decoder.config.vocab_size,
-            max_position_embeddings=min(
-                context - skeleton.first_position, skeleton.longest or context
-            ),
+            max_position_embeddings=context - skeleton.first_position,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=sum(spec.numbers for spec in specs),
+            dense_positions=skeleton.dense_positions,
         )
 
 
@@ -144,8 +142,8 @@ def _probe(skeleton: Skeleton) -> tuple[Skeleton, Any]:
     decoder, config = skeleton.decoder, skeleton.decoder.config
 
     def attempt(tried: Skeleton) -> tuple[Skeleton, Any]:
-        indexed = tried.longest is not None
-        return tried, probe(decoder, config, tried.call, tried.attention, tried.stateful, indexed)
+        output = probe(decoder, config, tried.call, tried.attention, tried.stateful, tried.running)
+        return tried, output
 
     try:
         return attempt(skeleton)
@@ -262,6 +260,8 @@ def _replace(
     if type(table) is nn.Embedding:
         ours = BatchedEmbedding(build, *table.weight.shape)
     seen: set[nn.Parameter] = set()
+    # Routers, above all: their modules compute with their weights as they are.
+    wide = [pattern.replace("*", ".*") for pattern in whole._keep_in_fp32_modules or ()]
     twins: dict[tuple[object, ...], nn.Module] = {}
     start = len(skeleton.path(decoder)) + 1
     for path, module in list(whole.named_modules()):
@@ -280,10 +280,18 @@ def _replace(
             new = ours
         elif type(module) is nn.Linear and _reads_weight(type(parent), path.rpartition(".")[2]):
             yield UnreplacedWeights(module, path, stored, {})
-        elif type(module) is nn.Linear and module.weight.dtype == build.dtype:
+        elif (
+            type(module) is nn.Linear
+            and module.weight.dtype == build.dtype
+            and not any(re.search(pattern, f"{path}.weight") for pattern in wide)
+        ):
+            style = planned(plan, path[start:])
             # An expert does not get all tokens of a step, as adapters need.
             fitting = replace(build, lora=None) if "expert" in path else build
-            new = linear(module, path, planned(plan, path[start:]), fitting, parent)
+            if path.endswith(".kv_b_proj") and hasattr(parent, "expand_kv"):
+                new = keep_latents(parent, module, style, build)
+            else:
+                new = linear(module, path, style, fitting, parent)
         else:
             shares = {}
             for name in own if build.shard.size > 1 else ():

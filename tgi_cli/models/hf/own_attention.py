@@ -19,13 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.models.hf.attention import (
-    AttentionContext,
-    Unsupported,
-    WindowMask,
-    record_layer,
-    unwatched,
-)
+from tgi_cli.models.hf.attention import AttentionContext, record_layer, unwatched
+from tgi_cli.models.hf.masks import Unsupported, WindowMask
 
 _SAME = frozenset(
     {"view", "reshape", "transpose", "permute", "contiguous", "to", "float", "type", "type_as"}
@@ -249,6 +244,7 @@ def _attend(left: StandIn, right: StandIn) -> Tensor:
     if context.step is None:
         mask = left.mask or WindowMask(None)
         record_layer(context, call.layer, query, key, value, mask)
+        context.biased |= left.bias is not None
         return torch.empty(shape, dtype=value.dtype, device="meta")
     output = context.step(
         context.layers[call.layer],

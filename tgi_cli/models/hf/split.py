@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
-from tgi_cli.models.hf.attention import Unsupported, unwatched
+from tgi_cli.models.hf.attention import unwatched
+from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.step_cache import StepCache
 
 _Key = tuple[int, str, int]

@@ -22,7 +22,8 @@ from torch.nn import functional as F
 
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
 from tgi_cli.layers import recurrent
-from tgi_cli.models.hf.attention import AttentionContext, Unsupported
+from tgi_cli.models.hf.attention import AttentionContext
+from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.own_attention import stand_ins
 
 
