@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.parity.cases import LONGROPE, SMALL, WINDOW, Case
+from tests.parity.cases import DEEPSEEK, LATENT, LONGROPE, SMALL, WINDOW, Case
 from tests.parity.families import TOLERANCE, Oracle, check, make_checkpoint, random_ids
 from tests.tools.paged_run import PagedRun, load
 from tests.tools.thread_shards import on_shards, sharded_logits
@@ -56,6 +56,24 @@ CASES: dict[str, Case] = {
         "ArceeConfig",
         SMALL
         | {"head_dim": 12, "rope_parameters": LONGROPE, "original_max_position_embeddings": 200},
+    ),
+    # Latent attention, whose latents are cached as they are.
+    "MiniCPM 3": Case(
+        "MiniCPM3Config", LATENT | {"dim_model_base": 48, "tie_word_embeddings": False}
+    ),
+    # Two attentions a layer, experts that return their input.
+    "LongCat Flash": Case(
+        "LongcatFlashConfig",
+        {key: v for key, v in LATENT.items() if key not in ("intermediate_size",)}
+        | {"num_hidden_layers": 4, "n_routed_experts": 6, "zero_expert_num": 2, "moe_topk": 3}
+        | {"expert_ffn_hidden_size": 48, "ffn_hidden_size": 96, "head_dim": 8},
+    ),
+    # An indexer, which chooses all tokens of texts as short as these; two layers share its choice.
+    "GLM 5": Case(
+        "GlmMoeDsaConfig",
+        DEEPSEEK
+        | {"index_topk": 512, "index_head_dim": 16, "index_n_heads": 2}
+        | {"indexer_types": ["full", "full", "shared", "shared"]},
     ),
     "Helium, dynamic": Case(
         "HeliumConfig",

@@ -264,7 +264,7 @@ def tame_routing(decoder: nn.Module) -> None:
     for module in decoder.modules():
         if type(module).__name__ == "JetMoeTopKGating":
             module.forward = MethodType(_dry_gating, module)
-        elif type(module).__name__ in ("DbrxExperts", "LongcatFlashExperts"):
+        elif type(module).__name__ == "DbrxExperts":
             module.forward = MethodType(_dry_experts, module)
         elif type(module).__name__ == "LongcatFlashExperts":
             module.forward = MethodType(_identity_experts, module)
