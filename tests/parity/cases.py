@@ -219,10 +219,10 @@ QWEN_SIGHT = {
 }
 LATENT = SMALL | {
     "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
+    "kv_lora_rank": 32,
     "q_lora_rank": 40,
     "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
+    "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
 DEEPSEEK = LATENT | {

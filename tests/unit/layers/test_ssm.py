@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from tests.tools.state_steps import Run, make_states, run_mixed, run_whole
 from tests.tools.thread_shards import on_shards
 from tgi_cli.attention import StateCache, StateTensor
 from tgi_cli.device.distributed import Shard
+from tgi_cli.kernels import without_cpp_kernels
 from tgi_cli.layers.base import Build
 from tgi_cli.layers.recurrent import StepSizes, state_space
 from tgi_cli.layers.ssm import GroupNorm
@@ -26,6 +30,12 @@ TOKENS = sum(LENGTHS)
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, params=["kernels", "reference"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    with nullcontext() if request.param == "kernels" else without_cpp_kernels():
+        yield
 
 
 @pytest.mark.parametrize("groups", [1, 3, 6])
