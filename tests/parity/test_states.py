@@ -10,6 +10,7 @@ import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,13 @@ SAID: dict[str, Any] = {
     "max_batch_total_tokens": 2048,
     "max_batch_size": ROWS,
 }
-NAMES = [name for name in ("LFM 2", "LFM 3", "Granite 4", "Qwen3-Next") if name in CASES]
+ALONE = replace(
+    CASES["Granite 4"], values=CASES["Granite 4"].values | {"layer_types": ["mamba"] * 4}
+)
+"""A model without keys and values: its blocks only count tokens."""
+MODELS = {name: CASES[name] for name in ("LFM 2", "LFM 3", "Granite 4", "Qwen 3.5")} | {
+    "states alone": ALONE
+}
 
 
 class Listener(Client):
@@ -53,9 +60,9 @@ class Listener(Client):
         return outputs
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=MODELS)
 def worker(request: Any, tmp_path_factory: Any) -> Iterator[ModelWorker]:
-    path = make_checkpoint(CASES[request.param], tmp_path_factory.mktemp("states"))
+    path = make_checkpoint(MODELS[request.param], tmp_path_factory.mktemp("states"))
     serve = ServeConfig(model_id="miniature", dtype="float32", **SAID)
     gc.freeze()
     worker, _ = load_worker(serve, path)

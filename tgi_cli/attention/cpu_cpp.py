@@ -20,7 +20,7 @@ from tgi_cli.kernels import cpp_library, threads
 TILE = 16
 """Tokens whose keys and values are contiguous in the cache."""
 
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 _LINE = 64
 """Bytes, of the processor's caches: vectors begin with one."""
 

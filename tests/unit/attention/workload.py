@@ -165,6 +165,7 @@ class Batch:
 WIDER: dict[str, tuple[KVSpec, dict[str, Any]]] = {
     "narrow values": (KVSpec(2, 64, value_dim=32), {}),
     "wide values": (KVSpec(2, 32, value_dim=64), {}),
+    "heads of 512 dimensions": (KVSpec(1, 512), {}),
     "narrow values in windows": (KVSpec(2, 64, 50, value_dim=32), {}),
     "chunks shorter than a block": (KVSpec(2, 64, chunk=7), {}),
     "chunks beside blocks": (KVSpec(2, 64, chunk=50), {}),
@@ -197,7 +198,14 @@ def wider(name: str, lens: list[tuple[int, int]], dtype: torch.dtype) -> tuple[K
     """The cache of :data:`WIDER` of that name, and a batch for it."""
     spec, options = WIDER[name]
     return spec, Batch(
-        lens, 6, 2, dtype, dim=spec.head_dim, value_dim=spec.value_dim, scale=0.125, **options
+        lens,
+        6,
+        spec.num_kv_heads,
+        dtype,
+        dim=spec.head_dim,
+        value_dim=spec.value_dim,
+        scale=0.125,
+        **options,
     )
 
 

@@ -396,3 +396,11 @@ def test_a_snapshot_is_written_over_rather_than_lost_without_use(
 def test_too_few_slots_for_the_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="7 state slots are too few for 8 rows"):
         Scheduler(limits(num_state_slots=7))
+
+
+def test_each_of_many_answers_in_turn_leaves_a_snapshot() -> None:
+    harness = Harness(stateful(spare=2, num_blocks=400))
+    for i in range(0, 20, 2):
+        prompt = words(3, seed=i)
+        answer(harness, i, prompt, 30)
+        assert answer(harness, i + 1, [*prompt, *harness.tokens[i], 5], 1) == 34 - 32
