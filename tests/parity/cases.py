@@ -330,8 +330,8 @@ CASES: dict[str, Case] = {
         GEMMA4_DENSE
         | {
             "enable_moe_block": True,
-            "num_experts": 6,
-            "top_k_experts": 2,
+            "num_experts": 8,
+            "top_k_experts": 6,
             "moe_intermediate_size": 32,
         },
         embedding_std=GEMMA_STD,
