@@ -124,7 +124,11 @@ def test_block_after_block_is_the_whole_model(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["Llama 3", "Qwen 3", "Gemma 2", "Phi-3", "GPT-2", "Cohere", "Qwen 2 MoE", "Mixtral"]
+    "name",
+    [
+        *("Llama 3", "Qwen 3", "Gemma 2", "Phi-3", "GPT-2", "Cohere", "Qwen 2 MoE", "Mixtral"),
+        *("LFM 2", "Nemotron-H"),
+    ],
 )
 def test_awq(name: str, tmp_path: Path) -> None:
     case = EVERY[name]
