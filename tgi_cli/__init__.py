@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from tgi_cli.sampling.params import SamplingParams
 
 
-_HOMES = {
-    "LLM": "tgi_cli.llm",
-    "BeamHypothesis": "tgi_cli.llm",
-    "Completion": "tgi_cli.llm",
-    "EngineDeadError": "tgi_cli.llm",
-    "GenerationError": "tgi_cli.llm",
-    "GenerationOptions": "tgi_cli.llm",
-    "Piece": "tgi_cli.llm",
-    "SamplingParams": "tgi_cli.sampling.params",
-    "Stream": "tgi_cli.llm",
-}
-
 __all__ = [
     "LLM",
     "BeamHypothesis",
@@ -52,9 +40,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "tgi_cli.sampling.params" if name == "SamplingParams" else "tgi_cli.llm"
     return getattr(import_module(home), name)
 
 

@@ -84,7 +84,7 @@ GEMMA4 = GEMMA | {
     "global_head_dim": 32,
     "sliding_window": WINDOW,
     "num_kv_shared_layers": 3,
-    "hidden_size_per_layer_input": 8,
+    "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 256,
     "use_double_wide_mlp": True,
     "final_logit_softcapping": 20.0,
@@ -101,7 +101,7 @@ GEMMA3N = GEMMA | {
     "layer_types": ["sliding_attention", "full_attention"] * 3,
     "sliding_window": WINDOW,
     "num_kv_shared_layers": 3,
-    "hidden_size_per_layer_input": 8,
+    "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 200,
     "laurel_rank": 8,
     "altup_num_inputs": 3,
@@ -192,6 +192,9 @@ What a random query reads of a state is now and then as short as 1e-5, by cancel
 with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits then
 differ by up to 8e-4, transformers' own by 4e-4 between its two forms of the rule.
 """
+DELTA_ALONE = {
+    key: value for key, value in DELTA.items() if key not in ("head_dim", "rope_parameters")
+}
 DELTA_SHARED = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -216,10 +219,10 @@ QWEN_SIGHT = {
 }
 LATENT = SMALL | {
     "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
+    "kv_lora_rank": 32,
     "q_lora_rank": 40,
     "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
+    "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
 DEEPSEEK = LATENT | {
@@ -233,6 +236,16 @@ DEEPSEEK = LATENT | {
     "topk_group": 2,
 }
 DEEPSEEK_ROPE = YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0, "factor": 40.0}
+KIMI_LINEAR = {key: value for key, value in LATENT.items() if key != "q_lora_rank"} | {
+    "num_hidden_layers": 4,
+    "layer_types": DELTA["layer_types"],
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "rms_norm_eps": 1e-3,
+}
 CONV = SMALL | {"num_hidden_layers": 4}
 LFM2 = CONV | {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
@@ -330,8 +343,8 @@ CASES: dict[str, Case] = {
         GEMMA4_DENSE
         | {
             "enable_moe_block": True,
-            "num_experts": 6,
-            "top_k_experts": 2,
+            "num_experts": 8,
+            "top_k_experts": 6,
             "moe_intermediate_size": 32,
         },
         embedding_std=GEMMA_STD,
@@ -452,6 +465,38 @@ CASES: dict[str, Case] = {
             "sliding_window": WINDOW,
             "rope_parameters": YARN_ROPE,
         },
+    ),
+    "Kimi Linear": Case("KimiLinearConfig", KIMI_LINEAR),
+    "Kimi Linear, as published": Case(
+        "KimiLinearConfig",
+        KIMI_LINEAR | {"n_group": 4, "topk_group": 3, "norm_topk_prob": False},
+        stored={
+            "layer_types": ...,
+            "mlp_layer_types": ...,
+            "first_k_dense_replace": 1,
+            "moe_router_activation_func": "sigmoid",
+            "linear_head_dim": ...,
+            "linear_num_heads": ...,
+            "linear_conv_kernel_dim": ...,
+            "linear_attn_config": {
+                "head_dim": 16,
+                "num_heads": 4,
+                "short_conv_kernel_size": 4,
+                "full_attn_layers": [3],
+                "kda_layers": [1, 2, 4],
+            },
+        },
+    ),
+    "OLMo Hybrid": Case("OlmoHybridConfig", DELTA_ALONE | {"rms_norm_eps": 1e-3}),
+    "OLMo Hybrid, no positions": Case(
+        "OlmoHybridConfig",
+        DELTA_ALONE
+        | {
+            "layer_types": None,
+            "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+            "linear_allow_neg_eigval": False,
+        },
+        stored={"layer_types": ...},
     ),
     "Qwen3-Next": Case("Qwen3NextConfig", DELTA | DELTA_SHARED),
     "Qwen3-Next, a dense layer": Case(

@@ -132,13 +132,8 @@ def _shard(address: str, settings: RequestSettings, tokenizer_name: str) -> Benc
             f"name one of {', '.join(beside)}" if beside else "see whether the server runs",
         )
     details = ShardGroup(str(path), settings.timeout, settings.connect_timeout).info
-    info: dict[str, Any] = {
-        "dtype": details.dtype,
-        "device_type": details.device_type,
-        "attention_impl": details.attention_impl,
-        "block_size": details.block_size,
-        "speculate": details.speculate,
-    }
+    names = ("dtype", "device_type", "attention_impl", "block_size", "speculate")
+    info = {name: getattr(details, name) for name in names}
     model = tokenizer_name
     try:  # one of ours also knows its model
         own = fetch_info(f"unix:{path}", timeout=settings.connect_timeout)

@@ -18,29 +18,13 @@ from tgi_cli.files import decode_json
 
 TGI_SOCKET = "/tmp/text-generation-server-0"
 _ROUTES = {"auto": "auto", "tgi": "generate_stream", "completions": "completions", "chat": "chat"}
-_LOADS: dict[str, LoadKind] = {
-    "batch_size": "batch",
-    "concurrency": "concurrency",
-    "rate": "rate",
-    "ramp": "ramp",
-    "sweep": "sweep",
-    "trace": "trace",
-}
+_HTTP_LOADS: tuple[LoadKind, ...] = ("concurrency", "rate", "ramp", "sweep", "trace")
+_LOADS: dict[str, LoadKind] = {"batch_size": "batch", **{name: name for name in _HTTP_LOADS}}
 _BATCH_ONLY = ("batch_size", "runs")
 _HTTP_ONLY = (
-    "concurrency",
-    "rate",
-    "ramp",
-    "sweep",
-    "trace",
-    "slo",
-    "prompts",
-    "conversations",
-    "prefix",
-    "input_tokens",
-    "output_tokens",
-    "requests",
-    "duration",
+    *_HTTP_LOADS,
+    *("slo", "prompts", "conversations", "prefix"),
+    *("input_tokens", "output_tokens", "requests", "duration"),
 )
 """Settings that do not apply to closed batches."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tgi_cli.cli import setup
@@ -13,6 +13,9 @@ from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings.setting import WARMUP
 from tgi_cli.errors import ConfigError
 from tgi_cli.process.units import format_memory
+
+_MS, _RATE = "ms:.2f", "tokens_per_second:.1f"
+"""Columns of the tables of steps."""
 
 
 @takes(WARMUP)
@@ -138,27 +141,10 @@ def _print_model(found: dict[str, Any]) -> None:
             ("warm-up", f"{found['warmup_seconds']:.2f} s"),
         ],
     )
-    _table(
-        console,
-        ("prefill: tokens", "ms", "tokens/s"),
-        (
-            (f"{row['tokens']}", _ms(row["seconds"]), f"{row['tokens_per_second']:.0f}")
-            for row in found["prefill"]
-        ),
-    )
-    _table(
-        console,
-        ("decode: sequences", "ms per step", "tokens/s", "of memory bandwidth"),
-        (
-            (
-                f"{row['batch_size']}",
-                _ms(row["seconds"]),
-                f"{row['tokens_per_second']:.1f}",
-                f"{row['memory_share']:.0%}",
-            )
-            for row in found["decode"]
-        ),
-    )
+    prefill = {"prefill: tokens": "tokens", "ms": _MS, "tokens/s": "tokens_per_second:.0f"}
+    _step_table(console, prefill, found["prefill"])
+    decode = {"decode: sequences": "batch_size", "ms per step": _MS, "tokens/s": _RATE}
+    _step_table(console, decode | {"of memory bandwidth": "memory_share:.0%"}, found["decode"])
     for left_out in found["left_out"]:
         console.print(f"not timed: {left_out}", markup=False, soft_wrap=True)
     if found["kept"] is not None:
@@ -171,19 +157,20 @@ def _print_server(found: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     console.print(f"{found['model']} at {found['url']}", markup=False)
-    _table(
-        console,
-        ("prompt: tokens", "ms"),
-        ((f"{row['tokens']}", _ms(row["seconds"])) for row in found["prefill"]),
+    _step_table(console, {"prompt: tokens": "tokens", "ms": _MS}, found["prefill"])
+    batches = {"concurrent requests": "batch_size", "ms": _MS, "tokens/s": _RATE}
+    _step_table(console, batches, found["batches"])
+
+
+def _step_table(
+    console: Any, columns: Mapping[str, str], steps: Iterable[Mapping[str, Any]]
+) -> None:
+    """Print a row for each step; ``columns`` are replacement fields by their heads."""
+    rows = (
+        [f"{{{field}}}".format(ms=1e3 * step["seconds"], **step) for field in columns.values()]
+        for step in steps
     )
-    _table(
-        console,
-        ("concurrent requests", "ms", "tokens/s"),
-        (
-            (f"{row['batch_size']}", _ms(row["seconds"]), f"{row['tokens_per_second']:.1f}")
-            for row in found["batches"]
-        ),
-    )
+    _table(console, tuple(columns), rows)
 
 
 def _table(console: Any, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -202,7 +189,3 @@ def _table(console: Any, heads: Sequence[str], rows: Iterable[Sequence[str]]) ->
         table.add_row(*row)
     console.print()
     console.print(table)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from tgi_cli.errors import ConfigError, ModelError, ModelNotFoundError, OfflineError
 from tgi_cli.hub import child_process, model_files
 from tgi_cli.hub.cache import RepoCache
-from tgi_cli.hub.client import HubEnvironment, offline_mode_error
+from tgi_cli.hub.client import HubEnvironment
 from tgi_cli.hub.download import download, download_progress
 from tgi_cli.hub.repository import fetch_repository
 from tgi_cli.process.progress import ProgressReporter
@@ -178,8 +178,6 @@ def is_same_base(base: str, model_id: str) -> bool:
 def _from_hub(model_id: str, revision: str | None, progress: ProgressReporter) -> Path:
     hub = HubEnvironment.read()
     try:
-        if hub.offline:
-            raise offline_mode_error()
         repository = fetch_repository(model_id, revision, hub)
     except OfflineError as error:
         cache = RepoCache(hub.cache, model_id)

@@ -12,6 +12,7 @@ from tgi_cli.hub.client import (
     ErrorTranslator,
     HubEnvironment,
     call_with_retries,
+    offline_mode_error,
 )
 from tgi_cli.version import __version__
 
@@ -63,12 +64,14 @@ def fetch_repository(model_id: str, revision: str | None, hub: HubEnvironment) -
     Raises:
         ModelNotFoundError: the repository or revision does not exist, or not for this token.
         GatedModelError: access is not granted.
-        OfflineError: the hub cannot be reached.
+        OfflineError: the hub cannot be reached, or must not be contacted.
         HubError: any other refusal.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
+    if hub.offline:
+        raise offline_mode_error()
     api = HfApi(
         endpoint=hub.endpoint,
         token=hub.token or False,

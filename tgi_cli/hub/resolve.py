@@ -14,7 +14,7 @@ from pathlib import Path
 from tgi_cli.errors import ModelError, ModelNotFoundError, OfflineError
 from tgi_cli.hub import child_process, model_files
 from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, require_space
-from tgi_cli.hub.client import HubEnvironment, offline_mode_error
+from tgi_cli.hub.client import HubEnvironment
 from tgi_cli.hub.download import download, download_progress
 from tgi_cli.hub.repository import Repository, fetch_repository
 from tgi_cli.process.progress import ProgressReporter
@@ -148,8 +148,6 @@ def _from_folder(folder: Path, model_id: str, options: _ResolveOptions) -> Path:
 def _from_hub(model_id: str, revision: str | None, options: _ResolveOptions) -> LocalModel:
     hub = HubEnvironment.read()
     try:
-        if hub.offline:
-            raise offline_mode_error()
         repository = fetch_repository(model_id, revision, hub)
     except OfflineError as error:
         return _from_cache(model_id, revision, hub, options, error)

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,11 +67,14 @@ def serve(
         )
         adopt_orphans()
         with (
-            _no_stale_socket(config.shard_uds_path),
+            contextlib.ExitStack() as stack,
             runtime_folder() as folder,
             parent_pipe() as parent_fd,
             supervisor.handling_signals(),
         ):
+            if (prefix := config.shard_uds_path) is not None:
+                # A killed model server leaves TGI's socket behind.
+                stack.callback(remove_stale, prefix.with_name(f"{prefix.name}-0"))
             uds_path = folder / SOCKET
             router = replace(
                 router,
@@ -147,13 +150,3 @@ def _start(
         )
     finally:
         os.close(config_fd)
-
-
-@contextlib.contextmanager
-def _no_stale_socket(prefix: Path | None) -> Iterator[None]:
-    """Remove TGI's socket afterwards, which a killed model server leaves behind."""
-    try:
-        yield
-    finally:
-        if prefix is not None:
-            remove_stale(prefix.with_name(f"{prefix.name}-0"))

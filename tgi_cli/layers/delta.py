@@ -1,17 +1,20 @@
 """Linear attention by the gated delta rule: a matrix per head instead of keys and values.
 
-Gated DeltaNet (https://arxiv.org/abs/2412.06464), as Qwen3-Next and Qwen 3.5 have it.
+Gated DeltaNet (https://arxiv.org/abs/2412.06464), as Qwen3-Next and Qwen 3.5 have it, and Kimi
+Delta Attention (https://arxiv.org/abs/2510.26692), where each row of a state decays by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import PagedAttention, StateSpec, StateTensor
+from tgi_cli.device.distributed import ALONE
 from tgi_cli.layers import recurrent
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
@@ -23,22 +26,24 @@ from tgi_cli.layers.norm import GatedRMSNorm
 class DeltaDecay(Loadable):
     """What turns numbers of a token into the decays and gains of this shard's heads.
 
-    Weights are ``A_log`` [heads] and ``dt_bias`` [heads] beside the layer.
+    Weights are ``A_log`` [heads] and ``dt_bias`` beside the layer: [heads], or [heads * key_dim]
+    with ``key_dim`` decays of each head.
     """
 
-    def __init__(self, build: Build, num_heads: int, factor: float) -> None:
+    def __init__(self, build: Build, num_heads: int, key_dim: int, factor: float) -> None:
         super().__init__()
-        self.own = build.shard.share(num_heads)
-        self.num_heads = num_heads
+        self.num_heads, self.key_dim = num_heads, key_dim
         self.factor = factor
+        self.own = build.shard.share(num_heads)
         heads = self.own.stop - self.own.start
         self.rate = empty_parameter(heads, dtype=torch.float32)
-        self.bias = empty_parameter(heads, dtype=torch.float32)
+        self.bias = empty_parameter(heads * key_dim, dtype=torch.float32)
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         parent = path.rpartition(".")[0]
+        own = slice(self.own.start * self.key_dim, self.own.stop * self.key_dim)
         yield WeightSlot(f"{parent}.A_log", (self.num_heads,), self._fill_rate)
-        yield self.slot(f"{parent}.dt_bias", "bias", (self.num_heads,), self.own)
+        yield self.slot(f"{parent}.dt_bias", "bias", (self.num_heads * self.key_dim,), own)
 
     def _fill_rate(self, logarithms: Tensor) -> None:
         self.rate.copy_(logarithms[self.own]).exp_()
@@ -46,7 +51,29 @@ class DeltaDecay(Loadable):
     @property
     def gates(self) -> recurrent.DeltaGates:
         """The parameters as the operation takes them."""
-        return recurrent.DeltaGates(self.rate, self.bias, factor=self.factor)
+        channels = self.key_dim > 1
+        return recurrent.DeltaGates(self.rate, self.bias, channels, factor=self.factor)
+
+
+class LowRankGates(nn.Module):
+    """Numbers for the decay of each key dimension and for the gate: f_b(f_a(x)) and g_b(g_a(x)).
+
+    hidden [T, H] to [T, this shard's keys] and [T, this shard's values].
+    """
+
+    def __init__(
+        self, build: Build, hidden_size: int, rank: int, keys: Projection, values: Projection
+    ) -> None:
+        super().__init__()
+        self.rank = rank
+        parts = {"f_a_proj": Projection(rank), "g_a_proj": Projection(rank)}
+        self.a_proj = ColumnParallelLinear(replace(build, shard=ALONE), hidden_size, parts, False)
+        self.f_b_proj = ColumnParallelLinear(build, rank, {"": keys}, bias=False)
+        self.g_b_proj = ColumnParallelLinear(build, rank, {"": values}, bias=False)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        decay, gate = self.a_proj(hidden).split(self.rank, 1)
+        return self.f_b_proj(decay.contiguous()), self.g_b_proj(gate.contiguous())
 
 
 class DeltaNet(nn.Module):
@@ -69,6 +96,8 @@ class DeltaNet(nn.Module):
         norm_eps: of the norm on what is read.
         gain: factor of the gains; with 2 a state may change its sign.
         gate: activation of the gate behind the norm.
+        rank: of the products that make a decay for each key dimension, and the gate (Kimi Delta
+            Attention). Default: a head has one decay, and the gate is a plain projection.
     """
 
     def __init__(
@@ -85,26 +114,34 @@ class DeltaNet(nn.Module):
         norm_eps: float = 1e-6,
         gain: float = 1.0,
         gate: Literal["silu", "sigmoid"] = "silu",
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         self.layer = layer
         self.key_dim, self.value_dim = key_dim, value_dim
         keys = Projection(num_key_heads * key_dim, num_key_heads)
         values = Projection(num_value_heads * value_dim, num_value_heads)
-        parts = {"q_proj": keys, "k_proj": keys, "v_proj": values, "z_proj": values}
-        self.qkvz_proj = ColumnParallelLinear(build, hidden_size, parts, bias=False)
+        parts = {"q_proj": keys, "k_proj": keys, "v_proj": values}
         # Apart: quantized checkpoints mostly leave these few outputs as they are.
-        gates = {"b_proj": Projection(num_value_heads), "a_proj": Projection(num_value_heads)}
+        gates = {"b_proj": Projection(num_value_heads)}
+        self.low_rank: LowRankGates | None = None
+        if rank is None:
+            parts["z_proj"] = values
+            gates["a_proj"] = Projection(num_value_heads)
+        else:
+            self.low_rank = LowRankGates(build, hidden_size, rank, keys, values)
+        self.qkvz_proj = ColumnParallelLinear(build, hidden_size, parts, bias=False)
         self.ba_proj = ColumnParallelLinear(build, hidden_size, gates, bias=False)
         self.ba_proj.exempt = True
         convs = {"q_conv": keys, "k_conv": keys, "v_conv": values}
         self.conv = CausalConv(build, convs, conv_kernel)
-        self.decay = DeltaDecay(build, num_value_heads, gain)
+        self.decay = DeltaDecay(build, num_value_heads, 1 if rank is None else key_dim, gain)
         self.norm = GatedRMSNorm(build, value_dim, norm_eps, gate)
         self.out_proj = RowParallelLinear(
             build, num_value_heads * value_dim, hidden_size, bias=False, units=num_value_heads
         )
-        self.widths = [own.stop - own.start for _, own in self.qkvz_proj.parts.values()]
+        # Of queries, keys, values.
+        self.widths = [own.stop - own.start for _, own in self.qkvz_proj.parts.values()][:3]
         self.num_heads = self.widths[2] // value_dim
         state = StateTensor("recurrent", (self.num_heads, key_dim, value_dim), torch.float32)
         self.state_spec = StateSpec((self.conv.state, state))
@@ -115,9 +152,13 @@ class DeltaNet(nn.Module):
         """``rotation`` is not used: the order of tokens is in the state."""
         states = attention.states
         assert states is not None
-        qkv, gate = self.qkvz_proj(hidden).split([sum(self.widths[:3]), self.widths[3]], 1)
-        b, a = self.ba_proj(hidden).split(self.num_heads, 1)
-        query, key, value = self.conv(qkv, states, self.layer).split(self.widths[:3], 1)
+        qkvz, ba = self.qkvz_proj(hidden), self.ba_proj(hidden)
+        qkv, b = qkvz[:, : sum(self.widths)], ba[:, : self.num_heads]
+        if self.low_rank is None:
+            a, gate = ba[:, self.num_heads :], qkvz[:, sum(self.widths) :]
+        else:
+            a, gate = self.low_rank(hidden)
+        query, key, value = self.conv(qkv, states, self.layer).split(self.widths, 1)
         keys, values = (-1, self.key_dim), (-1, self.value_dim)
         read = recurrent.gated_delta(
             (query.unflatten(1, keys), key.unflatten(1, keys), value.unflatten(1, values)),

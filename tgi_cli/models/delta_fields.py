@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import DeltaSpec
-from tgi_cli.models.weight_map import ModuleSource, stacked
+from tgi_cli.models.weight_map import ModuleSource, Source, stacked
 
 _MOST_TAPS = 64
 """Limit of a convolution; published models have 4."""
@@ -51,3 +53,36 @@ def stacked_qkv(delta: DeltaSpec, kind: str, name: str) -> dict[str, ModuleSourc
     keys = delta.num_key_heads * delta.key_dim
     sizes = {"q": keys, "k": keys, "v": delta.num_value_heads * delta.value_dim}
     return stacked({f"linear_attn.{part}_{kind}": size for part, size in sizes.items()}, name)
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateConvs:
+    """Names of a checkpoint with a tensor for each of the convolutions of a layer.
+
+    They are joined before they are taken apart: transformers 5 divides what it writes evenly, even
+    where keys and values are of different sizes.
+
+    Attributes:
+        names: those of everything else.
+        delta: the layers' sizes.
+        module: the mixer's name in the checkpoint, within a layer.
+    """
+
+    names: Callable[[str], Source]
+    delta: DeltaSpec
+    module: str = "linear_attn"
+
+    def __call__(self, name: str) -> Source:
+        """The source of the model's tensor ``name``."""
+        layer, found, conv = name.partition(".linear_attn.")
+        if not found or not conv.endswith("_conv.weight"):
+            return self.names(name)
+        part = stacked_qkv(self.delta, "conv", "")[f"linear_attn.{conv.removesuffix('.weight')}"]
+        stored = (self.names(f"{layer}.{self.module}.{each}_conv1d.weight") for each in "qkv")
+        return Source(tuple(each.names[0] for each in stored), part.rows, join=_joined)
+
+
+def _joined(*parts: Any) -> Any:
+    import torch
+
+    return torch.cat(parts)

@@ -92,6 +92,7 @@ class DeltaSpec:
     norm_eps: float
     gain: float = 1.0
     gate: Literal["silu", "sigmoid"] = "silu"
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

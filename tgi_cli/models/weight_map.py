@@ -7,6 +7,7 @@ The model has one set of names, close to those of Llama's checkpoints:
     model.layers.N.self_attn.q_proj  .k_proj  .v_proj  .o_proj  .gate_proj  .q_norm  .k_norm  .sinks
     model.layers.N.linear_attn.q_proj  .k_proj  .v_proj  .z_proj  .b_proj  .a_proj  .q_conv  .k_conv
         .v_conv  .A_log  .dt_bias  .norm  .out_proj
+        .low_rank.f_a_proj  .f_b_proj  .g_a_proj  .g_b_proj
     model.layers.N.mamba.z_proj  .x_proj  .b_proj  .c_proj  .dt_proj  .conv_x  .conv_b  .conv_c
     model.layers.N.mamba.A_log  .D  .dt_bias  .norm  .out_proj
     model.layers.N.conv.b_proj  .c_proj  .x_proj  .conv  .out_proj

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tgi_cli.errors import RouterError
@@ -99,14 +99,7 @@ class WorkerPool:
         self._what = what
         self._remedy = remedy
         self._environment = {"MALLOC_ARENA_MAX": "1", **(environment or {})}
-        self._hello = json.dumps(
-            {
-                "setup": setup,
-                "seconds": limits.seconds,
-                "megabytes": limits.megabytes,
-                "bytes_per_byte": limits.bytes_per_byte,
-            }
-        ).encode()
+        self._hello = json.dumps({"setup": setup, **asdict(limits)}).encode()
         self._threads = ThreadPoolExecutor(
             limits.processes, thread_name_prefix=module.rpartition(".")[2]
         )

@@ -6,14 +6,13 @@ https://huggingface.co/docs/safetensors/index#format
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tgi_cli.hub.safetensors_header import read_header
+from tgi_cli.hub.safetensors_header import TensorEntry, read_header
 from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.quantization.algorithms.layout import quantization_config, quantize_config
@@ -23,27 +22,22 @@ _CHUNK = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpan:
-    """A tensor's bytes in a file."""
+class TensorSpan(TensorEntry):
+    """A tensor of a file: its entry, its name and the file."""
 
     name: str
     file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
 
     @property
     def alignment(self) -> int:
         """Size of an element in bytes."""
-        count = math.prod(self.shape)
-        return self.size // count if count else 1
+        return self.size // self.elements if self.elements else 1
 
 
 def tensors_in(file: Path) -> list[TensorSpan]:
     """The tensors of a safetensors file."""
     return [
-        TensorSpan(name, file, entry.dtype, entry.shape, entry.start, entry.size)
+        TensorSpan(entry.dtype, entry.shape, entry.start, entry.size, name, file)
         for name, entry in read_header(file).items()
     ]
 
@@ -108,12 +102,7 @@ SHARD_BYTES = 4 << 30
 """Default size limit of a file of weights, in bytes."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-_REPLACED = (
-    "config.json",
-    "readme.md",
-    "quantize_config.json",
-    "quant_config.json",
-)
+_REPLACED = ("config.json", "readme.md", "quantize_config.json", "quant_config.json")
 
 
 def write_checkpoint(

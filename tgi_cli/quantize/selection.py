@@ -96,7 +96,6 @@ def select_layers(
         and stored not in embeddings
     ]
     if "lm_head.weight" not in model.stored:
-        ignored.append(
-            "lm_head"
-        )  # tied: without a tensor, but a linear layer for readers of the config
+        # Tied: without a tensor, but a linear layer for readers of the config.
+        ignored.append("lm_head")
     return LayerSelection(selected, tuple(ignored), reasons)

@@ -89,13 +89,8 @@ class RequestReader:
         temperature = parameters.temperature or 1.0
         top_p = parameters.top_p or 1.0
         typical_p = parameters.typical_p or 1.0
-        drawn = (
-            parameters.do_sample
-            or temperature != 1.0
-            or parameters.top_k > 0
-            or top_p != 1.0
-            or typical_p != 1.0
-        )
+        changed = (temperature, top_p, typical_p) != (1.0, 1.0, 1.0)
+        drawn = parameters.do_sample or parameters.top_k > 0 or changed
         return SamplingParams(
             temperature=temperature if drawn else 0.0,
             top_k=parameters.top_k,

@@ -1,4 +1,4 @@
-"""One loaded model for all tests of the room: random weights, the bundled tokenizer."""
+"""One loaded model for all tests of the package: random weights, the bundled tokenizer."""
 
 from __future__ import annotations
 

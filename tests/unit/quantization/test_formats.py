@@ -83,9 +83,9 @@ def read(
     }
     assert list(layout.plain_names(stored)) == [f"{module}.weight"]
     (found,) = layout.modules(stored).items()
-    folded = layout.merge(*found, lambda suffix: tensors[suffix])
-    weight = folded.read(*(tensors[suffix] for suffix in folded.names))
-    assert weight.shape == folded.shape
+    merged = layout.merge(*found, lambda suffix: tensors[suffix])
+    weight = merged.read(*(tensors[suffix] for suffix in merged.names))
+    assert weight.shape == merged.shape
     return weight
 
 

@@ -298,10 +298,8 @@ def _latency_by_load(steps: Sequence[StepMetrics], name: str, run: BenchRun) -> 
     for cut in ("p50", "p90", "p99"):
         points = []
         for step in steps:
-            y, interval = (
-                getattr(step.latencies[name], cut),
-                step.latencies[name].intervals.get(cut),
-            )
+            summary = step.latencies[name]
+            y, interval = getattr(summary, cut), summary.intervals.get(cut)
             hint = f"{step.step.title}: {cut} {y:.1f} ms"
             points.append(ChartPoint(step.step.value, y, hint, interval=interval))
         lines.append(ChartLine(points, cut))

@@ -6,73 +6,19 @@ quarter is rotated. Dense, or with experts and one that every token passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from tgi_cli.models import config_fields
-from tgi_cli.models.config import TEXT_ALONE, ModelConfig, text_part
-from tgi_cli.models.delta_fields import delta_spec, stacked_qkv
-from tgi_cli.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    DeltaSpec,
-    LayerSpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-)
-from tgi_cli.models.weight_map import (
-    ModuleSource,
-    Names,
-    StackedExperts,
-    has_stacked_experts,
-    interleaved,
-)
-
-_DEFAULTS: dict[str, Any] = {
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-_SEEN = "ForConditionalGeneration"
-
-Table = Mapping[str, str | ModuleSource]
+from tgi_cli.models.config import ModelConfig, text_part
+from tgi_cli.models.delta_fields import stacked_qkv
+from tgi_cli.models.qwen_hybrid import SEEING, Table, dense, experts, hybrid
+from tgi_cli.models.spec import DecoderSpec, DeltaSpec
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/qwen3_5 and .../qwen3_5_moe"""
     sparse = "Moe" in config.architecture
-    if config.architecture.endswith(_SEEN):
+    if config.architecture.endswith(SEEING):
         config = text_part(config)
     mlp = experts(config, 256, 8) if sparse else dense(config)
     return hybrid(config, lambda _: mlp, 2 if sparse else 4, _flat)
-
-
-def dense(config: ModelConfig) -> MLPSpec:
-    """A layer's feed-forward block."""
-    return MLPSpec(
-        intermediate_size=config.positive("intermediate_size"),
-        activation=config_fields.activation(config),
-    )
-
-
-def experts(config: ModelConfig, num_experts: int, top_k: int) -> MoESpec:
-    """A layer's experts; the numbers are defaults."""
-    return MoESpec(
-        num_experts=config.positive("num_experts", num_experts),
-        top_k=config.positive("num_experts_per_tok", top_k),
-        intermediate_size=config.positive("moe_intermediate_size", 512),
-        activation=config_fields.activation(config),
-        normalize=config.get("norm_topk_prob", bool, True),
-        shared_intermediate_size=config.positive("shared_expert_intermediate_size", 512),
-        shared_gate=True,
-    )
 
 
 def _flat(delta: DeltaSpec) -> Table:
@@ -80,79 +26,3 @@ def _flat(delta: DeltaSpec) -> Table:
         **stacked_qkv(delta, "proj", "linear_attn.in_proj_qkv"),
         **{f"linear_attn.{part}_proj": f"linear_attn.in_proj_{part}" for part in "zba"},
     }
-
-
-def hybrid(
-    config: ModelConfig,
-    mlp: Callable[[int], MLPSpec | MoESpec],
-    num_kv_heads: int,
-    projections: Callable[[DeltaSpec], Table],
-) -> DecoderSpec:
-    """A decoder of the generation of Qwen3-Next.
-
-    Args:
-        config: of the decoder.
-        mlp: what a layer has, by its index.
-        num_kv_heads: the default of an absent key.
-        projections: where the checkpoint has those of the delta rule.
-    """
-    config = config_fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config, num_kv_heads)
-    context = config.positive("max_position_embeddings")
-    norm = NormSpec(config.get("rms_norm_eps", float, 1e-6), one_plus=True)
-    bias = config.get("attention_bias", bool, False)
-    attention = AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        bias=bias,
-        output_bias=bias,
-        qk_norm_eps=norm.eps,
-        qk_norm="one_plus",
-        output_gate=True,
-    )
-    delta = delta_spec(config, norm.eps)
-    queries = {"self_attn.q_proj": slice(0, 1), "self_attn.gate_proj": slice(1, 2)}
-    sees = config.architecture.endswith(_SEEN)
-    root = "model.language_model" if sees else "model"
-    names = Names(
-        layers=f"{root}.layers",
-        modules={
-            "input_norm": "input_layernorm",
-            "mlp_norm": "post_attention_layernorm",
-            "mlp.router": "mlp.gate",
-            **interleaved(num_heads, queries, head_dim, "self_attn.q_proj"),
-            **stacked_qkv(delta, "conv", "linear_attn.conv1d"),
-            **projections(delta),
-        },
-        top={"model.embed_tokens": f"{root}.embed_tokens", "model.norm": f"{root}.norm"},
-    )
-    return DecoderSpec(
-        vocab_size=config.positive("vocab_size"),
-        hidden_size=config.positive("hidden_size"),
-        max_position_embeddings=context,
-        layers=tuple(
-            LayerSpec(
-                mixer=attention if kind == "full_attention" else delta,
-                mlp=mlp(layer),
-                input_norm=norm,
-                mlp_norm=norm,
-            )
-            for layer, kind in enumerate(_kinds(config))
-        ),
-        final_norm=norm,
-        ropes=(config_fields.rope(config, head_dim, context),),
-        tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=StackedExperts(names) if has_stacked_experts(config.path) else names,
-        # Of layers that draft tokens, and of those that see.
-        ignored=(r"mtp\..*", r"(model\.)?visual\..*"),
-        notice=TEXT_ALONE if sees else "",
-    )
-
-
-def _kinds(config: ModelConfig) -> list[str]:
-    """``layer_types``; where none are stated, the last layer of every few is attention."""
-    every = config.positive("full_attention_interval")
-    layers = range(1, config.positive("num_hidden_layers") + 1)
-    kinds = ["linear_attention" if layer % every else "full_attention" for layer in layers]
-    return config_fields.layer_kinds(config, kinds, ("full_attention", "linear_attention"))

@@ -6,8 +6,8 @@ As Qwen 3.5 with experts; the checkpoint has the projections of each key head to
 from __future__ import annotations
 
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.families.qwen3_5 import Table, dense, experts, hybrid
 from tgi_cli.models.families.qwen_moe import sparse_layers
+from tgi_cli.models.qwen_hybrid import Table, dense, experts, hybrid
 from tgi_cli.models.spec import DecoderSpec, DeltaSpec, MLPSpec, MoESpec
 from tgi_cli.models.weight_map import interleaved
 

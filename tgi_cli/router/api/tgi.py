@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -81,17 +82,14 @@ async def _generate(
     answer = schemas.GenerateResponse(generated_text=_full_text(body, winner.finish))
     if body.parameters.details or body.parameters.decoder_input_details:
         prefill = await _prefill(winner.generation, state)
-        answer.details = schemas.Details(
-            finish_reason=_REASONS[winner.finish.reason],
-            generated_tokens=winner.finish.generated_tokens,
-            seed=winner.generation.seed,
-            prefill=prefill,
-            tokens=winner.tokens,
-            top_tokens=winner.top_tokens or UNSET,
-        )
+        answer.details = schemas.Details(**_details(winner, prefill))
         if len(wholes) > 1:
             answer.details.best_of_sequences = [
-                _best_of_sequence(body, whole, prefill) for whole in wholes if whole is not winner
+                schemas.BestOfSequence(
+                    generated_text=_full_text(body, whole.finish), **_details(whole, prefill)
+                )
+                for whole in wholes
+                if whole is not winner
             ]
     # The headers describe the winner, but as in TGI the clock stops with the last sequence.
     timings = winner.generation.timings
@@ -99,18 +97,16 @@ async def _generate(
     return answer, winner.generation
 
 
-def _best_of_sequence(
-    body: schemas.GenerateRequest, whole: Whole, prefill: list[schemas.PrefillToken]
-) -> schemas.BestOfSequence:
-    return schemas.BestOfSequence(
-        generated_text=_full_text(body, whole.finish),
-        finish_reason=_REASONS[whole.finish.reason],
-        generated_tokens=whole.finish.generated_tokens,
-        seed=whole.generation.seed,
-        prefill=prefill,
-        tokens=whole.tokens,
-        top_tokens=whole.top_tokens or UNSET,
-    )
+def _details(whole: Whole, prefill: list[schemas.PrefillToken]) -> dict[str, Any]:
+    """The fields of :class:`SequenceDetails`."""
+    return {
+        "finish_reason": _REASONS[whole.finish.reason],
+        "generated_tokens": whole.finish.generated_tokens,
+        "seed": whole.generation.seed,
+        "prefill": prefill,
+        "tokens": whole.tokens,
+        "top_tokens": whole.top_tokens or UNSET,
+    }
 
 
 async def _prefill(generation: Generation, state: RouterState) -> list[schemas.PrefillToken]:

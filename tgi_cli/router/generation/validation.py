@@ -123,12 +123,8 @@ def generation_spec(
             f"`truncate` must be strictly positive and less than {info.max_input_tokens}. "
             f"Given: {params.truncate}"
         )
-    warped = (
-        params.temperature not in (None, 1.0)
-        or params.top_k is not None
-        or params.top_p is not None
-        or params.typical_p is not None
-    )
+    cuts = (params.top_k, params.top_p, params.typical_p)
+    warped = params.temperature not in (None, 1.0) or cuts != (None, None, None)
     sampling = sampling_params(
         temperature=(params.temperature or 1.0) if params.do_sample or warped else 0.0,
         top_k=params.top_k or 0,
@@ -160,15 +156,8 @@ def generation_spec(
 def _best_of(params: GenerateParameters, config: RouterConfig, stream: bool) -> int:
     """Number of samples, by TGI's rules. Raises ApiError."""
     best_of = 1 if params.best_of is None else params.best_of
-    sampling = params.do_sample or any(
-        value is not None
-        for value in (
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.typical_p,
-        )
-    )
+    set_values = (params.temperature, params.top_k, params.top_p, params.typical_p)
+    sampling = params.do_sample or any(value is not None for value in set_values)
     checks = (
         (stream and best_of != 1, "`best_of` != 1 is not supported when streaming tokens"),
         (stream and params.decoder_input_details,

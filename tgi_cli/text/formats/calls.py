@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
+
+from tgi_cli.text.formats.values import ParameterTypes
 
 AT_ONCE = 4096
 """Most characters that a parser takes at once: each part that it finds copies the rest of them."""
@@ -56,6 +59,35 @@ class CallStream(Protocol):
 
     def end(self, closed: bool) -> list[ToolCallPart]:
         """The parts at the end of the region; unless it was ``closed``, the text is cut off."""
+
+
+class TextCallStream:
+    """A :class:`CallStream` over the text of a region, a state machine.
+
+    Subclasses set ``_next`` to what reads the rest ``_text``; it returns whether it got further.
+    """
+
+    _next: Callable[[list[ToolCallPart]], bool]
+
+    def __init__(self, types: ParameterTypes, names: Collection[str] | None) -> None:
+        self._types, self._names = types, names
+        self._text = self._function = ""
+        self._members = Members()
+        self.began = self.failed = False
+
+    def begin(self) -> list[ToolCallPart]:
+        return []
+
+    def push(self, text: str) -> list[ToolCallPart]:
+        found: list[ToolCallPart] = []
+        for start in range(0, len(text), AT_ONCE):
+            self._text += text[start : start + AT_ONCE]
+            while not self.failed and self._next(found):
+                pass
+        return found
+
+    def end(self, closed: bool) -> list[ToolCallPart]:
+        return []
 
 
 class Members:

@@ -34,12 +34,11 @@ from tgi_cli.text.formats.syntax import (
     TagSyntax,
     ToolCallGrammar,
     ToolFormat,
+    delimited,
     json_list,
     json_objects,
-    literals,
     loose,
     named_json,
-    tagged,
 )
 
 _OBJECT = re.compile(r'\{\s*(?:"\w+"\s*:\s*"[^"]*"\s*,\s*)*"(?P<key>\w+)"\s*:\s*"$')
@@ -214,7 +213,7 @@ def _literals(probe: Probe) -> ToolFormat | None:
         separator = between[: len(between) - len(begin)]
     elif between is not None:
         separator = between[len(rest) : between.rindex(opening)]
-    return literals(
+    return delimited(
         syntax,
         opening,
         closing,
@@ -315,7 +314,7 @@ def _enclosed(syntax: TagSyntax, head: str, rest: str, between: str | None) -> T
         after, closing = blank_start(rest[len(ending) :])
         if not opening or not closing:
             return None
-        form = tagged(
+        form = delimited(
             replace(syntax, begin=begin, end=ending),
             opening,
             closing,
@@ -338,7 +337,7 @@ def _enclosed(syntax: TagSyntax, head: str, rest: str, between: str | None) -> T
         return ToolFormat(region, grammar=grammar, syntax=syntax)
     before, inner = blank_start(begin[len(marks[0]) :])
     end, after = blank_end(ending[: len(ending) - len(ends[-1])])
-    return tagged(
+    return delimited(
         replace(syntax, begin=inner, end=end),
         marks[0],
         ends[-1],

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from tgi_cli.text.formats.calls import (
-    AT_ONCE,
     Members,
+    TextCallStream,
     ToolCallArguments,
     ToolCallPart,
     ToolCallStart,
@@ -39,22 +39,20 @@ _LENGTHS = {"x": 2, "u": 4, "U": 8}
 _MOST_LEVELS = 128
 
 
-class LiteralStream:
+class LiteralStream(TextCallStream):
     """The calls of one region; see :class:`~tgi_cli.text.formats.calls.CallStream`."""
 
     def __init__(
         self, syntax: LiteralSyntax, types: ParameterTypes, names: Collection[str] | None = None
     ) -> None:
-        self._syntax, self._types, self._names = syntax, types, names
+        super().__init__(types, names)
+        self._syntax = syntax
         self._call = re.compile(
             rf"{re.escape(syntax.begin)}(?P<name>[\w.-]{{1,{_LONGEST_NAME}}})"
             rf"\s{{0,64}}{re.escape(syntax.open)}"
         )
-        self._text = ""
-        self._next: Callable[[list[ToolCallPart]], bool] = self._outside
-        self._function = ""
+        self._next = self._outside
         self._position = 0
-        self._members = Members()
         self._nested: list[str] = []
         """The brackets that close the open lists and objects."""
         self._awaits_key = self._comma = False
@@ -62,21 +60,6 @@ class LiteralStream:
         self._quote = ""
         self._buffer: list[str] | None = None
         """A string that is converted when it is complete."""
-        self.began = self.failed = False
-
-    def begin(self) -> list[ToolCallPart]:
-        return []
-
-    def push(self, text: str) -> list[ToolCallPart]:
-        found: list[ToolCallPart] = []
-        for start in range(0, len(text), AT_ONCE):
-            self._text += text[start : start + AT_ONCE]
-            while not self.failed and self._next(found):
-                pass
-        return found
-
-    def end(self, closed: bool) -> list[ToolCallPart]:
-        return []
 
     def _outside(self, found: list[ToolCallPart]) -> bool:
         """Text in front of a call."""

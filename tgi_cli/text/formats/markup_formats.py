@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tgi_cli.text.formats.syntax import (
     LiteralSyntax,
     TagSyntax,
     ToolCallGrammar,
     ToolFormat,
-    literals,
-    tagged,
+    delimited,
 )
 
 _OTHERS = ("integer", "number", "boolean", "object", "array", "null")
@@ -16,13 +17,14 @@ _OTHERS = ("integer", "number", "boolean", "object", "array", "null")
 _FUNCTION_TAGS = TagSyntax(
     "<function=", ">", "<parameter=", ">", "</parameter>", "</function>", gap="\n"
 )
-_GLM = TagSyntax("", "", "<arg_key>", "</arg_key><arg_value>", "</arg_value>")
+_LINES: dict[str, Any] = {"before": "\n", "after": "\n", "between": "\n"}
+"""Each call, and each marker around calls, has lines of its own."""
 
 
 def _dsml(name: str) -> ToolFormat:
     """DeepSeek's markup, whose tags tell strings from other values."""
     mark = "｜DSML｜"
-    return tagged(
+    return delimited(
         TagSyntax(
             f'<{mark}invoke name="',
             '">',
@@ -36,15 +38,13 @@ def _dsml(name: str) -> ToolFormat:
         f"<{mark}{name}>",
         f"</{mark}{name}>",
         ((f"<{mark}{name}>",), (f"{mark}", f"{name}>")),
-        before="\n",
-        after="\n",
-        between="\n",
+        **_LINES,
         inside=True,
     )
 
 
 MARKUP_FORMATS: dict[str, ToolFormat] = {
-    "kimi_k3": tagged(
+    "kimi_k3": delimited(
         TagSyntax(
             '<|open|>call tool="',
             '" index="INDEX"<|sep|>',
@@ -61,7 +61,7 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
     ),
     "deepseek_v4": _dsml("tool_calls"),
     "deepseek_v32": _dsml("function_calls"),
-    "step3": tagged(
+    "step3": delimited(
         TagSyntax(
             '<steptml:invoke name="',
             '">',
@@ -78,7 +78,7 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
         after="<｜tool_call_end｜>",
         between="<｜tool_call_end｜><｜tool_call_begin｜>function<｜tool_sep｜>",
     ),
-    "minimax_m2": tagged(
+    "minimax_m2": delimited(
         TagSyntax(
             '<invoke name="',
             '">',
@@ -92,20 +92,16 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
         "</minimax:tool_call>",
         (("<minimax:tool_call>",), ("minimax:tool_call",)),
         inside=True,
-        before="\n",
-        after="\n",
-        between="\n",
+        **_LINES,
     ),
-    "seed_oss": tagged(
+    "seed_oss": delimited(
         _FUNCTION_TAGS,
         "<seed:tool_call>",
         "</seed:tool_call>",
         (("<seed:tool_call>",), ("seed:tool_call",)),
-        before="\n",
-        after="\n",
-        between="\n",
+        **_LINES,
     ),
-    "hunyuan_v3": tagged(
+    "hunyuan_v3": delimited(
         TagSyntax(
             "<tool_call:opensource>",
             "<tool_sep:opensource>",
@@ -119,11 +115,9 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
         "</tool_calls:opensource>",
         (("<tool_calls:opensource>",),),
         inside=True,
-        before="\n",
-        after="\n",
-        between="\n",
+        **_LINES,
     ),
-    "longcat_v2": tagged(
+    "longcat_v2": delimited(
         TagSyntax(
             "",
             "",
@@ -136,29 +130,27 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
         (("<longcat_tool_call>", "<longcat_arg_key>"),),
         between="\n",
     ),
-    "gemma4": literals(
+    "gemma4": delimited(
         LiteralSyntax("call:", "{", ":", "}", quotes='<|"|>'),
         "<|tool_call>",
         "<tool_call|>",
         (("<|tool_call>", "<tool_call|>"),),
     ),
-    "functiongemma": literals(
+    "functiongemma": delimited(
         LiteralSyntax("call:", "{", ":", "}", quotes="<escape>"),
         "<start_function_call>",
         "<end_function_call>",
         (("<start_function_call>",),),
     ),
-    "olmo3": literals(
+    "olmo3": delimited(
         LiteralSyntax("", "(", "=", ")"),
         "<function_calls>",
         "</function_calls>",
         (("<function_calls>", "</function_calls>"),),
         inside=True,
-        before="\n",
-        after="\n",
-        between="\n",
+        **_LINES,
     ),
-    "lfm2": literals(
+    "lfm2": delimited(
         LiteralSyntax("", "(", "=", ")", python=True),
         "<|tool_call_start|>",
         "<|tool_call_end|>",
@@ -181,7 +173,7 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
         ),
         syntax=LiteralSyntax('{"', '": {', ":", "}", json=True),
     ),
-    "qwen3_coder": tagged(
+    "qwen3_coder": delimited(
         TagSyntax(
             "<function=",
             ">",
@@ -195,9 +187,7 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
         "<tool_call>",
         "</tool_call>",
         (("<tool_call>", "<function="),),
-        before="\n",
-        after="\n",
-        between="\n",
+        **_LINES,
     ),
     "minicpm5": ToolFormat(
         {
@@ -211,13 +201,13 @@ MARKUP_FORMATS: dict[str, ToolFormat] = {
         ),
         syntax=TagSyntax('<function name="', '">', '<param name="', '">', "</param>", cdata=True),
     ),
-    "glm47": tagged(
+    "glm47": delimited(
         TagSyntax("", "", "<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
         "<tool_call>",
         "</tool_call>",
         (("<tool_call>", "</arg_key><arg_value>"),),
     ),
-    "glm45": tagged(
+    "glm45": delimited(
         TagSyntax("", "", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", gap="\n"),
         "<tool_call>",
         "</tool_call>",

@@ -138,11 +138,6 @@ def region_of(content: str, name: str, arguments: str, **keys: Any) -> Field:
     return {"repeats": True, "content": content, "transform": call, **keys}
 
 
-def _region(opening: str, close: str) -> Field:
-    """A region whose content has a syntax of its own."""
-    return {"repeats": True, "open": opening, "close": close}
-
-
 def json_objects(
     opening: str,
     close: str,
@@ -165,13 +160,7 @@ def json_objects(
         inside: The markers are around all calls, not each.
     """
     name, arguments = keys
-    begin, end = f'{{"{name}": "{NAME}", "{arguments}": ', "}"
-    first, last = opening + before, after + close
-    grammar = (
-        ToolCallGrammar(opening, begin, end, between, first, last)
-        if inside
-        else ToolCallGrammar(opening, first + begin, end + last, between)
-    )
+    begin = f'{{"{name}": "{NAME}", "{arguments}": '
     return ToolFormat(
         region_of(
             "json",
@@ -181,7 +170,7 @@ def json_objects(
             **({"close": close} if close else {}),
         ),
         marks,
-        grammar=grammar,
+        grammar=_between(opening, close, begin, "}", before, after, between, inside),
         **options,
     )
 
@@ -290,8 +279,8 @@ def maybe(text: str) -> str:
     return rf"\s{{0,{MOST_SPACE}}}(?:{re.escape(text)}|{'|'.join(others)})"
 
 
-def tagged(
-    syntax: TagSyntax,
+def delimited(
+    syntax: CallSyntax,
     opening: str,
     close: str,
     marks: tuple[tuple[str, ...], ...] = (),
@@ -302,41 +291,21 @@ def tagged(
     inside: bool = False,
     **options: Any,
 ) -> ToolFormat:
-    """Calls with tagged arguments between two markers; see :func:`json_objects`."""
-    begin = f"{syntax.begin}{NAME}{syntax.named}{syntax.gap}"
+    """Calls in a syntax of their own between two markers; see :func:`json_objects`."""
+    if isinstance(syntax, TagSyntax):
+        begin, end = f"{syntax.begin}{NAME}{syntax.named}{syntax.gap}", syntax.end
+    else:
+        begin, end = f"{syntax.begin}{NAME}{syntax.open}", syntax.close
     return ToolFormat(
-        _region(opening, close),
+        {"repeats": True, "open": opening, "close": close},
         marks,
-        grammar=_around(opening, close, begin, syntax.end, before, after, between, inside),
+        grammar=_between(opening, close, begin, end, before, after, between, inside),
         syntax=syntax,
         **options,
     )
 
 
-def literals(
-    syntax: LiteralSyntax,
-    opening: str,
-    close: str,
-    marks: tuple[tuple[str, ...], ...] = (),
-    *,
-    before: str = "",
-    after: str = "",
-    between: str = "",
-    inside: bool = False,
-    **options: Any,
-) -> ToolFormat:
-    """Calls with literals as arguments between two markers; see :func:`json_objects`."""
-    begin = f"{syntax.begin}{NAME}{syntax.open}"
-    return ToolFormat(
-        _region(opening, close),
-        marks,
-        grammar=_around(opening, close, begin, syntax.close, before, after, between, inside),
-        syntax=syntax,
-        **options,
-    )
-
-
-def _around(
+def _between(
     opening: str,
     close: str,
     begin: str,

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from functools import lru_cache
 
 from tgi_cli.text.formats.calls import (
-    AT_ONCE,
     Members,
+    TextCallStream,
     ToolCallArguments,
     ToolCallPart,
     ToolCallStart,
@@ -41,39 +41,24 @@ def _head(before: str, group: str, after: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-class TagStream:
+class TagStream(TextCallStream):
     """The calls of one region; see :class:`~tgi_cli.text.formats.calls.CallStream`."""
 
     def __init__(
         self, syntax: TagSyntax, types: ParameterTypes, names: Collection[str] | None = None
     ) -> None:
-        self._syntax, self._types, self._names = syntax, types, names
+        super().__init__(types, names)
+        self._syntax = syntax
         self._call = _head(syntax.begin, "name", syntax.named)
         self._argument = _head(syntax.key, "key", syntax.value)
         self._begin = syntax.begin.strip()
         self._key = syntax.key.strip()
         self._end = syntax.end.strip()
-        self._text = ""
         self._next = self._name if self._begin else self._word
-        self._function = ""
-        self._members = Members()
         self._value_types: frozenset[str] | None = None
         self._streams = self._opened = False
         self._close = syntax.close
         self._searched = 0
-        self._ended = False
-        self.began = self.failed = False
-
-    def begin(self) -> list[ToolCallPart]:
-        return []
-
-    def push(self, text: str) -> list[ToolCallPart]:
-        found: list[ToolCallPart] = []
-        for start in range(0, len(text), AT_ONCE):
-            self._text += text[start : start + AT_ONCE]
-            while not self.failed and self._next(found):
-                pass
-        return found
 
     def end(self, closed: bool) -> list[ToolCallPart]:
         found: list[ToolCallPart] = []

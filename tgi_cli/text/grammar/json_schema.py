@@ -6,7 +6,7 @@ Keywords are those of https://json-schema.org/draft/2020-12 and earlier drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -95,6 +95,19 @@ def refine(schema: dict[str, Any]) -> dict[str, Any]:
     return refined
 
 
+def _with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with other schemas in it."""
+    result = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in _MAPS and isinstance(value, dict):
+            result[keyword] = {name: change(each) for name, each in value.items()}
+        elif keyword in _LISTS and isinstance(value, list):
+            result[keyword] = [change(each) for each in value]
+        elif keyword in _ONES:
+            result[keyword] = change(value)
+    return result
+
+
 def _refined(schema: Any, close: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
@@ -103,13 +116,7 @@ def _refined(schema: Any, close: bool) -> Any:
         for keyword, value in schema.items()
         if value not in _TRIVIAL.get(keyword, ())
     }
-    for keyword, value in list(result.items()):
-        if keyword in _MAPS and isinstance(value, dict):
-            result[keyword] = {name: _refined(each, close) for name, each in value.items()}
-        elif keyword in _LISTS and isinstance(value, list):
-            result[keyword] = [_refined(each, close) for each in value]
-        elif keyword in _ONES:
-            result[keyword] = _refined(value, close)
+    result = _with_parts(result, lambda each: _refined(each, close))
     if "enum" in result or "const" in result:
         return result
     if isinstance(result.get("properties"), dict):
@@ -235,14 +242,8 @@ def moved(schema: Any, to: str) -> Any:
     """A schema whose references hold under the key ``to`` of a document."""
     if not isinstance(schema, dict):
         return schema
-    result = dict(schema)
-    for keyword, value in schema.items():
-        if keyword == "$ref" and isinstance(value, str) and (value == "#" or value[:2] == "#/"):
-            result[keyword] = f"#/{to}{value[1:]}"
-        elif keyword in _MAPS and isinstance(value, dict):
-            result[keyword] = {name: moved(each, to) for name, each in value.items()}
-        elif keyword in _LISTS and isinstance(value, list):
-            result[keyword] = [moved(each, to) for each in value]
-        elif keyword in _ONES:
-            result[keyword] = moved(value, to)
+    result = _with_parts(schema, lambda each: moved(each, to))
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference[:2] == "#/"):
+        result["$ref"] = f"#/{to}{reference[1:]}"
     return result

@@ -121,12 +121,9 @@ def span_of(low: float, high: float) -> str:
 
 def _brief(value: float) -> str:
     size = abs(value)
-    if size < 9.995:
-        return f"{value:.2f}"
-    if size < 99.95:
-        return f"{value:.1f}"
-    if size < 9999.5:
-        return f"{value:.0f}"
+    for bound, digits in ((9.995, 2), (99.95, 1), (9999.5, 0)):
+        if size < bound:
+            return f"{value:.{digits}f}"
     for unit, letter in ((1e3, "k"), (1e6, "M"), (1e9, "G")):
         if size < unit * 999.5:
             return f"{value / unit:.0f}{letter}"

@@ -18,12 +18,8 @@ from tgi_cli.bench.dashboard.widgets import DrawnText, draw_gauge
 from tgi_cli.bench.statistics.summary import Summary
 
 _ROWS = (
-    ("Average", "mean"),
-    ("Lowest", "minimum"),
-    ("Highest", "maximum"),
-    ("p50", "p50"),
-    ("p90", "p90"),
-    ("p99", "p99"),
+    *(("Average", "mean"), ("Lowest", "minimum"), ("Highest", "maximum")),
+    *((percentile, percentile) for percentile in ("p50", "p90", "p99")),
 )
 _LABEL = 8
 _COLUMN = 9

@@ -20,12 +20,9 @@ class TopLogprob(msgspec.Struct, kw_only=True, gc=False):
     bytes: list[int] | None
 
 
-class TokenLogprob(msgspec.Struct, kw_only=True, gc=False):
+class TokenLogprob(TopLogprob, kw_only=True, gc=False):
     """A generated token, its bytes and the likeliest ones."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 
 

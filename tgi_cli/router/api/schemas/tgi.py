@@ -101,28 +101,27 @@ class PrefillToken(msgspec.Struct, gc=False):
     logprob: float | None
 
 
-class BestOfSequence(msgspec.Struct, kw_only=True):
+class SequenceDetails(msgspec.Struct, kw_only=True):
+    """What is told of every whole sample."""
+
+    finish_reason: Reason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    top_tokens: list[list[Token]] | UnsetType = UNSET
+
+
+class BestOfSequence(SequenceDetails, kw_only=True):
     """A sample that was not the best."""
 
     generated_text: str
-    finish_reason: Reason
-    generated_tokens: int
-    seed: int | None
-    prefill: list[PrefillToken]
-    tokens: list[Token]
-    top_tokens: list[list[Token]] | UnsetType = UNSET
 
 
-class Details(msgspec.Struct, kw_only=True):
+class Details(SequenceDetails, kw_only=True):
     """``details`` of a whole answer."""
 
-    finish_reason: Reason
-    generated_tokens: int
-    seed: int | None
-    prefill: list[PrefillToken]
-    tokens: list[Token]
     best_of_sequences: list[BestOfSequence] | UnsetType = UNSET
-    top_tokens: list[list[Token]] | UnsetType = UNSET
 
 
 class GenerateResponse(msgspec.Struct, kw_only=True):
