@@ -279,7 +279,7 @@ def replace_own_attention(decoder: nn.Module, context: AttentionContext) -> None
     for module in decoder.modules():
         own: Any = getattr(type(module), "_attn", None)
         if own is not None:
-            module._attn = MethodType(_wrapped(own, context), module)  # type: ignore[assignment]
+            module._attn = MethodType(_wrapped(own, context), module)
         # A constant that transformers computes as it builds the module.
         scale = getattr(module, "scale_attn", None)
         if isinstance(scale, Tensor) and scale.is_meta:

@@ -140,7 +140,7 @@ class Skeleton:
             return []
         head = self.text.get_output_embeddings()
         wanted = {self.decoder, head}
-        removed = []
+        removed: list[str] = []
         for path, module in list(self.whole.named_modules()):
             inside = any(path == gone or path.startswith(f"{gone}.") for gone in removed)
             kept = module in wanted or module in set(self.decoder.modules())
@@ -226,7 +226,8 @@ def _check(config: Any, known: type[PreTrainedModel]) -> None:
 
 def _text_part(whole: Any) -> Skeleton:
     """The parts of a model, with what depends on the longest sequence taken out."""
-    text, decoder = whole, whole.get_decoder()
+    text: Any = whole
+    decoder: Any = whole.get_decoder()
     if isinstance(decoder, PreTrainedModel) and decoder.get_output_embeddings() is not None:
         text = decoder  # a causal language model within a larger model, or the whole
         decoder = text.get_decoder()
