@@ -70,7 +70,7 @@ def test_kernels_are_as_near_to_float32_as_torch_and_a_program_computes_what_mod
         model = load(checkpoint, torch.bfloat16)
         theirs = logits_of(PagedRun(model, torch.bfloat16, "cpu"))
     model = load(checkpoint, torch.bfloat16)
-    heads = {spec.head_dim % 16 for spec in model.kv_specs}
+    heads = {width % 16 for spec in model.kv_specs for width in (spec.head_dim, spec.value_width)}
     backend = "native" if heads == {0} else "cpu"
     run = PagedRun(model, torch.bfloat16, backend)
     ours = logits_of(run)

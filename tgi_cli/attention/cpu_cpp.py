@@ -20,7 +20,7 @@ from tgi_cli.kernels import cpp_library, threads
 TILE = 16
 """Tokens whose keys and values are contiguous in the cache."""
 
-_MAX_HEAD_DIM = 512
+_MAX_HEAD_DIM = 576
 _LINE = 64
 """Bytes, of the processor's caches: vectors begin with one."""
 
@@ -98,7 +98,7 @@ class CppAttention(PagedAttention):
         if device.type != "cpu" or not self.supports(specs, block_size, dtype, cache_dtype):
             raise ValueError(
                 "attention's kernels are for bfloat16 on a CPU, heads of 16 n to"
-                f" {_MAX_HEAD_DIM}, values beside keys and blocks of {TILE} n tokens"
+                f" {_MAX_HEAD_DIM}, and blocks of {TILE} n tokens"
             )
         self.step = StepArgs()
         """Arguments of the last :meth:`plan`; its pointers are valid until the next."""
@@ -148,7 +148,6 @@ class CppAttention(PagedAttention):
             dtype == torch.bfloat16
             and (cache_dtype or dtype) in _CACHE_DTYPES
             and block_size % TILE == 0
-            and not any(spec.values_in_keys for spec in specs)
             and all(
                 width % 16 == 0 and width <= _MAX_HEAD_DIM
                 for spec in specs
@@ -174,29 +173,39 @@ class CppAttention(PagedAttention):
         for spec, cache, call in zip(self.specs, self.caches, self._calls, strict=True):
             shape = (self.block_size // TILE, spec.num_kv_heads)
             key_shape = (*shape, spec.head_dim * TILE)
-            value_shape = (*shape, spec.value_width * TILE)
-            middle = start + math.prod(key_shape)
-            end = middle + math.prod(value_shape)
-            keys = blocks[:, start:middle].view(num_blocks, *key_shape)
-            values = blocks[:, middle:end].view(num_blocks, *value_shape)
+            end = start + math.prod(key_shape)
+            keys = blocks[:, start:end].view(num_blocks, *key_shape)
+            cache.keys, cache.values = keys.data_ptr(), None
+            # The leading dimensions of a tile's keys are the first of its numbers.
+            values = keys[..., : spec.value_width * TILE]
+            if not spec.values_in_keys:
+                value_shape = (*shape, spec.value_width * TILE)
+                start, end = end, end + math.prod(value_shape)
+                values = blocks[:, start:end].view(num_blocks, *value_shape)
+                cache.values = values.data_ptr()
             start = end
             self.key_cache.append(keys)
             self.value_cache.append(values)
-            cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
             cache.block_stride = self.block_bytes
             call.cache = cache
 
     def write(self, layer: int, key: Tensor, value: Tensor | None, slots: Tensor) -> None:
-        assert value is not None
-        (key, key_stride), (value, value_stride) = _rows(key), _rows(value)
+        self._put(layer, (len(slots), slots.data_ptr()), key, value)
+
+    def _put(self, layer: int, slots: tuple[int, int], key: Tensor, value: Tensor | None) -> None:
+        """``slots`` are how many there are, and where."""
+        key, key_stride = _rows(key)
+        address = value_stride = None
+        if value is not None:
+            value, value_stride = _rows(value)
+            address = value.data_ptr()
         self._store(
-            self.caches[layer],
-            len(slots),
-            slots.data_ptr(),
+            self._cache_pointers[layer],
+            *slots,
             key.data_ptr(),
             key_stride,
-            value.data_ptr(),
-            value_stride,
+            address,
+            value_stride or 0,
             threads(),
         )
 
@@ -229,17 +238,8 @@ class CppAttention(PagedAttention):
     ) -> Tensor:
         count, spec = threads(), self.specs[layer]
         query, query_stride = _rows(query)
-        if key is not None and value is not None:
-            (key, key_stride), (value, value_stride) = _rows(key), _rows(value)
-            self._store(
-                self._cache_pointers[layer],
-                *self._stored,
-                key.data_ptr(),
-                key_stride,
-                value.data_ptr(),
-                value_stride,
-                count,
-            )
+        if key is not None:
+            self._put(layer, self._stored, key, value)
         if spec.value_dim is None:
             # Of the ways to make a tensor the one that takes least: 1.6 us, and new_empty 4.7.
             output = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -75,7 +75,7 @@ class MatrixStruct(ctypes.Structure):
     )
 
 
-class _LinearArgs(ctypes.Structure):
+class LinearArgs(ctypes.Structure):
     """``Linear`` of cpp/matrix.h."""
 
     _fields_ = (
@@ -257,7 +257,7 @@ def linear(
         width = matrix.out // 2 if epilogue == Epilogue.GATED else matrix.out
         dtype = torch.float32 if epilogue == Epilogue.FLOAT else torch.bfloat16
         out = torch.empty(rows, width, dtype=dtype)
-    call = _LinearArgs(
+    call = LinearArgs(
         x.data_ptr(),
         x.stride(0),
         rows,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tgi_cli.kernels.heads import HeadMatrices
 from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.kernels.program_args import NormKind, OpArgs, OpKind, RunArgs
@@ -272,6 +273,50 @@ class Program:
         _set_others(op, by)
         op.gate = self._keep_layer(layer, layer.args(groups, width))
 
+    def heads(
+        self,
+        label: str,
+        source: BufferView,
+        target: BufferView,
+        matrices: HeadMatrices,
+        strides: tuple[int, int],
+    ) -> None:
+        """target = each head of source times its matrix; heads are so far apart in each."""
+        op = self._add(
+            label,
+            OpKind.HEADS,
+            source,
+            target,
+            heads=matrices.heads,
+            head_input=strides[0],
+            head_output=strides[1],
+        )
+        self._kept.append(matrices)
+        op.matrix = matrices.address
+
+    def latent(
+        self,
+        label: str,
+        queries: BufferView,
+        row: BufferView,
+        target: BufferView,
+        heads: HeadLayout,
+        *,
+        stride: int,
+        rope: int | None,
+        rotated: int = 0,
+    ) -> None:
+        """Rotate the last dimensions of queries and of the row, which goes into the cache.
+
+        Of each head in ``queries``, ``stride`` numbers apart, these dimensions come behind those of
+        the latent in ``target``, [heads, head_dim].
+        """
+        op = self._add(
+            label, OpKind.LATENT, queries, target, heads, head_input=stride, rotated=rotated
+        )
+        op.rope = -1 if rope is None else rope
+        _set_others(op, row)
+
     def cut(self) -> None:
         """End a part: between it and the next one, its caller does something with its result."""
         self._cuts.append(len(self._ops))
@@ -321,16 +366,16 @@ class Program:
         kind: OpKind,
         source: BufferView,
         target: BufferView,
-        heads: HeadLayout | None = None,
+        layout: HeadLayout | None = None,
         **fields: Any,
     ) -> OpArgs:
         op = OpArgs(kind=kind, residual=-1, **{"scale": 1.0, **fields})
         op.input, op.input_offset = source.buffer, source.offset
         op.output, op.output_offset = target.buffer, target.offset
-        if heads is not None:
-            op.layer, op.head_dim = heads.layer, heads.head_dim
-            op.heads, op.kv_heads = heads.num_heads, heads.num_kv_heads
-            op.value_dim = heads.head_dim if heads.value_dim is None else heads.value_dim
+        if layout is not None:
+            op.layer, op.head_dim = layout.layer, layout.head_dim
+            op.heads, op.kv_heads = layout.num_heads, layout.num_kv_heads
+            op.value_dim = layout.head_dim if layout.value_dim is None else layout.value_dim
         self._ops.append(op)
         self.labels.append(label)
         return op

@@ -16,6 +16,8 @@ class OpKind(IntEnum):
     CONVOLVE = 4
     RECUR = 5
     GATE = 6
+    HEADS = 7
+    LATENT = 8
 
 
 class ViewArgs(Structure):
@@ -59,6 +61,8 @@ class OpArgs(Structure):
         ("attention_bias", c_void_p),
         ("distances", c_int64),
         ("others", ViewArgs * 4),
+        ("head_input", c_int64),
+        ("head_output", c_int64),
         ("convolution", c_void_p),
         ("recurrence", c_void_p),
         ("gate", c_void_p),

@@ -16,6 +16,8 @@ from torch.nn.functional import pad
 
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.device.distributed import ALONE
+from tgi_cli.kernels import cpp_library
+from tgi_cli.kernels.heads import HeadMatrices, heads_linear
 from tgi_cli.layers import ops
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
@@ -50,22 +52,36 @@ class LatentExpansion(Loadable):
         heads = self.own.stop - self.own.start
         self.keys = empty_parameter(heads, key_dim, rank, dtype=build.dtype)
         self.values = empty_parameter(heads, rank, value_dim, dtype=build.dtype)
+        self.packed_keys: HeadMatrices | None = None
+        self.packed_values: HeadMatrices | None = None
+        """For the kernels in C++, instead of the parameters."""
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         outputs = self.num_heads * (self.key_dim + self.value_dim)
         yield WeightSlot(f"{path}.weight", (outputs, self.rank), self._fill)
 
     def _fill(self, weight: Tensor) -> None:
-        heads = weight.unflatten(0, (self.num_heads, -1))[self.own]
+        heads = weight.view(self.num_heads, -1, weight.shape[1])[self.own]
         self.keys.copy_(heads[:, : self.key_dim])
         self.values.copy_(heads[:, self.key_dim :].transpose(1, 2))
 
+    def finish(self) -> None:
+        if self.keys.dtype != torch.bfloat16 or self.keys.is_cuda or cpp_library() is None:
+            return
+        self.packed_keys = HeadMatrices.pack(self.keys.transpose(1, 2))
+        self.packed_values = HeadMatrices.pack(self.values.transpose(1, 2))
+        self.keys.data = self.values.data = self.keys.new_empty(0)
+
     def absorb(self, query: Tensor) -> Tensor:
         """What the latents are to be multiplied by: [T, heads, key_dim] to [T, heads, R]."""
+        if self.packed_keys is not None:
+            return heads_linear(query, self.packed_keys)
         return _by_head(query, self.keys)
 
     def expand(self, attended: Tensor) -> Tensor:
         """Values of attended latents: [T, heads, R] to [T, heads, value_dim]."""
+        if self.packed_values is not None:
+            return heads_linear(attended, self.packed_values)
         return _by_head(attended, self.values)
 
 

@@ -12,6 +12,7 @@ from tgi_cli.kernels.recurrence import MAX_KEY_DIM, MAX_TAPS, ConvolutionLayer, 
 from tgi_cli.layers import Attention
 from tgi_cli.layers.conv import CausalConv
 from tgi_cli.layers.delta import DeltaNet
+from tgi_cli.layers.latent import LatentAttention
 from tgi_cli.layers.linear import LinearBase
 from tgi_cli.layers.recurrent import L2_EPS
 from tgi_cli.layers.short_conv import ShortConv
@@ -57,6 +58,8 @@ def emit_mixer(
         _state_space(emitter, label, mixer, source, output)
     elif isinstance(mixer, ShortConv):
         _short_conv(emitter, label, mixer, source, output)
+    elif isinstance(mixer, LatentAttention):
+        _latent(emitter, label, mixer, rope, source, output)
     else:
         raise UnsupportedLayer(f"{label}: {type(mixer).__name__}")
 
@@ -171,7 +174,7 @@ def _state_space(
     views = RecurrenceViews(query=mixed.at(x + b), key=mixed.at(x), value=mixed, decay=decay)
     model = mixer.heads.steps.layer(b // mixer.state_size, mixer.state_size, mixer.head_dim)
     program.recur(f"{label}.recur", views, read, model, mixer.layer)
-    weight = norm.weight.float().unflatten(0, (-1, norm.width))
+    weight = norm.weight.float().view(-1, norm.width)
     layer = GateLayer("silu", weight, norm.eps, gate_first=True)
     program.gate(f"{label}.norm_gate", read, projected, read, layer, len(weight), norm.width)
     _project(emitter, f"{label}.out_proj", mixer.out_proj, read, output)
@@ -194,3 +197,58 @@ def _short_conv(
         after=projected.at(channels),
     )
     _project(emitter, f"{label}.out_proj", mixer.out_proj, mixed, output)
+
+
+def _latent(
+    emitter: Emitter,
+    label: str,
+    mixer: LatentAttention,
+    rope: Rope | None,
+    source: BufferView,
+    output: Output,
+) -> None:
+    expansion, program = mixer.kv_b_proj, emitter.program
+    if expansion.packed_keys is None or expansion.packed_values is None:
+        raise UnsupportedLayer(f"{label}: its weights are not packed for the kernels")
+    num_heads, rank, plain = mixer.num_heads, mixer.rank, mixer.key_dim
+    width, head_dim = rank + mixer.rope_dim, plain + mixer.rope_dim
+    heads = HeadLayout(mixer.layer, num_heads, 1, width, rank)
+    query = emitter.buffer("query", num_heads * head_dim)
+    if mixer.q_a_layernorm is None:
+        row = emitter.buffer("latent", width)
+        emitter.linear(f"{label}.q_proj", mixer.q_proj, source, query)
+        emitter.linear(f"{label}.kv_a_proj", mixer.kv_a_proj, source, row)
+    else:
+        short = emitter.buffer("latents", mixer.q_a_layernorm.size + width)
+        row = short.at(mixer.q_a_layernorm.size)
+        emitter.linear(f"{label}.qkv_a_proj", mixer.qkv_a_proj, source, short)
+        emitter.norm(f"{label}.q_a_norm", mixer.q_a_layernorm, short, short)
+        emitter.linear(f"{label}.q_b_proj", mixer.q_b_proj, short, query)
+    emitter.norm(f"{label}.kv_a_norm", mixer.kv_a_layernorm, row, row)
+    absorbed = emitter.buffer("absorbed", num_heads * width)
+    attended = emitter.buffer("attended", num_heads * rank)
+    values = emitter.buffer("values", num_heads * expansion.value_dim)
+    program.heads(f"{label}.absorb", query, absorbed, expansion.packed_keys, (head_dim, width))
+    program.latent(
+        f"{label}.rotate",
+        query,
+        row,
+        absorbed,
+        heads,
+        stride=head_dim,
+        rope=None if rope is None else rope.index,
+        rotated=0 if rope is None else rope.rotated,
+    )
+    program.attend(
+        f"{label}.attend",
+        absorbed,
+        attended,
+        heads,
+        scale=mixer.scale,
+        window=None,
+        softcap=None,
+        sinks=None,
+    )
+    strides = rank, expansion.value_dim
+    program.heads(f"{label}.expand", attended, values, expansion.packed_values, strides)
+    _project(emitter, f"{label}.o_proj", mixer.o_proj, values, output)

@@ -51,10 +51,10 @@ def test_the_cpp_backend_is_chosen_where_it_supports_the_model() -> None:
     assert taken(KVSpec(2, 64), KVSpec(1, 256, 100), block_size=48) is CppAttention
     assert taken(KVSpec(2, 64), cache=torch.float8_e4m3fn) is CppAttention
     assert taken(KVSpec(2, 64), KVSpec(2, 72)) is CpuAttention
-    assert taken(KVSpec(2, 512)) is CppAttention
-    assert taken(KVSpec(2, 528)) is CpuAttention
+    assert taken(KVSpec(2, 576)) is CppAttention
+    assert taken(KVSpec(2, 592)) is CpuAttention
     assert taken(KVSpec(2, 64, value_dim=32)) is CppAttention
-    assert taken(KVSpec(1, 64, value_dim=32, values_in_keys=True)) is CpuAttention
+    assert taken(KVSpec(1, 64, value_dim=32, values_in_keys=True)) is CppAttention
     assert taken(KVSpec(2, 64), block_size=8) is CpuAttention
     assert taken(KVSpec(2, 64), dtype=torch.float32) is CpuAttention
     assert taken(KVSpec(2, 64), dtype=torch.float16, cache=torch.float8_e5m2) is CpuAttention

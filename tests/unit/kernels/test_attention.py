@@ -64,6 +64,29 @@ def test_widths_chunks_biases_and_shared_caches(name: str, cache_dtype: torch.dt
         batch.check(cpp_attention(spec, cache_dtype), 0, 0.03, kept)
 
 
+@pytest.mark.parametrize("cache_dtype", [None, *FP8])
+@pytest.mark.parametrize(("heads", "dim", "value_dim"), [(16, 576, 512), (5, 48, 32), (40, 32, 32)])
+def test_latent_rows_are_keys_and_values(
+    heads: int, dim: int, value_dim: int, cache_dtype: torch.dtype | None
+) -> None:
+    def kept(numbers: Tensor) -> Tensor:
+        return numbers if cache_dtype is None else numbers.to(cache_dtype).to(numbers.dtype)
+
+    spec = KVSpec(1, dim, value_dim=value_dim, values_in_keys=True)
+    attention = cpp_attention(spec, cache_dtype)
+    assert attention.block_bytes == attention.key_cache[0][0].nbytes
+    for lens in ([(1, 5), (1, 600), (20, 40)], [(3, 3), (30, 530)], [(1, 1100)]):
+        batch = Batch(lens, heads, 1, BF16, dim=dim, scale=dim**-0.5)
+        batch.values = [keys[..., :value_dim] for keys in batch.keys]
+        together = batch.attend(broken(attention), 0)
+        batch.check(broken(attention), 0, 0.03, kept)
+        for row, output in enumerate(together):
+            alone = Batch(lens[row : row + 1], heads, 1, BF16, dim=dim, scale=dim**-0.5)
+            alone.queries, alone.keys = [batch.queries[row]], [batch.keys[row]]
+            alone.values = [batch.values[row]]
+            assert torch.equal(alone.attend(broken(attention), 0)[0], output)
+
+
 @pytest.mark.parametrize("window", [None, 1, 50, 512, 700])
 @pytest.mark.parametrize("queries", [1, 20])
 def test_lengths_at_borders_and_windows(queries: int, window: int | None) -> None:

@@ -22,7 +22,9 @@ struct Step {
 // Values: [8 token pairs][value_dim][2].
 struct Cache {
   void* keys;    // [blocks][tiles of a block][kv_heads][head_dim * 16]
-  void* values;  // [blocks][tiles of a block][kv_heads][value_dim * 16]
+  // [blocks][tiles of a block][kv_heads][value_dim * 16], or null: values are the first dimensions of
+  // the keys (latent attention).
+  void* values;
   int64_t block_size;
   int64_t block_stride;  // bytes from a block to the next: other layers' may stand in between
   int64_t kv_heads;

@@ -5,6 +5,7 @@
 
 #include "fp8.h"
 #include "paged_rows.h"
+#include "paged_tiles.h"
 
 #define TGI_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -69,38 +70,6 @@ void first_keys(const Attention& a, const Step& step, const AttentionPlan& plan,
   const int32_t* table = step.block_table + item.sequence * step.table_stride;
   locate(a.cache, table, first, std::min(AHEAD, count), item.head, false, tiles);
 }
-
-// What is kept in 8 bits is widened for a chunk at a time, into memory of the thread's own.
-class Widened {
- public:
-  ~Widened() { std::free(room_); }
-
-  // Put these tiles into the list, `count` of keys and as many of values, in place of what is in 8 bits.
-  void widen_all(const Cache& cache, const bf16** tiles, int64_t count) {
-    const int64_t dims = cache.head_dim + cache.value_dim;
-    if (dims * TILE * count > size_) {
-      std::free(room_);
-      size_ = dims * CHUNK;
-      room_ = static_cast<bf16*>(std::aligned_alloc(64, size_t(size_) * 2));
-    }
-    const Float8 format = cache.dtype == 1 ? E4M3 : E5M2;
-    widen_some(tiles, count, cache.head_dim * TILE, format, room_);
-    widen_some(tiles + count, count, cache.value_dim * TILE, format, room_ + count * cache.head_dim * TILE);
-  }
-
- private:
-  static void widen_some(const bf16** tiles, int64_t count, int64_t size, Float8 format, bf16* room) {
-    for (int64_t i = 0; i < count; ++i) {
-      const auto* later = reinterpret_cast<const uint8_t*>(tiles[i + AHEAD]);
-      for (int64_t line = 0; line < size; line += 64) prefetch(later + line);
-      widen(reinterpret_cast<const uint8_t*>(tiles[i]), size, format, room + i * size);
-      tiles[i] = room + i * size;
-    }
-  }
-
-  bf16* room_ = nullptr;
-  int64_t size_ = 0;
-};
 
 void finish_rows(const Attention& a, const Step& step, const AttentionPlan& plan, const AttentionItem& item,
                  int64_t head, const float* states) {
@@ -192,6 +161,7 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
   alignas(64) float states[BLOCK * (MAX_DIM + PAD)];
   alignas(64) bf16 copied[BLOCK * MAX_DIM];
   static thread_local Widened widened;
+  static thread_local Turned turned;
   // Other threads take tickets in between: as many as they took before this one, probably.
   static thread_local int64_t last_ticket = 0;
   const int64_t next_ticket = ticket + std::clamp<int64_t>(ticket - last_ticket, 1, 64);
@@ -227,7 +197,7 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
       const int64_t last_tile = (std::min(end, base + CHUNK) - 1) / TILE;
       const int64_t count = last_tile - first_tile + 1;
       locate(a.cache, table, first_tile, count, head, false, tiles);
-      locate(a.cache, table, first_tile, count, head, true, tiles + count);
+      locate(a.cache, table, first_tile, count, head, a.cache.values != nullptr, tiles + count);
       const bf16** next = tiles + 2 * count;
       for (int64_t i = 0; i <= AHEAD; ++i) next[i] = next[-1];
       if (chunk + 1 < item.chunk + item.chunks) {
@@ -240,6 +210,7 @@ void attention_run(const Attention& a, const Step& step, const AttentionPlan& pl
         first_keys(a, step, plan, plan.items[size_t(next_ticket)], next);
       }
       if (a.cache.dtype) widened.widen_all(a.cache, tiles, count);
+      if (!a.cache.values) turned.turn_all(a.cache, tiles, count);
       // Where the chunk's first key would be, had the list begun there.
       const bf16** keys = tiles + base / TILE - first_tile;
       const bf16** values = keys + count;
@@ -288,7 +259,7 @@ void attention_merge_run(const Attention& a, const Step& step, const AttentionPl
 namespace {
 
 void store_narrow(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
-  const int64_t dim = cache.head_dim, value_dim = cache.value_dim, place = slot % TILE;
+  const int64_t dim = cache.head_dim, value_dim = cache.values ? cache.value_dim : 0, place = slot % TILE;
   const Float8 format = cache.dtype == 1 ? E4M3 : E5M2;
   uint8_t* keys = static_cast<uint8_t*>(cache.keys) + tile_of(cache, slot, dim);
   uint8_t* values = static_cast<uint8_t*>(cache.values) + tile_of(cache, slot, value_dim);
@@ -316,7 +287,7 @@ void store_narrow(const Cache& cache, int64_t slot, const bf16* key, const bf16*
 
 void store_kv(const Cache& cache, int64_t slot, const bf16* key, const bf16* value) {
   if (cache.dtype) return store_narrow(cache, slot, key, value);
-  const int64_t dim = cache.head_dim, value_dim = cache.value_dim, place = slot % TILE;
+  const int64_t dim = cache.head_dim, value_dim = cache.values ? cache.value_dim : 0, place = slot % TILE;
 #if defined(__AVX512BW__)
   const uint32_t mine = 0x55555555u << (place % 2), shift = uint32_t(place % 2 * 16);
 #endif

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t TILE = 16;     // tokens
 constexpr int64_t CHUNK = 512;   // keys
 constexpr int64_t BLOCK = 96;    // rows of an item, at most
-constexpr int64_t MAX_DIM = 512;
+constexpr int64_t MAX_DIM = 576;
 constexpr int64_t PAD = 16;      // floats behind a row's output: its largest score and its sum
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr float LOG2_E = 1.4426950408889634f;

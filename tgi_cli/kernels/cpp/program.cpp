@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -206,6 +207,37 @@ void gate_rows(const Program& program, const Op& op, const Run& run, int64_t fir
   for (int64_t token = first; token < last; ++token) gate_row(gate, token);
 }
 
+Linear head_of(const Program& program, const Op& op, const Run& run, int64_t head) {
+  Linear linear = linear_of(program, op, run);
+  linear.x += head * op.head_input;
+  linear.y = static_cast<bf16*>(linear.y) + head * op.head_output;
+  linear.weight += head;
+  return linear;
+}
+
+void latent_rows(const Program& program, const Op& op, const Run& run, int64_t first, int64_t last) {
+  auto [queries, query_stride] = program.view({op.input, op.input_offset}, run);
+  auto [outputs, output_stride] = program.view({op.output, op.output_offset}, run);
+  auto [rows, row_stride] = program.view(op.others[0], run);
+  const int64_t rope_dim = op.head_dim - op.value_dim;
+  for (int64_t token = first; token < last; ++token) {
+    auto rotate = [&](bf16* values) {
+      if (op.rope >= 0)
+        rotate_head(values, run.cosines[op.rope] + token * op.rotated, run.sines[op.rope] + token * op.rotated,
+                    op.rotated);
+    };
+    for (int64_t head = 0; head < op.heads; ++head) {
+      const bf16* from = queries + token * query_stride + (head + 1) * op.head_input - rope_dim;
+      bf16* to = outputs + token * output_stride + head * op.head_dim + op.value_dim;
+      std::memcpy(to, from, size_t(rope_dim) * sizeof(bf16));
+      rotate(to);
+    }
+    bf16* row = rows + token * row_stride;
+    rotate(row + op.value_dim);
+    store_kv(run.caches[op.layer], run.step->slots[token], row, nullptr);
+  }
+}
+
 void run_ticket(void* context, int64_t ticket, int thread) {
   const Part& part = *static_cast<const Part*>(context);
   const Program& program = *part.program;
@@ -223,6 +255,13 @@ void run_ticket(void* context, int64_t ticket, int thread) {
       return convolution_run(convolution_of(program, op, run), *run.slots, ticket);
     case RECUR:
       return recurrence_run(recurrence_of(program, op, run), *run.slots, run.threads, ticket);
+    case HEADS: {
+      const Linear first_head = head_of(program, op, run, 0);
+      const int64_t tickets = linear_tickets(first_head);
+      return linear_run(head_of(program, op, run, ticket / tickets), ticket % tickets);
+    }
+    case LATENT:
+      return latent_rows(program, op, run, first, last);
     case GATE:
       return gate_rows(program, op, run, first, last);
     case ATTEND: {
@@ -248,6 +287,7 @@ void prepare(Program& program) {
     const Op& op = program.ops[size_t(i)];
     Part part{&program, &op, row_tickets, 0, false};
     if (op.kind == LINEAR) part.tickets = linear_tickets(linear_of(program, op, run));
+    if (op.kind == HEADS) part.tickets = op.heads * linear_tickets(linear_of(program, op, run));
     if (op.kind == CONVOLVE) part.tickets = convolution_tickets(*op.convolution, *run.slots);
     if (op.kind == RECUR) part.tickets = recurrence_tickets(*op.recurrence, *run.slots, run.threads);
     if (op.kind == ATTEND) {

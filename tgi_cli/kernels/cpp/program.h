@@ -9,7 +9,7 @@
 
 namespace tgi {
 
-enum Kind : int32_t { NORM = 0, LINEAR = 1, ROTATE = 2, ATTEND = 3, CONVOLVE = 4, RECUR = 5, GATE = 6 };
+enum Kind : int32_t { NORM = 0, LINEAR = 1, ROTATE = 2, ATTEND = 3, CONVOLVE = 4, RECUR = 5, GATE = 6, HEADS = 7, LATENT = 8 };
 
 // A part of the rows of a buffer; a negative one is none.
 struct View {
@@ -48,6 +48,11 @@ struct Op {
   // CONVOLVE: input is x, others are before and after. RECUR: input is value, others are query, key,
   // decay and beta. GATE: input is x, the other is the gate.
   View others[4];
+  // HEADS: each head's numbers, so far apart in the input and the output, times a matrix of its own
+  // (`matrix` has that of each). LATENT: the last dimensions of each query head in the input (so far
+  // apart), and of the row in the other, are rotated; those go behind a head's `value_dim` numbers in
+  // the output, the row into the cache.
+  int64_t head_input, head_output;
   const Convolution* convolution;
   const Recurrence* recurrence;
   const Gate* gate;
