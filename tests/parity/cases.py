@@ -268,7 +268,7 @@ GRANITE4 = (
 )
 
 NEMOTRON = {key: v for key, v in SMALL.items() if key != "num_hidden_layers"} | {
-    "head_dim": 24,
+    "head_dim": 32,
     "mamba_num_heads": 8,
     "mamba_head_dim": 16,
     "ssm_state_size": 24,
