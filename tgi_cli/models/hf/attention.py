@@ -270,6 +270,8 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [x for x in args if isinstance(x, Tensor)]
         if name == "arange" and output.shape[0] == tokens:
             self.counts = True
+        if name == "convolution" and tokens in tensors[0].shape:
+            raise Unsupported("convolves tokens outside of attention")
         if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
             raise Unsupported("sums up tokens outside of attention")
         if name in _ALONG:
@@ -338,6 +340,8 @@ def probe(
     layers = layers or getattr(config, "num_hidden_layers", len(context.layers))
     if not context.layers and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
+    # Layers that attend to images alone pass a text on as it is.
+    layers -= sum(n < layers for n in getattr(config, "cross_attention_layers", None) or ())
     calls = len(context.layers) + sum(len(more) - 1 for more in context.repeated.values())
     if layers not in (calls, len(context.layers)) and not stateful:
         raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")
