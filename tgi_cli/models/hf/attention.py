@@ -136,7 +136,9 @@ def _record(
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
-    if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+    # Eager attention leaves it to the mask, if there is one.
+    causal = getattr(module, "is_causal", True) or isinstance(attention_mask, WindowMask)
+    if not causal or others.get("is_causal") is False:
         raise Unsupported("has attention that is not causal")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
         raise Unsupported("calls attention with tensors of another layout")

@@ -118,7 +118,8 @@ class Skeleton:
                 if name in parameters:
                     inputs[name] = self.cache
         sized = self.own_attention or "position_ids" not in parameters
-        if self.own_attention and "token_type_ids" in parameters:
+        embeddings = getattr(self.decoder, "embeddings", None)
+        if self.own_attention and hasattr(embeddings, "token_type_embeddings"):
             inputs["token_type_ids"] = torch.zeros_like(ids)  # or a table limits a step's tokens
         if sized and "attention_mask" in parameters and not self.stateful:
             inputs["attention_mask"] = torch.ones_like(ids)  # or its size would be computed
