@@ -56,7 +56,7 @@ def test_rotation_turns_each_pair_by_its_angle() -> None:
             torch.testing.assert_close(after, before * turn, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["ntk", "proportional", "mrope"])
+@pytest.mark.parametrize("kind", ["ntk", "mrope"])
 def test_unknown_rope_scaling_is_refused_by_name(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"'{kind}' is not supported") as caught:
         RotaryEmbedding(8, {"rope_theta": 1e4, "rope_type": kind}, 64, torch.float32, CPU)
