@@ -177,7 +177,7 @@ GPT_OSS_ROPE = {
 
 DELTA: dict[str, Any] = SMALL | {
     "num_hidden_layers": 4,
-    "head_dim": 24,
+    "head_dim": 32,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     "linear_num_key_heads": 2,
@@ -268,7 +268,7 @@ GRANITE4 = (
 )
 
 NEMOTRON = {key: v for key, v in SMALL.items() if key != "num_hidden_layers"} | {
-    "head_dim": 24,
+    "head_dim": 32,
     "mamba_num_heads": 8,
     "mamba_head_dim": 16,
     "ssm_state_size": 24,

@@ -88,7 +88,9 @@ def _attention(config: ModelConfig, kinds: list[str], layer: int, context: int) 
         head_dim = config.positive("global_head_dim")
     if keys_are_values and config.raw.get("num_global_key_value_heads") is not None:
         num_kv_heads = config.positive("num_global_key_value_heads")
-    own: dict[str, Any] = (config.get("per_layer_config", dict, {})).get(str(layer)) or {}
+    by_layer = config.get("per_layer_config", dict, {})
+    # transformers pads the numbers with zeros to a common width.
+    own: dict[str, Any] = next((by_layer[key] for key in by_layer if int(key) == layer), {})
     bias = config.get("attention_bias", bool, False)
     return AttentionSpec(
         num_heads=config.positive("num_attention_heads"),
