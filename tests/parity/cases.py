@@ -84,7 +84,7 @@ GEMMA4 = GEMMA | {
     "global_head_dim": 32,
     "sliding_window": WINDOW,
     "num_kv_shared_layers": 3,
-    "hidden_size_per_layer_input": 8,
+    "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 256,
     "use_double_wide_mlp": True,
     "final_logit_softcapping": 20.0,
@@ -101,7 +101,7 @@ GEMMA3N = GEMMA | {
     "layer_types": ["sliding_attention", "full_attention"] * 3,
     "sliding_window": WINDOW,
     "num_kv_shared_layers": 3,
-    "hidden_size_per_layer_input": 8,
+    "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 200,
     "laurel_rank": 8,
     "altup_num_inputs": 3,
@@ -343,8 +343,8 @@ CASES: dict[str, Case] = {
         GEMMA4_DENSE
         | {
             "enable_moe_block": True,
-            "num_experts": 6,
-            "top_k_experts": 2,
+            "num_experts": 8,
+            "top_k_experts": 6,
             "moe_intermediate_size": 32,
         },
         embedding_std=GEMMA_STD,

@@ -120,6 +120,8 @@ def _randomize(model: torch.nn.Module, case: Case, seed: int) -> None:
         elif parameter.ndim == 1:
             sharper = name.endswith(("q_norm.weight", "k_norm.weight"))
             value = parameter + (case.qk_norm - 1.0 if sharper else 0.0) + 0.2 * noise
+            if name.endswith("router.scale"):  # else all experts were about as probable
+                value *= len(value) ** 0.5
         else:
             transposed = type(model.get_submodule(name.rpartition(".")[0])).__name__ == "Conv1D"
             gain = 2.0 if any(part in name for part in _SHARPER) else 1.0

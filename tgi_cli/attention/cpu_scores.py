@@ -145,7 +145,8 @@ class Scoring:
     def _bias_of_rows(self, distances: Tensor, kv_heads: int, rows: int) -> Tensor:
         """[n or 1, kv_heads, rows, keys] for distances [n or 1, tokens, keys]."""
         assert self.bias is not None
-        biases = bias_at(self.bias, distances).unflatten(0, (kv_heads, -1))
+        biases = bias_at(self.bias, distances)
+        biases = biases.view(kv_heads, -1, *biases.shape[1:])
         biases = biases.permute(2, 0, 3, 1, 4).flatten(2, 3)
         return pad(biases, (0, 0, rows - biases.shape[2], 0))
 

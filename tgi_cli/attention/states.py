@@ -169,10 +169,14 @@ class StateCache:
     def store(self, layer: int, name: str, states: Tensor, *, snapshots: bool = False) -> None:
         """Keep the states after the step, [B, *shape], or those of its snapshots."""
         assert self.step is not None
-        slots = self.step.snapshot_slots if snapshots else self.step.slots_out
-        kept = slots >= 0
-        target = self.tensors[layer][name]
-        target[slots[kept]] = states[kept].to(target.dtype)
+        step, target = self.step, self.tensors[layer][name]
+        slots = step.snapshot_slots if snapshots else step.slots_out
+        states = states.to(target.dtype)
+        if min(step.snapshot_slots_host if snapshots else step.slots_out_host) >= 0:
+            target.index_copy_(0, slots, states)  # a mask would wait for the device
+        else:
+            kept = slots >= 0
+            target[slots[kept]] = states[kept]
 
     def advance(self, layer: int, name: str, run: Callable[[slice, Tensor], object]) -> None:
         """Carry each sequence's state over its tokens, one sequence after the other.

@@ -229,7 +229,10 @@ class FileDownloader:
         """Download the rest of ``partial``, resuming after cuts; return its checksum."""
         digest = _digest_for(file)
         size = _resume(file, partial, digest)
-        retryable = (client.RetryableStatus, *client.transport_errors())
+        retryable: tuple[type[Exception], ...] = (
+            client.RetryableStatus,
+            *client.transport_errors(),
+        )
         attempt = 0
         # Unbuffered: received bytes survive however this process ends.
         with partial.open("ab", buffering=0) as sink:

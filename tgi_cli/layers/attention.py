@@ -97,7 +97,7 @@ class Attention(nn.Module):
         softcap: float | None = None,
         sinks: bool = False,
         qk_norm_eps: float | None = None,
-        qk_norm: Literal["heads", "one_plus", "wide"] = "heads",
+        qk_norm: Literal["heads", "one_plus", "wide", "unit"] = "heads",
         output_gate: bool = False,
         head_gate: bool = False,
         value_dim: int | None = None,
@@ -153,7 +153,8 @@ class Attention(nn.Module):
         elif qk_norm_eps is not None:
             self.qk_norm = QKNorm(
                 build,
-                *self.heads,
+                self.heads[0],
+                self.heads[1],
                 head_dim,
                 qk_norm_eps,
                 one_plus=qk_norm == "one_plus",
@@ -206,15 +207,15 @@ class Attention(nn.Module):
         self, projected: Tensor, rotated: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Queries, keys, values [T, heads, dimensions] and the gate [T, features]."""
-        parts = projected.split(self.widths, dim=1)
+        parts: tuple[Tensor, ...] = torch.split(projected, self.widths, dim=1)
         gate = parts[-1] if self.output_gate else None
         if self.shared:
             return rotated, None, None, gate
-        query, key = rotated.split(self.heads, dim=1)
+        query, key = torch.split(rotated, self.heads, dim=1)
         if self.values_from_keys:
             value = key.clone()
         else:
-            value = parts[2].unflatten(1, (-1, self.value_dim))
+            value = parts[2].view(len(projected), -1, self.value_dim)
         if self.v_norm is not None:
             value = self.v_norm(value)
         return query, key, value, gate

@@ -61,7 +61,7 @@ class LatentExpansion(Loadable):
         yield WeightSlot(f"{path}.weight", (outputs, self.rank), self._fill)
 
     def _fill(self, weight: Tensor) -> None:
-        heads = weight.unflatten(0, (self.num_heads, -1))[self.own]
+        heads = weight.view(self.num_heads, -1, weight.shape[1])[self.own]
         self.keys.copy_(heads[:, : self.key_dim])
         self.values.copy_(heads[:, self.key_dim :].transpose(1, 2))
 

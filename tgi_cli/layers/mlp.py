@@ -53,6 +53,7 @@ class GatedMLP(nn.Module):
         """What a token's gates must exceed, [T, 1], from those of all shards."""
         mean = self.shard.all_reduce(gates.sum(-1, keepdim=True)) / self.intermediate_size
         squares = self.shard.all_reduce((gates - mean).square_().sum(-1, keepdim=True))
+        assert self.cutoff is not None
         return mean + (squares / self.intermediate_size).sqrt_() * self.cutoff
 
 

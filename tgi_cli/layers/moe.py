@@ -333,8 +333,9 @@ class MLPAndExperts(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         output: Tensor = self.dense_output_norm(self.dense(self.dense_norm(hidden)))
-        chosen = self.moe(self.moe_norm(hidden), self.router_norm(hidden))
-        return output + self.moe_output_norm(chosen)
+        chosen: Tensor = self.moe(self.moe_norm(hidden), self.router_norm(hidden))
+        normed: Tensor = self.moe_output_norm(chosen)
+        return output + normed
 
 
 def _leave_sum(layer: RowParallelLinear) -> None:

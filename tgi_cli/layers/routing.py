@@ -99,7 +99,7 @@ def route(
 
 def _within_groups(scores: Tensor, routing: Routing) -> Tensor:
     """Scores [T, E], of other experts than those of the best groups minus infinity."""
-    groups = scores.unflatten(1, (routing.num_groups, -1))
+    groups = scores.view(len(scores), routing.num_groups, -1)
     size = min(routing.best_of_group, groups.shape[2])
     best = groups.topk(size, dim=-1)[0].sum(-1).topk(routing.top_groups, dim=-1)[1]
     outside = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device)

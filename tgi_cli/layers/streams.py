@@ -150,7 +150,7 @@ class AltUp(nn.Module):
 
     def correct(self, predictions: Tensor, computed: Tensor) -> Tensor:
         """The streams [S, T, H] after the layer made ``computed`` [T, H] of the active one."""
-        factors = self.correction_coefs(self._modalities(computed)) + 1.0
+        factors: Tensor = self.correction_coefs(self._modalities(computed)) + 1.0
         innovation = computed - predictions[self.active]
         return predictions + innovation * factors.T[..., None]
 

@@ -43,14 +43,14 @@ class CausalLM(nn.Module):
 
     @property
     def kv_window(self) -> int | None:
-        """Positions that any layer sees of a sequence, if every layer has a window; else None.
+        """Positions that any layer sees of a sequence; None if a layer has no window or chunks.
 
         Cached positions behind the window are never read again.
         """
-        windows = [spec.window for spec in self.kv_specs]
-        if not windows or None in windows:
+        reaches = [spec.reach for spec in self.kv_specs]
+        if not reaches or None in reaches:
             return None
-        return max(w for w in windows if w is not None)
+        return max(reach for reach in reaches if reach is not None)
 
     @property
     def weight_bytes(self) -> int:

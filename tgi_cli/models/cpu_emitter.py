@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from tgi_cli.kernels.linear import Epilogue, PackedMatrix
-from tgi_cli.kernels.program import RESIDUAL, BufferView, NormKind, NormWeights, Program
+from tgi_cli.kernels.program import RESIDUAL, BufferView, NormWeights, Program
+from tgi_cli.kernels.program_args import NormKind
 from tgi_cli.layers import LayerNorm, RMSNorm
 from tgi_cli.layers.linear import LinearBase
 

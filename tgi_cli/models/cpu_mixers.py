@@ -174,7 +174,7 @@ def _state_space(
     views = RecurrenceViews(query=mixed.at(x + b), key=mixed.at(x), value=mixed, decay=decay)
     model = mixer.heads.steps.layer(b // mixer.state_size, mixer.state_size, mixer.head_dim)
     program.recur(f"{label}.recur", views, read, model, mixer.layer)
-    weight = norm.weight.float().unflatten(0, (-1, norm.width))
+    weight = norm.weight.float().view(-1, norm.width)
     layer = GateLayer("silu", weight, norm.eps, gate_first=True)
     program.gate(f"{label}.norm_gate", read, projected, read, layer, len(weight), norm.width)
     _project(emitter, f"{label}.out_proj", mixer.out_proj, read, output)

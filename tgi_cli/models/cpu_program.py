@@ -60,7 +60,9 @@ class CpuProgram:
         """See :meth:`tgi_cli.models.CausalLM.forward`; for steps without adapters."""
         assert isinstance(attention, CppAttention)
         hidden, rotations = self._model.embed(input_ids, positions)
-        inputs = StepInputs.of(attention.step, attention.caches, rotations)
+        # A model that scales queries by position has no program.
+        rotary = [each for each in rotations if isinstance(each, tuple)]
+        inputs = StepInputs.of(attention.step, attention.caches, rotary)
         if attention.states is not None:
             assert attention.states.step is not None
             inputs.slots = attention.states.step.for_kernels().args

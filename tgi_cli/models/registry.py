@@ -137,6 +137,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     mixers = [layer.mixer for layer in spec.layers]
     attentions = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
     latents = [mixer for mixer in mixers if isinstance(mixer, LatentSpec)]
+    cached: list[AttentionSpec | LatentSpec] = [*attentions, *latents]
     return ModelFacts(
         architecture=config.architecture,
         model_type=config.get("model_type", str, ""),
@@ -144,9 +145,9 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.max_position_embeddings,
         eos_token_ids=config.eos_token_ids(spec.vocab_size),
-        kv_bytes_per_token=sum(mixer.kv_numbers for mixer in (*attentions, *latents)),
+        kv_bytes_per_token=sum(mixer.kv_numbers for mixer in cached),
         quantization=quantization_name(config),
-        num_heads=min((a.num_heads for a in (*attentions, *latents)), default=None),
+        num_heads=min((mixer.num_heads for mixer in cached), default=None),
         num_kv_heads=min((a.num_kv_heads for a in attentions), default=None),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ POISONED = "the model's output for this sequence is not a number (NaN or infinit
 NO_TOKEN_ALLOWED = "the constraints on this sequence leave no token that may be chosen"
 
 
-@dataclass(slots=True)
-class DeviceOutputs:
-    """The outputs of a step on the device.
+class DeviceResult:
+    """Implements :class:`tgi_cli.engine.step.PendingResult`: a step's outputs on the device.
+
+    The runner fills it and calls :meth:`send`.
 
     Attributes:
         sampled: the step's sampled entries, in order, in parts.
@@ -32,42 +32,20 @@ class DeviceOutputs:
         prompts: reports on chunks of prompts.
     """
 
-    sampled: list[Sampled] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-    generation_logits: dict[int, Tensor] = field(default_factory=dict)
-    prompts: list[ScoredChunk] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some of the step's entries, starting at ``first``; tensors on the host."""
-
-    first: int
-    token_ids: Tensor
-    logprobs: Tensor
-    top: TopLogprobs | None
-
-
-class DeviceResult:
-    """Implements :class:`tgi_cli.engine.step.PendingResult`.
-
-    The copies to the host are started at once and not waited for; on a CPU there are none.
-    """
-
-    def __init__(self, produced: DeviceOutputs, device: torch.device) -> None:
-        self._produced = produced
-        self._parts: list[_Part] = []
+    def __init__(self) -> None:
+        self.sampled: list[Sampled] = []
+        self.errors: dict[int, str] = {}
+        self.generation_logits: dict[int, Tensor] = {}
+        self.prompts: list[ScoredChunk] = []
         self._arrived: torch.cuda.Event | None = None
-        first = 0
-        for part in produced.sampled:
-            top = part.top
-            if top is not None:
-                top = TopLogprobs(top.entries, top.counts, to_host(top.ids), to_host(top.logprobs))
-            self._parts.append(_Part(first, to_host(part.token_ids), to_host(part.logprobs), top))
-            first += part.token_ids.shape[0]  # a tensor's len() takes a microsecond
-        if device.type == "cuda" and (self._parts or produced.prompts):
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record(torch.cuda.current_stream(device))
+
+    def send(self, device: torch.device) -> None:
+        """Start the copies from ``device`` to the host, without waiting; none from a CPU."""
+        if device.type != "cuda" or not (self.sampled or self.prompts):
+            return
+        self.sampled = list(map(_to_host, self.sampled))
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record(torch.cuda.current_stream(device))
 
     def wait(self) -> StepResult:
         """Block until the tokens are on the host.
@@ -79,12 +57,12 @@ class DeviceResult:
         if self._arrived is not None:
             with out_of_memory_as_error():
                 self._arrived.synchronize()
-        result = StepResult([], [], [], [], dict(self._produced.errors))
-        for part in self._parts:
+        result = StepResult([], [], [], [], dict(self.errors))
+        for part in self.sampled:
             _append(result, part)
-        for index, logits in self._produced.generation_logits.items():
+        for index, logits in self.generation_logits.items():
             result.generation_logits[index] = logits.numpy()
-        for chunk in self._produced.prompts:
+        for chunk in self.prompts:
             scores, raw = chunk.scores(), chunk.logits()
             if scores is not None:
                 result.prompt_logprobs[chunk.index] = scores
@@ -93,10 +71,18 @@ class DeviceResult:
         return result
 
 
-def _append(result: StepResult, part: _Part) -> None:
+def _to_host(part: Sampled) -> Sampled:
+    top = part.top
+    if top is not None:
+        top = TopLogprobs(top.entries, top.counts, to_host(top.ids), to_host(top.logprobs))
+    return Sampled(to_host(part.token_ids), to_host(part.logprobs), top)
+
+
+def _append(result: StepResult, part: Sampled) -> None:
+    first = len(result.token_ids)
     token_ids = part.token_ids.numpy().tolist()
     logprobs = part.logprobs.numpy().tolist()
-    failed = [] if all(map(math.isfinite, logprobs)) else _report(result, part.first, logprobs)
+    failed = [] if all(map(math.isfinite, logprobs)) else _report(result, first, logprobs)
     result.token_ids += token_ids
     result.logprobs += logprobs
     # Tokens without top tokens share one list, which is never modified.
@@ -114,8 +100,8 @@ def _append(result: StepResult, part: _Part) -> None:
     )
     for entry, count, ids, values in rows:
         if entry not in failed:
-            result.top_ids[part.first + entry] = ids[:count]
-            result.top_logprobs[part.first + entry] = values[:count]
+            result.top_ids[first + entry] = ids[:count]
+            result.top_logprobs[first + entry] = values[:count]
 
 
 def _report(result: StepResult, first: int, logprobs: list[float]) -> list[int]:

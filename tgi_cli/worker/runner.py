@@ -33,7 +33,7 @@ from tgi_cli.worker.executors import (
 from tgi_cli.worker.input_batch import InputBatch, RowOptions
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.prompt_logprobs import PromptChunk, ScoredChunk, prompt_chunks
-from tgi_cli.worker.result import DeviceOutputs, DeviceResult
+from tgi_cli.worker.result import DeviceResult
 from tgi_cli.worker.sizing.memory import out_of_memory_as_error
 from tgi_cli.worker.step_inputs import InputPreparer, StepBatch
 from tgi_cli.worker.upload import to_host
@@ -160,7 +160,7 @@ class ModelRunner:
             ValueError: masks of another shape than the step's.
         """
         assert isinstance(handle, LaunchedStep)
-        produced = DeviceOutputs()
+        result = DeviceResult()
         with out_of_memory_as_error():
             forward = handle.forward
             if forward.all_hidden is not None:
@@ -173,12 +173,13 @@ class ModelRunner:
                         self.logits_at_once,
                         self.scores_at_once,
                     )
-                    produced.prompts.append(scored)
+                    result.prompts.append(scored)
             if len(forward.batch):
-                self._choose(handle, self._masks(masks, len(forward.batch)), produced)
+                self._choose(handle, self._masks(masks, len(forward.batch)), result)
                 if self._shard.size > 1:
-                    self._agree(forward, produced)
-            return DeviceResult(produced, self._device)
+                    self._agree(forward, result)
+            result.send(self._device)
+        return result
 
     @torch.inference_mode()
     def logits(self, handle: LaunchedStep) -> Tensor:
@@ -198,9 +199,7 @@ class ModelRunner:
             raise ValueError(f"masks {bits.shape} of {entries} for {num_sampled} entries, {shape}")
         return TokenMasks(entries[order], bits[order])
 
-    def _choose(
-        self, handle: LaunchedStep, masks: TokenMasks | None, produced: DeviceOutputs
-    ) -> None:
+    def _choose(self, handle: LaunchedStep, masks: TokenMasks | None, result: DeviceResult) -> None:
         """Head and sampler, in parts of bounded size."""
         forward = handle.forward
         count = len(forward.batch)
@@ -223,25 +222,25 @@ class ModelRunner:
                 part = slice(first, end)
                 batch = forward.batch if end - first == count else forward.batch[part]
                 raw = logits[first - begin : end - begin]
-                scores = self._apply_options(handle, part, raw, produced)
+                scores = self._apply_options(handle, part, raw, result)
                 mask = None if masks is None else masks.between(first, end)
                 sampled = self._sampler(raw, batch, self.rows.tokens, scores, mask)
                 self.rows.write(forward.targets[part], sampled.token_ids)
-                produced.sampled.append(sampled)
+                result.sampled.append(sampled)
 
-    def _agree(self, forward: ForwardOutput, produced: DeviceOutputs) -> None:
+    def _agree(self, forward: ForwardOutput, result: DeviceResult) -> None:
         """Send shard 0's tokens to the other shards.
 
         A sum may differ in its last bit from shard to shard; their sequences may not.
         """
         if self._shard.rank == 0:
-            self._shard.broadcast(torch.cat([part.token_ids for part in produced.sampled]))
+            self._shard.broadcast(torch.cat([part.token_ids for part in result.sampled]))
         else:
             chosen = torch.empty_like(forward.targets)
             self.rows.write(forward.targets, self._shard.broadcast(chosen))
 
     def _apply_options(
-        self, handle: LaunchedStep, part: slice, logits: Tensor, produced: DeviceOutputs
+        self, handle: LaunchedStep, part: slice, logits: Tensor, result: DeviceResult
     ) -> Tensor | None:
         """Report raw logits and run logits processors; returns processed ones, if there are any."""
         scores, batch = None, handle.forward.batch
@@ -250,14 +249,14 @@ class ModelRunner:
                 continue
             index = entry - part.start
             if options.extras.return_generation_logits:
-                produced.generation_logits[entry] = to_host(logits[index].clone())
+                result.generation_logits[entry] = to_host(logits[index].clone())
             if options.extras.logits_processors:
                 scores = logits.clone() if scores is None else scores
                 row, position = batch.rows[entry], batch.positions[entry]
                 token_ids = self.rows.tokens[int(row), : int(position)].tolist()  # waits for them
                 error = _run_processors(options, scores[index], token_ids)
                 if error is not None:
-                    produced.errors[entry] = error
+                    result.errors[entry] = error
         return scores
 
 

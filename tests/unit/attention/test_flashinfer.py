@@ -160,8 +160,16 @@ def test_unsupported_models_are_refused() -> None:
         make([KVSpec(2, 80)])
     with pytest.raises(ConfigError, match="attention for float32"):
         create_attention("flashinfer", [KVSpec(2, DIM)], BLOCK, torch.float32, CPU)
+    with pytest.raises(ConfigError, match="keys of 128 and values of 64"):
+        make([KVSpec(2, 128, value_dim=64)])
+    with pytest.raises(ConfigError, match="keys of 128 and values of 128"):
+        make([KVSpec(1, 128, values_in_keys=True)])
+    with pytest.raises(ConfigError, match="chunks of positions"):
+        make([KVSpec(2, DIM, chunk=64)])
     attention = make([KVSpec(2, DIM)])
     attention.plan(make_metadata([[3]], [1], [1], BLOCK))
     ones = torch.ones(1, 2, DIM).bfloat16()
     with pytest.raises(ConfigError, match="sinks"):
         attention(0, ones, ones, ones, 1.0, sinks=torch.ones(2))
+    with pytest.raises(ConfigError, match="bias by distance"):
+        attention(0, ones, ones, ones, 1.0, bias=torch.zeros(2, 2))

@@ -242,6 +242,17 @@ class Engine(RuleBasedStateMachine):
         assert len(self.batch.live) == len(self.live)
 
     @invariant()
+    def every_row_has_a_state_slot_of_its_own(self) -> None:
+        if not hasattr(self, "scheduler") or self.batch.resources.states is None:
+            return
+        pool = self.batch.resources.states.pool
+        own = [sequence.state_slot for sequence in self.batch.running]
+        assert len(set(own)) == len(own)
+        assert all(map(pool.is_used, own))
+        free_rows = self.scheduler.config.max_batch_size - len(own)
+        assert pool.num_available >= free_rows, "a snapshot has taken the slot of a row"
+
+    @invariant()
     def adapters_add_up(self) -> None:
         if not hasattr(self, "scheduler"):
             return

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
-from tgi_cli.layers import Build, RMSNorm, RotaryEmbedding
+from tgi_cli.layers import Build, GatedMLP, RMSNorm, RotaryEmbedding, Temperature
 from tgi_cli.layers.ops import rotate_
 from tgi_cli.quantization import Unquantized
 
@@ -56,7 +58,7 @@ def test_rotation_turns_each_pair_by_its_angle() -> None:
             torch.testing.assert_close(after, before * turn, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["ntk", "proportional", "mrope"])
+@pytest.mark.parametrize("kind", ["ntk", "mrope"])
 def test_unknown_rope_scaling_is_refused_by_name(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"'{kind}' is not supported") as caught:
         RotaryEmbedding(8, {"rope_theta": 1e4, "rope_type": kind}, 64, torch.float32, CPU)
@@ -68,3 +70,22 @@ def test_a_missing_rope_parameter_is_named() -> None:
         RotaryEmbedding(
             8, {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8}, 64, torch.float32, CPU
         )
+
+
+def test_queries_grow_by_the_logarithm_of_the_periods_behind_them() -> None:
+    factors = Temperature(0.1, 4.0)(torch.tensor([0, 2, 3, 6, 7, 1000]))
+    wanted = [1 + 0.1 * math.log1p(periods) for periods in (0, 0, 1, 1, 2, 250)]
+    torch.testing.assert_close(factors.flatten(), torch.tensor(wanted))
+
+
+def test_gates_below_the_cutoff_of_their_token_count_as_zero() -> None:
+    mlp = GatedMLP(Build(torch.float32, Unquantized()), 8, 8, False, "relu", sparsity=0.9)
+    mlp.gate_up_proj.materialize(CPU)
+    mlp.down_proj.materialize(CPU)
+    with torch.no_grad():
+        mlp.gate_up_proj.weight.copy_(torch.cat((torch.eye(8), torch.eye(8))))
+        mlp.down_proj.weight.copy_(torch.eye(8))
+    gates = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 8.0], [1.0] * 8])
+    cutoff = gates.mean(-1, True) + 1.2815516 * gates.std(-1, correction=0, keepdim=True)
+    torch.testing.assert_close(mlp(gates), (gates - cutoff).relu() * gates)
+    assert mlp(gates)[0].count_nonzero() == 1

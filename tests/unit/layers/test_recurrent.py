@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 
 from tests.tools.state_steps import Run, make_states, run_mixed, run_whole
 from tgi_cli.attention import StateCache, StateTensor
+from tgi_cli.kernels import without_cpp_kernels
 from tgi_cli.layers.recurrent import DeltaGates, by_rows, causal_conv, gated_delta, gated_norm
 
 LENGTHS = (1, 2, 3, 40, 17, 9)
@@ -22,6 +26,12 @@ LENGTHS = (1, 2, 3, 40, 17, 9)
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, params=["kernels", "reference"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    with nullcontext() if request.param == "kernels" else without_cpp_kernels():
+        yield
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +18,7 @@ from tests.tools.state_steps import Run, make_states, run_mixed, run_whole
 from tests.tools.thread_shards import on_shards
 from tgi_cli.attention import StateCache, StateTensor
 from tgi_cli.device.distributed import Shard
+from tgi_cli.kernels import without_cpp_kernels
 from tgi_cli.layers.base import Build
 from tgi_cli.layers.recurrent import StepSizes, state_space
 from tgi_cli.layers.ssm import GroupNorm
@@ -26,6 +31,12 @@ TOKENS = sum(LENGTHS)
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, params=["kernels", "reference"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    with nullcontext() if request.param == "kernels" else without_cpp_kernels():
+        yield
 
 
 @pytest.mark.parametrize("groups", [1, 3, 6])
@@ -77,7 +88,7 @@ def test_a_state_space_model_is_transformers(groups: int, bounds: tuple[float, f
 def test_shards_may_have_parts_of_a_normed_group(groups: int, shards: int) -> None:
     size, heads = 48, 8
     x, gate, weight = torch.randn(5, size), torch.randn(5, size), torch.randn(size)
-    norm = NemotronHRMSNormGated(size, size // groups, 1e-5)
+    norm: Any = NemotronHRMSNormGated(size, size // groups, 1e-5)  # type: ignore[no-untyped-call]
     norm.weight.data.copy_(weight)
 
     def work(shard: Shard) -> Tensor:
@@ -87,7 +98,8 @@ def test_shards_may_have_parts_of_a_normed_group(groups: int, shards: int) -> No
         for slot in layer.slots("norm"):
             slot.fill(weight)
         own = shard.share(size, heads)
-        return layer(x[:, own], gate[:, own])
+        normed: Tensor = layer(x[:, own], gate[:, own])
+        return normed
 
     got = torch.cat(on_shards(shards, work), dim=1)
     torch.testing.assert_close(got, norm(x, gate).detach(), atol=1e-5, rtol=1e-5)

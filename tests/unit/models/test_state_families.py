@@ -13,7 +13,7 @@ import transformers
 from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.models.registry import decoder_spec
-from tgi_cli.models.spec import ConvSpec, DecoderSpec, MoESpec, SSMSpec
+from tgi_cli.models.spec import ConvSpec, DecoderSpec, MoESpec, RopeSpec, SSMSpec
 from tgi_cli.models.weight_map import Source
 
 CONFIGS = {
@@ -43,7 +43,9 @@ def model_type(architecture: str) -> str:
 def comparable(spec: DecoderSpec) -> DecoderSpec:
     """Without the function that maps names, and with one spelling of rotary parameters."""
     ropes = tuple(
-        replace(rope, parameters={"rope_type": "default", **rope.parameters}) for rope in spec.ropes
+        replace(rope, parameters={"rope_type": "default", **rope.parameters})
+        for rope in spec.ropes
+        if isinstance(rope, RopeSpec)
     )
     return replace(spec, source=no_source, ropes=ropes)
 

@@ -116,6 +116,11 @@ def test_every_row_has_a_slot_and_prefixes_some_more():
     assert (slots, config) == (4 + (40 - 4) // 4, CONFIG), "a quarter of what rows leave"
 
 
+def test_without_prefix_caching_snapshots_are_for_samples_of_one_prompt_alone():
+    config = replace(CONFIG, prefix_caching=False)
+    assert size_states(config, 1 << 30, STATE_BYTES) == (4 + 4, config)
+
+
 def test_states_of_rows_take_half_of_the_memory_at_most():
     slots, config = size_states(CONFIG, 6 * STATE_BYTES, STATE_BYTES)
     assert config == replace(CONFIG, max_batch_size=3)

@@ -63,7 +63,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         activation=config_fields.activation(config),
     )
     interleaved = config.get("rope_interleave", bool)
-    names = Names(modules=_MODULES | latent_modules(mixer, interleaved))
+    names = Names(modules={**_MODULES, **latent_modules(mixer, interleaved)})
     layers = config.positive("num_hidden_layers")
     extra = config.positive("num_nextn_predict_layers", 1)
     sparse = sparse_layers(config, layers)

@@ -13,6 +13,7 @@ from typing import Any
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig, text_part
 from tgi_cli.models.families import gemma4_names
+from tgi_cli.models.families.gemma import SANDWICH
 from tgi_cli.models.families.gemma4_names import FULL, SLIDING
 from tgi_cli.models.spec import (
     AltUpSpec,
@@ -38,7 +39,7 @@ _ALTUP = {
     "altup.laurel_right": "laurel.linear_right",
     "altup.laurel_norm": "laurel.post_laurel_norm",
 }
-_MODULES = gemma4_names.SANDWICH | gemma4_names.PER_LAYER | _ALTUP
+_MODULES = SANDWICH | gemma4_names.PER_LAYER | _ALTUP
 
 
 def read(config: ModelConfig) -> DecoderSpec:

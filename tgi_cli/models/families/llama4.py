@@ -19,6 +19,7 @@ from tgi_cli.models.spec import (
     MLPSpec,
     MoESpec,
     NormSpec,
+    RopeSpec,
     TemperatureSpec,
 )
 from tgi_cli.models.weight_map import ModuleSource, Names, Source, StackedExperts, paired_halves
@@ -79,7 +80,9 @@ def read(config: ModelConfig) -> DecoderSpec:
     kinds = config_fields.layer_kinds(
         config, [CHUNKED if turned[n] else FULL for n in range(num_layers)], (CHUNKED, FULL)
     )
-    ropes = [config_fields.rope(config, head_dim, context, 500000.0)]
+    ropes: list[RopeSpec | TemperatureSpec] = [
+        config_fields.rope(config, head_dim, context, 500000.0)
+    ]
     temperature = None
     if config.get("attn_temperature_tuning", bool):
         temperature = len(ropes)

@@ -22,9 +22,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.models.hf.latent import EVERY_TOKEN, EveryToken, absorbed, latent_expansion
-from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask, describe_mask
+from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask, describe_mask, unmasked
 
 RUN, PROBE = "tgi_paged", "tgi_probe"
+RUN_OWN = "tgi_paged_own"
+"""As RUN, of models that compute attention themselves: they are given a mask."""
 RUN_SPARSE = "tgi_paged_sparse"
 """As RUN, of models whose attention hands its mask to an indexer that is left out."""
 
@@ -50,6 +52,7 @@ class AttentionContext:
         layers: the index of each attention module's cache.
         readers: modules that attend to the cache of an earlier layer, and write nothing.
         keys, values: of the layers with a cache of their own, in a dry run.
+        biased: whether scores have a bias by distance.
         step: the paged attention of the step that is running.
     """
 
@@ -58,6 +61,7 @@ class AttentionContext:
     readers: set[Hashable] = field(default_factory=set)
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    biased: bool = False
     step: PagedAttention | None = None
 
     @contextmanager
@@ -294,7 +298,7 @@ def probe(
         call: runs the decoder for ids and positions [1, T].
         context: an empty one, which the attention modules then share.
         stateful: whether layers may keep a state instead of keys and values.
-        running: :data:`RUN` or :data:`RUN_SPARSE`.
+        running: :data:`RUN`, :data:`RUN_OWN` or :data:`RUN_SPARSE`.
 
     Returns:
         The decoder's output.
@@ -330,8 +334,8 @@ def probe(
         raise
     except Exception:  # any error of the model's code: it used the positions
         return output
-    if stateful and not detector.counts:
-        return output  # where a token is follows from the states alone
+    if (stateful or context.biased) and not detector.counts:
+        return output  # where a token is follows from the states, or from distances in the cache
     raise Unsupported("does not use the positions that it is given")
 
 
@@ -342,5 +346,6 @@ def _no_mask(**_: object) -> EveryToken:
 AttentionInterface.register(RUN, _attend)
 AttentionInterface.register(RUN_SPARSE, _attend)
 AttentionMaskInterface.register(RUN_SPARSE, _no_mask)
+AttentionMaskInterface.register(RUN_OWN, unmasked)
 AttentionInterface.register(PROBE, _record)
 AttentionMaskInterface.register(PROBE, describe_mask)

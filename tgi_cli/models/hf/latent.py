@@ -44,11 +44,10 @@ def leave_out_indexers(decoder: nn.Module) -> tuple[list[str], int | None]:
     Returns:
         Paths of what was removed, and how long a text may be; None without sparse attention.
     """
-    removed, limit = [], None
+    removed: list[str] = []
+    limit: int | None = None
     for path, module in list(decoder.named_modules()):
         indexer: Any = getattr(module, "indexer", None)
-        if not isinstance(indexer, nn.Module):
-            continue
         if hasattr(indexer, "index_topk"):
             tokens = int(indexer.index_topk)
         elif hasattr(indexer, "topk_blocks"):

@@ -7,12 +7,14 @@ run so is refused with the reason, found in its configuration or by a dry run on
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import sys
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -45,8 +47,11 @@ from tgi_cli.models.weight_map import Source
 
 log = logging.getLogger(__name__)
 
+_CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")
+"""What configurations call the length of the context."""
+
 _ENDLESS = 1 << 20
-"""The context of models that keep states alone, and do not say for how long a text."""
+"""The context of models without positions (states, ALiBi) that do not say for how long a text."""
 
 _BUFFER_BYTES = 256 << 20
 """Limit of a module's buffers: tables of positions grow with the context in config.json."""
@@ -114,8 +119,9 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
         keep_all_latents(skeleton.decoder)
         skeleton, _ = _probe(skeleton)
         decoder, specs = skeleton.decoder, skeleton.attention.specs
-        context = getattr(decoder.config, "max_position_embeddings", None)
-        if context is None and not specs:
+        named = (getattr(decoder.config, key, None) for key in _CONTEXTS)
+        context = next((value for value in named if value is not None), None)
+        if context is None and (not specs or skeleton.attention.biased):
             context = _ENDLESS
         if not isinstance(context, int):
             raise Unsupported("does not say how long a context it can have")
@@ -272,8 +278,8 @@ def _replace(
             new = BatchedHead(build, width, vocab, tie, head.bias is not None)
         elif module is table and ours is not None:
             new = ours
-        elif path.endswith("dt_proj") and hasattr(parent, "A_log"):
-            yield UnreplacedWeights(module, path, stored, {})  # Mamba multiplies by its weight
+        elif type(module) is nn.Linear and _reads_weight(type(parent), path.rpartition(".")[2]):
+            yield UnreplacedWeights(module, path, stored, {})
         elif (
             type(module) is nn.Linear
             and module.weight.dtype == build.dtype
@@ -305,6 +311,16 @@ def _replace(
             seen.update(own.values())
             if own and not list(module.children()):
                 twins[shared] = module if new is None else new
+
+
+@cache
+def _reads_weight(parent: type[nn.Module], name: str) -> bool:
+    """Whether the code of a module computes with the weight of its layer ``name``, as it is."""
+    try:
+        code = inspect.getsource(parent)
+    except (OSError, TypeError):
+        return False
+    return re.search(rf"self\.{name}\.weight(?!\.dtype|\.device)\b(?! is )", code) is not None
 
 
 def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, at: str) -> None:

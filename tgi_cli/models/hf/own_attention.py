@@ -154,7 +154,14 @@ class StandIn:
         raise Unsupported(f"computes attention in a way of its own ({name})")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class _Long:
+    """A length from which any part may be cut."""
+
+    def __sub__(self, other: object) -> int:
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
 class Slopes:
     """A bias of scores that falls with the distance (ALiBi), as code passes it on.
 
@@ -163,12 +170,17 @@ class Slopes:
     """
 
     bias: Tensor
+    shape = (0, 0, 0)
 
     def __getitem__(self, index: object) -> Slopes:
         return self
 
+    def size(self, dim: int) -> _Long:
+        """Enough for any text."""
+        return _Long()
+
     def __getattr__(self, name: str) -> Any:
-        if name in ("to", "unsqueeze"):
+        if name in ("to", "unsqueeze", "repeat"):
             return lambda *_, **__: self
         if name == "baddbmm":
             return lambda *args, **kwargs: _added(self, *args, **kwargs)
@@ -213,8 +225,9 @@ def _product(left: Any, right: Any) -> Any:
     raise Unsupported("computes attention in a way of its own (a matrix product)")
 
 
-def _added(bias: Any, query: Any, key: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+def _added(bias: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """beta * bias + alpha * query @ key"""
+    query, key = batch1, batch2
     if not isinstance(bias, Slopes) or beta != 1:
         raise Unsupported("adds a bias of its own making to the scores")
     return _product(query, key) * alpha + bias
@@ -231,6 +244,7 @@ def _attend(left: StandIn, right: StandIn) -> Tensor:
     if context.step is None:
         mask = left.mask or WindowMask(None)
         record_layer(context, call.layer, query, key, value, mask)
+        context.biased |= left.bias is not None
         return torch.empty(shape, dtype=value.dtype, device="meta")
     output = context.step(
         context.layers[call.layer],
@@ -238,7 +252,7 @@ def _attend(left: StandIn, right: StandIn) -> Tensor:
         key[0].transpose(0, 1).to(value.dtype),
         value[0].transpose(0, 1),
         left.scale,
-        bias=left.bias,
+        bias=None if left.bias is None else left.bias.to(query.device),
     )
     return output.transpose(0, 1).reshape(shape)
 
@@ -259,14 +273,31 @@ def stand_ins(
 
 def replace_own_attention(decoder: nn.Module, context: AttentionContext) -> None:
     """Give stand-ins to the modules that compute attention in a method ``_attn``."""
+    for name in ("build_alibi_tensor", "build_mpt_alibi_tensor"):
+        if hasattr(decoder, name):
+            setattr(decoder, name, _slopes_for(getattr(decoder, name), name))
     for module in decoder.modules():
         own: Any = getattr(type(module), "_attn", None)
         if own is not None:
-            module._attn = MethodType(_wrapped(own, context), module)  # type: ignore[assignment]
+            module._attn = MethodType(_wrapped(own, context), module)
         # A constant that transformers computes as it builds the module.
         scale = getattr(module, "scale_attn", None)
         if isinstance(scale, Tensor) and scale.is_meta:
             module.scale_attn = float(module.head_dim) ** 0.5  # type: ignore[assignment, arg-type]
+
+
+def _slopes_for(build: Callable[..., Tensor], name: str) -> Callable[..., Slopes]:
+    """Replaces the function of a model that computes a bias for each key."""
+
+    def slopes(*args: Any, **_: object) -> Slopes:
+        if name == "build_alibi_tensor":
+            keys = build(torch.ones(1, 2), args[1], torch.float32)
+        else:
+            keys = build(args[0], 2, device=torch.device("cpu"))
+        rise = (keys[:, 0, 1] - keys[:, 0, 0]).float()
+        return Slopes(torch.stack([torch.zeros_like(rise), -rise], dim=1))
+
+    return slopes
 
 
 def _wrapped(own: Callable[..., Any], context: AttentionContext) -> Callable[..., Any]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers
@@ -29,15 +27,14 @@ from transformers.models.auto.modeling_auto import (
 from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.hf.attention import PROBE, RUN, RUN_SPARSE, AttentionContext
+from tgi_cli.models.hf.attention import PROBE, RUN, RUN_OWN, RUN_SPARSE, AttentionContext
 from tgi_cli.models.hf.latent import leave_out_indexers
 from tgi_cli.models.hf.layers import EXPERTS, tame_routing
-from tgi_cli.models.hf.masks import Unsupported, WindowMask
+from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.own_attention import replace_own_attention
+from tgi_cli.models.hf.split import SplitCache, split_stateful
 from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
-
-_TRIED = 7
-"""Tokens that a model is given to see what it hands to its decoder."""
+from tgi_cli.models.hf.wrapped import TRIED, first_position
 
 _LAYER_TYPES = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"}
@@ -56,10 +53,8 @@ _LAYER_TYPES = frozenset(
 )
 """Kinds of layers, of which a dry run shows what they do."""
 
-_HARMLESS = frozenset(
-    {"past_key_values", "use_cache", "cache_position", "return_dict", "output_attentions"}
-    | {"output_hidden_states", "output_router_logits", "logits_to_keep", "num_logits_to_keep"}
-)
+_SPLIT = ("minimax", "zaya", "qwen4_exp_text", "inkling_text", "inkling2_text")
+"""Model types whose modules with states are called sequence by sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +92,8 @@ class Skeleton:
     @property
     def running(self) -> str:
         """The name of the attention that steps run with."""
+        if self.own_attention:
+            return RUN_OWN
         return RUN if self.dense_positions is None else RUN_SPARSE
 
     def with_own_attention(self) -> Skeleton:
@@ -143,7 +140,7 @@ class Skeleton:
             return []
         head = self.text.get_output_embeddings()
         wanted = {self.decoder, head}
-        removed = []
+        removed: list[str] = []
         for path, module in list(self.whole.named_modules()):
             inside = any(path == gone or path.startswith(f"{gone}.") for gone in removed)
             kept = module in wanted or module in set(self.decoder.modules())
@@ -229,7 +226,8 @@ def _check(config: Any, known: type[PreTrainedModel]) -> None:
 
 def _text_part(whole: Any) -> Skeleton:
     """The parts of a model, with what depends on the longest sequence taken out."""
-    text, decoder = whole, whole.get_decoder()
+    text: Any = whole
+    decoder: Any = whole.get_decoder()
     if isinstance(decoder, PreTrainedModel) and decoder.get_output_embeddings() is not None:
         text = decoder  # a causal language model within a larger model, or the whole
         decoder = text.get_decoder()
@@ -240,13 +238,12 @@ def _text_part(whole: Any) -> Skeleton:
     # It would look for padding in a text, and warn of it.
     decoder.warn_if_padding_and_no_attention_mask = lambda *_, **__: None
     tame_routing(decoder)
-    cache = StepCache()
-    stateful = substitute(decoder, cache)
-    convolutions = {child for module in stateful for child in module.children()}
+    cache, stateful = _with_states(decoder)
+    convolutions = {child for module in stateful for child in module.modules()}
     told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
     give_positions(decoder, None if told else cache)
     wrapped = takes_more(whole.config)
-    first = _first_position(whole, decoder) if wrapped else 0
+    first = first_position(whole, decoder) if wrapped else 0
     for module in decoder.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             first = module.padding_idx + 1  # RoBERTa; texts have no padding here
@@ -276,6 +273,30 @@ def _text_part(whole: Any) -> Skeleton:
     )
 
 
+def _with_states(decoder: Any) -> tuple[StepCache, set[nn.Module]]:
+    """The cache of a decoder, and its modules that keep recurrent states in it."""
+    code = inspect.getsource(sys.modules[type(decoder).__module__])
+    split = decoder.config.model_type in _SPLIT
+    if not split or not type(decoder).__module__.startswith("transformers."):
+        cache = StepCache()
+        stateful = substitute(decoder, cache)
+        if not stateful and "get_conv_state(" in code:
+            raise Unsupported("keeps a state beside keys and values, in a way of its own")
+        return cache, stateful
+    cache = SplitCache()
+    ids = torch.zeros(1, TRIED, dtype=torch.int64, device="meta")
+
+    def rehearse() -> None:
+        decoder.config._attn_implementation = "eager"
+        try:
+            cache.begin(ids[0], None)
+            decoder(input_ids=ids, position_ids=ids, past_key_values=cache, use_cache=False)
+        finally:
+            decoder.config._attn_implementation = RUN
+
+    return cache, split_stateful(decoder, rehearse, cache)
+
+
 def rope_types(module: nn.Module) -> list[str]:
     """The kinds of rotary embedding that a module computes."""
     kinds = getattr(module, "rope_type", None)
@@ -285,89 +306,3 @@ def rope_types(module: nn.Module) -> list[str]:
 def _path(whole: nn.Module, part: nn.Module) -> str:
     paths: dict[nn.Module, str] = {module: path for path, module in whole.named_modules()}
     return paths[part]
-
-
-class _Reached(Exception):
-    """The decoder was called."""
-
-
-def _first_position(whole: Any, decoder: Any) -> int:
-    """Give the whole model a text, on the CPU, and look at what it hands to its decoder.
-
-    No weight is needed: the table of embeddings is replaced, and the decoder is not run.
-
-    Returns:
-        The position of a text's first token.
-
-    Raises:
-        Unsupported: the decoder gets more than a text's vectors and positions.
-    """
-    special = {value for value in _numbers(whole.config.to_dict()) if type(value) is int}
-    ids = torch.tensor([[n for n in range(3, 99) if n not in special][:_TRIED]])
-    vectors = torch.randn(1, _TRIED, decoder.config.hidden_size)
-    table, given = decoder.get_input_embeddings(), {}
-
-    def record(*args: Any, **kwargs: Any) -> None:
-        names = inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
-        given.update(kwargs | dict(zip(list(names)[1:], args, strict=False)))
-        raise _Reached
-
-    decoder.forward, table.forward = record, lambda _: vectors
-    try:
-        with _trial(whole, decoder):
-            whole(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-    except _Reached:
-        return _check_inputs(given, ids, vectors, decoder.config)
-    finally:
-        del decoder.forward, table.forward
-    raise Unsupported("does not run its decoder for text alone")
-
-
-@contextmanager
-def _trial(whole: Any, decoder: Any) -> Iterator[None]:
-    """Describe masks instead of making them, and compute beside the weights, on the CPU."""
-    configs = (whole.config, decoder.config)
-    for config in configs:
-        config._attn_implementation = PROBE
-    try:
-        with mock.patch.object(PreTrainedModel, "device", torch.device("cpu")):
-            yield
-    finally:
-        for config in configs:
-            config._attn_implementation = RUN
-
-
-def _check_inputs(given: dict[str, Any], ids: Tensor, vectors: Tensor, config: Any) -> int:
-    """Whether the decoder would do the same if it was given ids and positions alone.
-
-    Returns the position of the first token.
-    """
-    embeds, named = given.pop("inputs_embeds", None), given.pop("input_ids", None)
-    if embeds is not None and not (embeds.shape == vectors.shape and torch.equal(embeds, vectors)):
-        raise Unsupported("changes token vectors before its decoder gets them")
-    if embeds is None and (named is None or not torch.equal(named, ids)):
-        raise Unsupported("changes token ids before its decoder gets them")
-    positions, first = given.pop("position_ids", None), 0
-    if positions is not None:
-        first = int(positions.flatten()[0])
-        if not (positions == torch.arange(first, first + _TRIED)).all():
-            raise Unsupported("does not count positions up, one by one")
-    mask = given.pop("attention_mask", None)
-    for kind, each in mask.items() if isinstance(mask, dict) else [("", mask)]:
-        wanted = getattr(config, "sliding_window", None) if "sliding" in kind else None
-        if isinstance(each, WindowMask):
-            if each.window != wanted:
-                raise Unsupported("masks text otherwise than its decoder")
-        elif each is not None and not (each.shape == ids.shape and each.bool().all()):
-            raise Unsupported("attends with a mask or bias of its own making")
-    for name, value in given.items():
-        if name not in _HARMLESS and value is not None and value is not False:
-            raise Unsupported(f"gives its decoder more than token vectors and positions ({name})")
-    return first
-
-
-def _numbers(value: Any) -> list[Any]:
-    if isinstance(value, dict | list | tuple):
-        inner = value.values() if isinstance(value, dict) else value
-        return [number for each in inner for number in _numbers(each)]
-    return [value]

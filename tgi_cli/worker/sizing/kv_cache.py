@@ -50,7 +50,8 @@ SNAPSHOT_SHARE = 0.25
 """Share of the rest for states at the end of prefixes."""
 
 SNAPSHOTS_PER_ROW = 4
-"""Limit of their number: of each conversation that runs, those of some earlier ones."""
+"""Limit of their number: of each conversation that runs, those of some earlier ones. Without prefix
+caching, only samples of one prompt use them, and there is one per row at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +265,8 @@ def size_states(config: EngineConfig, budget: int, slot_bytes: int) -> tuple[int
             "free memory, lower --max-batch-prefill-tokens, or use a smaller model",
         )
     rest = int((budget - rows * slot_bytes) * SNAPSHOT_SHARE)
-    snapshots = min(rest // slot_bytes, SNAPSHOTS_PER_ROW * rows)
+    per_row = SNAPSHOTS_PER_ROW if config.prefix_caching else 1
+    snapshots = min(rest // slot_bytes, per_row * rows)
     if rows < config.max_batch_size:
         config = replace(config, max_batch_size=rows)
     return rows + snapshots, config
