@@ -177,7 +177,7 @@ GPT_OSS_ROPE = {
 
 DELTA: dict[str, Any] = SMALL | {
     "num_hidden_layers": 4,
-    "head_dim": 24,
+    "head_dim": 32,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     "linear_num_key_heads": 2,
@@ -189,8 +189,8 @@ DELTA: dict[str, Any] = SMALL | {
 """Three layers of the gated delta rule to one of attention.
 
 What a random query reads of a state is now and then as short as 1e-5, by cancellation, and a norm
-with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits then
-differ by up to 8e-4, transformers' own by 4e-4 between its two forms of the rule.
+with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits would
+differ by up to 2e-4.
 """
 DELTA_ALONE = {
     key: value for key, value in DELTA.items() if key not in ("head_dim", "rope_parameters")
@@ -268,7 +268,7 @@ GRANITE4 = (
 )
 
 NEMOTRON = {key: v for key, v in SMALL.items() if key != "num_hidden_layers"} | {
-    "head_dim": 24,
+    "head_dim": 32,
     "mamba_num_heads": 8,
     "mamba_head_dim": 16,
     "ssm_state_size": 24,

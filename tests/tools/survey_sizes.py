@@ -280,6 +280,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
+    "XmodConfig": _PLAIN | {"is_decoder": True, "default_language": "en_XX"},
     # Where they are tied, transformers 5.23 initializes its embeddings anew after loading them.
     "YoutuConfig": _PLAIN | _MLA | {"tie_word_embeddings": False},
     "Zamba2Config": _PLAIN

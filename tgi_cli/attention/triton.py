@@ -22,6 +22,7 @@ from tgi_cli.attention import triton_tiles as tiles
 from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
 from tgi_cli.attention.triton_cache import how_to_read, stage, write_cache
 from tgi_cli.attention.triton_kernels import decode_kernel, prefill_kernel, reduce_kernel
+from tgi_cli.attention.triton_latent import LatentRows, Sequences, attend_latents
 
 _LOG2E = math.log2(math.e)
 
@@ -197,6 +198,9 @@ class TritonAttention(PagedAttention):
         if bias is not None:
             bias = bias.float().contiguous()
         leading = step.leading(heads // spec.num_kv_heads)
+        if _has_latents(spec) and softcap is None and bias is None:
+            self._attend_latents(layer, query, output, scale, sinks)
+            return output
         common = {
             "query": query,
             "key_cache": self.raw(self.key_cache[layer]),
@@ -232,6 +236,21 @@ class TritonAttention(PagedAttention):
         if tokens > leading.tokens:
             self._prefill(step.metadata, leading, tokens, common)
         return output
+
+    def _attend_latents(
+        self, layer: int, query: Tensor, output: Tensor, scale: float, sinks: Tensor | None
+    ) -> None:
+        metadata, leading = self._planned.metadata, self._planned.leading(query.shape[1])
+        bits = how_to_read(self.cache_dtype, self.hardware.casts_fp8)
+        rows = LatentRows(self.raw(self.key_cache[layer]), self.specs[layer].value_width, bits)
+        groups = [Sequences(0, leading.sequences, leading.most, leading.max_keys)]
+        if len(query) > leading.tokens:
+            first = leading.sequences
+            lens, kv_lens = metadata.query_lens_host[first:], metadata.kv_lens_host[first:]
+            groups.append(Sequences(first, len(lens), max(lens), max(kv_lens)))
+        for group in groups:
+            if group.count:
+                attend_latents(query, output, rows, metadata, group, scale, sinks, self.hardware)
 
     def _decode(
         self, metadata: AttentionMetadata, leading: _Leading, common: dict[str, Any]
@@ -316,6 +335,11 @@ class TritonAttention(PagedAttention):
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
+
+
+def _has_latents(spec: KVSpec) -> bool:
+    """Whether all heads share keys that have values within."""
+    return spec.values_in_keys and spec.num_kv_heads == 1 and spec.reach is None
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """KV blocks: references to them, and an index of their content.
 
-A block is an index into the device's cache. Its state is one of
+A block is an index into the device's cache, or a slot for a recurrent state, which is shared and
+found in the same way (:mod:`tgi_cli.engine.state_slots`). It is one of
 
     ==========  ==============  =====================================================
     state       reference count location

@@ -243,4 +243,6 @@ class Scheduler:
             "Reused prompt tokens": load.reused_tokens,
             "Total prompt tokens": load.prompt_tokens,
             "Preemptions": load.preemptions,
+            "Used state slots": load.used_state_slots,
+            "Cached states": load.cached_states,
         }

@@ -134,24 +134,32 @@ def _convolution(label: str, conv: CausalConv) -> ConvolutionLayer:
 def _delta(
     emitter: Emitter, label: str, mixer: DeltaNet, source: BufferView, output: Output
 ) -> None:
-    keys, _, values, _ = mixer.widths
+    keys, _, values = mixer.widths
     heads, program = mixer.num_heads, emitter.program
     if mixer.key_dim > MAX_KEY_DIM:
         raise UnsupportedLayer(f"{label}: keys of {mixer.key_dim} dimensions")
-    qkvz = emitter.buffer("qkvz", sum(mixer.widths))
-    ba = emitter.buffer("ba", 2 * heads)
-    qkv = emitter.buffer("convolved", sum(mixer.widths[:3]))
+    qkvz = emitter.buffer("qkvz", mixer.qkvz_proj.out_features)
+    ba = emitter.buffer("ba", mixer.ba_proj.out_features)
+    qkv = emitter.buffer("convolved", sum(mixer.widths))
     read = emitter.buffer("attended", values)
     emitter.linear(f"{label}.qkvz_proj", mixer.qkvz_proj, source, qkvz)
     emitter.linear(f"{label}.ba_proj", mixer.ba_proj, source, ba)
+    if mixer.low_rank is None:
+        decay, gate = ba.at(heads), qkvz.at(2 * keys + values)
+    else:
+        low_rank = mixer.low_rank
+        low = emitter.buffer("low_rank", 2 * low_rank.rank)
+        decay, gate = emitter.buffer("decays", keys), emitter.buffer("gates", values)
+        emitter.linear(f"{label}.a_proj", low_rank.a_proj, source, low)
+        emitter.linear(f"{label}.f_b_proj", low_rank.f_b_proj, low, decay)
+        emitter.linear(f"{label}.g_b_proj", low_rank.g_b_proj, low.at(low_rank.rank), gate)
     convolution = _convolution(f"{label}.conv", mixer.conv)
     program.convolve(f"{label}.conv", qkvz, qkv, convolution, mixer.layer)
-    views = RecurrenceViews(qkv, qkv.at(keys), qkv.at(2 * keys), decay=ba.at(heads), beta=ba)
+    views = RecurrenceViews(qkv, qkv.at(keys), qkv.at(2 * keys), decay=decay, beta=ba)
     key_heads = keys // mixer.key_dim
     rule = mixer.decay.gates.layer(key_heads, mixer.key_dim, mixer.value_dim, L2_EPS)
     program.recur(f"{label}.recur", views, read, rule, mixer.layer)
     norm = GateLayer(mixer.norm.activation, mixer.norm.weight.float(), mixer.norm.eps)
-    gate = qkvz.at(2 * keys + values)
     program.gate(f"{label}.norm_gate", read, gate, read, norm, heads, mixer.value_dim)
     _project(emitter, f"{label}.out_proj", mixer.out_proj, read, output)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import config_fields
@@ -39,7 +38,7 @@ def latent_rope(config: ModelConfig, context: int) -> RopeSpec:
     return config_fields.rope_spec(config, dims, context, parameters)
 
 
-def latent_modules(spec: LatentSpec, interleaved: bool) -> Mapping[str, ModuleSource]:
+def latent_modules(spec: LatentSpec, interleaved: bool) -> dict[str, ModuleSource]:
     """The checkpoint's modules of what is rotated, whose pairs may be neighbours there."""
     if not interleaved:
         return {}

@@ -63,6 +63,12 @@ CASES = {
     "mimo": Case(90, 64, 8, 192, torch.bfloat16, window=128, sinks=True, value_dim=128),
     "llama 4": Case(90, 40, 8, 128, torch.bfloat16, chunk=8192),
     "falcon rw": Case(80, 32, 32, 64, torch.bfloat16, distances=2),
+    "deepseek v3": Case(90, 128, 1, 576, torch.bfloat16, value_dim=512),
+    "deepseek v2 lite, 8 bits": Case(
+        80, 16, 1, 576, torch.bfloat16, torch.float8_e4m3fn, value_dim=512
+    ),
+    "minicpm 3 on a small GPU": Case(89, 40, 1, 288, torch.bfloat16, value_dim=256),
+    "latents in float32": Case(80, 16, 1, 576, torch.float32, value_dim=512, sinks=True),
     "float32": Case(80, 4, 2, 64, torch.float32, lens=((1, 2000),)),
 }
 
@@ -70,7 +76,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_attention(case: Case, compiled: list[tuple[str, Any]]) -> None:
     compile_for(case.capability)
-    spec = KVSpec(case.kv_heads, case.dim, case.window, case.value_dim, case.chunk)
+    latent = case.kv_heads == 1
+    spec = KVSpec(case.kv_heads, case.dim, case.window, case.value_dim, case.chunk, latent)
     attention = TritonAttention([spec], 16, case.dtype, CPU, case.cache_dtype)
     attention.hardware = Hardware(108, SHARED[case.capability], divmod(case.capability, 10))
     attention.allocate(1)
@@ -83,9 +90,9 @@ def test_attention(case: Case, compiled: list[tuple[str, Any]]) -> None:
         value = torch.empty(sum(queries), case.kv_heads, case.value_dim, dtype=case.dtype)
     sinks = torch.empty(case.heads, dtype=case.dtype) if case.sinks else None
     bias = torch.empty(case.heads, case.distances) if case.distances else None
-    attention(0, query, key, value, 0.1, case.softcap, sinks, bias)
-    expected = {"_write_kernel", "decode_kernel", "reduce_kernel"}
-    if queries[-1] > 16:
+    attention(0, query, key, None if latent else value, 0.1, case.softcap, sinks, bias)
+    expected = {"_write_kernel", "latent_kernel" if latent else "decode_kernel", "reduce_kernel"}
+    if queries[-1] > 16 and not latent:
         expected.add("prefill_kernel")
     kernels = dict(compiled)
     assert set(kernels) == expected
@@ -94,7 +101,11 @@ def test_attention(case: Case, compiled: list[tuple[str, Any]]) -> None:
         assert f".target sm_{case.capability}" in kernel.asm["ptx"]
         assert kernel.metadata.shared <= SHARED[case.capability]
     # Keys and values go to shared memory in pieces of 16 bytes, while others are computed with.
-    for name in expected.intersection(("decode_kernel", "prefill_kernel")):
+    # (Rows of latents in 8 bits are not: they are widened for two products.)
+    by_pieces = {"decode_kernel", "prefill_kernel"}
+    if case.cache_dtype is None:
+        by_pieces.add("latent_kernel")
+    for name in expected & by_pieces:
         copies = [line for line in kernels[name].asm["ptx"].splitlines() if "cp.async.c" in line]
         assert any("0x10" in line for line in copies)
     if "prefill_kernel" in expected and case.capability == 90:

@@ -208,6 +208,24 @@ def test_widths_chunks_and_biases(name: str) -> None:
     Workload(MIXED, **options).check(**scoring)
 
 
+@pytest.mark.parametrize(
+    ("heads", "dtype", "cache_dtype", "sinks"),
+    [
+        (20, torch.float32, None, False),
+        (3, torch.bfloat16, None, True),
+        (16, torch.float16, FP8[0], False),
+        (70, torch.bfloat16, FP8[1], False),
+    ],
+)
+def test_rows_of_latents(
+    heads: int, dtype: torch.dtype, cache_dtype: torch.dtype | None, sinks: bool
+) -> None:
+    lens = [(1, 1), (1, 33), (1, 100), (3, 31), (21, 37)]
+    load = Workload(lens, heads, 1, 40, dtype, cache_dtype, value_dim=24, values_in_keys=True)
+    load.check(**({"sinks": torch.randn(heads).to(DEVICE)} if sinks else {}))
+    Workload(lens[:3], heads, 1, 40, dtype, value_dim=24, values_in_keys=True).check()
+
+
 def test_a_cache_that_another_layer_has_written() -> None:
     load = Workload(MIXED, window=45)
     ours, reference = load.backend("triton"), load.backend("torch")

@@ -95,3 +95,31 @@ def test_random_use_never_loses_or_duplicates_a_block() -> None:
         used = {block for blocks in held for block in blocks}
         assert pool.num_used == len(used)
         assert pool.num_used + pool.num_available == 20
+
+
+def test_a_block_that_is_forgotten_is_taken_first_and_not_found() -> None:
+    pool = BlockPool(3)
+    blocks = pool.take(3)
+    for block in blocks:
+        pool.index(block, bytes([block]))
+    pool.release(blocks)
+    assert pool.evicts
+    pool.forget(blocks[0])
+    assert not pool.evicts
+    assert pool.find(bytes([blocks[0]])) is None
+    assert pool.take(1) == [blocks[0]]
+    assert pool.evicts
+
+
+def test_a_block_in_use_that_is_forgotten_may_have_new_content() -> None:
+    pool = BlockPool(2)
+    (block,) = pool.take(1)
+    pool.index(block, b"old")
+    pool.forget(block)
+    assert pool.is_used(block)
+    assert pool.num_available == 1
+    pool.index(block, b"new")
+    assert pool.find(b"new") == block
+    pool.release([block])
+    assert not pool.is_used(block)
+    assert pool.take(1) != [block], "what has no content is taken first"

@@ -217,6 +217,8 @@ def test_a_prompt_keeps_no_state_for_forks_that_have_ended() -> None:
     harness.add(request(3, prompt, 50, fork_of=1))
     harness.step()
     assert harness.scheduler.load().used_state_slots == 3
+    stats = harness.scheduler.stats(harness.worker.steps[-1])
+    assert (stats["Used state slots"], stats["Cached states"]) == (3, 0)
     harness.batch.cancel(3)
     assert harness.scheduler.load().used_state_slots == 2
 

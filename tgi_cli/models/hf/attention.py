@@ -9,6 +9,7 @@ mask: a model is served only if its masks are causal, with or without a sliding 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,6 +52,8 @@ class AttentionContext:
         specs: of the caches, in the order in which layers attend.
         layers: the index of each attention module's cache.
         readers: modules that attend to the cache of an earlier layer, and write nothing.
+        repeated: the indices of modules that attend several times in a step, to a cache each.
+        turns: how often they have, in this step.
         keys, values: of the layers with a cache of their own, in a dry run.
         biased: whether scores have a bias by distance.
         step: the paged attention of the step that is running.
@@ -59,15 +62,26 @@ class AttentionContext:
     specs: list[KVSpec] = field(default_factory=list)
     layers: dict[Hashable, int] = field(default_factory=dict)
     readers: set[Hashable] = field(default_factory=set)
+    repeated: dict[Hashable, list[int]] = field(default_factory=dict)
+    turns: Counter[Hashable] = field(default_factory=Counter)
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     biased: bool = False
     step: PagedAttention | None = None
 
+    def cache_of(self, layer: Hashable) -> int:
+        """The index of the cache of a layer's next call in this step."""
+        if layer not in self.repeated:
+            return self.layers[layer]
+        turn = self.turns[layer]
+        self.turns[layer] = turn + 1
+        return self.repeated[layer][turn]
+
     @contextmanager
     def running(self, attention: PagedAttention) -> Iterator[None]:
         """Send attention to ``attention`` within the block."""
         self.step = attention
+        self.turns.clear()
         try:
             yield
         finally:
@@ -96,7 +110,7 @@ def _attend(
     if expansion is not None:
         (query, key), values = absorbed(expansion, query, key, value), None
     output = context.step(
-        context.layers[module],
+        context.cache_of(module),
         query[0].transpose(0, 1),
         key[0].transpose(0, 1) if writes else None,
         values if writes else None,
@@ -122,8 +136,6 @@ def _record(
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
-    if module in context.layers:
-        raise Unsupported("attends more than once in a layer")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise Unsupported("has attention that is not causal")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
@@ -167,8 +179,6 @@ def record_layer(
     values_in_keys: bool = False,
 ) -> None:
     """Note in a dry run what the layer that ``layer`` identifies keeps of a token."""
-    if layer in context.layers:
-        raise Unsupported("attends more than once in a layer")
     if query.shape[2] != key.shape[2] or query.shape[3] != key.shape[3]:
         raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
@@ -182,17 +192,23 @@ def record_layer(
         chunk=mask.chunk,
         values_in_keys=values_in_keys,
     )
-    shared = [i for i, other in enumerate(context.keys) if other is key]
-    if shared:
-        if value is not context.values[shared[0]] or context.specs[shared[0]] != spec:
-            raise Unsupported("has layers that share keys, and do not see the same of them")
-        context.readers.add(layer)
-        context.layers[layer] = shared[0]
+    again = layer in context.layers
+    for index, known in enumerate(zip(context.keys, context.values, context.specs, strict=True)):
+        if known[0] is key and known[1] is value and known[2] == spec:
+            if again:
+                raise Unsupported("attends to the same keys and values twice in a layer")
+            context.readers.add(layer)
+            context.layers[layer] = index
+            return
+    if again and layer in context.readers:
+        raise Unsupported("attends to keys of its own beside those of another layer")
+    if again:
+        context.repeated.setdefault(layer, [context.layers[layer]]).append(len(context.specs))
     else:
         context.layers[layer] = len(context.specs)
-        context.specs.append(spec)
-        context.keys.append(key)
-        context.values.append(value)
+    context.specs.append(spec)
+    context.keys.append(key)
+    context.values.append(value)
 
 
 class _DryRunAttention:
@@ -322,7 +338,8 @@ def probe(
     layers = layers or getattr(config, "num_hidden_layers", len(context.layers))
     if not context.layers and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
-    if len(context.layers) != layers and not stateful:
+    calls = len(context.layers) + sum(len(more) - 1 for more in context.repeated.values())
+    if layers not in (calls, len(context.layers)) and not stateful:
         raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")
     detector = _TokenMixingDetector(tokens)
     with context.running(cast(PagedAttention, _DryRunAttention(context.specs))), detector:

@@ -266,6 +266,8 @@ def tame_routing(decoder: nn.Module) -> None:
             module.forward = MethodType(_dry_gating, module)
         elif type(module).__name__ == "DbrxExperts":
             module.forward = MethodType(_dry_experts, module)
+        elif type(module).__name__ == "XmodOutput":
+            module.lang_adapter = MethodType(_dry_adapter, module)  # type: ignore[assignment]
         elif type(module).__name__ == "LongcatFlashExperts":
             module.forward = MethodType(_identity_experts, module)
 
@@ -277,6 +279,10 @@ def _dry_gating(module: Any, hidden: Tensor) -> Any:
     order = torch.empty(pairs, dtype=torch.int64, device="meta")
     counts = [pairs] + [0] * (module.num_experts - 1)
     return order, order, hidden.new_empty(pairs), counts, module.layer(hidden)
+
+
+def _dry_adapter(module: Any, languages: Tensor, hidden: Tensor) -> Any:
+    return hidden if hidden.is_meta else type(module).lang_adapter(module, languages, hidden)
 
 
 def _dry_experts(module: Any, hidden: Tensor, *routing: Any, **more: Any) -> Any:

@@ -247,7 +247,7 @@ def _attend(left: StandIn, right: StandIn) -> Tensor:
         context.biased |= left.bias is not None
         return torch.empty(shape, dtype=value.dtype, device="meta")
     output = context.step(
-        context.layers[call.layer],
+        context.cache_of(call.layer),
         query[0].transpose(0, 1).to(value.dtype),
         key[0].transpose(0, 1).to(value.dtype),
         value[0].transpose(0, 1),
