@@ -189,8 +189,8 @@ DELTA: dict[str, Any] = SMALL | {
 """Three layers of the gated delta rule to one of attention.
 
 What a random query reads of a state is now and then as short as 1e-5, by cancellation, and a norm
-with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits then
-differ by up to 8e-4, transformers' own by 4e-4 between its two forms of the rule.
+with an epsilon of 1e-6 makes a thousand times more of it, and of its rounding errors: logits would
+differ by up to 2e-4.
 """
 DELTA_ALONE = {
     key: value for key, value in DELTA.items() if key not in ("head_dim", "rope_parameters")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.parity.cases import DELTA, DELTA_SHARED, MAMBA, SMALL, Case
+from tests.parity.cases import DELTA, DELTA_SHARED, LATENT, MAMBA, SMALL, Case
 from tests.parity.families import make_checkpoint
 from tests.parity.test_engine_greedy import engine, random_prompt
 from tests.tools.checkpoints import make_llama
@@ -273,6 +273,10 @@ FAMILIES: dict[str, tuple[Case, tuple[str, ...]]] = {
     "linear attention": (
         Case("Qwen3_5TextConfig", DELTA),
         ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "up_proj"),
+    ),
+    "latent attention, pairs of neighbours": (
+        Case("DeepseekV3Config", LATENT | {"n_routed_experts": 4, "first_k_dense_replace": 3}),
+        ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "up_proj"),
     ),
     "through transformers' own code": (
         Case("PhiConfig", SMALL),

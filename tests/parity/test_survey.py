@@ -1,4 +1,4 @@
-"""Classes that transformers' modules run over our caches, one of each kind: logits in mixed steps."""
+"""Classes that transformers' modules run over our caches: logits in mixed steps, by kind."""
 
 from __future__ import annotations
 

@@ -305,6 +305,6 @@ def bias_at(bias: Tensor, distances: Tensor) -> Tensor:
         float32 [heads, *distances.shape]
     """
     last = bias.shape[1] - 1
-    known = bias.index_select(1, distances.clamp(0, last).flatten()).unflatten(1, distances.shape)
+    known = bias.index_select(1, distances.clamp(0, last).flatten()).view(-1, *distances.shape)
     slopes = (bias[:, last] - bias[:, last - 1]).view(-1, *[1] * distances.ndim)
     return known.add_((distances - last).clamp_min_(0) * slopes)

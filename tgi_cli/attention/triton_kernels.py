@@ -19,105 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_cli.attention.triton_cache import widened
-
-_LOWEST = tl.constexpr(-1.0e30)
-"""Where a maximum starts: minus infinity would make a NaN of what a row has not seen yet."""
-_LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def first_visible(places: tl.tensor, WINDOW: tl.constexpr, CHUNKED: tl.constexpr) -> tl.tensor:
-    """The first positions that queries at ``places`` see, with a WINDOW that is not 0."""
-    if CHUNKED:
-        first = places // WINDOW * WINDOW
-    else:
-        first = tl.maximum(places - WINDOW + 1, 0)
-    return first
-
-
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _attend(
-    attended: tl.tensor,  # [BLOCK_M, BLOCK_D], what was attended to so far
-    largest: tl.tensor,  # [BLOCK_M], the largest score so far
-    total: tl.tensor,  # [BLOCK_M], the sum of weights so far
-    queries: tl.tensor,  # [BLOCK_M, BLOCK_D]
-    places: tl.tensor,  # [BLOCK_M], the positions of the queries
-    biases: tl.tensor,  # [BLOCK_M], where the biases of their heads begin
-    begin: tl.tensor,  # keys from here, a multiple of BLOCK_N ...
-    end: tl.tensor,  # ... to here
-    first: tl.tensor,  # what is before or not before ...
-    limit: tl.tensor,  # ... is not read
-    table: tl.tensor,  # of the sequence
-    key_head: tl.tensor,  # the head's first key and value
-    value_head: tl.tensor,
-    scale: float,
-    cap: float,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_ROW: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    DISTANCES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    FP8: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    MASKED: tl.constexpr,  # else all queries see all these keys
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    columns = tl.arange(0, BLOCK_N)
-    dims = tl.arange(0, BLOCK_D)
-    inside = dims < HEAD_DIM
-    value_dims = tl.arange(0, BLOCK_V)
-    value_inside = value_dims < VALUE_DIM
-    for start in range(begin, end, BLOCK_N):
-        keys = start + columns
-        if MASKED:
-            readable = (keys >= first) & (keys < limit)
-            blocks = tl.load(table + keys // BLOCK_SIZE, mask=readable, other=0)
-            key_mask = inside[:, None] & readable[None, :]
-            value_mask = readable[:, None] & value_inside[None, :]
-        else:
-            blocks = tl.load(table + keys // BLOCK_SIZE)
-            key_mask = inside[:, None]
-            value_mask = value_inside[None, :]
-        slots = blocks.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
-        key_at = slots * (KV_HEADS * HEAD_DIM)
-        value_at = slots * (KV_HEADS * VALUE_ROW)
-        # What lies there unmasked may be what a broken request left: zeros, not times zero.
-        key = tl.load(key_head + key_at[None, :] + dims[:, None], mask=key_mask, other=0)
-        values_from = value_head + value_at[:, None] + value_dims[None, :]
-        value = tl.load(values_from, mask=value_mask, other=0)
-        scores = tl.dot(queries, widened(key, queries.dtype, FP8), input_precision=PRECISION)
-        factor = scale
-        if HAS_CAP:
-            scores = cap * (2.0 * tl.sigmoid(scale * scores) - 1.0)
-            factor = 1.0
-        if DISTANCES > 0:
-            far = tl.maximum(places[:, None] - keys[None, :], 0)
-            known = tl.load(biases[:, None] + tl.minimum(far, DISTANCES - 1))
-            slope = tl.load(biases + (DISTANCES - 1)) - tl.load(biases + (DISTANCES - 2))
-            beyond = tl.maximum(far - (DISTANCES - 1), 0).to(tl.float32)
-            scores = scores * factor + (known + beyond * slope[:, None]) * _LOG2E
-            factor = 1.0
-        if MASKED:
-            visible = keys[None, :] <= places[:, None]
-            if WINDOW > 0:
-                visible &= keys[None, :] >= first_visible(places, WINDOW, CHUNKED)[:, None]
-            scores = tl.where(visible, scores, float("-inf"))
-        before = largest
-        largest = tl.maximum(before, tl.max(scores, 1) * factor)
-        weights = tl.exp2(scores * factor - largest[:, None])
-        kept = tl.exp2(before - largest)
-        total = total * kept + tl.sum(weights, 1)
-        value = widened(value, queries.dtype, FP8)
-        weights = weights.to(value.dtype)
-        attended = tl.dot(weights, value, attended * kept[:, None], input_precision=PRECISION)
-    return attended, largest, total
+from tgi_cli.attention.triton_attend import LOG2E, LOWEST, attend_tiles, first_visible
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -202,11 +104,11 @@ def prefill_kernel(
         at = flat * query_stride + heads * query_head_stride
         queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
         attended = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
-        largest = tl.full((BLOCK_M,), _LOWEST, dtype=tl.float32)
+        largest = tl.full((BLOCK_M,), LOWEST, dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if HAS_SINKS:
             sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
-            largest = sink * _LOG2E
+            largest = sink * LOG2E
             total += 1.0
 
         places = earlier + tokens
@@ -223,21 +125,21 @@ def prefill_kernel(
             first = first_visible(earlier + first_token, WINDOW, CHUNKED)
             seen_by_all = first_visible(earlier + last_token, WINDOW, CHUNKED)
             all_from = tl.minimum(tl.cdiv(seen_by_all, BLOCK_N) * BLOCK_N, limit)
-            attended, largest, total = _attend(
+            attended, largest, total = attend_tiles(
                 attended, largest, total, queries, places, biases,
                 first // BLOCK_N * BLOCK_N, all_from, first, limit,
                 table, key_head, value_head, scale, cap,
                 KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
                 HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, True,
             )  # fmt: skip
-        attended, largest, total = _attend(
+        attended, largest, total = attend_tiles(
             attended, largest, total, queries, places, biases,
             all_from, all_to, first, limit,
             table, key_head, value_head, scale, cap,
             KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
             HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, False,
         )  # fmt: skip
-        attended, largest, total = _attend(
+        attended, largest, total = attend_tiles(
             attended, largest, total, queries, places, biases,
             tl.maximum(all_from, all_to), limit, first, limit,
             table, key_head, value_head, scale, cap,
@@ -341,13 +243,13 @@ def decode_kernel(
         at = flat * query_stride + heads * query_head_stride
         queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
         attended = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
-        largest = tl.full((BLOCK_M,), _LOWEST, dtype=tl.float32)
+        largest = tl.full((BLOCK_M,), LOWEST, dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if WHOLE and HAS_SINKS:
             sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
-            largest = sink * _LOG2E
+            largest = sink * LOG2E
             total += 1.0
-        attended, largest, total = _attend(
+        attended, largest, total = attend_tiles(
             attended, largest, total, queries, kv_len - query_len + tokens,
             bias + heads * DISTANCES, begin, end, first, kv_len,
             block_table + sequence.to(tl.int64) * table_stride,
@@ -410,9 +312,9 @@ def reduce_kernel(
         inside = dims < VALUE_DIM
         number = (flat + token).to(tl.int64) * HEADS + head
         sums = tl.load(part_sums + number * num_splits + splits, mask=made, other=float("-inf"))
-        largest = tl.maximum(tl.max(sums, 0), _LOWEST)
+        largest = tl.maximum(tl.max(sums, 0), LOWEST)
         if HAS_SINKS:
-            sink = tl.load(sinks + head).to(tl.float32) * _LOG2E
+            sink = tl.load(sinks + head).to(tl.float32) * LOG2E
             largest = tl.maximum(largest, sink)
         weights = tl.exp2(sums - largest)
         total = tl.sum(weights, 0)

@@ -36,6 +36,11 @@ class HeadMatrices:
         return cls(packed, (MatrixStruct * len(packed))(*(matrix.struct for matrix in packed)))
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the packed matrices."""
+        return sum(matrix.nbytes for matrix in self.packed)
+
+    @property
     def heads(self) -> int:
         return len(self.packed)
 

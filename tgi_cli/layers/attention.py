@@ -125,8 +125,8 @@ class Attention(nn.Module):
             parts["gate_proj"] = Projection(num_heads * self.value_dim, num_heads)
         self.qkv_proj = ColumnParallelLinear(build, hidden_size, parts, bias)
         self.widths = [own.stop - own.start for _, own in self.qkv_proj.parts.values()]
-        own_heads = [width // head_dim for width in self.widths]
-        self.heads = [own_heads[0], 0 if shared else own_heads[1]]
+        self.all_heads = [width // head_dim for width in self.widths]
+        self.heads = [self.all_heads[0], 0 if shared else self.all_heads[1]]
         """Of queries and keys."""
         self.plain = not (shared or values_from_keys or value_norm) and value_dim is None
         """Whether keys and values are what three projections made, all of one width."""
@@ -167,9 +167,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """``rotation`` is None if nothing is done to queries and keys by position."""
         projected = self.qkv_proj(hidden)
-        rotated = projected[:, : sum(self.heads) * self.head_dim]
-        rotated = rotated.unflatten(1, (-1, self.head_dim))
-        query, key, value, gate = self._parts(projected, rotated)
+        rotated, query, key, value, gate = self._parts(projected)
         if self.q_norm is not None and self.k_norm is not None and key is not None:
             query.copy_(self.q_norm(query.flatten(1)).view(query.shape))
             key.copy_(self.k_norm(key.flatten(1)).view(key.shape))
@@ -183,8 +181,9 @@ class Attention(nn.Module):
             and (kernels := ops.triton_kernels())
         ):
             norm = self.qk_norm
+            written = projected[:, : sum(self.widths[:3])]
             kernels.norm_rotate_write(
-                projected[:, : sum(self.widths[:3])].unflatten(1, (-1, self.head_dim)),
+                written.view(written.shape[0], -1, self.head_dim),
                 None if norm is None else norm.weight,
                 0.0 if norm is None else norm.eps,
                 *rotation,
@@ -204,13 +203,20 @@ class Attention(nn.Module):
         return self._project(attended, gate, hidden)
 
     def _parts(
-        self, projected: Tensor, rotated: Tensor
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Queries, keys, values [T, heads, dimensions] and the gate [T, features]."""
+        self, projected: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Queries and keys as one, queries, keys, values [T, heads, dimensions], and the gate."""
+        if self.plain:
+            heads = projected.view(projected.shape[0], -1, self.head_dim)
+            query, key, value, *others = torch.split(heads, self.all_heads, dim=1)
+            rotated = heads[:, : self.heads[0] + self.heads[1]]
+            return rotated, query, key, value, others[0] if others else None
+        rotated = projected[:, : sum(self.heads) * self.head_dim]
+        rotated = rotated.view(projected.shape[0], -1, self.head_dim)
         parts: tuple[Tensor, ...] = torch.split(projected, self.widths, dim=1)
         gate = parts[-1] if self.output_gate else None
         if self.shared:
-            return rotated, None, None, gate
+            return rotated, rotated, None, None, gate
         query, key = torch.split(rotated, self.heads, dim=1)
         if self.values_from_keys:
             value = key.clone()
@@ -218,7 +224,7 @@ class Attention(nn.Module):
             value = parts[2].view(len(projected), -1, self.value_dim)
         if self.v_norm is not None:
             value = self.v_norm(value)
-        return query, key, value, gate
+        return rotated, query, key, value, gate
 
     def _project(self, attended: Tensor, gate: Tensor | None, hidden: Tensor) -> Tensor:
         if gate is not None:

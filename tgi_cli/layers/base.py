@@ -66,6 +66,11 @@ class Loadable(nn.Module):
     packed: Tensor | PackedMatrix | None = None
 
     @property
+    def packed_bytes(self) -> int:
+        """Bytes of weights that are not parameters."""
+        return 0 if self.packed is None else self.packed.nbytes
+
+    @property
     def loads_after(self) -> Loadable | None:
         """The layer that must be loaded before this one, and should be right before it."""
         return None

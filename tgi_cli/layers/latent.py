@@ -72,6 +72,11 @@ class LatentExpansion(Loadable):
         self.packed_values = HeadMatrices.pack(self.values.transpose(1, 2))
         self.keys.data = self.values.data = self.keys.new_empty(0)
 
+    @property
+    def packed_bytes(self) -> int:
+        both = (self.packed_keys, self.packed_values)
+        return sum(matrices.nbytes for matrices in both if matrices is not None)
+
     def absorb(self, query: Tensor) -> Tensor:
         """What the latents are to be multiplied by: [T, heads, key_dim] to [T, heads, R]."""
         if self.packed_keys is not None:

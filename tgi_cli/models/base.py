@@ -55,12 +55,8 @@ class CausalLM(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """Bytes that the weights take, packed and quantized as they are."""
-        packed = [
-            layer.packed
-            for layer in self.modules()
-            if isinstance(layer, Loadable) and layer.packed is not None
-        ]
-        return sum(weight.nbytes for weight in [*self.parameters(), *packed])
+        packed = [layer.packed_bytes for layer in self.modules() if isinstance(layer, Loadable)]
+        return sum(packed) + sum(weight.nbytes for weight in self.parameters())
 
     def bytes_read(self, rows: int) -> int:
         """Bytes of weights that a decode of ``rows`` sequences reads, of this shard.
@@ -75,9 +71,8 @@ class CausalLM(nn.Module):
                 return
             for parameter in module.parameters(recurse=False):
                 sizes[parameter.data_ptr()] = parameter.nbytes * share
-            packed = module.packed if isinstance(module, Loadable) else None
-            if packed is not None:
-                sizes[id(packed)] = packed.nbytes * share
+            if isinstance(module, Loadable) and module.packed_bytes:
+                sizes[id(module)] = module.packed_bytes * share
 
         for module in self.modules():
             add(module, 1.0)

@@ -59,6 +59,12 @@ def sparse_layers(config: ModelConfig, num_layers: int) -> list[bool]:
     kinds = config.get("mlp_layer_types", list, [])
     if kinds and len(kinds) != num_layers:
         raise config.invalid(f"'mlp_layer_types' names {len(kinds)} of {num_layers} layers")
+    for kind in kinds:
+        if kind not in ("dense", "sparse"):
+            raise UnsupportedModelError(
+                f"layer type {kind!r} is not supported for {config.architecture}",
+                "supported: dense, sparse",
+            )
     if kinds:
         return [kind == "sparse" for kind in kinds]
     first, step = config.get("first_k_dense_replace", int), config.positive("moe_layer_freq", 1)
@@ -92,6 +98,8 @@ def grouped_experts(config: ModelConfig, softmax: bool) -> MoESpec:
     if num_experts % groups or top_groups > groups:
         raise config.invalid(f"{num_experts} experts in {groups} groups, of which {top_groups}")
     shared = config.get("n_shared_experts", int, 0)
+    if shared < 0:
+        raise config.invalid(f"'n_shared_experts' is {shared}")
     return MoESpec(
         num_experts=num_experts,
         top_k=config.positive("num_experts_per_tok"),

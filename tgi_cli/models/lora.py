@@ -194,6 +194,8 @@ def _find(module: str, targets: LoraTargets) -> list[LoraTarget]:
         what = "experts, one by one"
     elif last in ("lm_head", "embed_out"):
         what = "the output head"
+    elif last == "kv_b_proj":
+        what = "what makes keys and values of latents"
     elif "emb" in last or last in ("wte", "wpe"):
         what = "embeddings"
     else:

@@ -68,7 +68,6 @@ def experts(config: ModelConfig, num_experts: int, top_k: int) -> MoESpec:
 def hybrid(
     config: ModelConfig,
     mlp: Callable[[int], MLPSpec | MoESpec],
-    num_kv_heads: int,
     projections: Callable[[DeltaSpec], Table],
 ) -> DecoderSpec:
     """A decoder of the generation of Qwen3-Next.
@@ -76,11 +75,10 @@ def hybrid(
     Args:
         config: of the decoder.
         mlp: what a layer has, by its index.
-        num_kv_heads: the default of an absent key.
         projections: where the checkpoint has those of the delta rule.
     """
     config = config_fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config, num_kv_heads)
+    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float, 1e-6), one_plus=True)
     bias = config.get("attention_bias", bool, False)

@@ -230,8 +230,8 @@ class Lonely:
         self.spec, self.dtype, self.scoring = spec, dtype, scoring
         generator = torch.Generator().manual_seed(0)
         self.query, self.key, self.value = (
-            torch.randn(self.length, heads, spec.head_dim, generator=generator).to(dtype)
-            for heads in (6, 2, 2)
+            torch.randn(self.length, heads, dim, generator=generator).to(dtype)
+            for heads, dim in ((6, spec.head_dim), (2, spec.head_dim), (2, spec.value_width))
         )
 
     def attend(self, chunks: list[int], beside: list[int]) -> Tensor:
@@ -280,6 +280,32 @@ def test_a_token_does_not_depend_on_the_other_sequences_of_its_step(
         else:
             tolerance = 1e-5 if dtype is torch.float32 else 0.02
             torch.testing.assert_close(other, whole, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "biased"),
+    [
+        (KVSpec(2, 80, value_dim=48), False),
+        (KVSpec(2, 48, value_dim=80), True),
+        (KVSpec(2, 80, chunk=20), False),
+        (KVSpec(2, 80, chunk=200), False),
+        (KVSpec(2, 80, chunk=200), True),
+    ],
+)
+def test_a_token_depends_on_itself_alone_in_chunks_and_with_biases(
+    spec: KVSpec, biased: bool
+) -> None:
+    bias = torch.randn(6, 19, generator=torch.Generator().manual_seed(1))
+    lonely = Lonely(spec, torch.float32, {"bias": bias} if biased else {})
+    whole = lonely.attend([620], [])
+    for other in (
+        lonely.attend([100, 300, 7, 1, 192, 20], []),
+        lonely.attend([1, 2, 3, 190, 200, 204, *[1] * 20], [640] * 8),
+    ):
+        if rows_add_up_alike(not biased, torch.float32):
+            assert torch.equal(other, whole)
+        else:
+            torch.testing.assert_close(other, whole, atol=1e-5, rtol=0)
 
 
 def test_the_number_of_threads_changes_no_bit_of_what_a_cap_makes() -> None:

@@ -264,8 +264,12 @@ class Lonely:
         self.spec, self.length, self.scoring = spec, length, scoring
         generator = torch.Generator().manual_seed(0)
         self.query, self.key, self.value = (
-            torch.randn(length, count, spec.head_dim, generator=generator).to(BF16)
-            for count in (heads, spec.num_kv_heads, spec.num_kv_heads)
+            torch.randn(length, count, dim, generator=generator).to(BF16)
+            for count, dim in (
+                (heads, spec.head_dim),
+                (spec.num_kv_heads, spec.head_dim),
+                (spec.num_kv_heads, spec.value_width),
+            )
         )
 
     def attend(self, chunks: list[int], beside: list[int], block_size: int = BLOCK) -> Tensor:
@@ -307,6 +311,18 @@ def test_a_token_does_not_depend_on_the_other_sequences_of_its_step(
         # ... and not where there are many.
         lonely.attend([1, 2, 3, 190, 200, 204, 480, *[1] * 20], [640] * 40),
         lonely.attend([511, 2, 587], [1]),
+    ):
+        assert torch.equal(other, whole)
+
+
+@pytest.mark.parametrize("spec", [KVSpec(2, 96, value_dim=48), KVSpec(2, 80, chunk=300)])
+def test_a_token_depends_on_itself_alone_in_chunks_and_with_biases(spec: KVSpec) -> None:
+    bias = torch.randn(6, 19, generator=torch.Generator().manual_seed(1))
+    lonely = Lonely(spec, 700, 6, {"bias": bias})
+    whole = lonely.attend([700], [])
+    for other in (
+        lonely.attend([100, 300, 7, 1, 192, 20, *[1] * 80], []),
+        lonely.attend([511, 2, 167, *[1] * 20], [5, 300, 699]),
     ):
         assert torch.equal(other, whole)
 

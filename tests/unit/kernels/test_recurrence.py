@@ -54,16 +54,8 @@ def step(entries: Sequence[Entry]) -> tuple[Tensor, StepSlots]:
     first = starts()
     rows = [torch.arange(e.start, e.stop) + first[e.text] for e in entries]
     counts = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
-    slots = [
-        torch.tensor([getter(e) for e in entries])
-        for getter in (
-            lambda e: e.source,
-            lambda e: e.target,
-            lambda e: e.snapshot[0],
-            lambda e: e.snapshot[1],
-        )
-    ]
-    return torch.cat(rows), StepSlots.of(int(counts[-1]), counts, slots)
+    slots = torch.tensor([[e.source, e.target, *e.snapshot] for e in entries])
+    return torch.cat(rows), StepSlots.of(int(counts[-1]), counts, slots.unbind(1))
 
 
 def whole(run: Run) -> Tensor:
@@ -215,7 +207,7 @@ def test_recurrence(name: str, dtype: torch.dtype) -> None:
     case, total = CASES[name], sum(LENGTHS)
     heads, dims, width = case.heads, case.key_dim, case.value_dim
     rows = heads * dims if case.channels else heads
-    sizes = (case.key_heads * dims, case.key_heads * dims, heads * width, rows, heads)
+    sizes = [case.key_heads * dims, case.key_heads * dims, heads * width, rows, heads]
     mixed = torch.randn(total, sum(sizes)).to(dtype)
     if case.form == DecayForm.GIVEN:
         mixed[:, -rows - heads :].sigmoid_()
@@ -240,13 +232,13 @@ def test_recurrence(name: str, dtype: torch.dtype) -> None:
     states = torch.empty(SLOTS, heads, dims, width)
 
     def run(tokens: Tensor, slots: StepSlots) -> Tensor:
-        query, key, value, decay, beta = mixed[tokens].split(sizes, 1)
+        query, key, value, decay, beta = torch.split(mixed[tokens], sizes, 1)
         return recurrence(
             layer,
             (
-                query.unflatten(1, (-1, dims)),
-                key.unflatten(1, (-1, dims)),
-                value.unflatten(1, (-1, width)),
+                query.view(len(tokens), -1, dims),
+                key.view(len(tokens), -1, dims),
+                value.view(len(tokens), -1, width),
             ),
             decay,
             beta if case.delta else None,
@@ -257,7 +249,7 @@ def test_recurrence(name: str, dtype: torch.dtype) -> None:
     states.fill_(float("nan"))
     ours = whole(run)
     for text, (first, last) in enumerate(zip(starts(), starts()[1:], strict=False)):
-        wanted, state = reference(layer, mixed[first:last].double().split(sizes, 1))
+        wanted, state = reference(layer, torch.split(mixed[first:last].double(), sizes, 1))
         near(ours[first:last], wanted, dtype)
         near(states[text], state, torch.float32)
     check_slots(run, states)

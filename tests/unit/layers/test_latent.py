@@ -160,3 +160,11 @@ def test_each_shard_has_the_matrices_of_its_heads() -> None:
     assert torch.equal(whole.values[2:], half.values)
     assert torch.equal(whole.keys[1, 3], weight[36 + 3])
     assert torch.equal(whole.values[1, :, 3], weight[36 + 16 + 3])
+
+
+def test_packed_matrices_count_as_weights() -> None:
+    layer = LatentExpansion(Build(torch.bfloat16, Unquantized()), 4, 48, 16, 32)
+    filled(layer)
+    numbers = 4 * 48 * (16 + 32)
+    parameters = sum(parameter.nbytes for parameter in layer.parameters())
+    assert numbers * 2 <= layer.packed_bytes + parameters < numbers * 4

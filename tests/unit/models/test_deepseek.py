@@ -96,12 +96,13 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     [
         {"topk_method": "greedy"},
         {"scoring_func": "softmax"},
+        {"mlp_layer_types": ["dense"] * 60 + ["other"]},
         {"architectures": ["DeepseekV2ForCausalLM"], "num_experts_per_tok": 6}
         | {"norm_topk_prob": True},
     ],
 )
 def test_other_ways_to_choose_experts_are_refused(values: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="not supported for Deepseek"):
+    with pytest.raises(UnsupportedModelError, match="is not supported for Deepseek"):
         spec_of(tmp_path, **values)
 
 
@@ -110,28 +111,38 @@ def test_groups_that_cannot_be_are_an_error(tmp_path: Path) -> None:
         spec_of(tmp_path, n_group=3, topk_group=2)
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+def test_kimi_k25_is_known_by_its_published_name(tmp_path: Path) -> None:
+    config = transformers.Kimi_K25Config(text_config={"model_type": "kimi_k2", **SMALL})
+    config.architectures = ["KimiK25ForConditionalGeneration"]
+    config.dtype = "float32"
+    config.save_pretrained(tmp_path)
+    facts = model_facts(read_config(tmp_path))
+    assert facts.architecture == "KimiK25ForConditionalGeneration"
+    assert facts.kv_bytes_per_token == 2 * (16 + 8)
+
+
 def test_sparse_attention_says_how_far_it_is_dense(tmp_path: Path) -> None:
-    sizes = {
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 24,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 20,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "n_group": 1,
-        "topk_group": 1,
-        "index_n_heads": 2,
-        "index_head_dim": 16,
-        "index_topk": 96,
-    }
+    sizes = SMALL | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 96}
     config = transformers.DeepseekV32Config(**sizes)
     config.architectures = ["DeepseekV32ForCausalLM"]
     config.dtype = "float32"

@@ -21,8 +21,7 @@ struct Piece {
     return slot < 0 ? nullptr : static_cast<T*>(c.states) + slot * (c.taps - 1) * c.channels;
   }
 
-  TGI_INLINE f32x16 product(const T* x, const T* before, int64_t channel) const {
-    const int64_t left = end - channel;
+  TGI_INLINE f32x16 product(const T* x, const T* before, int64_t channel, int64_t left) const {
     if (!before) return load_part(x + channel, left);
     return rounded(load_part(x + channel, left) * load_part(before + channel, left), x);
   }
@@ -44,18 +43,17 @@ struct Piece {
     for (int64_t tap = 0; tap < c.taps; ++tap) rows[tap] = row(token - c.taps + 1 + tap);
     const T* after = c.after ? static_cast<const T*>(c.after) + (first + token) * c.after_stride : nullptr;
     T* output = static_cast<T*>(c.output) + (first + token) * c.output_stride;
-    for (int64_t channel = begin; channel < end; channel += 16) {
-      const int64_t left = end - channel;
+    in_vectors(begin, end, [&](int64_t channel, int64_t left) __attribute__((always_inline)) {
       f32x16 sum = c.bias ? load_part(c.bias + channel, left) : f32x16{};
       for (int64_t tap = 0; tap < c.taps; ++tap) {
         if (!rows[tap].x) continue;
         const f32x16 weight = load_part(c.weight + tap * c.channels + channel, left);
-        sum = fused(weight, product(rows[tap].x, rows[tap].before, channel), sum);
+        sum = fused(weight, product(rows[tap].x, rows[tap].before, channel, left), sum);
       }
       if (c.activation >= 0) sum = activate(sum, c.activation);
       if (after) sum = rounded(sum, output) * load_part(after + channel, left);
       store_part(output + channel, sum, left);
-    }
+    });
   }
 
   // The last inputs of the first `count` tokens. The old state may be where they go.
@@ -63,8 +61,9 @@ struct Piece {
     if (!to) return;
     for (int64_t tap = 0; tap + 1 < c.taps; ++tap, to += c.channels) {
       const Row from = row(count - c.taps + 1 + tap);
-      for (int64_t channel = begin; channel < end; channel += 16)
-        store_part(to + channel, from.x ? product(from.x, from.before, channel) : f32x16{}, end - channel);
+      in_vectors(begin, end, [&](int64_t channel, int64_t left) {
+        store_part(to + channel, from.x ? product(from.x, from.before, channel, left) : f32x16{}, left);
+      });
     }
   }
 };

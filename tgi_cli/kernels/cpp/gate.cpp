@@ -16,21 +16,19 @@ void gate_group(const Gate& g, const T* x, const T* gate, T* y, const float* wei
   float* const products = room.data();
   const bool first = g.gate_first || !weight;
   f32x16 squares = {};
-  for (int64_t i = 0; i < g.width; i += 16) {
-    const int64_t left = g.width - i;
+  in_vectors(0, g.width, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
     f32x16 value = load_part(x + i, left);
     if (first) value = value * activate(load_part(gate + i, left), g.activation);
     squares = fused(value, value, squares);
     store(products + i, value);
-  }
+  });
   const float scale = weight ? 1.0f / std::sqrt(sum_of(squares) / float(g.width) + g.eps) : 1.0f;
-  for (int64_t i = 0; i < g.width; i += 16) {
-    const int64_t left = g.width - i;
+  in_vectors(0, g.width, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
     f32x16 value = load(products + i);
     if (weight) value = value * scale * load_part(weight + i, left);
     if (!first) value = value * activate(load_part(gate + i, left), g.activation);
     store_part(y + i, value, left);
-  }
+  });
 }
 
 template <class T>

@@ -23,7 +23,7 @@ constexpr int MOST_VECTORS = 4;
 #endif
 constexpr int64_t LANES = sizeof(Columns) / 4;
 // Columns that go through a run of tokens together: with 128 rows 16 KiB, half of the first level of
-// the cache. Of 64 a token takes 1.5 times as long (columns.py of the benchmarks).
+// the cache; more columns would not leave room for the keys and queries.
 constexpr int64_t TILE = TILE_VECTORS * LANES;
 constexpr int64_t WIDE_TILE = MOST_VECTORS * LANES;
 constexpr int64_t AT_ONCE = 16;  // tokens whose queries, keys and decays are made ready at a time
@@ -36,7 +36,15 @@ TGI_INLINE Columns columns_at(const float* from) {
 
 TGI_INLINE void put(float* to, Columns columns) { std::memcpy(to, &columns, sizeof(columns)); }
 
-TGI_INLINE Columns all(float value) { return Columns{} + value; }
+TGI_INLINE Columns all(float value) {
+#if defined(__AVX512F__)
+  return (Columns)_mm512_set1_ps(value);  // out of memory at once; adding it to 0 takes two more
+#elif defined(__AVX2__)
+  return (Columns)_mm256_set1_ps(value);
+#else
+  return Columns{} + value;
+#endif
+}
 
 // What a few tokens of a head bring, ready to be used.
 struct Ready {

@@ -43,13 +43,11 @@ TGI_INLINE void store_part(T* to, f32x16 x, int64_t count) {
   std::memcpy(to, all, size_t(count) * sizeof(T));
 }
 
-TGI_INLINE f32x16 square_root(f32x16 x) {
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_sqrt_ps((__m512)x);
-#else
-  for (int lane = 0; lane < 16; ++lane) x[lane] = std::sqrt(x[lane]);
-  return x;
-#endif
+// take(first, count) for numbers [begin, end), 16 at a time; whole vectors are without branches.
+template <class Take>
+TGI_INLINE void in_vectors(int64_t begin, int64_t end, const Take& take) {
+  for (; begin + 16 <= end; begin += 16) take(begin, 16);
+  if (begin < end) take(begin, end - begin);
 }
 
 // ln(1 + e^x) to about 2 in 10^7.

@@ -19,10 +19,8 @@ from tgi_cli.models.spec import (
     AltUpSpec,
     AttentionSpec,
     DecoderSpec,
-    LayerSpec,
     MLPSpec,
     NormSpec,
-    PerLayerSpec,
 )
 
 _DEFAULTS: dict[str, Any] = {
@@ -74,21 +72,10 @@ def read(config: ModelConfig) -> DecoderSpec:
         )
         for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True))
     ]
-    activation = config_fields.activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    activation = gemma4_names.activation(config)
     streams = config.positive("altup_num_inputs")
-    layer = LayerSpec(
-        mixer=None,
-        mlp=None,
-        input_norm=norm,
-        mixer_output_norm=norm,
-        mlp_norm=norm,
-        mlp_output_norm=norm,
-        per_layer=PerLayerSpec(
-            vocab_size=config.positive("vocab_size_per_layer_input"),
-            width=config.positive("hidden_size_per_layer_input"),
-            eps=norm.eps,
-            activation=activation,
-        ),
+    layer = replace(
+        gemma4_names.layer(config, norm),
         altup=AltUpSpec(
             num_streams=streams,
             active=config.get("altup_active_idx", int) % streams,

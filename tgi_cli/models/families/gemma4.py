@@ -19,12 +19,10 @@ from tgi_cli.models.families.gemma4_names import FULL, SLIDING
 from tgi_cli.models.spec import (
     AttentionSpec,
     DecoderSpec,
-    LayerSpec,
     MLPAndExpertsSpec,
     MLPSpec,
     MoESpec,
     NormSpec,
-    PerLayerSpec,
 )
 
 
@@ -44,29 +42,18 @@ def read(config: ModelConfig) -> DecoderSpec:
     norm = NormSpec(config.get("rms_norm_eps", float))
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),
-        activation=config_fields.activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        activation=gemma4_names.activation(config),
     )
     wider = 2 if config.get("use_double_wide_mlp", bool, False) else 1
     shared = replace(mlp, intermediate_size=wider * mlp.intermediate_size)
     experts = _experts(config, mlp, norm) if config.raw.get("enable_moe_block") else None
-    per_layer = None
-    if width := config.get("hidden_size_per_layer_input", int, 0):
-        rows = config.positive("vocab_size_per_layer_input")
-        per_layer = PerLayerSpec(
-            vocab_size=rows, width=width, eps=norm.eps, activation=mlp.activation
-        )
-    layer = LayerSpec(
-        mixer=None,
-        mlp=experts or mlp,
-        input_norm=norm,
-        mixer_output_norm=norm,
+    layer = replace(
+        gemma4_names.layer(config, norm),
         mlp_norm=None if experts else norm,
-        mlp_output_norm=norm,
-        per_layer=per_layer,
         output_scalar=True,
     )
     dims = {kind: a.head_dim for kind, a in zip(kinds, attentions, strict=True)}
-    parameters = gemma4_names.ROPES | (config.get("rope_parameters", dict, {}))
+    parameters = gemma4_names.ROPES | config.get("rope_parameters", dict, {})
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive("hidden_size"),

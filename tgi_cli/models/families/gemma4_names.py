@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.families.gemma import SANDWICH
-from tgi_cli.models.spec import AttentionSpec
+from tgi_cli.models.spec import AttentionSpec, LayerSpec, NormSpec, PerLayerSpec
 from tgi_cli.models.weight_map import Names, Source, StackedExperts
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -59,6 +60,32 @@ _MODULES = {
     "mlp.moe.expert_scales": "router.per_expert_scale",
     "mlp.moe.router": "router.proj",
 }
+
+
+def layer(config: ModelConfig, norm: NormSpec) -> LayerSpec:
+    """A layer without mixer and MLP: norms around both, and embeddings of its own, if any."""
+    per_layer = None
+    if width := config.get("hidden_size_per_layer_input", int, 0):
+        per_layer = PerLayerSpec(
+            vocab_size=config.positive("vocab_size_per_layer_input"),
+            width=width,
+            eps=norm.eps,
+            activation=activation(config),
+        )
+    return LayerSpec(
+        mixer=None,
+        mlp=None,
+        input_norm=norm,
+        mixer_output_norm=norm,
+        mlp_norm=norm,
+        mlp_output_norm=norm,
+        per_layer=per_layer,
+    )
+
+
+def activation(config: ModelConfig) -> str:
+    """Of MLPs and of the gates of embeddings."""
+    return config_fields.activation(config, "hidden_activation", "gelu_pytorch_tanh")
 
 
 def names(decoder: str, modules: dict[str, str], top: dict[str, str]) -> Names:

@@ -84,7 +84,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         config_fields.rope(config, head_dim, context, 500000.0)
     ]
     temperature = None
-    if config.get("attn_temperature_tuning", bool):
+    if config.raw.get("attn_temperature_tuning"):
         temperature = len(ropes)
         scale, period = (config.get(key, float) for key in ("attn_scale", "floor_scale"))
         ropes.append(TemperatureSpec(scale=scale, period=period))

@@ -5,21 +5,34 @@ As Qwen 3.5 with experts; the checkpoint has the projections of each key head to
 
 from __future__ import annotations
 
+from typing import Any
+
+from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.families.qwen_moe import sparse_layers
 from tgi_cli.models.qwen_hybrid import Table, dense, experts, hybrid
 from tgi_cli.models.spec import DecoderSpec, DeltaSpec, MLPSpec, MoESpec
 from tgi_cli.models.weight_map import interleaved
 
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+}
+
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/qwen3_next"""
+    config = config_fields.filled(config, _DEFAULTS)
     sparse = sparse_layers(config, config.positive("num_hidden_layers"))
 
     def mlp(layer: int) -> MLPSpec | MoESpec:
         return experts(config, 512, 10) if layer in sparse else dense(config)
 
-    return hybrid(config, mlp, 2, _packed)
+    return hybrid(config, mlp, _packed)
 
 
 def _packed(delta: DeltaSpec) -> Table:

@@ -95,11 +95,8 @@ def absorbed(
 ) -> tuple[Tensor, Tensor]:
     """Queries over rows, and the rows: [1, heads, T, ·] and [1, 1, T, ·], by what ``expand_kv``
     was given, [1, 1, T, ·] each."""
-    plain, turned = (
-        query[0]
-        .transpose(0, 1)
-        .split((expansion.key_dim, query.shape[-1] - expansion.key_dim), dim=-1)
-    )
+    heads = query[0].transpose(0, 1)
+    plain, turned = heads[..., : expansion.key_dim], heads[..., expansion.key_dim :]
     queries = torch.cat((expansion.absorb(plain), turned), dim=-1)
     return queries.transpose(0, 1)[None], torch.cat((latent, rotated), dim=-1)
 

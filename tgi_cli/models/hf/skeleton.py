@@ -56,6 +56,9 @@ _LAYER_TYPES = frozenset(
 _SPLIT = ("minimax", "zaya", "qwen4_exp_text", "inkling_text", "inkling2_text")
 """Model types whose modules with states are called sequence by sequence."""
 
+_PUBLISHED = {"KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration"}
+"""Architectures that checkpoints name otherwise than transformers names its class."""
+
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
@@ -165,7 +168,7 @@ def build_skeleton(config: ModelConfig, dtype: torch.dtype) -> Skeleton:
     _check(own, known)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()
-    if not trusted and config.architecture not in {*causal, *multimodal}:
+    if not trusted and known.__name__ not in {*causal, *multimodal}:
         raise Unsupported("is not a causal language model")
     options = {"dtype": dtype, "experts_implementation": EXPERTS}
     with torch.device("meta"):
@@ -190,7 +193,7 @@ def takes_more(config: Any) -> bool:
 def _class_and_config(config: ModelConfig) -> tuple[Any, Any, bool]:
     """The model's class, its configuration, and whether the class comes with the checkpoint."""
     name = config.architecture
-    known: Any = getattr(transformers, name, None)
+    known: Any = getattr(transformers, _PUBLISHED.get(name, name), None)
     if known is None:
         code = config.get("auto_map", dict, {})
         if not code:
