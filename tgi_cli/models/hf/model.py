@@ -11,7 +11,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -314,10 +314,10 @@ def _replace(
 
 
 @cache
-def _reads_weight(parent: type[nn.Module], name: str) -> bool:
+def _reads_weight(parent: Hashable, name: str) -> bool:
     """Whether the code of a module computes with the weight of its layer ``name``, as it is."""
     try:
-        code = inspect.getsource(parent)
+        code = inspect.getsource(cast(type[nn.Module], parent))
     except (OSError, TypeError):
         return False
     return re.search(rf"self\.{name}\.weight(?!\.dtype|\.device)\b(?! is )", code) is not None

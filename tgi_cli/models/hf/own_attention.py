@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -281,11 +281,11 @@ def replace_own_attention(decoder: nn.Module, context: AttentionContext) -> None
         if type(module).__name__ == "GPTNeoXJapaneseAttention":
             own = _without_zeros
         if own is not None:
-            module._attn = MethodType(_wrapped(own, context), module)
+            cast(Any, module)._attn = MethodType(_wrapped(own, context), module)
         # A constant that transformers computes as it builds the module.
         scale = getattr(module, "scale_attn", None)
         if isinstance(scale, Tensor) and scale.is_meta:
-            module.scale_attn = float(module.head_dim) ** 0.5  # type: ignore[assignment, arg-type]
+            cast(Any, module).scale_attn = float(cast(Any, module).head_dim) ** 0.5
 
 
 def _without_zeros(module: Any, query: Any, key: Any, value: Any, mask: Any = None) -> Any:

@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -232,9 +232,9 @@ def _check(config: Any, known: type[PreTrainedModel]) -> None:
 
 def _text_part(whole: Any) -> Skeleton:
     """The parts of a model, with what depends on the longest sequence taken out."""
-    text: Any = whole
-    decoder: Any = whole.get_decoder()
-    if isinstance(decoder, PreTrainedModel) and decoder.get_output_embeddings() is not None:
+    text, decoder = whole, whole.get_decoder()
+    is_model = isinstance(decoder, PreTrainedModel)
+    if is_model and cast(Any, decoder).get_output_embeddings() is not None:
         text = decoder  # a causal language model within a larger model, or the whole
         decoder = text.get_decoder()
         if decoder is text:
@@ -244,7 +244,7 @@ def _text_part(whole: Any) -> Skeleton:
     if decoder is text or not isinstance(decoder, PreTrainedModel):
         raise Unsupported("has no decoder of its own beside the head")
     # It would look for padding in a text, and warn of it.
-    decoder.warn_if_padding_and_no_attention_mask = lambda *_, **__: None
+    cast(Any, decoder).warn_if_padding_and_no_attention_mask = lambda *_, **__: None
     tame_routing(decoder)
     cache, stateful = _with_states(decoder)
     convolutions = {child for module in stateful for child in module.modules()}
@@ -254,7 +254,7 @@ def _text_part(whole: Any) -> Skeleton:
     first = first_position(whole, decoder) if wrapped else 0
     for module in decoder.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
-            first = module.padding_idx + 1  # RoBERTa; texts have no padding here
+            first = cast(int, module.padding_idx) + 1  # RoBERTa; texts have no padding here
         if isinstance(module, nn.Conv1d | nn.RNNBase) and module not in convolutions:
             raise Unsupported(f"has layers that keep a state ({type(module).__name__})")
         kinds = rope_types(module)

@@ -102,12 +102,19 @@ class StepCache:
         self._at = (layer_idx, state_idx)
 
     def update_conv_state(
-        self, x: Tensor, layer_idx: int, state_idx: int = 0, **_: object
+        self,
+        x: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: object,
     ) -> Tensor:
         self._at = (layer_idx, state_idx)
         return x
 
-    def update_recurrent_state(self, state: Tensor, *_: object, **__: object) -> Tensor:
+    def update_recurrent_state(
+        self, state: Tensor, layer_idx: int = 0, state_idx: int = 0, **_: object
+    ) -> Tensor:
         return state
 
     # The functions.
