@@ -278,7 +278,9 @@ def _replace(
             new = BatchedHead(build, width, vocab, tie, head.bias is not None)
         elif module is table and ours is not None:
             new = ours
-        elif type(module) is nn.Linear and _reads_weight(type(parent), path.rpartition(".")[2]):
+        elif type(module) is nn.Linear and _reads_weight(
+            cast(Hashable, type(parent)), path.rpartition(".")[2]
+        ):
             yield UnreplacedWeights(module, path, stored, {})
         elif (
             type(module) is nn.Linear
