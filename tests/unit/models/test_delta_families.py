@@ -14,7 +14,7 @@ from tgi_cli.layers import Build
 from tgi_cli.models import read_config
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.registry import decoder_spec, model_facts
-from tgi_cli.models.spec import AttentionSpec, DecoderSpec, DeltaSpec, LatentSpec, MoESpec
+from tgi_cli.models.spec import AttentionSpec, DecoderSpec, DeltaSpec, LatentSpec, MoESpec, RopeSpec
 from tgi_cli.quantization import Unquantized
 
 CONFIGS = {
@@ -53,7 +53,11 @@ def facts(spec: DecoderSpec) -> dict[str, Any]:
         ],
         "delta": (delta.num_key_heads, delta.num_value_heads, delta.key_dim, delta.value_dim),
         "taps": delta.conv_kernel,
-        "rotated": [(rope.dims, rope.parameters["rope_theta"]) for rope in spec.ropes],
+        "rotated": [
+            (rope.dims, rope.parameters["rope_theta"])
+            for rope in spec.ropes
+            if isinstance(rope, RopeSpec)
+        ],
         "experts": (len(experts), *{(each.num_experts, each.top_k) for each in experts}),
     }
 
@@ -62,9 +66,9 @@ def their_facts(config: Any) -> dict[str, Any]:
     kimi, olmo = config.model_type == "kimi_linear", config.model_type == "olmo_hybrid"
     heads = config.linear_num_heads if kimi else config.linear_num_key_heads
     size = config.linear_head_dim if kimi else config.linear_key_head_dim
-    parameters = getattr(config, "rope_parameters", None)
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    share = 1.0 if parameters is None else parameters.get("partial_rotary_factor", 1.0)
+    share = parameters.get("partial_rotary_factor", 1.0)
     sparse = getattr(config, "num_experts", 0)
     layers = config.num_hidden_layers
     dense = config.mlp_layer_types.count("dense") if kimi else 0
