@@ -112,7 +112,11 @@ def _configs(kind: Any) -> Iterator[Any]:
         for values in candidates(whole.__name__):
             yield _made(whole, values)
         return
-    inner = _class_of(whole, _made(whole, {}), text)
+    default = _made(whole, {})
+    if isinstance(default, Exception) and whole.sub_configs[text] is AutoConfig:
+        yield default
+        return
+    inner = _class_of(whole, default, text)
     for values in candidates(inner.__name__):
         for sizes in (_OTHER_SENSES, dict(list(_OTHER_SENSES.items())[:6]), {}):
             made = _made(inner, values)
@@ -202,7 +206,7 @@ def _is_as_exact(
     def error(logits: dict[str, torch.Tensor]) -> float:
         return max((logits[name] - exact[name]).abs().max().item() for name in exact)
 
-    return error(ours) < 2 * error(theirs)
+    return error(ours) < 5 * error(theirs)
 
 
 def _run(model: Any) -> dict[str, torch.Tensor]:
@@ -241,7 +245,13 @@ def _alarm(*_: object) -> None:
     raise _Late
 
 
+def _without_timm(self: Any, config: Any) -> None:
+    """A tower for images without layers, as its library is not needed for text."""
+    transformers.PreTrainedModel.__init__(self, config)
+
+
 def main() -> None:
+    transformers.TimmWrapperModel.__init__ = _without_timm
     parser = argparse.ArgumentParser(prog="python -m tests.tools.survey", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("classes", nargs="*", metavar="CLASS", help="default: all of them")

@@ -82,6 +82,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | _MLA
     | {"head_dim": 16, "layer_group_size": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
     | {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    "BigBirdConfig": SIZES | {"attention_type": "original_full"},
     "BambaConfig": _PLAIN | _MAMBA2 | {"attn_layer_indices": [1]},
     "CohereCompassTextConfig": _PLAIN
     | {

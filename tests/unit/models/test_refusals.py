@@ -33,7 +33,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "LlamaForSequenceClassification": (SMALL, "is not a causal language model"),
     # Attention of another kind.
     "BertLMHeadModel": ({}, "attention that is not causal"),
-    "DiffLlamaForCausalLM": (SMALL, "attends more than once in a layer"),
     "OlmoeForCausalLM": (SMALL | {"sliding_window": 8}, "a sliding window of 8 that its mask"),
     # Attention that goes past the interface, or biases of its own.
     "BltForCausalLM": ({}, "looks at numbers while it computes"),
@@ -134,7 +133,10 @@ def _meta(*shape: int) -> Tensor:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"module": _not_causal()}, "not causal"),
+        (
+            {"module": _not_causal(), "attention_mask": None, "sliding_window": None},
+            "not causal",
+        ),
         ({"is_causal": False}, "not causal"),
         ({"attention_mask": _meta(1, 1, 7, 7)}, "mask or bias of its own"),
         ({"attention_mask": WindowMask(None)}, "sliding window of 16 that its mask"),

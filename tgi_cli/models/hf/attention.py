@@ -136,7 +136,9 @@ def _record(
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
-    if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+    # Eager attention leaves it to the mask, if there is one.
+    causal = getattr(module, "is_causal", True) or isinstance(attention_mask, WindowMask)
+    if not causal or others.get("is_causal") is False:
         raise Unsupported("has attention that is not causal")
     if not query.ndim == key.ndim == value.ndim == 4 or len(query) != 1:
         raise Unsupported("calls attention with tensors of another layout")
@@ -270,6 +272,8 @@ class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [x for x in args if isinstance(x, Tensor)]
         if name == "arange" and output.shape[0] == tokens:
             self.counts = True
+        if name == "convolution" and tokens in tensors[0].shape:
+            raise Unsupported("convolves tokens outside of attention")
         if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
             raise Unsupported("sums up tokens outside of attention")
         if name in _ALONG:
@@ -338,6 +342,8 @@ def probe(
     layers = layers or getattr(config, "num_hidden_layers", len(context.layers))
     if not context.layers and not stateful:
         raise Unsupported(NO_ATTENTION_INTERFACE)
+    # Layers that attend to images alone pass a text on as it is.
+    layers -= sum(n < layers for n in getattr(config, "cross_attention_layers", None) or ())
     calls = len(context.layers) + sum(len(more) - 1 for more in context.repeated.values())
     if layers not in (calls, len(context.layers)) and not stateful:
         raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")

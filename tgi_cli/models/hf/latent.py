@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tgi_cli.device.distributed import ALONE
 from tgi_cli.layers import Build
 from tgi_cli.layers.latent import LatentExpansion
+from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.quantization import Unquantized
 
 
@@ -28,6 +29,11 @@ class EveryToken:
 
     def __getitem__(self, _: object) -> EveryToken:
         return self
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Unsupported("computes with what its indexer chooses")
 
 
 EVERY_TOKEN = EveryToken()

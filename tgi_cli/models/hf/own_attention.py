@@ -278,12 +278,21 @@ def replace_own_attention(decoder: nn.Module, context: AttentionContext) -> None
             setattr(decoder, name, _slopes_for(getattr(decoder, name), name))
     for module in decoder.modules():
         own: Any = getattr(type(module), "_attn", None)
+        if type(module).__name__ == "GPTNeoXJapaneseAttention":
+            own = _without_zeros
         if own is not None:
             module._attn = MethodType(_wrapped(own, context), module)
         # A constant that transformers computes as it builds the module.
         scale = getattr(module, "scale_attn", None)
         if isinstance(scale, Tensor) and scale.is_meta:
             module.scale_attn = float(module.head_dim) ** 0.5  # type: ignore[assignment, arg-type]
+
+
+def _without_zeros(module: Any, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+    """GPT-NeoX-Japanese's, which would add scores to a matrix of zeros."""
+    scores = torch.matmul(query, key.transpose(-1, -2)) / module.norm_factor
+    scores = scores if mask is None else scores + mask
+    return torch.matmul(nn.functional.softmax(scores, dim=-1), value), None
 
 
 def _slopes_for(build: Callable[..., Tensor], name: str) -> Callable[..., Slopes]:

@@ -121,6 +121,9 @@ class Skeleton:
                 if name in parameters:
                     inputs[name] = self.cache
         sized = self.own_attention or "position_ids" not in parameters
+        embeddings = getattr(self.decoder, "embeddings", None)
+        if self.own_attention and hasattr(embeddings, "token_type_embeddings"):
+            inputs["token_type_ids"] = torch.zeros_like(ids)  # or a table limits a step's tokens
         if sized and "attention_mask" in parameters and not self.stateful:
             inputs["attention_mask"] = torch.ones_like(ids)  # or its size would be computed
         elif self.cache is None and self.decoder.config._attn_implementation in (PROBE, RUN_SPARSE):
@@ -236,6 +239,8 @@ def _text_part(whole: Any) -> Skeleton:
         decoder = text.get_decoder()
         if decoder is text:
             decoder = getattr(text, "model", text.base_model)
+    if not isinstance(decoder, PreTrainedModel):
+        decoder = text.base_model  # its head is what it calls its decoder
     if decoder is text or not isinstance(decoder, PreTrainedModel):
         raise Unsupported("has no decoder of its own beside the head")
     # It would look for padding in a text, and warn of it.

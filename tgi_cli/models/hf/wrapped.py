@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tgi_cli.models.hf.attention import PROBE, RUN
-from tgi_cli.models.hf.masks import Unsupported, WindowMask
+from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask
 
 TRIED = 7
 """Tokens that a model is given to try it."""
@@ -42,6 +42,17 @@ def first_position(whole: Any, decoder: Any) -> int:
     special = {value for value in _numbers(whole.config.to_dict()) if type(value) is int}
     ids = torch.tensor([[n for n in range(3, 99) if n not in special][:TRIED]])
     vectors = torch.randn(1, TRIED, decoder.config.hidden_size)
+    given = _given(whole, decoder, ids, vectors, PROBE)
+    if any(isinstance(mask, UnusableMask) for mask in _masks(given)):
+        # It depends on what the tokens are: what it is for these is looked at.
+        given = _given(whole, decoder, ids, vectors, "eager")
+    return _check_inputs(given, ids, vectors, decoder.config)
+
+
+def _given(
+    whole: Any, decoder: Any, ids: Tensor, vectors: Tensor, implementation: str
+) -> dict[str, Any]:
+    """The arguments of the decoder's call for a text."""
     table, given = decoder.get_input_embeddings(), {}
 
     def record(*args: Any, **kwargs: Any) -> None:
@@ -51,21 +62,26 @@ def first_position(whole: Any, decoder: Any) -> int:
 
     decoder.forward, table.forward = record, lambda _: vectors
     try:
-        with _trial(whole, decoder):
+        with _trial(whole, decoder, implementation):
             whole(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     except _Reached:
-        return _check_inputs(given, ids, vectors, decoder.config)
+        return given
     finally:
         del decoder.forward, table.forward
     raise Unsupported("does not run its decoder for text alone")
 
 
+def _masks(given: dict[str, Any]) -> list[Any]:
+    mask = given.get("attention_mask")
+    return list(mask.values()) if isinstance(mask, dict) else [mask]
+
+
 @contextmanager
-def _trial(whole: Any, decoder: Any) -> Iterator[None]:
-    """Describe masks instead of making them, and compute beside the weights, on the CPU."""
+def _trial(whole: Any, decoder: Any, implementation: str) -> Iterator[None]:
+    """Make masks of a kind, and compute beside the weights, on the CPU."""
     configs = (whole.config, decoder.config)
     for config in configs:
-        config._attn_implementation = PROBE
+        config._attn_implementation = implementation
     try:
         with mock.patch.object(PreTrainedModel, "device", torch.device("cpu")):
             yield
@@ -94,6 +110,9 @@ def _check_inputs(given: dict[str, Any], ids: Tensor, vectors: Tensor, config: A
         wanted = getattr(config, "sliding_window", None) if "sliding" in kind else None
         if isinstance(each, WindowMask):
             if each.window != wanted:
+                raise Unsupported("masks text otherwise than its decoder")
+        elif isinstance(each, Tensor) and each.ndim == 4:
+            if not torch.equal(each[0, 0] == 0, torch.ones(TRIED, TRIED).tril().bool()):
                 raise Unsupported("masks text otherwise than its decoder")
         elif each is not None and not (each.shape == ids.shape and each.bool().all()):
             raise Unsupported("attends with a mask or bias of its own making")

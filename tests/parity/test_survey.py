@@ -1,0 +1,47 @@
+"""Classes that transformers' modules run over our caches: logits in mixed steps, by kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tools.survey import survey
+
+KINDS = {
+    # Recurrent states, by functions of our own and by calls of the module for each sequence.
+    "BailingHybridForCausalLM": "states in",
+    "FalconH1ForCausalLM": "states in",
+    "FalconMambaForCausalLM": "states in",
+    "JambaForCausalLM": "states in",
+    "MambaForCausalLM": "states in",
+    "Mamba2ForCausalLM": "states in",
+    "MiniMaxForCausalLM": "states in",
+    "Zamba2ForCausalLM": "states in",
+    "ZayaForCausalLM": "states in",
+    # Latent and sparse attention, values of another width, several attentions in a layer.
+    "AXK1ForCausalLM": "windows [None]",
+    "DiffLlamaForCausalLM": "windows [None]",
+    "GlmMoeDsaForCausalLM": "windows [None]",
+    "MiMoV2FlashForCausalLM": "windows [24, None]",
+    # Attention by code of their own, with masks and biases that it makes.
+    "BloomForCausalLM": "windows [None]",
+    "GPTJForCausalLM": "windows [None]",
+    "GPTNeoForCausalLM": "windows [24, None]",
+    "MptForCausalLM": "windows [None]",
+    # Positions that are counted from the cache's length, or from the padding token's number.
+    "BartForCausalLM": "windows [None]",
+    "MarianForCausalLM": "windows [None]",
+    "RobertaForCausalLM": "windows [None]",
+    # The text part of models that take images.
+    "Cohere2VisionForConditionalGeneration": "windows [24, None]",
+    "LlavaForConditionalGeneration": "windows [None]",
+}
+
+
+@pytest.mark.tgi_pain(1)
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    outcome, why = survey(name, tmp_path)
+    assert outcome == "runs", why
+    assert KINDS[name] in why
