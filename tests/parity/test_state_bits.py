@@ -13,7 +13,16 @@ from tests.tools.paged_run import PagedRun, kernels_add_up_rows_alike
 from tgi_cli.attention import attention_name
 from tgi_cli.models import CausalLM, load_model, read_config
 
-NAMES = ("Qwen3-Next", "Qwen 3.5", "Qwen 3.5 MoE", "LFM 2", "Granite 4", "Nemotron 3")
+NAMES = (
+    "Kimi Linear",
+    "OLMo Hybrid",
+    "Qwen3-Next",
+    "Qwen 3.5",
+    "Qwen 3.5 MoE",
+    "LFM 2",
+    "Granite 4",
+    "Nemotron 3",
+)
 
 
 @pytest.fixture(scope="module", params=NAMES)
