@@ -66,7 +66,8 @@ CASES: dict[str, Case] = {
         "LongcatFlashConfig",
         {key: v for key, v in LATENT.items() if key not in ("intermediate_size",)}
         | {"num_hidden_layers": 4, "n_routed_experts": 6, "zero_expert_num": 2, "moe_topk": 3}
-        | {"expert_ffn_hidden_size": 48, "ffn_hidden_size": 96, "head_dim": 8},
+        | {"expert_ffn_hidden_size": 48, "ffn_hidden_size": 96}
+        | {"head_dim": LATENT["qk_rope_head_dim"]},
     ),
     # An indexer, which chooses all tokens of texts as short as these; two layers share its choice.
     "GLM 5": Case(
