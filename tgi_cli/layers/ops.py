@@ -117,6 +117,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": _relu2,
     "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
     "gelu": F.gelu,
     "gelu_python": F.gelu,
     "gelu_new": _gelu_tanh,

@@ -104,15 +104,19 @@ class PaddedAttention(ReferenceAttention):
         self,
         layer: int,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         rows, buffers = self.rows, self.buffers
         if rows is None or buffers is None:
-            return super().__call__(layer, query, key, value, scale, softcap, sinks)
+            return super().__call__(layer, query, key, value, scale, softcap, sinks, bias)
+        assert key is not None
+        assert value is not None
+        assert bias is None
         assert len(query) == rows
         slots, lengths = buffers.slot_mapping[:rows], buffers.kv_lens[:rows]
         for cache, new in ((self.key_cache[layer], key), (self.value_cache[layer], value)):
