@@ -291,6 +291,7 @@ FORMULAS = {
     "relu": "relu",
     "relu2": "relu2",
     "tanh": "tanh",
+    "sigmoid": "sigmoid",
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
@@ -327,6 +328,8 @@ def _gated_kernel(
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif FORMULA == "quick_gelu":
         y = x * tl.sigmoid(1.702 * x)
+    elif FORMULA == "sigmoid":
+        y = tl.sigmoid(x)
     elif FORMULA == "tanh":
         y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
     elif FORMULA == "relu2":
