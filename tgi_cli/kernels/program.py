@@ -69,7 +69,7 @@ class RecurrenceViews:
 
 
 @dataclass(slots=True)
-class StepInputs:
+class ProgramInputs:
     """What the parts of a program are given in one step.
 
     Attributes:
@@ -97,7 +97,7 @@ class StepInputs:
         rotations: Sequence[tuple[Tensor, Tensor]],
         slots: Structure | None = None,
         states: Any = None,
-    ) -> StepInputs:
+    ) -> ProgramInputs:
         """With ``rotations`` as tensors."""
         pointers = c_void_p * len(rotations)
         cosines = pointers(*(cosine.data_ptr() for cosine, _ in rotations))
@@ -332,7 +332,7 @@ class Program:
         self._handle = c_void_p(handle)
 
     def run(
-        self, residual: Tensor, inputs: StepInputs, part: int = 0, seconds: Any = None
+        self, residual: Tensor, inputs: ProgramInputs, part: int = 0, seconds: Any = None
     ) -> Tensor:
         """Embeddings [T, hidden], which become the residual, to the result [T, hidden].
 

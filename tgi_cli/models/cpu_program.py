@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tgi_cli.attention import PagedAttention, StateCache
 from tgi_cli.attention.cpu_cpp import CppAttention
 from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue
-from tgi_cli.kernels.program import OUTPUT, RESIDUAL, BufferView, StepInputs
+from tgi_cli.kernels.program import OUTPUT, RESIDUAL, BufferView, ProgramInputs
 from tgi_cli.layers import MLP, GatedMLP, RotaryEmbedding
 from tgi_cli.layers.moe import MoE
 from tgi_cli.models.base import CausalLM
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertsPart:
     """What runs as a module behind a part of the program: residual += scale * norm(experts)."""
 
     module: nn.Module
@@ -62,7 +62,7 @@ class CpuProgram:
         hidden, rotations = self._model.embed(input_ids, positions)
         # A model that scales queries by position has no program.
         rotary = [each for each in rotations if isinstance(each, tuple)]
-        inputs = StepInputs.of(attention.step, attention.caches, rotary)
+        inputs = ProgramInputs.of(attention.step, attention.caches, rotary)
         if attention.states is not None:
             assert attention.states.step is not None
             inputs.slots = attention.states.step.for_kernels().args
@@ -100,7 +100,7 @@ class _Compiler:
 
     def __init__(self, model: DecoderModel) -> None:
         self.emitter = Emitter(model.norm.size)
-        self.experts: list[Experts] = []
+        self.experts: list[ExpertsPart] = []
         ropes = {
             index: Rope(index, 2 * len(rope.frequencies))
             for index, rope in enumerate(model.ropes)
@@ -144,7 +144,7 @@ class _Compiler:
                 raise UnsupportedLayer(f"{path}: experts without a norm before them")
             emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, OUTPUT)
             emitter.program.cut()
-            self.experts.append(Experts(mlp, layer.mlp_output_norm, scale))
+            self.experts.append(ExpertsPart(mlp, layer.mlp_output_norm, scale))
         elif mlp is not None:
             source = emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, emitter.normed)
             self._block(

@@ -97,7 +97,7 @@ class StandIn:
         masked = self.mask is not None and other != WindowMask(None)
         if self.kind == "scores" and isinstance(other, WindowMask) and not masked:
             return replace(self, mask=self.mask or other)
-        if self.kind == "scores" and isinstance(other, Slopes) and self.bias is None:
+        if self.kind == "scores" and isinstance(other, BiasStandIn) and self.bias is None:
             return replace(self, bias=other.bias)
         raise Unsupported("adds a bias of its own making to the scores")
 
@@ -162,7 +162,7 @@ class _Long:
 
 
 @dataclass(frozen=True, eq=False)
-class Slopes:
+class BiasStandIn:
     """A bias of scores that falls with the distance (ALiBi), as code passes it on.
 
     Attributes:
@@ -172,7 +172,7 @@ class Slopes:
     bias: Tensor
     shape = (0, 0, 0)
 
-    def __getitem__(self, index: object) -> Slopes:
+    def __getitem__(self, index: object) -> BiasStandIn:
         return self
 
     def size(self, dim: int) -> _Long:
@@ -228,7 +228,7 @@ def _product(left: Any, right: Any) -> Any:
 def _added(bias: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """beta * bias + alpha * query @ key"""
     query, key = batch1, batch2
-    if not isinstance(bias, Slopes) or beta != 1:
+    if not isinstance(bias, BiasStandIn) or beta != 1:
         raise Unsupported("adds a bias of its own making to the scores")
     return _product(query, key) * alpha + bias
 
@@ -295,16 +295,16 @@ def _without_zeros(module: Any, query: Any, key: Any, value: Any, mask: Any = No
     return torch.matmul(nn.functional.softmax(scores, dim=-1), value), None
 
 
-def _slopes_for(build: Callable[..., Tensor], name: str) -> Callable[..., Slopes]:
+def _slopes_for(build: Callable[..., Tensor], name: str) -> Callable[..., BiasStandIn]:
     """Replaces the function of a model that computes a bias for each key."""
 
-    def slopes(*args: Any, **_: object) -> Slopes:
+    def slopes(*args: Any, **_: object) -> BiasStandIn:
         if name == "build_alibi_tensor":
             keys = build(torch.ones(1, 2), args[1], torch.float32)
         else:
             keys = build(args[0], 2, device=torch.device("cpu"))
         rise = (keys[:, 0, 1] - keys[:, 0, 0]).float()
-        return Slopes(torch.stack([torch.zeros_like(rise), -rise], dim=1))
+        return BiasStandIn(torch.stack([torch.zeros_like(rise), -rise], dim=1))
 
     return slopes
 

@@ -102,7 +102,7 @@ class PrefillToken(msgspec.Struct, gc=False):
 
 
 class SequenceDetails(msgspec.Struct, kw_only=True):
-    """What is told of every whole sample."""
+    """Details of every complete sample."""
 
     finish_reason: Reason
     generated_tokens: int
