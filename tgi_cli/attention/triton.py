@@ -93,9 +93,12 @@ class TritonAttention(PagedAttention):
         self._buffers: AttentionMetadata | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        self._step = _StepTensors(metadata)
+        self.planned, self._step = metadata, _StepTensors(metadata)
 
-    def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata:
+    def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata | None:
+        if any(spec.index for spec in self.specs):
+            return None  # how long sequences are is known on the host, outside of a graph
+
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 

@@ -22,14 +22,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
-from tgi_cli.models.hf.latent import EVERY_TOKEN, EveryToken, absorbed, latent_expansion
+from tgi_cli.attention.sparse import attend_chosen
+from tgi_cli.models.hf.indexers import EVERY_TOKEN, Chosen, EveryToken
+from tgi_cli.models.hf.latent import absorbed, latent_expansion
 from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask, describe_mask, unmasked
 
 RUN, PROBE = "tgi_paged", "tgi_probe"
 RUN_OWN = "tgi_paged_own"
 """As RUN, of models that compute attention themselves: they are given a mask."""
 RUN_SPARSE = "tgi_paged_sparse"
-"""As RUN, of models whose attention hands its mask to an indexer that is left out."""
+"""As RUN, of models whose attention hands its mask to an indexer."""
 
 _SHIFT = 8
 """Limit of the tokens by which a convolution might shift them."""
@@ -56,6 +58,7 @@ class AttentionContext:
         turns: how often they have, in this step.
         keys, values: of the layers with a cache of their own, in a dry run.
         biased: whether scores have a bias by distance.
+        indexes: the index of each indexer's cache of keys.
         step: the paged attention of the step that is running.
     """
 
@@ -67,6 +70,7 @@ class AttentionContext:
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     biased: bool = False
+    indexes: dict[Hashable, int] = field(default_factory=dict)
     step: PagedAttention | None = None
 
     def cache_of(self, layer: Hashable) -> int:
@@ -76,6 +80,19 @@ class AttentionContext:
         turn = self.turns[layer]
         self.turns[layer] = turn + 1
         return self.repeated[layer][turn]
+
+    def index_cache(self, indexer: Hashable, key: Tensor) -> int:
+        """The index of the cache of an indexer's keys [..., dim]; a dry run makes it."""
+        if self.step is None:
+            if indexer in self.indexes:
+                raise Unsupported("has an indexer that is used twice")
+            self.indexes[indexer] = len(self.specs)
+            self.specs.append(KVSpec(1, key.shape[-1], values_in_keys=True, index=True))
+            self.keys.append(key)
+            self.values.append(key)
+        elif isinstance(self.step, _DryRunAttention):
+            self.step.expect(self.indexes[indexer])
+        return self.indexes[indexer]
 
     @contextmanager
     def running(self, attention: PagedAttention) -> Iterator[None]:
@@ -97,6 +114,8 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: object = None,
+    block_indices: object = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
@@ -109,15 +128,15 @@ def _attend(
     expansion = latent_expansion(module)
     if expansion is not None:
         (query, key), values = absorbed(expansion, query, key, value), None
-    output = context.step(
-        context.cache_of(module),
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1) if writes else None,
-        values if writes else None,
-        scale,
-        softcap=softcap,
-        sinks=s_aux,
-    )
+    cache, queries = context.cache_of(module), query[0].transpose(0, 1)
+    keys = key[0].transpose(0, 1) if writes else None
+    values = values if writes else None
+    chosen = block_indices if indices is None else indices
+    if isinstance(chosen, Chosen) and chosen.choice is not None:
+        kv = (keys, values)
+        output = attend_chosen(context.step, cache, queries, kv, scale, chosen.choice, s_aux)
+    else:
+        output = context.step(cache, queries, keys, values, scale, softcap=softcap, sinks=s_aux)
     if expansion is not None:
         output = expansion.expand(output)
     return output[None].contiguous(), None
@@ -133,9 +152,12 @@ def _record(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: object = None,
+    block_indices: object = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
+    chosen = block_indices if indices is None else indices
     # Eager attention leaves it to the mask, if there is one.
     causal = getattr(module, "is_causal", True) or isinstance(attention_mask, WindowMask)
     if not causal or others.get("is_causal") is False:
@@ -150,6 +172,10 @@ def _record(
         raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
+    if isinstance(chosen, Chosen) and (softcap or chosen.heads not in (1, key.shape[1])):
+        raise Unsupported("has sparse attention of another kind")
+    if not isinstance(chosen, Chosen | EveryToken | None):
+        raise Unsupported("has an indexer of another kind")
     unknown = [
         name
         for name, given in others.items()
@@ -220,14 +246,20 @@ class _DryRunAttention:
         self.specs = specs
         self.next = 0
 
+    def expect(self, layer: int) -> None:
+        """The next cache that is written is this one."""
+        if layer != self.next:
+            raise Unsupported("attends differently without a mask")
+        self.next += 1
+
     def __call__(
         self, layer: int, query: Tensor, key: Tensor | None, *_: object, **__: object
     ) -> Tensor:
         spec = self.specs[layer]
         if key is not None:
-            if layer != self.next or key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
+            self.expect(layer)
+            if key.shape[1:] != (spec.num_kv_heads, spec.head_dim):
                 raise Unsupported("attends differently without a mask")
-            self.next += 1
         return query.new_empty(*query.shape[:2], spec.value_width)
 
 
