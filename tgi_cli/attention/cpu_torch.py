@@ -62,7 +62,7 @@ class CpuAttention(PagedAttention):
         }
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        self._slots = metadata.slot_mapping
+        self.planned, self._slots = metadata, metadata.slot_mapping
         self._entered = self._plan_entered(metadata)
         for plan in self._plans.values():
             plan.plan(metadata)

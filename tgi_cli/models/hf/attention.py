@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.models.hf import biases
+from tgi_cli.models.hf.biases import DistanceBias, KeyBias
 from tgi_cli.models.hf.latent import EVERY_TOKEN, EveryToken, absorbed, latent_expansion
 from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask, describe_mask, unmasked
 
@@ -97,18 +99,28 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: DistanceBias | None = None,
+    sinks: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
-    assert attention_mask is None or attention_mask is EVERY_TOKEN
     writes = module not in context.readers
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(attention_mask, KeyBias):
+        query, key = attention_mask.folded(query, key, scale)
+        attention_mask = attention_mask.mask
+    assert attention_mask is None or attention_mask is EVERY_TOKEN
     values: Tensor | None = value[0].transpose(0, 1)
     expansion = latent_expansion(module)
     if expansion is not None:
         (query, key), values = absorbed(expansion, query, key, value), None
+    if position_bias is not None and not query.is_meta:
+        states = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+        sink = None if sinks is None else sinks[0, ..., 0]
+        cache = context.cache_of(module)
+        return biases.attend(context.step, cache, states, scale, position_bias, sink)[None], None
     output = context.step(
         context.cache_of(module),
         query[0].transpose(0, 1),
@@ -133,9 +145,15 @@ def _record(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: object = None,
+    sinks: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
+    attention_mask = None if attention_mask is EVERY_TOKEN else attention_mask
+    if isinstance(attention_mask, KeyBias):
+        query, key = attention_mask.folded(query, key, 1.0)
+        attention_mask = attention_mask.mask
     # Eager attention leaves it to the mask, if there is one.
     causal = getattr(module, "is_causal", True) or isinstance(attention_mask, WindowMask)
     if not causal or others.get("is_causal") is False:
@@ -150,6 +168,9 @@ def _record(
         raise Unsupported("attends to something else than its own tokens")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise Unsupported(f"has {query.shape[1]} heads for {key.shape[1]} of keys on a shard")
+    gathered = isinstance(position_bias, DistanceBias)
+    if not gathered:
+        others |= {"position_bias": position_bias, "sinks": sinks}
     unknown = [
         name
         for name, given in others.items()
@@ -162,10 +183,12 @@ def _record(
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise Unsupported("attends with a mask or bias of its own making")
     mask = attention_mask if isinstance(attention_mask, WindowMask) else WindowMask(None)
+    if gathered and (mask.chunk is not None or softcap is not None or s_aux is not None):
+        raise Unsupported("has a bias of its own beside chunks or caps of scores")
     window = mask.window
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
-    record_layer(context, module, query, key, value, mask, expansion is not None)
+    record_layer(context, module, query, key, value, mask, expansion is not None, gathered)
     width = value.shape[3] if expansion is None else expansion.value_dim
     output = query.new_empty(1, query.shape[2], query.shape[1], width)
     return output, None
@@ -179,6 +202,7 @@ def record_layer(
     value: Tensor,
     mask: WindowMask,
     values_in_keys: bool = False,
+    gathered: bool = False,
 ) -> None:
     """Note in a dry run what the layer that ``layer`` identifies keeps of a token."""
     if query.shape[2] != key.shape[2] or query.shape[3] != key.shape[3]:
@@ -193,6 +217,7 @@ def record_layer(
         value_dim=None if width == key.shape[3] else width,
         chunk=mask.chunk,
         values_in_keys=values_in_keys,
+        gathered=gathered,
     )
     again = layer in context.layers
     for index, known in enumerate(zip(context.keys, context.values, context.specs, strict=True)):

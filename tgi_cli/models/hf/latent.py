@@ -27,8 +27,15 @@ from tgi_cli.quantization import Unquantized
 class EveryToken:
     """What an indexer chooses of a text that is short enough; and the mask that it is given."""
 
+    dtype = torch.bool
+
     def __getitem__(self, _: object) -> EveryToken:
         return self
+
+    def __and__(self, mask: Any) -> Any:
+        return mask
+
+    __rand__ = __and__
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -44,6 +51,10 @@ class _Indexer(nn.Module):
         return EVERY_TOKEN
 
 
+def _every_token(*_: object, **__: object) -> EveryToken:
+    return EVERY_TOKEN
+
+
 def leave_out_indexers(decoder: nn.Module) -> tuple[list[str], int | None]:
     """Let the modules of a model attend to all tokens of a text.
 
@@ -53,11 +64,15 @@ def leave_out_indexers(decoder: nn.Module) -> tuple[list[str], int | None]:
     removed: list[str] = []
     limit: int | None = None
     for path, module in list(decoder.named_modules()):
+        if hasattr(module, "build_attention_mask_from_topk"):
+            cast(Any, module).build_attention_mask_from_topk = _every_token
         indexer: Any = getattr(module, "indexer", None)
         if hasattr(indexer, "index_topk"):
             tokens = int(indexer.index_topk)
         elif hasattr(indexer, "topk_blocks"):
             tokens = int(indexer.topk_blocks * indexer.block_size)
+        elif hasattr(indexer, "token_budget"):
+            tokens = int(indexer.token_budget)
         else:
             continue
         limit = tokens if limit is None else min(limit, tokens)
