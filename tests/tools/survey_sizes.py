@@ -68,6 +68,28 @@ _PURE = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 3, "pad_toke
 _CONVS = ["conv", "full_attention", "conv", "conv"]
 _LINEAR = "linear_attention"
 _FALCON_H = {"mamba_d_ssm": 128, "head_dim": 16}
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_RELATIVE = _PLAIN | {
+    "head_dim": 16,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 16,
+    "sliding_window_size": 24,
+    "d_rel": 4,
+    "rel_extent": 40,
+    "log_scaling_n_floor": 16,
+    "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 
 def _without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -315,6 +337,72 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """By configuration class; instead of what is tried in general."""
+
+OF_CONFIGS |= {
+    "DeepseekOcr2TextConfig": _PLAIN | _EXPERTS | {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    "DogeConfig": _PLAIN,
+    "GitConfig": _without(_PLAIN, "num_key_value_heads") | {"vision_config": _TOWER},
+    "Glm5NextTextConfig": _without(_INDEXED, "first_k_dense_replace")
+    | {
+        "qk_rope_head_dim": 0,
+        "head_dim": 0,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+    },
+    "InklingTextConfig": _RELATIVE
+    | {"n_shared_experts": 2, "mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    "Inkling2TextConfig": _without(_RELATIVE, "intermediate_size")
+    | {"n_layers_per_attn_res_block": 2, "unpadded_vocab_size": 256},
+    "Kosmos2_5TextConfig": {
+        "vocab_size": 256,
+        "max_position_embeddings": 512,
+        "embed_dim": 64,
+        "layers": 4,
+        "ffn_dim": 96,
+        "attention_heads": 4,
+    },
+    "MistralLarge4TextConfig": _INDEXED,
+    "MuseSparkTextConfig": _PLAIN
+    | {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "moe_hidden_size": 48,
+    },
+    "Phi4MultimodalConfig": _PLAIN
+    | {
+        "vision_config": _TOWER | {"num_hidden_layers": 2, "crop_size": 28},
+        "audio_config": {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_blocks": 1,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32,
+            "nemo_conv_channels": 32,
+        },
+    },
+    "Qwen3OmniMoeTextConfig": _PLAIN
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "RecurrentGemmaConfig": _PLAIN
+    | {"num_key_value_heads": 1, "lru_width": 64, "attention_window_size": 24},
+    "RwkvConfig": _PURE | {"num_hidden_layers": 4, "context_length": 512, "rescale_every": 2},
+    "Step3p7TextConfig": _PLAIN
+    | {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "num_local_experts": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "share_expert_dim": 32,
+    },
+    "xLSTMConfig": _PURE | {"num_heads": 4, "chunk_size": 16},
+}
 
 TRIED: tuple[dict[str, Any], ...] = (
     {"num_key_value_heads": 2, "head_dim": 16},

@@ -42,6 +42,8 @@ class KVSpec:
     """A query at position p sees no position before p // chunk * chunk (Llama 4)."""
     values_in_keys: bool = False
     """Values are the first ``value_dim`` dimensions of the keys, and are not stored again."""
+    gathered: bool = False
+    """The layer computes attention itself, of what :meth:`PagedAttention.gather` returns."""
     index: bool = False
     """Keys are those of an indexer, which chooses what other layers attend to
     (:mod:`tgi_cli.attention.sparse`); nothing attends to them."""
@@ -113,11 +115,12 @@ class PagedAttention(ABC):
     included, went through the cache, so chunks do not change a result.
 
     ``states`` are the recurrent states of a model that has them: a model's layers find all that
-    they keep of a sequence here. ``planned`` is the step of the last :meth:`plan`.
+    they keep of a sequence here.
     """
 
     states: StateCache | None = None
     planned: AttentionMetadata | None = None
+    """The step of the last :meth:`plan`; None after :meth:`plan_padded`."""
 
     def __init__(
         self,
@@ -192,6 +195,23 @@ class PagedAttention(ABC):
             if cache.dtype in FP8_DTYPES:
                 new = to_fp8(new, cache.dtype)
             self.raw(cache).flatten(0, 1).index_copy_(0, slots, new)
+
+    def gather(self, cache: Tensor, row: int, first_block: int = 0) -> Tensor:
+        """What ``cache``, of a layer, has of a sequence of the planned step.
+
+        Returns:
+            float32 [kv_heads, tokens, dimensions] from the first token of ``first_block`` on.
+
+        Raises:
+            ValueError: no step is planned, or one that is padded to a fixed size.
+        """
+        step = self.planned
+        if step is None:
+            raise ValueError("no keys and values can be gathered in a step of a fixed size")
+        length = step.kv_lens_host[row]
+        table = step.block_table[row, first_block : -(-length // self.block_size)]
+        tokens = self.raw(cache).index_select(0, table).view(cache.dtype).flatten(0, 1)
+        return tokens[: length - first_block * self.block_size].transpose(0, 1).float()
 
     def store(self, layer: int, key: Tensor, value: Tensor | None) -> None:
         """Put the keys and values of the planned step where they belong; see :meth:`write`."""

@@ -37,8 +37,8 @@ class ReferenceAttention(PagedAttention):
         ):
             end = start + query_len
             first = self.first_block(layer, kv_len - query_len)
-            keys = self._gather(self.key_cache[layer], row, first, kv_len)
-            values = self._gather(self.value_cache[layer], row, first, kv_len)
+            keys = self.gather(self.key_cache[layer], row, first)
+            values = self.gather(self.value_cache[layer], row, first)
             keys = keys.repeat_interleave(groups, 0)
             values = values.repeat_interleave(groups, 0)
             scores = query[start:end].transpose(0, 1).float() @ keys.transpose(1, 2) * scale
@@ -61,11 +61,3 @@ class ReferenceAttention(PagedAttention):
             output[start:end] = (weights @ values).transpose(0, 1).to(query.dtype)
             start = end
         return output
-
-    def _gather(self, cache: Tensor, row: int, first: int, kv_len: int) -> Tensor:
-        """Of a sequence, from block ``first`` on: fp32 [kv_heads, keys, head_dim]."""
-        last = -(-kv_len // self.block_size)
-        assert self.planned is not None
-        table = self.planned.block_table[row, first:last]
-        tokens = self.raw(cache).index_select(0, table).view(cache.dtype).flatten(0, 1)
-        return tokens[: kv_len - first * self.block_size].transpose(0, 1).float()

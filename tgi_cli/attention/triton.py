@@ -110,6 +110,7 @@ class TritonAttention(PagedAttention):
 
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
         buffers = self._buffers
+        self.planned = None
         if buffers is None:
             raise ValueError("decodes of a padded size need decode_buffers first")
         max_rows, max_blocks = buffers.block_table.shape

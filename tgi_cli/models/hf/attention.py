@@ -12,29 +12,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.attention.sparse import attend_chosen
+from tgi_cli.models.hf import biases
+from tgi_cli.models.hf.biases import DistanceBias, KeyBias
 from tgi_cli.models.hf.indexers import EVERY_TOKEN, Chosen, EveryToken
 from tgi_cli.models.hf.latent import absorbed, latent_expansion
 from tgi_cli.models.hf.masks import Unsupported, UnusableMask, WindowMask, describe_mask, unmasked
+from tgi_cli.models.hf.token_mixing import TokenMixingDetector, number_of_tokens
 
 RUN, PROBE = "tgi_paged", "tgi_probe"
 RUN_OWN = "tgi_paged_own"
 """As RUN, of models that compute attention themselves: they are given a mask."""
 RUN_SPARSE = "tgi_paged_sparse"
 """As RUN, of models whose attention hands its mask to an indexer."""
-
-_SHIFT = 8
-"""Limit of the tokens by which a convolution might shift them."""
 
 _HARMLESS = frozenset(
     {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict"}
@@ -114,6 +112,8 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: DistanceBias | None = None,
+    sinks: Tensor | None = None,
     indices: object = None,
     block_indices: object = None,
     **_: object,
@@ -121,14 +121,22 @@ def _attend(
     """One layer of a step: [1, heads, T, head_dim] each to [1, T, heads, head_dim]."""
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
-    assert attention_mask is None or attention_mask is EVERY_TOKEN
     writes = module not in context.readers
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(attention_mask, KeyBias):
+        query, key = attention_mask.folded(query, key, scale)
+        attention_mask = attention_mask.mask
+    assert attention_mask is None or attention_mask is EVERY_TOKEN
     values: Tensor | None = value[0].transpose(0, 1)
     expansion = latent_expansion(module)
     if expansion is not None:
         (query, key), values = absorbed(expansion, query, key, value), None
-    cache, queries = context.cache_of(module), query[0].transpose(0, 1)
+    cache = context.cache_of(module)
+    if position_bias is not None and not query.is_meta:
+        states = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+        sink = None if sinks is None else sinks[0, ..., 0]
+        return biases.attend(context.step, cache, states, scale, position_bias, sink)[None], None
+    queries = query[0].transpose(0, 1)
     keys = key[0].transpose(0, 1) if writes else None
     values = values if writes else None
     chosen = block_indices if indices is None else indices
@@ -152,11 +160,17 @@ def _record(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: object = None,
+    sinks: Tensor | None = None,
     indices: object = None,
     block_indices: object = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
+    attention_mask = None if attention_mask is EVERY_TOKEN else attention_mask
+    if isinstance(attention_mask, KeyBias):
+        query, key = attention_mask.folded(query, key, 1.0)
+        attention_mask = attention_mask.mask
     chosen = block_indices if indices is None else indices
     # Eager attention leaves it to the mask, if there is one.
     causal = getattr(module, "is_causal", True) or isinstance(attention_mask, WindowMask)
@@ -176,6 +190,9 @@ def _record(
         raise Unsupported("has sparse attention of another kind")
     if not isinstance(chosen, Chosen | EveryToken | None):
         raise Unsupported("has an indexer of another kind")
+    gathered = isinstance(position_bias, DistanceBias)
+    if not gathered:
+        others |= {"position_bias": position_bias, "sinks": sinks}
     unknown = [
         name
         for name, given in others.items()
@@ -188,10 +205,12 @@ def _record(
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise Unsupported("attends with a mask or bias of its own making")
     mask = attention_mask if isinstance(attention_mask, WindowMask) else WindowMask(None)
+    if gathered and (mask.chunk is not None or softcap is not None or s_aux is not None):
+        raise Unsupported("has a bias of its own beside chunks or caps of scores")
     window = mask.window
     if sliding_window is not None and window != sliding_window:
         raise Unsupported(f"has a sliding window of {sliding_window} that its mask does not have")
-    record_layer(context, module, query, key, value, mask, expansion is not None)
+    record_layer(context, module, query, key, value, mask, expansion is not None, gathered)
     width = value.shape[3] if expansion is None else expansion.value_dim
     output = query.new_empty(1, query.shape[2], query.shape[1], width)
     return output, None
@@ -205,6 +224,7 @@ def record_layer(
     value: Tensor,
     mask: WindowMask,
     values_in_keys: bool = False,
+    gathered: bool = False,
 ) -> None:
     """Note in a dry run what the layer that ``layer`` identifies keeps of a token."""
     if query.shape[2] != key.shape[2] or query.shape[3] != key.shape[3]:
@@ -219,6 +239,7 @@ def record_layer(
         value_dim=None if width == key.shape[3] else width,
         chunk=mask.chunk,
         values_in_keys=values_in_keys,
+        gathered=gathered,
     )
     again = layer in context.layers
     for index, known in enumerate(zip(context.keys, context.values, context.specs, strict=True)):
@@ -263,77 +284,6 @@ class _DryRunAttention:
         return query.new_empty(*query.shape[:2], spec.value_width)
 
 
-_CONTRACTIONS = frozenset({"mm", "bmm", "addmm", "baddbmm", "dot", "mv"})
-_ALONG = dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "sort", "flip", "_softmax"), 1)
-_ALONG |= {"topk": 2, "roll": 2}
-"""Operations along a dimension, and the index of the argument that names it; default: the last
-dimension."""
-
-
-_unwatched: ContextVar[bool] = ContextVar("unwatched", default=False)
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Let tokens be mixed within the block: what replaces it keeps sequences apart."""
-    token = _unwatched.set(True)
-    try:
-        yield
-    finally:
-        _unwatched.reset(token)
-
-
-class _TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operations that mix tokens outside of attention, since only attention is cached.
-
-    The dimension of tokens is recognised by its size, which no other dimension has.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.counts = False
-        """Whether tokens were counted, as a model does that is not told their positions."""
-        self._tokens = tokens
-        self._near = {tokens + shift for shift in range(-_SHIFT, _SHIFT + 1) if shift}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if _unwatched.get():
-            return output
-        name, tokens = func.overloadpacket.__name__, self._tokens
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        if name == "arange" and output.shape[0] == tokens:
-            self.counts = True
-        if name == "convolution" and tokens in tensors[0].shape:
-            raise Unsupported("convolves tokens outside of attention")
-        if name in _CONTRACTIONS and tensors[-2].shape[-1] == tokens:
-            raise Unsupported("sums up tokens outside of attention")
-        if name in _ALONG:
-            dims = args[_ALONG[name]] if len(args) > _ALONG[name] else -1
-            for dim in dims if isinstance(dims, list) else [dims]:
-                if tensors[0].shape[dim] == tokens:
-                    raise Unsupported(f"computes along tokens outside of attention ({name})")
-        for tensor in output if isinstance(output, tuple | list) else [output]:
-            if isinstance(tensor, Tensor):
-                if tensor.shape.count(tokens) > 1:
-                    raise Unsupported("computes with pairs of tokens outside of attention")
-                if self._near.intersection(tensor.shape):
-                    raise Unsupported("shifts tokens against each other")
-        return output
-
-
-def _number_of_tokens(decoder: nn.Module, config: Any) -> int:
-    """A number that is not near to a size of the model, nor to a multiple or part of one."""
-    sizes = {size for weight in decoder.parameters() for size in weight.shape}
-    sizes |= {value for value in vars(config).values() if type(value) is int}
-    sizes |= {size * factor // 4 for size in sizes for factor in (1, 2, 3, 6, 8, 12)}
-    return next(
-        count
-        for count in range(1009, 1 << 20)
-        if sizes.isdisjoint(range(count - _SHIFT, count + _SHIFT + 1))
-    )
-
-
 def probe(
     decoder: nn.Module,
     config: Any,
@@ -358,7 +308,7 @@ def probe(
     Raises:
         Unsupported: something cannot be served. Whatever the model's code raises.
     """
-    tokens = _number_of_tokens(decoder, config)
+    tokens = number_of_tokens(decoder, config)
     for module in decoder.modules():
         module.tgi_attention = context  # type: ignore[assignment]  # any object may be an attribute
 
@@ -379,7 +329,7 @@ def probe(
     calls = len(context.layers) + sum(len(more) - 1 for more in context.repeated.values())
     if layers not in (calls, len(context.layers)) and not stateful:
         raise Unsupported(f"attends in {len(context.layers)} of its {layers} layers only")
-    detector = _TokenMixingDetector(tokens)
+    detector = TokenMixingDetector(tokens)
     with context.running(cast(PagedAttention, _DryRunAttention(context.specs))), detector:
         output = run(running, tokens, tokens)
     try:

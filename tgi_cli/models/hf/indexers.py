@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,15 @@ _UNLIMITED = 1 << 62
 class EveryToken:
     """What an indexer that is left out chooses, and the mask of models with indexers."""
 
+    dtype = torch.bool
+
     def __getitem__(self, _: object) -> EveryToken:
         return self
+
+    def __and__(self, mask: Any) -> Any:
+        return mask
+
+    __rand__ = __and__
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -76,16 +83,24 @@ def dense_positions(decoder: nn.Module) -> int | None:
     return min((limit for _, _, limit in _indexers(decoder)), default=None)
 
 
-def leave_out_indexers(decoder: nn.Module) -> list[str]:
+def can_search(decoder: nn.Module) -> bool:
+    """Whether all indexers of a model are of a kind that :func:`keep` knows."""
+    return all(_is_known(module.indexer) for _, module, _ in _indexers(decoder))
+
+
+def leave_out(decoder: nn.Module) -> list[str]:
     """Let the modules of a model attend to all tokens of a text; returns paths of what went."""
     removed = []
     for path, module, _ in list(_indexers(decoder)):
         module.indexer = _LeftOut()
         removed.append(f"{path}.indexer")
+    for module in decoder.modules():
+        if hasattr(module, "build_attention_mask_from_topk"):
+            cast(Any, module).build_attention_mask_from_topk = _every_token
     return removed
 
 
-def keep_indexers(decoder: nn.Module) -> None:
+def keep(decoder: nn.Module) -> None:
     """Let the indexers of a model search the caches of index keys."""
     for _, module, _ in list(_indexers(decoder)):
         indexer: Any = module.indexer
@@ -103,6 +118,21 @@ def _indexers(decoder: nn.Module) -> Iterator[tuple[str, Any, int]]:
             yield path, module, int(indexer.index_topk)
         elif hasattr(indexer, "topk_blocks"):
             yield path, module, int(indexer.topk_blocks * indexer.block_size)
+        elif hasattr(indexer, "token_budget"):
+            yield path, module, int(indexer.token_budget)
+
+
+def _is_known(indexer: Any) -> bool:
+    """Whether an indexer scores single tokens, or blocks of them, and not means of tokens."""
+    if hasattr(indexer, "topk_blocks"):
+        return True
+    names = inspect.signature(indexer.forward).parameters.keys()
+    single = hasattr(indexer, "index_topk") and not hasattr(indexer, "index_kpool")
+    return single and {"attention_mask", "past_key_values"} <= names
+
+
+def _every_token(*_: object, **__: object) -> EveryToken:
+    return EVERY_TOKEN
 
 
 def _choose_blocks(
@@ -127,8 +157,6 @@ def _with_stand_ins(indexer: Any) -> Callable[..., Any]:
     """The indexer's forward, with a stand-in for its cache and its mask."""
     own = indexer.forward
     signature = inspect.signature(own)
-    if not {"attention_mask", "past_key_values"} <= signature.parameters.keys():
-        raise Unsupported("has an indexer of another kind")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
