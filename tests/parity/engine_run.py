@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.tools.thread_shards import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig, resolve
 from tgi_cli.device import describe
@@ -37,6 +36,9 @@ NUM_BLOCKS = 9
 
 NEW = 32
 """Tokens asked for per request."""
+
+NEW_IN_TURN = 16
+"""The same, in a second turn."""
 
 SAMPLED = (1, 4)
 """Indices of the prompts that get three samples."""
@@ -98,7 +100,7 @@ def run_engine(path: Path, prompts: list[list[int]], shard: Shard = ALONE) -> En
         last = next(i for i in reversed(client.finished) if i < len(prompts))
         turn = [*prompts[last], *client.tokens[last], *range(40, 45)]
         before = core.metrics.load.reused_tokens
-        core.inbox.put(_ask(_TURN, turn, NEW // 2))
+        core.inbox.put(_ask(_TURN, turn, NEW_IN_TURN))
         client.read_until_finished(_TURN)
         load = core.metrics.load
     return EngineRun(
@@ -109,11 +111,6 @@ def run_engine(path: Path, prompts: list[list[int]], shard: Shard = ALONE) -> En
         preemptions=load.preemptions,
         reused=load.reused_tokens - before,
     )
-
-
-def run_sharded_engine(path: Path, prompts: list[list[int]], size: int) -> list[EngineRun]:
-    """The same on each of ``size`` shards."""
-    return on_shards(size, lambda shard: run_engine(path, prompts, shard))
 
 
 def _ask(
