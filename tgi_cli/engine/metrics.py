@@ -68,6 +68,8 @@ class EngineLoad:
         prompt_tokens: total of prompt tokens of all requests that have started.
         steps: total.
         context_tokens: total of prompt tokens computed, recomputation after preemption included.
+        drafted_tokens: total of draft tokens verified.
+        accepted_tokens: total of those that were accepted.
     """
 
     queued: int = 0
@@ -79,6 +81,8 @@ class EngineLoad:
     cached_blocks: int = 0
     steps: int = 0
     context_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     used_state_slots: int = 0
     cached_states: int = 0
 
