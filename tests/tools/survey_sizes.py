@@ -41,7 +41,7 @@ _EXPERTS = {
     "topk_group": 1,
 }
 _DEEPSEEK = _PLAIN | _MLA | _EXPERTS | {"first_k_dense_replace": 1}
-_INDEXED = _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 16, "index_n_heads": 2}
+_INDEXED = _DEEPSEEK | {"index_topk": 24, "index_head_dim": 16, "index_n_heads": 16}
 _DELTA = {
     "head_dim": 16,
     "linear_key_head_dim": 16,
@@ -247,8 +247,8 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "rotary_dim": 8,
         "index_n_heads": 2,
         "index_head_dim": 16,
-        "index_block_size": 16,
-        "index_topk_blocks": 32,
+        "index_block_size": 8,
+        "index_topk_blocks": 3,
         "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3,
     },
     "NemotronHConfig": _PLAIN
@@ -344,6 +344,7 @@ OF_CONFIGS |= {
     "GitConfig": _without(_PLAIN, "num_key_value_heads") | {"vision_config": _TOWER},
     "Glm5NextTextConfig": _without(_INDEXED, "first_k_dense_replace")
     | {
+        "index_topk": 2048,
         "qk_rope_head_dim": 0,
         "head_dim": 0,
         "linear_head_dim": 16,

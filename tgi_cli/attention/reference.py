@@ -28,7 +28,7 @@ class ReferenceAttention(PagedAttention):
         metadata, spec = self.planned, self.specs[layer]
         assert metadata is not None
         if key is not None:
-            self.write(layer, key, value, metadata.slot_mapping)
+            self.store(layer, key, value)
         output = query.new_empty(*query.shape[:2], spec.value_width)
         groups = query.shape[1] // spec.num_kv_heads
         start = 0

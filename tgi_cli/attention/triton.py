@@ -95,7 +95,10 @@ class TritonAttention(PagedAttention):
     def plan(self, metadata: AttentionMetadata) -> None:
         self.planned, self._step = metadata, _StepTensors(metadata)
 
-    def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata:
+    def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata | None:
+        if any(spec.index for spec in self.specs):
+            return None  # how long sequences are is known on the host, outside of a graph
+
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 

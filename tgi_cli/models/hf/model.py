@@ -68,7 +68,7 @@ class TransformersForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, build: Build, device: torch.device) -> None:
         super().__init__()
         with _refusals(config):
-            skeleton = build_skeleton(config, build.dtype)
+            skeleton = build_skeleton(config, build.dtype, build.max_positions)
             whole, decoder = skeleton.whole, skeleton.decoder
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             self._sources = sources(whole, weights, stored_names(config))
@@ -134,7 +134,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             max_position_embeddings=context - skeleton.first_position,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=sum(spec.numbers for spec in specs),
-            dense_positions=skeleton.dense_positions,
+            dense_positions=None if skeleton.searches else skeleton.dense_positions,
         )
 
 

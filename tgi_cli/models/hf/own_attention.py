@@ -19,8 +19,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.models.hf.attention import AttentionContext, record_layer, unwatched
+from tgi_cli.models.hf.attention import AttentionContext, record_layer
 from tgi_cli.models.hf.masks import Unsupported, WindowMask
+from tgi_cli.models.hf.token_mixing import unwatched
 
 _SAME = frozenset(
     {"view", "reshape", "transpose", "permute", "contiguous", "to", "float", "type", "type_as"}

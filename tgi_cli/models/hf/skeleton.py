@@ -27,10 +27,9 @@ from transformers.models.auto.modeling_auto import (
 from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.hf import own_states
+from tgi_cli.models.hf import indexers, own_states
 from tgi_cli.models.hf.attention import PROBE, RUN, RUN_OWN, RUN_SPARSE, AttentionContext
 from tgi_cli.models.hf.biases import replace_biases
-from tgi_cli.models.hf.latent import leave_out_indexers
 from tgi_cli.models.hf.layers import EXPERTS, tame_routing
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.own_attention import replace_own_attention
@@ -80,10 +79,12 @@ class Skeleton:
         attention: the state that its attention modules share.
         own_attention: whether it computes attention without transformers' interface.
         takes_cache: whether the decoder is given ``cache``.
-        indexers: paths within ``whole`` of what chose tokens for sparse attention.
+        indexers: paths within ``whole`` of what would choose tokens for sparse attention, and is
+            left out.
         towers: paths within ``whole`` of what the decoder has for images and sound.
         dense_positions: length of the longest text of which all tokens are chosen; None where
             attention is not sparse.
+        searches: whether tokens of longer texts are chosen.
     """
 
     whole: Any
@@ -97,6 +98,7 @@ class Skeleton:
     indexers: list[str]
     towers: list[str]
     dense_positions: int | None
+    searches: bool = False
     own_attention: bool = False
     takes_cache: bool = True
 
@@ -167,8 +169,10 @@ class Skeleton:
         return removed
 
 
-def build_skeleton(config: ModelConfig, dtype: torch.dtype) -> Skeleton:
-    """The model on the meta device.
+def build_skeleton(
+    config: ModelConfig, dtype: torch.dtype, longest: int | None = None
+) -> Skeleton:
+    """The model on the meta device, for texts of up to ``longest`` tokens. Default: of any length.
 
     Raises:
         UnsupportedModelError: it is not known, or its code may not run.
@@ -194,7 +198,7 @@ def build_skeleton(config: ModelConfig, dtype: torch.dtype) -> Skeleton:
                 weight.data = weight.data.to(planned_dtype)
     if trusted and takes_more(own):
         raise Unsupported("takes images or sound, not text alone")
-    return _text_part(whole)
+    return _text_part(whole, longest)
 
 
 def takes_more(config: Any) -> bool:
@@ -242,7 +246,7 @@ def _check(config: Any, known: type[PreTrainedModel]) -> None:
         raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
 
 
-def _text_part(whole: Any) -> Skeleton:
+def _text_part(whole: Any, longest: int | None) -> Skeleton:
     """The parts of a model, with what depends on the longest sequence taken out."""
     text, decoder = whole, whole.get_decoder()
     is_model = isinstance(decoder, PreTrainedModel)
@@ -259,7 +263,14 @@ def _text_part(whole: Any) -> Skeleton:
     cast(Any, decoder).warn_if_padding_and_no_attention_mask = lambda *_, **__: None
     tame_routing(decoder)
     towers = leave_out_towers(decoder)
-    indexers, dense = leave_out_indexers(decoder)
+    dense = indexers.dense_positions(decoder)
+    left_out: list[str] = []
+    short = dense is not None and longest is not None and longest <= dense
+    searches = dense is not None and not short and indexers.can_search(decoder)
+    if searches:
+        indexers.keep(decoder)
+    else:
+        left_out = indexers.leave_out(decoder)
     dense = dense or replace_biases(decoder)
     cache, stateful = _with_states(decoder)
     convolutions = {child for module in stateful for child in module.modules()}
@@ -290,9 +301,10 @@ def _text_part(whole: Any) -> Skeleton:
         cache=needed,
         stateful=bool(stateful),
         attention=AttentionContext(),
-        indexers=[f"{_path(whole, decoder)}.{path}" for path in indexers],
+        indexers=[f"{_path(whole, decoder)}.{path}" for path in left_out],
         towers=[f"{_path(whole, decoder)}.{path}" for path in towers],
         dense_positions=dense,
+        searches=searches,
         takes_cache=decoder.config.model_type not in own_states.TYPES,
     )
 

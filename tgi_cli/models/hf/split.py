@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
-from tgi_cli.models.hf.attention import unwatched
-from tgi_cli.models.hf.latent import EVERY_TOKEN, EveryToken
+from tgi_cli.models.hf.indexers import EVERY_TOKEN, EveryToken
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.step_cache import StepCache
+from tgi_cli.models.hf.token_mixing import unwatched
 
 REHEARSAL = "tgi_rehearsal"
 """The name under which transformers' modules find attention that makes shapes alone."""
