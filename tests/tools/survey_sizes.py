@@ -191,7 +191,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     "Inkling2TextConfig": _without(_RELATIVE, "intermediate_size")
     | {"n_layers_per_attn_res_block": 2, "unpadded_vocab_size": 256},
     "InklingTextConfig": _RELATIVE
-    | {"n_shared_experts": 2, "mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    | {"n_shared_experts": 2, "logits_mup_width_multiplier": 1.0, "mlp_layer_types": ["dense"] + ["sparse"] * 3},
     "JambaConfig": _PLAIN
     | {
         "mamba_d_state": 8,
@@ -366,7 +366,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "share_expert_dim": 32,
     },
-    "xLSTMConfig": _PURE | {"num_heads": 4, "chunk_size": 16},
+    "xLSTMConfig": _PURE | {"hidden_size": 128, "num_heads": 4, "chunk_size": 16},
     "XmodConfig": _PLAIN | {"is_decoder": True, "default_language": "en_XX"},
     # Where they are tied, transformers 5.23 initializes its embeddings anew after loading them.
     "YoutuConfig": _PLAIN | _MLA | {"tie_word_embeddings": False},

@@ -305,7 +305,7 @@ def _text_part(whole: Any, longest: int | None) -> Skeleton:
         towers=[f"{_path(whole, decoder)}.{path}" for path in towers],
         dense_positions=dense,
         searches=searches,
-        takes_cache=decoder.config.model_type not in own_states.TYPES,
+        takes_cache=decoder.config.model_type != "xlstm",
     )
 
 
