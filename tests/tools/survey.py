@@ -183,6 +183,8 @@ def _shrink(part: Any, sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
         if isinstance(getattr(part, name, None), int):
             setattr(part, name, size)
+    if isinstance(getattr(part, "layer_types", None), list):
+        part.layer_types = part.layer_types[: part.num_hidden_layers]
     for key in part.sub_configs:
         inner = getattr(part, key, None)
         if inner is not None:

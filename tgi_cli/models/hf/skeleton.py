@@ -162,6 +162,7 @@ class Skeleton:
         for path, module in list(self.whole.named_modules()):
             inside = any(path == gone or path.startswith(f"{gone}.") for gone in removed)
             kept = module in wanted or module in set(self.decoder.modules())
+            kept = kept or next(module.parameters(), None) is None  # a cap of logits
             if path and not inside and not kept and not wanted.intersection(module.modules()):
                 parent, _, name = path.rpartition(".")
                 delattr(self.whole.get_submodule(parent), name)
