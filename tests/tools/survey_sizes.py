@@ -191,7 +191,8 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     "Inkling2TextConfig": _without(_RELATIVE, "intermediate_size")
     | {"n_layers_per_attn_res_block": 2, "unpadded_vocab_size": 256},
     "InklingTextConfig": _RELATIVE
-    | {"n_shared_experts": 2, "logits_mup_width_multiplier": 1.0, "mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    | {"n_shared_experts": 2, "logits_mup_width_multiplier": 1.0}
+    | {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
     "JambaConfig": _PLAIN
     | {
         "mamba_d_state": 8,
@@ -399,7 +400,6 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "router_hidden_size": 16,
     },
-
 }
 """By configuration class; instead of what is tried in general."""
 

@@ -99,9 +99,7 @@ class Layer:
                 table.append(self.free.pop())
         kv_lens, tables = [self.lens[n] for n in order], [self.tables[n] for n in order]
         self.attention.plan(make_metadata(tables, query_lens, kv_lens, BLOCK))
-        parts = {
-            part: torch.cat([texts[name][part] for name in order]) for part in texts[order[0]]
-        }
+        parts = {part: torch.cat([texts[name][part] for name in order]) for part in texts[order[0]]}
         value = None if self.spec.values_in_keys else parts["value"]
         with torch.inference_mode():
             output = attend_chosen(
@@ -196,9 +194,7 @@ def test_each_query_attends_to_the_best_tokens(backend: str, with_sinks: bool) -
 def test_each_head_attends_to_its_best_blocks(backend: str) -> None:
     limit = RULE.size * RULE.count
     lengths = {"long": 150, "short": limit, "one more": limit + 1, "others": 77}
-    texts = {
-        name: Text(length, length, GROUPED, index_heads=2) for name, length in lengths.items()
-    }
+    texts = {name: Text(length, length, GROUPED, index_heads=2) for name, length in lengths.items()}
     got = Layer(backend, GROUPED, rule=RULE).in_pieces(texts)
     for name, text in texts.items():
         wanted = expected(text, seen_by(text, RULE))

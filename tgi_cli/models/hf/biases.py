@@ -151,9 +151,7 @@ def attend(
     attention.write(layer, key, value, step.slot_mapping)
     output = query.new_empty(*query.shape[:2], spec.value_width)
     heads, start = query.shape[1], 0
-    for row, (length, end) in enumerate(
-        zip(step.query_lens_host, step.kv_lens_host, strict=True)
-    ):
+    for row, (length, end) in enumerate(zip(step.query_lens_host, step.kv_lens_host, strict=True)):
         first = attention.first_block(layer, end - length)
         keys, values = (
             attention.gather(cache[layer], row, first).repeat_interleave(

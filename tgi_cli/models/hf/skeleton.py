@@ -170,9 +170,7 @@ class Skeleton:
         return removed
 
 
-def build_skeleton(
-    config: ModelConfig, dtype: torch.dtype, longest: int | None = None
-) -> Skeleton:
+def build_skeleton(config: ModelConfig, dtype: torch.dtype, longest: int | None = None) -> Skeleton:
     """The model on the meta device, for texts of up to ``longest`` tokens. Default: of any length.
 
     Raises:
