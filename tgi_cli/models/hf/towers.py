@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
-from transformers.utils import is_timm_available, is_vision_available
+from transformers.utils.import_utils import is_timm_available, is_vision_available
 
 from tgi_cli.models.hf.step_cache import rebind
 
