@@ -13,7 +13,8 @@ OF_WRAPPERS: dict[str, dict[str, Any]] = {
     "ChameleonConfig": {"vocabulary_map": {"<image>": 252, "IMGIMGAZ": 253, "IMGIMGBZ": 254}},
     "Dots3NoteConfig": {
         "vision_config.adapter_in_dim": 32,
-        "vision_config.num_local_experts": 2,
+        "vision_config.num_hidden_layers": 42,
+        "vision_config.moe_intermediate_size": 32,
         "audio_config.adapter_input_size": 32,
         "audio_config.num_attention_heads": 2,
     },

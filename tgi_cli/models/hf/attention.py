@@ -35,8 +35,9 @@ RUN_SPARSE = "tgi_paged_sparse"
 """As RUN, of models whose attention hands its mask to an indexer."""
 
 _HARMLESS = frozenset(
-    {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict"}
+    {"dropout", "input_ids", "position_ids", "cache_position", "use_cache", "output_attentions"}
     | {"output_hidden_states", "output_router_logits", "is_causal", "past_key_values", "layer_idx"}
+    | {"return_dict"}
 )
 """Arguments of an attention call that change nothing here, or are checked by name."""
 

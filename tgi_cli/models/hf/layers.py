@@ -159,7 +159,9 @@ class UnreplacedWeights(Loadable):
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         for name, whole in self._whole.items():
-            yield WeightSlot(self._prefix + name, tuple(whole.shape), self._filler(name))
+            integers = not whole.is_floating_point()
+            shape = tuple(whole.shape)
+            yield WeightSlot(self._prefix + name, shape, self._filler(name), integers=integers)
 
     def _filler(self, name: str) -> Callable[[Tensor], object]:
         def fill(tensor: Tensor) -> None:

@@ -223,6 +223,10 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
             raise UnsupportedModelError(f"{cannot}: it {NO_ATTENTION_INTERFACE}") from error
         if isinstance(error, TypeError) and "WindowMask" in first:
             raise UnsupportedModelError(f"{cannot}: it {READS_MASK}") from error
+        if isinstance(error, ModuleNotFoundError):
+            raise UnsupportedModelError(
+                f"{cannot}: its code needs the package {error.name}, which is not installed"
+            ) from error
         if "meta tensor" in first:
             raise UnsupportedModelError(
                 f"{cannot}: it looks at numbers while it computes, to decide how to go on"

@@ -302,9 +302,7 @@ def replace_own_attention(decoder: nn.Module, context: AttentionContext, cache: 
 def _cached(forward: Callable[..., Any], cache: object) -> Callable[..., Any]:
     """Of Git, whose text model would count the tokens in its cache."""
 
-    def attend(
-        module: nn.Module, hidden: Tensor, mask: Any = None, *_: object, **__: object
-    ) -> Any:
+    def attend(module: nn.Module, hidden: Tensor, mask: Any = None, *_: object, **__: Any) -> Any:
         return forward(module, hidden, mask, cache)
 
     return attend

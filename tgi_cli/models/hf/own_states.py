@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ def _recurrent_block(
     x = cache.causal_conv(
         block.linear_x(inputs).transpose(1, 2), convolution.weight[:, 0], convolution.bias
     ).transpose(1, 2)
-    _, tokens, width = x.shape
+    tokens, width = x.shape[1:]
     heads = x.reshape(tokens, unit.num_attention_heads, -1).transpose(0, 1)
 
     def gates(weight: Tensor, bias: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def _matrix_memory(
     index = cache.state_index("recurrent", (heads, width[0], width[1] + 2), torch.float32)
     if value.is_meta:
         return torch.empty_like(value), ()
-    qkv = [cast(Tensor, x)[0].transpose(0, 1).float() for x in (query, key, value)]
+    qkv = [x[0].transpose(0, 1).float() for x in (query, key, value)]
     gates = [gate[0].T.float() for gate in (igate, fgate)]
     output = matrix_memory(
         (qkv[0], qkv[1], qkv[2]), (gates[0], gates[1]), backend.config.eps, cache.states, index

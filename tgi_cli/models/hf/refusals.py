@@ -26,6 +26,7 @@ REASONS = {
     "PI0ForConditionalGeneration": "predicts the actions of a robot",
     "ProphetNetForCausalLM": "attends in a stream of its own for each of several next tokens",
     "ReformerModelWithLMHead": "attends to the tokens whose hashes are equal",
+    "UnlimitedOcrForConditionalGeneration": "attends to a whole prompt, and a window of its answer",
     "XLMWithLMHeadModel": "attends to tokens that come later, too",
     "XLNetLMHeadModel": "attends to tokens that come later, too",
 }

@@ -162,6 +162,7 @@ class Skeleton:
         for path, module in list(self.whole.named_modules()):
             inside = any(path == gone or path.startswith(f"{gone}.") for gone in removed)
             kept = module in wanted or module in set(self.decoder.modules())
+            kept = kept or next(module.parameters(), None) is None  # a cap of logits
             if path and not inside and not kept and not wanted.intersection(module.modules()):
                 parent, _, name = path.rpartition(".")
                 delattr(self.whole.get_submodule(parent), name)
@@ -303,7 +304,7 @@ def _text_part(whole: Any, longest: int | None) -> Skeleton:
         towers=[f"{_path(whole, decoder)}.{path}" for path in towers],
         dense_positions=dense,
         searches=searches,
-        takes_cache=decoder.config.model_type not in own_states.TYPES,
+        takes_cache=decoder.config.model_type != "xlstm",
     )
 
 

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
-from transformers.utils import is_timm_available
+from transformers.utils.import_utils import is_timm_available, is_vision_available
 
 from tgi_cli.models.hf.step_cache import rebind
 
@@ -53,7 +53,7 @@ def _text_mask(*, block_sequence_ids: object = None, **mask: Any) -> Any:
 @contextmanager
 def towers_without_timm() -> Iterator[None]:
     """Let models be built whose tower is one of the library timm, which text does not need."""
-    if is_timm_available():
+    if is_timm_available() and is_vision_available():
         yield
         return
 
