@@ -8,7 +8,7 @@ turn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +37,14 @@ SERVED = 192
 CHUNK = 24
 """Tokens of a prefill step of the engine; windows are longer, prompts longer still."""
 
-NUM_BLOCKS = 9
-"""Of the engine's pool: its requests together want several times as many."""
-
 NEW = 32
 """Tokens asked for per request."""
+
+NEW_ON_SHARDS = 12
+"""The same, on several shards."""
+
+NUM_BLOCKS = {NEW: 9, NEW_ON_SHARDS: 8}
+"""Of the engine's pool: its requests together want more."""
 
 NEW_IN_TURN = 8
 """The same, in a second turn."""
@@ -59,7 +62,7 @@ class EngineRun:
 
     Attributes:
         answers: token ids, in the order of the prompts.
-        samples: further answers to the prompts :data:`SAMPLED`, two for each.
+        samples: further answers to some prompts, two for each.
         turn: prompt of the second turn: an earlier one, its answer, and some more.
         turn_answer: to that.
         preemptions: how often a sequence lost its blocks.
@@ -73,14 +76,14 @@ class EngineRun:
     preemptions: int
     reused: int
 
-    @property
-    def tokens(self) -> list[list[int]]:
-        """All answers."""
-        return [*self.answers, *self.samples, self.turn_answer]
 
+def run_engine(
+    path: Path, prompts: list[list[int]], sampled: Sequence[int] = SAMPLED, num_shard: int = 1
+) -> EngineRun:
+    """Generate greedily from the checkpoint in ``path``; shards are threads of this process.
 
-def run_engine(path: Path, prompts: list[list[int]], num_shard: int = 1) -> EngineRun:
-    """Generate greedily from the checkpoint in ``path``; shards are threads of this process."""
+    ``sampled`` are the indices of prompts that get three samples.
+    """
     serve = ServeConfig(
         model_id="miniature",
         dtype="float32",
@@ -92,7 +95,7 @@ def run_engine(path: Path, prompts: list[list[int]], num_shard: int = 1) -> Engi
     config = resolve(serve, model_facts(read_config(path)), describe(None), path)
     if num_shard == 1:
         worker = make_worker(config)
-        return _run(worker, worker.warmup(), prompts)
+        return _run(worker, worker.warmup(), prompts, sampled, NEW)
     steps: Queue[bytes | None] = Queue()
 
     def work(shard: Shard) -> EngineRun | None:
@@ -103,7 +106,8 @@ def run_engine(path: Path, prompts: list[list[int]], num_shard: int = 1) -> Engi
                 worker.sample(worker.launch(_step_of(command)))
             return None
         try:
-            return _run(_Leading(worker, steps), capacity, prompts)
+            leading = _Leading(worker, steps)
+            return _run(leading, capacity, prompts, sampled, NEW_ON_SHARDS)
         finally:
             for _ in range(num_shard - 1):
                 steps.put(None)
@@ -134,19 +138,21 @@ class _Leading:
         return getattr(self._own, name)
 
 
-def _run(worker: Any, capacity: Capacity, prompts: list[list[int]]) -> EngineRun:
+def _run(
+    worker: Any, capacity: Capacity, prompts: list[list[int]], sampled: Sequence[int], new: int
+) -> EngineRun:
     limits = SchedulerConfig(
         max_total_tokens=SERVED,
         max_batch_prefill_tokens=CHUNK,
         max_batch_size=8,
         block_size=BLOCK_SIZE,
-        num_blocks=NUM_BLOCKS,
+        num_blocks=NUM_BLOCKS[new],
         window=capacity.kv_window,
         num_state_slots=capacity.num_state_slots,
     )
     core = EngineCore(worker, limits)
-    asked = [_ask(i, prompt, NEW) for i, prompt in enumerate(prompts)]
-    further = [_ask(100 * n + i, prompts[i], NEW, fork_of=i) for i in SAMPLED for n in (1, 2)]
+    asked = [_ask(i, prompt, new) for i, prompt in enumerate(prompts)]
+    further = [_ask(100 * n + i, prompts[i], new, fork_of=i) for i in sampled for n in (1, 2)]
     for request in (*asked, *further):
         core.inbox.put(request)
     with _running(core) as client:

@@ -48,7 +48,7 @@ ENGINE_CASES: dict[str, Case] = {
     "Zaya": _surveyed("ZayaConfig"),
     # Latent and sparse attention.
     "A.X K1": _surveyed("AXK1Config"),
-    "A.X K2": _surveyed("AXK2Config"),
+    "A.X K2": _surveyed("AXK2Config", index_n_heads=12),
     "HY V4": _surveyed("HYV4Config"),
     "Dots 3 Note": _surveyed("Dots3NoteTextConfig"),
     "MiniMax M3": _surveyed("MiniMaxM3VLTextConfig"),
