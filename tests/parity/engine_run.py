@@ -40,10 +40,10 @@ CHUNK = 24
 NEW = 32
 """Tokens asked for per request."""
 
-NEW_ON_SHARDS = 12
+NEW_ON_SHARDS = 16
 """The same, on several shards."""
 
-NUM_BLOCKS = {NEW: 9, NEW_ON_SHARDS: 8}
+NUM_BLOCKS = 9
 """Of the engine's pool: its requests together want more."""
 
 NEW_IN_TURN = 8
@@ -51,6 +51,9 @@ NEW_IN_TURN = 8
 
 SAMPLED = (1, 4)
 """Indices of the prompts that get three samples."""
+
+ON_SHARDS = (0, 3, 4)
+"""Indices of the prompts that several shards are given; the first and last get three samples."""
 
 _TURN = 1000
 """The request of the second turn; further samples have 100 and 200 more than the first."""
@@ -146,7 +149,7 @@ def _run(
         max_batch_prefill_tokens=CHUNK,
         max_batch_size=8,
         block_size=BLOCK_SIZE,
-        num_blocks=NUM_BLOCKS[new],
+        num_blocks=NUM_BLOCKS,
         window=capacity.kv_window,
         num_state_slots=capacity.num_state_slots,
     )
