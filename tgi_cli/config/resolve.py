@@ -38,6 +38,10 @@ MAX_CONTEXT = 1 << 24
 """Upper bound of a context, which is the length of the worker's rows. Llama 4 Scout's is
 10,485,760."""
 
+DEFAULT_CPU_DRAFTS = 7
+"""Drafts of a sequence in one step on a CPU: with the token before them 8 rows, which cost little
+more than one. How many of them a step verifies follows from measured costs."""
+
 _PROCESS_BYTES = 256 << 20
 """Memory of a shard's process without weights: PyTorch and the interpreter."""
 
@@ -92,9 +96,10 @@ def resolve(
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
         num_shard=_resolve_num_shard(serve, model, device),
+        speculate=_resolve_speculate(serve, device),
         explicit_limits=tuple(
             name
-            for name in ("max_input_tokens", "max_total_tokens")
+            for name in ("max_input_tokens", "max_total_tokens", "speculate")
             if getattr(serve, name) is not None
         ),
     )
@@ -235,6 +240,13 @@ def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:
             f"set it to {largest}, or leave it unset",
         )
     return serve.max_lora_rank
+
+
+def _resolve_speculate(serve: ServeConfig, device: DeviceFacts) -> int:
+    """The most drafts of a request in one step."""
+    if serve.speculate is not None:
+        return serve.speculate
+    return DEFAULT_CPU_DRAFTS if device.kind == "cpu" else 0
 
 
 def _resolve_num_shard(serve: ServeConfig, model: ModelFacts, device: DeviceFacts) -> int:

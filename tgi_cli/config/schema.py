@@ -64,6 +64,8 @@ class ServeConfig(EngineOptions):
     disable_custom_kernels: bool = False
     sharded: bool | None = None
     num_shard: int | None = None
+    speculate: int | None = None
+    """Most draft tokens of a request in one step; 0 for none, None to choose by the device."""
     lora_adapters: tuple[str, ...] = ()
     """``id``, ``id@revision`` or ``name=path``; for the model server always ``name=path``."""
     max_loras: int | None = None
@@ -148,9 +150,11 @@ class EngineConfig(EngineOptions):
     max_lora_rank: int
     """Rank that a slot holds."""
     num_shard: int
+    speculate: int
+    """Most draft tokens of a request in one step; 0: no speculative decoding."""
     attention: str | None
     """Attention backend, or None for the device's default."""
     cuda_graphs: tuple[int, ...] | None
     """Batch sizes to capture CUDA graphs for, or None for sizes up to ``max_batch_size``."""
     explicit_limits: tuple[str, ...]
-    """Limits that the user set: warm-up does not lower them."""
+    """Limits that the user set: warm-up does not lower them. ``speculate`` is among them."""

@@ -82,6 +82,8 @@ class GenerationRequest:
             ends the request, as a stop id does, where only a stop id may follow, even with
             ``ignore_eos``.
         thinking: the most reasoning that the request may generate, or None for any.
+        prediction: token ids that the answer is expected to resemble (OpenAI's predicted outputs),
+            which drafts are taken from; the answer does not depend on them.
     """
 
     request_id: int
@@ -97,6 +99,7 @@ class GenerationRequest:
     adapter_id: int = 0
     grammar: str | None = None
     thinking: ThinkingBudget | None = None
+    prediction: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None
@@ -329,7 +332,8 @@ class EngineInfo:
 
     Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
     whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
-    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown.
+    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown; ``speculate`` the
+    most draft tokens of a request in one step, or 0 without speculative decoding.
     """
 
     model_id: str
@@ -351,6 +355,7 @@ class EngineInfo:
     quantize: str = ""
     num_shard: int = 1
     step_seconds: float = 0.0
+    speculate: int = 0
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:

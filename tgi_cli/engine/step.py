@@ -250,6 +250,10 @@ class GrammarMatcher(Protocol):
         """Whether these tokens may all follow, one after another; none is accepted."""
         ...
 
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, may follow one after another."""
+        ...
+
     def forced(self) -> list[int]:
         """Tokens that the grammar forces next, in canonical tokenization; not accepted yet."""
         ...

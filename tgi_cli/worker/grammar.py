@@ -80,7 +80,11 @@ class Matcher:
         return not self.error and (accepted or not self.failed())
 
     def allows(self, token_ids: Sequence[int]) -> bool:
-        return self.inner.validate_tokens(list(token_ids)) == len(token_ids)
+        return self.num_allowed(token_ids) == len(token_ids)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        count: int = self.inner.validate_tokens(list(token_ids))
+        return count
 
     def forced(self) -> list[int]:
         return self.inner.compute_ff_tokens() if self._canonical else []

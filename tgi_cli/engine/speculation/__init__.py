@@ -1,0 +1,31 @@
+"""Speculative decoding: finds drafts of the next tokens, and chooses how many a step verifies.
+
+See docs/speculation.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tgi_cli.config import EngineConfig
+from tgi_cli.engine.speculation.adaptive import AdaptiveSpeculator
+from tgi_cli.engine.speculation.lookup import GrammarDrafter, LookupDrafter
+from tgi_cli.engine.speculation.step_costs import MAX_DRAFT_ROWS, StepCosts, StepTime
+
+__all__ = ["MAX_DRAFT_ROWS", "StepTime", "create_speculator"]
+
+
+def create_speculator(
+    config: EngineConfig, times: Iterable[StepTime]
+) -> AdaptiveSpeculator | None:
+    """What proposes drafts to a scheduler, or None without speculative decoding.
+
+    Args:
+        config: with the limits that hold after warm-up. Requests profit from the answers of others
+            of the same salt and adapter where they share cached prefixes with them, too.
+        times: durations of steps, measured at warm-up.
+    """
+    if not config.speculate:
+        return None
+    drafters = (GrammarDrafter(), LookupDrafter(config.prefix_caching))
+    return AdaptiveSpeculator(config.speculate, StepCosts(times, config.speculate), drafters)
