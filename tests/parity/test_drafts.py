@@ -102,7 +102,9 @@ SAMPLINGS = [
 def requests(llm: LLM, adapters: bool = False) -> Iterator[list[Completion]]:
     """The answers to requests of many kinds, a batch of each."""
     yield llm.generate(PROMPTS, SAMPLINGS, max_new_tokens=60, ignore_eos=True)
-    yield llm.generate(PROMPTS[:3], SAMPLED, max_new_tokens=24, n=3, stop_token_ids=range(0, 999, 9))
+    yield llm.generate(
+        PROMPTS[:3], SAMPLED, max_new_tokens=24, n=3, stop_token_ids=range(0, 999, 9)
+    )
     yield llm.generate(PROMPTS[:2], max_new_tokens=30, stop=["e", " a"], prompt_logprobs=2)
     grammar = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
     yield llm.generate(PROMPTS[:3], SAMPLINGS[:3], max_new_tokens=60, grammar=grammar)

@@ -332,8 +332,7 @@ class EngineInfo:
 
     Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
     whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
-    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown; ``speculate`` the
-    most draft tokens of a request in one step, or 0 without speculative decoding.
+    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown.
     """
 
     model_id: str
@@ -355,7 +354,6 @@ class EngineInfo:
     quantize: str = ""
     num_shard: int = 1
     step_seconds: float = 0.0
-    speculate: int = 0
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:

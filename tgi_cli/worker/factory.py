@@ -124,8 +124,8 @@ def make_worker(
             cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
     if model.state_specs and config.speculate and "speculate" in config.explicit_limits:
         raise ConfigError(
-            f"--speculate {config.speculate}: the recurrent states of {facts.architecture} cannot be "
-            "rolled back to before a draft token that is rejected",
+            f"--speculate {config.speculate}: the recurrent states of {facts.architecture} cannot "
+            "be rolled back to before a draft token that is rejected",
             "leave it off",
         )
     release_unused_memory(device)

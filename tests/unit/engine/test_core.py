@@ -233,6 +233,7 @@ def test_drafts_change_no_tokens(kind: str, depth: int) -> None:
     assert len(timed) == core.steps, "each step that has been applied"
     assert sum(step.num_drafts for step in timed) == speculator.drafted
 
+
 class _Lost(FakeWorker):
     """Loses a shard in its third step, at launch or when the result is awaited."""
 

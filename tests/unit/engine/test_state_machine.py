@@ -145,9 +145,7 @@ class Engine(RuleBasedStateMachine):
         # Every third token of the prediction is another one.
         answer = self.expected[request_id]
         prediction = tuple(t + (i % 3 == request_id % 5) for i, t in enumerate(answer))
-        sent = request(
-            request_id, prompt, new, stop_token_ids=stops, prediction=prediction, **more
-        )
+        sent = request(request_id, prompt, new, stop_token_ids=stops, prediction=prediction, **more)
         assert self.scheduler.add(sent) is None
         self.prompts[request_id] = prompt
         self.seen[request_id] = []

@@ -54,8 +54,12 @@ def timed(recorder: Recorder, monkeypatch: pytest.MonkeyPatch, **limits: Any) ->
     monkeypatch.setattr(draft_timing.time, "perf_counter", lambda: recorder.now)
     times = time_steps(recorder, config, ALONE, recorder.num_blocks)
     assert len({(t.sequences, t.rows, t.context) for t in times}) == len(times)
-    longest = max((start + count for s in recorder.steps for start, count in zip(s.starts, s.counts)))
-    assert longest < config.max_total_tokens
+    ends = [
+        start + count
+        for step in recorder.steps
+        for start, count in zip(step.starts, step.counts, strict=True)
+    ]
+    assert max(ends) < config.max_total_tokens
     return list(times)
 
 

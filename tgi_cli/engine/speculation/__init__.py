@@ -15,9 +15,7 @@ from tgi_cli.engine.speculation.step_costs import MAX_DRAFT_ROWS, StepCosts, Ste
 __all__ = ["MAX_DRAFT_ROWS", "StepTime", "create_speculator"]
 
 
-def create_speculator(
-    config: EngineConfig, times: Iterable[StepTime]
-) -> AdaptiveSpeculator | None:
+def create_speculator(config: EngineConfig, times: Iterable[StepTime]) -> AdaptiveSpeculator | None:
     """What proposes drafts to a scheduler, or None without speculative decoding.
 
     Args:

@@ -136,7 +136,7 @@ class TokenIndex:
         return found
 
     def _near(self, context: Sequence[int], expected: int) -> list[tuple[int, int]]:
-        """The match at an expected place, or else the longest near to it, as :meth:`_visit` does."""
+        """The match at an expected place, or else the longest near it, as :meth:`_visit` does."""
         longest, found = 0, expected
         for shift in _SHIFTS:
             place = expected + shift

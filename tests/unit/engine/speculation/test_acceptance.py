@@ -12,9 +12,9 @@ SHORT, LONG = class_of(Source.CONTEXT, 1), class_of(Source.CONTEXT, 20)
 def test_classes_are_by_source_and_by_doubling_lengths() -> None:
     kinds = [class_of(Source.CONTEXT, length) for length in (1, 2, 3, 4, 5, 8, 9, 16, 17, 500)]
     assert kinds == [kinds[0] + step for step in (0, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
-    assert len({class_of(source, length) for source in Source for length in (1, 2, 3, 5, 9, 17)}) == (
-        len(Source) * 6
-    )
+    assert len(
+        {class_of(source, length) for source in Source for length in (1, 2, 3, 5, 9, 17)}
+    ) == (len(Source) * 6)
 
 
 def test_longer_matches_are_likelier_from_the_beginning() -> None:
