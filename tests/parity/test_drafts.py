@@ -146,7 +146,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
     "preempted": {"max_batch_total_tokens": 320},
     "8-bit weights": {"quantize": "int8"},
-    "4-bit weights": {"quantize": "int4"},
+    "4-bit weights": {"quantize": "bitsandbytes-nf4"},
     "8-bit head": {"quantize_head": True},
     "8-bit cache": {"kv_cache_dtype": "fp8_e4m3fn"},
     "chunks alone": {"batching": "inflight", "max_batch_prefill_tokens": 160},
