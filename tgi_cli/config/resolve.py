@@ -24,6 +24,7 @@ from tgi_cli.config.settings.model import (
     ON_THE_FLY,
 )
 from tgi_cli.config.settings.setting import SERVE
+from tgi_cli.config.speculation import DEFAULT_CPU_DRAFTS, SpeculativeConfig
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 
 log = logging.getLogger(__name__)
@@ -37,10 +38,6 @@ MAX_SEQUENCES = 4096
 MAX_CONTEXT = 1 << 24
 """Upper bound of a context, which is the length of the worker's rows. Llama 4 Scout's is
 10,485,760."""
-
-DEFAULT_CPU_DRAFTS = 7
-"""Drafts of a sequence in one step on a CPU: with the token before them 8 rows, which cost little
-more than one. How many of them a step verifies follows from measured costs."""
 
 _PROCESS_BYTES = 256 << 20
 """Memory of a shard's process without weights: PyTorch and the interpreter."""
@@ -75,6 +72,7 @@ def resolve(
     total = _resolve_total_tokens(serve, model)
     max_input, prefill = _resolve_input_tokens(serve, device, total)
     dtype = _resolve_dtype(serve.dtype, model, device)
+    drafts = SpeculativeConfig.read(serve.speculative_config or "{}")
     return EngineConfig(
         **{field.name: getattr(serve, field.name) for field in fields(EngineOptions)},
         model_path=model_path,
@@ -96,10 +94,11 @@ def resolve(
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
         num_shard=_resolve_num_shard(serve, model, device),
-        speculate=_resolve_speculate(serve, device),
+        speculate=_resolve_speculate(serve, drafts, device),
+        drafts_from_answers=serve.prefix_caching and drafts.method != "ngram",
         explicit_limits=tuple(
             name
-            for name in ("max_input_tokens", "max_total_tokens", "speculate")
+            for name in ("max_input_tokens", "max_total_tokens", "speculate", "speculative_config")
             if getattr(serve, name) is not None
         ),
     )
@@ -242,11 +241,21 @@ def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:
     return serve.max_lora_rank
 
 
-def _resolve_speculate(serve: ServeConfig, device: DeviceFacts) -> int:
-    """The most drafts of a request in one step."""
-    if serve.speculate is not None:
-        return serve.speculate
-    return DEFAULT_CPU_DRAFTS if device.kind == "cpu" else 0
+def _resolve_speculate(serve: ServeConfig, drafts: SpeculativeConfig, device: DeviceFacts) -> int:
+    """The most drafts of a sequence in one step."""
+    said, also = serve.speculate, drafts.num_speculative_tokens
+    if said is not None and also is not None and said != also:
+        raise ConfigError(
+            f"--speculate {said} and num_speculative_tokens {also} of --speculative-config "
+            "contradict each other",
+            "leave one of them off",
+        )
+    most = also if said is None else said
+    if most is not None:
+        return most
+    # On a GPU, looking drafts up would delay the launch of every step.
+    usual = DEFAULT_CPU_DRAFTS if device.kind == "cpu" else 0
+    return usual if serve.speculative_config is None else DEFAULT_CPU_DRAFTS
 
 
 def _resolve_num_shard(serve: ServeConfig, model: ModelFacts, device: DeviceFacts) -> int:

@@ -267,7 +267,7 @@ class EngineCore:
             self._fail(error, external)
             return
         self._arrive()
-        external.update(result)
+        self._metrics.step_updated(external.update(result))
         self._timer.update()
         self._timer.end()
         self._record(step)
@@ -294,6 +294,7 @@ class EngineCore:
             return
         self._arrive()
         outputs = self._scheduler.update(result)
+        self._metrics.step_updated(outputs)
         self._timer.update()
         if outputs:
             self.outbox.put(outputs)

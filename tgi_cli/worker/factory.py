@@ -122,7 +122,8 @@ def make_worker(
 
             served = config.max_total_tokens
             cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
-    if model.state_specs and config.speculate and "speculate" in config.explicit_limits:
+    explicit = {"speculate", "speculative_config"}.intersection(config.explicit_limits)
+    if model.state_specs and config.speculate and explicit:
         raise ConfigError(
             f"--speculate {config.speculate}: the recurrent states of {facts.architecture} cannot "
             "be rolled back to before a draft token that is rejected",

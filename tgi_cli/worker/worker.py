@@ -295,6 +295,7 @@ class ModelWorker:
             quantize=", ".join(filter(None, (weights, head))),
             num_shard=config.num_shard,
             step_seconds=capacity.step_seconds,
+            speculate=config.speculate,
         )
 
 

@@ -19,11 +19,10 @@ def create_speculator(config: EngineConfig, times: Iterable[StepTime]) -> Adapti
     """What proposes drafts to a scheduler, or None without speculative decoding.
 
     Args:
-        config: with the limits that hold after warm-up. Requests profit from the answers of others
-            of the same salt and adapter where they share cached prefixes with them, too.
+        config: with the limits that hold after warm-up.
         times: durations of steps, measured at warm-up.
     """
     if not config.speculate:
         return None
-    drafters = (GrammarDrafter(), LookupDrafter(config.prefix_caching))
+    drafters = (GrammarDrafter(), LookupDrafter(config.drafts_from_answers))
     return AdaptiveSpeculator(config.speculate, StepCosts(times, config.speculate), drafters)

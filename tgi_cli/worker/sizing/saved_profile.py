@@ -47,6 +47,7 @@ _NOT_IN_KEY = frozenset(
         "explicit_limits",
         "json_output",
         "speculate",
+        "drafts_from_answers",
     ]
 )
 """Fields of a configuration that the figures do not depend on."""
