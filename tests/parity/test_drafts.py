@@ -19,9 +19,8 @@ from tests.tools.lora_adapters import make_adapter
 from tests.unit.engine.fake_speculator import FakeSpeculator
 from tgi_cli import LLM, SamplingParams, demo
 from tgi_cli.engine.sequence import Sequence as Running
-from tgi_cli.engine.speculation import StepTime
 from tgi_cli.engine.speculation.step_costs import StepCosts
-from tgi_cli.engine.step import Step
+from tgi_cli.engine.step import Step, StepTime
 from tgi_cli.kernels import cpp_library
 from tgi_cli.llm import Completion, load
 

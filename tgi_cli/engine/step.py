@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tgi_cli.engine.messages import GenerationRequest, LogitsProcessor
 from tgi_cli.sampling.params import SamplingParams
@@ -170,6 +170,19 @@ class Step:
     def num_prefill_tokens(self) -> int:
         """Tokens that are neither decoded nor drafts."""
         return self.num_tokens - self.num_decodes - self.num_drafts
+
+
+MAX_DRAFT_ROWS = 64
+"""Draft tokens in one step at most, over all sequences."""
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step of ``rows`` tokens in all, of ``sequences`` with ``context`` each."""
+
+    sequences: int
+    rows: int
+    context: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tgi_cli.attention import create_attention
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.device import default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
-from tgi_cli.engine.speculation import MAX_DRAFT_ROWS
+from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config

@@ -14,8 +14,7 @@ from tgi_cli.config import EngineConfig, ModelFacts
 from tgi_cli.device import available_memory
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.engine.speculation import StepTime
-from tgi_cli.engine.step import PendingResult, Step
+from tgi_cli.engine.step import PendingResult, Step, StepTime
 from tgi_cli.errors import TgiError
 from tgi_cli.models import CausalLM
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, cuda_graphs, graph_sizes

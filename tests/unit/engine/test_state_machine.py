@@ -25,8 +25,8 @@ from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.speculation.adaptive import AdaptiveSpeculator
 from tgi_cli.engine.speculation.lookup import GrammarDrafter, LookupDrafter
-from tgi_cli.engine.speculation.step_costs import StepCosts, StepTime
-from tgi_cli.engine.step import PendingResult
+from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.step import PendingResult, StepTime
 
 MOST = 48
 GRAMMARS = [

@@ -12,8 +12,8 @@ from tests.tools.checkpoints import make_llama
 from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.config import ServeConfig
 from tgi_cli.device.distributed import ALONE
-from tgi_cli.engine.speculation import StepTime, create_speculator
-from tgi_cli.engine.step import Step
+from tgi_cli.engine.speculation import create_speculator
+from tgi_cli.engine.step import Step, StepTime
 from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.sizing import draft_timing, saved_profile
 from tgi_cli.worker.sizing.draft_timing import time_steps

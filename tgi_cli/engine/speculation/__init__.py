@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from tgi_cli.config import EngineConfig
 from tgi_cli.engine.speculation.adaptive import AdaptiveSpeculator
 from tgi_cli.engine.speculation.lookup import GrammarDrafter, LookupDrafter
-from tgi_cli.engine.speculation.step_costs import MAX_DRAFT_ROWS, StepCosts, StepTime
+from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.step import StepTime
 
-__all__ = ["MAX_DRAFT_ROWS", "StepTime", "create_speculator"]
+__all__ = ["create_speculator"]
 
 
 def create_speculator(config: EngineConfig, times: Iterable[StepTime]) -> AdaptiveSpeculator | None:

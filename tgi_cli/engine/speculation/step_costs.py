@@ -14,22 +14,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tgi_cli.engine.speculation.draft_lengths import may_pay
-
-
-class StepTime(NamedTuple):
-    """The seconds of a step of ``rows`` rows in all, of ``sequences`` with ``context`` tokens."""
-
-    sequences: int
-    rows: int
-    context: int
-    seconds: float
-
-
-MAX_DRAFT_ROWS = 64
-"""Of a step."""
+from tgi_cli.engine.step import MAX_DRAFT_ROWS, StepTime
 
 _ROW_SHARE = 0.05
 """Cost of a row, as a share of a step of one, where nothing was measured."""

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from tgi_cli.config import EngineConfig
 from tgi_cli.device.distributed import Shard
-from tgi_cli.engine.speculation import StepTime
-from tgi_cli.engine.step import NewRow, Step, TokenAppend
+from tgi_cli.engine.step import NewRow, Step, StepTime, TokenAppend
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.sizing.profile_steps import WARMUP_BLOCKS, add_row
 

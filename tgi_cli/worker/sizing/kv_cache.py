@@ -12,8 +12,7 @@ from tgi_cli.attention import PagedAttention
 from tgi_cli.config import EngineConfig
 from tgi_cli.device import available_memory, total_memory
 from tgi_cli.device.distributed import Shard
-from tgi_cli.engine.speculation import StepTime
-from tgi_cli.engine.step import Step
+from tgi_cli.engine.step import Step, StepTime
 from tgi_cli.errors import OutOfMemoryError
 from tgi_cli.process.units import format_memory
 from tgi_cli.worker.sizing import saved_profile

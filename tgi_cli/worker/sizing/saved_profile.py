@@ -24,7 +24,7 @@ import torch
 from tgi_cli import kernels
 from tgi_cli.config import EngineConfig
 from tgi_cli.device import default_threads, describe
-from tgi_cli.engine.speculation import StepTime
+from tgi_cli.engine.step import StepTime
 from tgi_cli.files import read_json
 from tgi_cli.kernels import build
 from tgi_cli.version import __version__

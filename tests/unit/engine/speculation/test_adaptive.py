@@ -13,8 +13,8 @@ from tgi_cli.engine.speculation.acceptance import Source
 from tgi_cli.engine.speculation.adaptive import MAX_IDLE, AdaptiveSpeculator
 from tgi_cli.engine.speculation.drafter import Draft
 from tgi_cli.engine.speculation.lookup import LookupDrafter
-from tgi_cli.engine.speculation.step_costs import StepCosts, StepTime
-from tgi_cli.engine.step import NewRow, Step, TokenAppend
+from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.step import NewRow, Step, StepTime, TokenAppend
 from tgi_cli.sampling.params import SamplingParams
 
 FREE = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 1.01)]

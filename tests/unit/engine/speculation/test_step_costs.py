@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_cli.engine.speculation.step_costs import MAX_DRAFT_ROWS, StepCosts, StepTime
+from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.step import MAX_DRAFT_ROWS, StepTime
 
 ROWS = [
     StepTime(1, 1, 128, 0.010),
