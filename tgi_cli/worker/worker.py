@@ -91,10 +91,11 @@ class ModelWorker:
         self._grammars = grammars
         rows = InputBatch(
             config.max_batch_size,
-            config.max_total_tokens,
+            config.max_sequence_tokens,
             config.block_size,
             self._device,
             Uploader(self._device),
+            has_encoder=config.decoder is not None,
         )
         model, vocab_size = loaded.model, loaded.facts.vocab_size
         self.runner = ModelRunner(
@@ -106,6 +107,8 @@ class ModelWorker:
         if make is not None and sizes and self.attention.states is not None:
             if shard.rank == 0:
                 log.info("a model with recurrent states runs without CUDA graphs")
+        elif make is not None and sizes and config.decoder is not None:
+            log.info("an encoder-decoder model runs without CUDA graphs")
         elif make is not None and sizes:
             self._graphs = DecodeGraphs(
                 model, self.attention, rows, vocab_size, sizes, make, loaded.lora
@@ -277,6 +280,7 @@ class ModelWorker:
             quantize=", ".join(filter(None, (weights, head))),
             num_shard=config.num_shard,
             step_seconds=capacity.step_seconds,
+            decoder_start_ids=() if config.decoder is None else (config.decoder.start_id,),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tgi_cli.config import (
+    DecoderFacts,
     BLOCK_SIZE,
     DEFAULT_CPU_PREFILL_TOKENS,
     DeviceFacts,
@@ -341,3 +342,51 @@ def test_sparse_attention_is_served_as_far_as_it_is_dense(
     with pytest.raises(UnsupportedModelError, match="more than 512 tokens") as error:
         resolved(sparse, max_total_tokens=513)
     assert "--max-total-tokens 512" in error.value.remedy
+
+
+SEQ2SEQ = replace(
+    MODEL,
+    architecture="BartForConditionalGeneration",
+    max_position_embeddings=96,
+    decoder=DecoderFacts(start_id=2, max_input_tokens=64, max_tokens=32),
+)
+
+
+def test_an_encoder_decoder_model_computes_prompts_whole_and_reuses_none() -> None:
+    config = resolved(SEQ2SEQ, max_batch_prefill_tokens=None)
+    assert (config.max_total_tokens, config.max_input_tokens) == (96, 64)
+    assert config.max_sequence_tokens == 97
+    assert config.max_batch_prefill_tokens >= 64
+    assert not config.prefix_caching
+    assert config.attention == "torch"
+    long = replace(SEQ2SEQ, max_position_embeddings=1 << 14, decoder=DecoderFacts(start_id=2))
+    assert resolved(long, max_total_tokens=9000).max_batch_prefill_tokens >= 8999
+    usual = replace(long, decoder=DecoderFacts(start_id=2, usual_total_tokens=1024))
+    assert resolved(usual).max_total_tokens == 1024
+    assert resolved(usual, max_total_tokens=5000).max_total_tokens == 5000
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"lora_adapters": ("a=/a",)}, "--lora-adapters"),
+        ({"max_loras": 1}, "--max-loras"),
+        ({"num_shard": 2}, "--num-shard"),
+        ({"sharded": True}, "--sharded"),
+        ({"cross_check": True}, "--cross-check"),
+        ({"attention": "cpu"}, "--attention cpu"),
+        ({"shard_uds_path": Path("/tmp/s")}, "--shard-uds-path"),
+        ({"max_input_tokens": 65}, "--max-input-tokens 65 is more than the encoder's 64"),
+        ({"max_input_tokens": 60, "max_batch_prefill_tokens": 50}, "of an encoder-decoder model"),
+    ],
+)
+def test_what_encoder_decoder_models_are_not_served_with_is_named(
+    said: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        resolved(SEQ2SEQ, **said)
+
+
+def test_quantized_encoder_decoder_checkpoints_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="gptq"):
+        resolved(replace(SEQ2SEQ, quantization="gptq"))

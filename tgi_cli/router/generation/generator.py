@@ -216,7 +216,8 @@ class Generator:
             cache_salt=spec.cache_salt,
             grammar=grammar,
             thinking=spec.thinking,
-            prompt_logprobs=spec.prompt_logprobs,
+            # An encoder gives its tokens none.
+            prompt_logprobs=None if self.info.decoder_start_ids else spec.prompt_logprobs,
         )
 
     def _max_new_tokens(self, input_length: int, spec: GenerationSpec) -> int:
