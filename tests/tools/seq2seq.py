@@ -1,9 +1,9 @@
 """Miniatures of transformers' encoder-decoder models, and which of the classes are served.
 
 ``python -m tests.tools.seq2seq [CLASS ...]`` makes a miniature of each class of transformers'
-mapping from text to text, with random weights, and compares the greedy tokens of the engine, which
-is given several requests and too few blocks for them, with those of transformers' ``generate`` for
-each request alone. It prints a line per class, and the counts:
+mapping from text to text, with random weights, and compares the greedy tokens and their
+log-probabilities of the engine, which is given several requests and too few blocks for them, with
+those of transformers' ``generate`` for each request alone. It prints a line per class, and the counts:
 
     runs      the tokens are the same
     refused   with the reason
@@ -34,7 +34,7 @@ from tests.unit.engine.test_core import Client
 from tgi_cli.config import EngineConfig, ServeConfig
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.engine.messages import GenerationRequest, Shutdown, StepOutputs
 from tgi_cli.errors import TgiError
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import load_worker
@@ -45,6 +45,8 @@ NEW = 24
 """Tokens of an answer."""
 LENGTHS = (5, 16, 1, 33, 17, 48)
 """Tokens of the prompts."""
+TOLERANCE = 2e-4
+"""Of log-probabilities."""
 NUM_BLOCKS = 6
 """Of a pool that one request of 73 tokens fits in, and two do not."""
 
@@ -164,7 +166,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_size": 32,
         "encoder_ffn_dim": 48,
         "decoder_ffn_dim": 48,
-        "num_encoder_layers": 2,
+        "num_encoder_layers": 3,
         "num_decoder_layers": 3,
         "num_encoder_attention_heads": 4,
         "num_decoder_attention_heads": 4,
@@ -230,7 +232,14 @@ class Oracle:
 
     def __call__(self, prompt: Sequence[int], new: int = NEW) -> list[int]:
         """The answer, without the token that the decoder starts with."""
+        return self.scored(prompt, new)[0]
+
+    def scored(self, prompt: Sequence[int], new: int = NEW) -> tuple[list[int], list[float]]:
+        """The answer, and the log-probability of each of its tokens."""
         ids = torch.tensor([list(prompt)])
+        encoder = self._model.get_encoder()
+        if hasattr(encoder, "set_attention_type"):  # BigBird's, which a short prompt changes
+            encoder.set_attention_type(encoder.config.attention_type)
         with torch.inference_mode():
             output = self._model.generate(
                 input_ids=ids,
@@ -238,9 +247,12 @@ class Oracle:
                 max_new_tokens=new,
                 num_beams=1,
                 do_sample=False,
+                return_dict_in_generate=True,
+                output_scores=True,
             )
-        answer: list[int] = output[0, 1:].tolist()
-        return answer
+        answer: list[int] = output.sequences[0, 1:].tolist()
+        scores = [step[0].log_softmax(-1) for step in output.scores]
+        return answer, [row[i].item() for row, i in zip(scores, answer, strict=True)]
 
 
 def load(folder: Path, **settings: Any) -> tuple[ModelWorker, EngineConfig]:
@@ -259,15 +271,31 @@ def load(folder: Path, **settings: Any) -> tuple[ModelWorker, EngineConfig]:
     return worker, capacity.config
 
 
+class ScoringClient(Client):
+    """Also keeps the log-probabilities of tokens."""
+
+    def __init__(self, core: EngineCore) -> None:
+        super().__init__(core)
+        self.logprobs: dict[int, list[float]] = {}
+
+    def read(self) -> StepOutputs | None:
+        """See :meth:`Client.read`."""
+        outputs = super().read()
+        if outputs is not None:
+            for request_id, logprob in zip(outputs.request_ids, outputs.logprobs, strict=True):
+                self.logprobs.setdefault(request_id, []).append(logprob)
+        return outputs
+
+
 @contextmanager
-def engine(worker: ModelWorker, config: EngineConfig, **changes: Any) -> Iterator[Client]:
+def engine(worker: ModelWorker, config: EngineConfig, **changes: Any) -> Iterator[ScoringClient]:
     """An engine over a loaded model; ``changes`` are of its scheduler's configuration."""
     depth = changes.pop("depth", 0)
     scheduler = replace(SchedulerConfig.of(config, changes.pop("num_blocks", 64)), **changes)
     core = EngineCore(worker, scheduler, depth)
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
-    client = Client(core)
+    client = ScoringClient(core)
     try:
         yield client
     finally:
@@ -317,14 +345,16 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
         client.read_until_finished(*range(len(LENGTHS)))
         preemptions = client.core.metrics.load.preemptions
     oracle = Oracle(folder)
-    wanted = [oracle(prompt) for prompt in prompts()]
-    differing = [i for i in range(len(wanted)) if client.tokens.get(i) != wanted[i]]
-    kinds = len({token for answer in wanted for token in answer})
-    about = f"{kinds} different tokens, {preemptions} preemptions"
-    if differing:
-        first = differing[0]
-        return "WRONG", f"{client.tokens.get(first)} instead of {wanted[first]}; {about}"
-    return "runs", about
+    kinds, worst = set(), 0.0
+    for index, prompt in enumerate(prompts()):
+        wanted, scores = oracle.scored(prompt)
+        kinds.update(wanted)
+        if client.tokens.get(index) != wanted:
+            return "WRONG", f"{client.tokens.get(index)} instead of {wanted}"
+        apart = zip(client.logprobs[index], scores, strict=True)
+        worst = max(worst, *(abs(ours - theirs) for ours, theirs in apart))
+    about = f"{worst:.1e} of log-probabilities, {len(kinds)} different tokens"
+    return "runs" if worst < TOLERANCE else "WRONG", f"{about}, {preemptions} preemptions"
 
 
 def main() -> None:

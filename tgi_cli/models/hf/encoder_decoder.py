@@ -9,6 +9,7 @@ token's values depend on its own sequence alone, however that is scheduled.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import MoEModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.config import DecoderFacts, ModelFacts
 from tgi_cli.layers import Build
 from tgi_cli.models.base import DecoderTokens, EncoderDecoderLM
-from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.config import TEXT_ALONE, ModelConfig
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.model import fill_buffers, refusals
 from tgi_cli.models.hf.names import sources, stored_names
@@ -33,6 +34,8 @@ from tgi_cli.models.hf.shared_weights import StoredWeights, replace_layers
 from tgi_cli.models.hf.skeleton import class_and_config
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
+
+log = logging.getLogger(__name__)
 
 _TRIED = 5
 """Encoder tokens of a dry run."""
@@ -60,12 +63,15 @@ class TransformersEncoderDecoder(EncoderDecoderLM):
         with refusals(config):
             whole = _skeleton(config, build.dtype)
             self._layout, self._width, self._vocab = _try(whole)
+            left_out = _leave_out_images(whole)
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             found = sources(whole, weights, stored_names(config))
             self._stored = stored = StoredWeights(found, whole.all_tied_weights_keys)
-            self.ignored = (*stored.duplicates(), *_unneeded(whole))
+            self.ignored = (*stored.duplicates(), *_unneeded(whole), *left_out)
             self.loose = nn.ModuleList(replace_layers(whole, build, stored, device))
             fill_buffers(whole, whole, build, device, stored)
+        if left_out and build.shard.rank == 0:
+            log.warning(TEXT_ALONE)
         self._whole = (whole,)  # in a tuple: its modules are this model's own
         for name, child in whole.named_children():
             self.add_module(name, child)
@@ -107,7 +113,7 @@ class TransformersEncoderDecoder(EncoderDecoderLM):
                 encoded=tokens.encoder_ids is None or index > 0,
             )
             output = whole(
-                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                encoder_outputs=MoEModelOutput(last_hidden_state=hidden),
                 attention_mask=mask,
                 decoder_input_ids=tokens.ids[None, index : index + 1],
                 past_key_values=cache,
@@ -191,7 +197,7 @@ def _try(whole: Any) -> tuple[CacheLayout, int, int]:
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     with _as_a_rehearsal(whole):
         output = whole(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=MoEModelOutput(last_hidden_state=hidden),
             decoder_input_ids=torch.zeros(1, 1, dtype=torch.int64, device="meta"),
             past_key_values=cache,
             use_cache=True,
@@ -213,6 +219,17 @@ def _as_a_rehearsal(whole: Any) -> Iterator[None]:
         whole.set_attn_implementation(chosen)
         for module in experts:
             del module.forward
+
+
+def _leave_out_images(whole: Any) -> list[str]:
+    """Remove what an encoder has for images; returns expressions for the names of its tensors."""
+    removed = []
+    encoder = whole.get_encoder()
+    for name in ("vision_tower", "multi_modal_projector"):
+        if name in encoder._modules:
+            delattr(encoder, name)
+            removed.append(rf".*\b{name}\..*")
+    return removed
 
 
 def _unneeded(whole: Any) -> Iterator[str]:

@@ -86,7 +86,8 @@ def replace_layers(
     heads = {whole.get_output_embeddings()}
     tables: dict[Tensor, BatchedEmbedding] = {}
     for part in (whole, whole.get_encoder(), whole.get_decoder()):
-        table = part.get_input_embeddings()
+        named = hasattr(part, "get_input_embeddings")
+        table = part.get_input_embeddings() if named else part.embed_tokens
         weight = getattr(table, "weight", None)
         if type(table) is nn.Embedding and weight.dtype == build.dtype and weight not in tables:
             others = [module for module in users[weight] if type(module) is not nn.Embedding]
