@@ -3,7 +3,8 @@
 ``python -m tests.tools.seq2seq [CLASS ...]`` makes a miniature of each class of transformers'
 mapping from text to text, with random weights, and compares the greedy tokens and their
 log-probabilities of the engine, which is given several requests and too few blocks for them, with
-those of transformers' ``generate`` for each request alone. It prints a line per class, and the counts:
+those of transformers' ``generate`` for each request alone. It prints a line per class, and the
+counts:
 
     runs      the tokens are the same
     refused   with the reason
@@ -136,8 +137,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "BlenderbotSmallForConditionalGeneration": _BART,
     "EncoderDecoderModel": {
         "encoder": _BERT | {"model_type": "bert"},
-        "decoder": _BERT
-        | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+        "decoder": _BERT | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
         "decoder_start_token_id": 5,
         "pad_token_id": 0,
         "eos_token_id": 2,

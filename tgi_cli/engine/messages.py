@@ -329,8 +329,9 @@ class EngineInfo:
 
     Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
     whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
-    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown; ``decoder_start_ids``
-    what the decoder of an encoder-decoder model is given before its answer, empty for other models.
+    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown;
+    ``decoder_start_ids`` what the decoder of an encoder-decoder model is given before its answer,
+    empty for other models.
     """
 
     model_id: str

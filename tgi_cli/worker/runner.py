@@ -19,9 +19,9 @@ from torch import Tensor
 from tgi_cli.attention import PagedAttention
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.step import Step
+from tgi_cli.models.base import EncoderDecoderLM
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.sampler import Sampler
-from tgi_cli.models.base import EncoderDecoderLM
 from tgi_cli.worker.cuda_graphs import DecodeGraphs
 from tgi_cli.worker.encoder_decoder import EncoderDecoderExecutor
 from tgi_cli.worker.executors import (

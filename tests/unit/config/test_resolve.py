@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tgi_cli.config import (
-    DecoderFacts,
     BLOCK_SIZE,
     DEFAULT_CPU_PREFILL_TOKENS,
+    DecoderFacts,
     DeviceFacts,
     EngineConfig,
     ModelFacts,

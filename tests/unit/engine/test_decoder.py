@@ -1,4 +1,4 @@
-"""Sequences of encoder-decoder models: what a decoder starts with, and forced first and last tokens."""
+"""Sequences of encoder-decoder models: the decoder's start, and forced first and last tokens."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def answer(prompt: list[int], new: int, last: int | None = LAST) -> list[int]:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("blocks", [128, 10])
+@pytest.mark.parametrize("blocks", [128, 5])
 def test_answers_begin_and_end_as_the_generation_config_says(depth: int, blocks: int) -> None:
     bounds = decoding(FORCED, num_blocks=blocks, max_batch_prefill_tokens=8)
     with running(FakeWorker(4, VOCAB), bounds, depth) as client:
         for i in range(8):
-            client.core.inbox.put(request(i, [i, i + 1, i + 2], 3 + i))
+            client.core.inbox.put(request(i, [i, i + 1, i + 2], 3 + 2 * i))
         client.read_until_finished(*range(8))
         preempted = client.core.metrics.load.preemptions
     for i in range(8):
-        assert client.tokens[i] == answer([i, i + 1, i + 2], 3 + i)
+        assert client.tokens[i] == answer([i, i + 1, i + 2], 3 + 2 * i)
         assert client.finished[i][0] is FinishReason.LENGTH
-    assert (preempted > 0) == (blocks == 10)
+    assert (preempted > 0) == (blocks == 5)
 
 
 def test_a_forced_last_token_that_is_a_stop_id_ends_the_answer_as_one() -> None:

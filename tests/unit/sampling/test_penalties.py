@@ -99,7 +99,7 @@ def test_the_relative_frequency_penalty_is_a_share_of_prompt_and_output():
 def test_penalties_leave_out_what_precedes_the_context():
     """The tokens of an encoder: only those of the decoder are penalized."""
     params = SamplingParams(
-        temperature=0, repetition_penalty=2.0, frequency_penalty=1.0, relative_frequency_penalty=3.0
+        temperature=0, repetition_penalty=2.0, frequency_penalty=1.0, relative_frequency_penalty=1.5
     )
     table = SamplingTable(2)
     table.set(0, params, prompt_tokens=4, context_start=3)
@@ -108,5 +108,5 @@ def test_penalties_leave_out_what_precedes_the_context():
     pool = torch.tensor([[1, 2, 3, 4, 5, 5, 0], [1, 2, 3, 0, 0, 0, 0]], dtype=torch.int32)
     scores = torch.full((2, 8), 8.0)
     penalties.penalize(scores, batch, pool, upload)
-    assert scores[0].tolist() == [8, 8, 8, 8, 4 - 1, 4 - 2 - 2, 8, 8]
-    assert scores[1].tolist() == [8, 4 - 1, 4 - 1, 4 - 1 - 1, 8, 8, 8, 8]
+    assert scores[0].tolist() == [8, 8, 8, 8, 4 - 0.5, 4 - 2 - 1, 8, 8]
+    assert scores[1].tolist() == [8, 4 - 0.5, 4 - 0.5, 4 - 1 - 0.5, 8, 8, 8, 8]
