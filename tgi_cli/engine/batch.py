@@ -3,7 +3,7 @@
 A policy (:mod:`tgi_cli.engine.scheduler`, :mod:`tgi_cli.engine.external_steps`) decides which
 sequences run and how many of their tokens a step computes. Its :class:`Batch` does the rest:
 it holds the sequences from :meth:`Batch.add` to :meth:`Batch.finish`, gives them rows, and applies
-results. The batches of one worker share its :class:`Resources`.
+results. The batches of one worker share its :class:`~tgi_cli.engine.resources.Resources`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 
-from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.forced_tokens import failure, follow
 from tgi_cli.engine.grammar import Grammars
-from tgi_cli.engine.kv_cache import KVCache
-from tgi_cli.engine.lora_slots import LoraSlots
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
     GenerationRequest,
     Logits,
-    PromptLogprobs,
     StepOutputs,
+    VerifiedDrafts,
 )
+from tgi_cli.engine.prompt_reports import report_prompt
+from tgi_cli.engine.resources import Resources
 from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status, by_priority
 from tgi_cli.engine.speculator import Speculator
 from tgi_cli.engine.step import (
-    AdapterStore,
     GrammarCompiler,
     NewRow,
     OptionalOutputs,
@@ -38,40 +36,6 @@ from tgi_cli.engine.step import (
 )
 from tgi_cli.engine.validation import validate_for_decoder, validate_length
 from tgi_cli.engine.waiting_queue import WaitingQueue
-
-
-class Resources:
-    """What all sequences on one worker share, and the totals over all of them.
-
-    Args:
-        config: limits of a step and of a request.
-        store: reads LoRA adapters, or None if the configuration has no slots for them.
-
-    Attributes:
-        cache, pool: KV blocks.
-        states: slots for recurrent states; None if the model has none.
-        adapters: slots for LoRA adapters.
-        free_rows: rows of the worker that no sequence has.
-        freed_rows: those of them that the worker has not heard of.
-        steps: how many were scheduled; the id of the next one.
-        context_tokens, reused_tokens, prompt_tokens, drafted_tokens, accepted_tokens: see
-            :class:`~tgi_cli.engine.metrics.EngineLoad`.
-    """
-
-    def __init__(self, config: SchedulerConfig, store: AdapterStore | None = None) -> None:
-        self.config = config
-        self.cache = KVCache(config)
-        self.pool = self.cache.pool
-        self.states = self.cache.states
-        self.adapters = LoraSlots(config, store)
-        self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
-        self.freed_rows: list[int] = []
-        self.steps = 0
-        self.context_tokens = 0
-        self.reused_tokens = 0
-        self.prompt_tokens = 0
-        self.drafted_tokens = 0
-        self.accepted_tokens = 0
 
 
 class Batch:
@@ -316,7 +280,7 @@ class Batch:
                 self.resources.states.keep(sequence, entry.snapshot)
             self.cache.free_out_of_window(sequence, entry.end)
             if result.prompt_logprobs or result.context_logits:
-                _report_prompt(sequence, index, entry.start, result, outputs)
+                report_prompt(sequence, index, entry.start, result, outputs)
             if sampled:
                 if sample in result.generation_logits:
                     values = result.generation_logits[sample][None]
@@ -324,13 +288,15 @@ class Batch:
                         Logits(sequence.request.request_id, entry.end - 1, values)
                     )
                 sequence.placeholders -= 1
-                accepted = self._verify(entry, result, sample) if entry.drafts else 0
+                accepted = self._verify(entry, result, sample, outputs) if entry.drafts else 0
                 self._append_token(sequence, result, sample, outputs)
                 if accepted:
                     self._append_behind(sequence, result, sample, accepted, outputs)
         return outputs
 
-    def _verify(self, entry: ScheduledSequence, result: StepResult, first: int) -> int:
+    def _verify(
+        self, entry: ScheduledSequence, result: StepResult, first: int, outputs: StepOutputs
+    ) -> int:
         """How many drafts of an entry, whose choices begin at ``first``, are accepted.
 
         A draft is if it is the token that was chosen for its position, and those before it are.
@@ -344,6 +310,10 @@ class Batch:
                 break
         sequence.num_drafts = 0
         self.resources.accepted_tokens += accepted
+        drafted, predicted = len(entry.drafts), sequence.drafts_predicted
+        outputs.drafts.append(
+            VerifiedDrafts(sequence.request.request_id, drafted, accepted, predicted)
+        )
         if self.speculator is not None:
             self.speculator.learn(sequence, entry.drafts, accepted)
         return accepted
@@ -406,33 +376,3 @@ class Batch:
             outputs.finished.append(self.finish(sequence, FinishReason.EOS_TOKEN))
         elif len(sequence.token_ids) >= sequence.max_tokens:
             outputs.finished.append(self.finish(sequence, FinishReason.LENGTH))
-
-
-def _report_prompt(
-    sequence: Sequence, index: int, first: int, result: StepResult, outputs: StepOutputs
-) -> None:
-    """Hand out what a step computed of a prompt, once, though preemption may compute it again.
-
-    ``first`` is the first position that the step computed, as entry ``index``.
-    """
-    request_id = sequence.request.request_id
-    chunk = result.prompt_logprobs.get(index)
-    if chunk is not None:
-        known = max(0, sequence.logprobs_reported - chunk.start)
-        if known < len(chunk.logprobs):
-            outputs.prompt_logprobs.append(
-                PromptLogprobs(
-                    request_id,
-                    chunk.start + known,
-                    chunk.logprobs[known:],
-                    chunk.top_ids[known:],
-                    chunk.top_logprobs[known:],
-                )
-            )
-            sequence.logprobs_reported = chunk.start + len(chunk.logprobs)
-    values = result.context_logits.get(index)
-    if values is not None:
-        known = max(0, sequence.logits_reported - first)
-        if known < len(values):
-            outputs.logits.append(Logits(request_id, first + known, values[known:]))
-            sequence.logits_reported = first + len(values)

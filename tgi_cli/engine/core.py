@@ -266,7 +266,7 @@ class EngineCore:
             self._fail(error, external)
             return
         self._arrive()
-        external.update(result)
+        self._metrics.step_updated(external.update(result))
         self._timer.update()
         self._timer.end()
         self._record(step)
@@ -293,6 +293,7 @@ class EngineCore:
             return
         self._arrive()
         outputs = self._scheduler.update(result)
+        self._metrics.step_updated(outputs)
         self._timer.update()
         if outputs:
             self.outbox.put(outputs)

@@ -18,11 +18,12 @@ import heapq
 import time
 
 from tgi_cli.engine.admission import AdmissionPolicy
-from tgi_cli.engine.batch import Batch, Resources
+from tgi_cli.engine.batch import Batch
 from tgi_cli.engine.batching_policy import POLICIES
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
 from tgi_cli.engine.metrics import EngineLoad, StepStats
+from tgi_cli.engine.resources import Resources
 from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status
 from tgi_cli.engine.speculator import Speculator
 from tgi_cli.engine.step import AdapterStore, BlockAppend, GrammarCompiler, Step, StepResult

@@ -45,6 +45,8 @@ class Sequence:
         stale_results: results of steps in flight whose tokens are known already.
         num_drafts: draft tokens that a step in flight verifies. No other step takes the sequence
             before that one's result has told how many of them it accepts.
+        drafts_predicted: whether its latest drafts were taken from its request's prediction; set by
+            the speculator.
         first_unsent: position of the first token that the worker's row lacks, or -1 for none.
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
         block_ids: its block table.
@@ -92,6 +94,7 @@ class Sequence:
     placeholders: int = 0
     stale_results: int = 0
     num_drafts: int = 0
+    drafts_predicted: bool = False
     first_unsent: int = -1
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)

@@ -109,6 +109,9 @@ class ModelWorker:
                 log.info("a model with recurrent states runs without CUDA graphs")
         elif make is not None and sizes and config.decoder is not None:
             log.info("an encoder-decoder model runs without CUDA graphs")
+        elif make is not None and sizes and any(s.gathered or s.index for s in model.kv_specs):
+            if shard.rank == 0:
+                log.info("a model with attention of its own runs without CUDA graphs")
         elif make is not None and sizes:
             self._graphs = DecodeGraphs(
                 model, self.attention, rows, vocab_size, sizes, make, loaded.lora

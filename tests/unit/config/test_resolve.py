@@ -359,6 +359,7 @@ def test_an_encoder_decoder_model_computes_prompts_whole_and_reuses_none() -> No
     assert config.max_batch_prefill_tokens >= 64
     assert not config.prefix_caching
     assert config.attention == "torch"
+    assert config.speculate == 0, "a decoder takes one token at a time"
     long = replace(SEQ2SEQ, max_position_embeddings=1 << 14, decoder=DecoderFacts(start_id=2))
     assert resolved(long, max_total_tokens=9000).max_batch_prefill_tokens >= 8999
     usual = replace(long, decoder=DecoderFacts(start_id=2, usual_total_tokens=1024))
@@ -376,6 +377,8 @@ def test_an_encoder_decoder_model_computes_prompts_whole_and_reuses_none() -> No
         ({"cross_check": True}, "--cross-check"),
         ({"attention": "cpu"}, "--attention cpu"),
         ({"shard_uds_path": Path("/tmp/s")}, "--shard-uds-path"),
+        ({"speculate": 2}, "--speculate"),
+        ({"speculative_config": "{}"}, "--speculative-config"),
         ({"max_input_tokens": 65}, "--max-input-tokens 65 is more than the encoder's 64"),
         ({"max_input_tokens": 60, "max_batch_prefill_tokens": 50}, "of an encoder-decoder model"),
     ],
