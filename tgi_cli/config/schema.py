@@ -31,6 +31,7 @@ class EngineOptions:
     load_format: str = default("load_format")
     cross_check: bool = False
     measured_limits: bool = default("measured_limits")
+    state_prefill: str = default("state_prefill")
     json_output: bool = False
 
     @property

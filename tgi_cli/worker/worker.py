@@ -103,10 +103,7 @@ class ModelWorker:
         self._graphs: DecodeGraphs | None = None
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
         make = GRAPH_FACTORIES.get(self._device.type)
-        if make is not None and sizes and self.attention.states is not None:
-            if shard.rank == 0:
-                log.info("a model with recurrent states runs without CUDA graphs")
-        elif make is not None and sizes:
+        if make is not None and sizes:
             self._graphs = DecodeGraphs(
                 model, self.attention, rows, vocab_size, sizes, make, loaded.lora
             )
@@ -211,7 +208,7 @@ class ModelWorker:
         self._drop_graphs_if(problem)
         if self._graphs is None:
             return
-        agree = replays_agree(self.runner, graphs, config, num_blocks)
+        agree = replays_agree(self.runner, graphs, config, num_blocks, self.attention.states)
         self._drop_graphs_if("" if agree else "they compute something else than the model")
         self.runner.graphs = self._graphs
         if self._graphs is not None and self._shard.rank == 0:

@@ -309,6 +309,19 @@ def test_an_attention_backend_for_another_device_is_rejected(
         resolved(device=device, attention=asked)
 
 
+def test_prompts_in_chunks_need_kernels_on_cuda() -> None:
+    assert resolved().state_prefill == "recurrent"
+    assert resolved(device=CUDA, state_prefill="chunked").state_prefill == "chunked"
+    with pytest.raises(ConfigError, match="--state-prefill chunked is not for cpu"):
+        resolved(state_prefill="chunked")
+    with pytest.raises(ConfigError, match="--disable-custom-kernels"):
+        resolved(device=CUDA, state_prefill="chunked", disable_custom_kernels=True)
+    with pytest.raises(ConfigError, match="float32"):
+        resolved(device=CUDA, state_prefill="chunked", dtype="float32")
+    with pytest.raises(ConfigError, match="--state-prefill"):
+        resolved(device=CUDA, state_prefill="fast")
+
+
 def test_disabled_kernels_cannot_be_requested() -> None:
     assert resolved(disable_custom_kernels=True).attention is None
     with pytest.raises(ConfigError, match="--attention native is a kernel"):
