@@ -69,11 +69,11 @@ CASES: dict[str, Case] = {
         | {"expert_ffn_hidden_size": 48, "ffn_hidden_size": 96}
         | {"head_dim": LATENT["qk_rope_head_dim"]},
     ),
-    # An indexer, which chooses all tokens of texts as short as these; two layers share its choice.
+    # An indexer, which chooses a part of most texts; two layers share its choice.
     "GLM 5": Case(
         "GlmMoeDsaConfig",
         DEEPSEEK
-        | {"index_topk": 512, "index_head_dim": 16, "index_n_heads": 2}
+        | {"index_topk": 24, "index_head_dim": 16, "index_n_heads": 16}
         | {"indexer_types": ["full", "full", "shared", "shared"]},
     ),
     "Helium, dynamic": Case(

@@ -215,6 +215,8 @@ def _latent(
     source: BufferView,
     output: Output,
 ) -> None:
+    if mixer.indexer is not None:
+        raise UnsupportedLayer(f"{label}: sparse attention")
     expansion, program = mixer.kv_b_proj, emitter.program
     if expansion.packed_keys is None or expansion.packed_values is None:
         raise UnsupportedLayer(f"{label}: its weights are not packed for the kernels")

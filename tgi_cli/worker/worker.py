@@ -103,7 +103,11 @@ class ModelWorker:
         self._graphs: DecodeGraphs | None = None
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
         make = GRAPH_FACTORIES.get(self._device.type)
-        if make is not None and sizes:
+        own_attention = any(spec.gathered or spec.index for spec in self.attention.specs)
+        if make is not None and sizes and own_attention:
+            if shard.rank == 0:
+                log.info("a model with attention of its own runs without CUDA graphs")
+        elif make is not None and sizes:
             self._graphs = DecodeGraphs(
                 model, self.attention, rows, vocab_size, sizes, make, loaded.lora
             )
