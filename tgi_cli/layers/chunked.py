@@ -73,7 +73,7 @@ def gated_delta(
     name = "chunk_gated_delta_rule"
     if gates.channels:
         name = "chunk_kda"
-        log_decay = log_decay.unflatten(1, (-1, key.shape[2]))
+        log_decay = log_decay.view(len(a), -1, key.shape[2])
 
     def call(tokens: slice | Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         output, last = functions()[name](

@@ -131,7 +131,8 @@ def gated_delta(
 
         def recurrent(tokens: slice, part: StateMetadata) -> Tensor:
             some = (qkv[0][tokens], qkv[1][tokens], qkv[2][tokens])
-            return triton.recurrence(rule, some, a[tokens], b[tokens], own, part)
+            read: Tensor = triton.recurrence(rule, some, a[tokens], b[tokens], own, part)
+            return read
 
         if states.in_chunks and eps == chunked.NORM_EPS:
             return chunked.gated_delta(qkv, a, b, gates, own, states.planned, recurrent)
@@ -195,7 +196,8 @@ def state_space(
 
         def recurrent(tokens: slice, part: StateMetadata) -> Tensor:
             some = (c[tokens], b[tokens], x[tokens])
-            return triton.recurrence(model, some, dt[tokens], None, own, part)
+            read: Tensor = triton.recurrence(model, some, dt[tokens], None, own, part)
+            return read
 
         if states.in_chunks:
             return chunked.state_space(x, b, c, dt, sizes, own, states.planned, recurrent)
