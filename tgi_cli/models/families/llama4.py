@@ -65,7 +65,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         chunk = config.positive("attention_chunk_size")
     rope = config_fields.rope(config, still.head_dim, context, 500000.0)
     halves = paired_halves(0, still.head_dim, still.head_dim)
-    modules = {
+    modules: dict[str, str | ModuleSource] = {
         **PRE_NORMS,
         **{f"self_attn.{x}_proj": ModuleSource(f"self_attn.{x}_proj", halves) for x in "qk"},
     }
