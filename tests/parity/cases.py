@@ -34,8 +34,6 @@ class Case:
         qk_norm: mean weight of the norms of queries and keys.
         attention: transformers' implementation. (Its eager one adds Falcon's ALiBi twice.)
         shortest: length of prompts where transformers computes shorter ones in another way.
-        cached: whether transformers generates with a cache. It bounds the step sizes of Mamba-2 in
-            its prefill, but not where it goes on from a cache.
     """
 
     config: str
@@ -46,7 +44,6 @@ class Case:
     qk_norm: float = 1.5
     attention: str = "eager"
     shortest: int = 0
-    cached: bool = True
 
 
 LLAMA3_ROPE: dict[str, Any] = {
@@ -561,6 +558,15 @@ CASES: dict[str, Case] = {
     "DeepSeek V3": Case(
         "DeepseekV3Config", DEEPSEEK | {"rope_parameters": DEEPSEEK_ROPE}, stored={"head_dim": ...}
     ),
+    "DeepSeek V3.2": Case(
+        "DeepseekV32Config",
+        DEEPSEEK
+        | {"index_topk": 24, "index_head_dim": 32, "index_n_heads": 16}
+        | {"rope_parameters": DEEPSEEK_ROPE},
+    ),
+    "DeepSeek V3.2, short texts": Case(
+        "DeepseekV32Config", DEEPSEEK | {"index_topk": 192, "index_n_heads": 2}
+    ),
     "DeepSeek V3, pairs half apart": Case(
         "DeepseekV3Config",
         DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None, "norm_topk_prob": False},
@@ -621,13 +627,11 @@ CASES: dict[str, Case] = {
             "mamba_proj_bias": True,
             "time_step_limit": (0.4, 1.5),
         },
-        cached=False,
     ),
     "Nemotron-H": Case(
         "NemotronHConfig",
         NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
         stored={"layers_block_type": ..., "hybrid_override_pattern": "M-*-"},
-        cached=False,
     ),
     "Nemotron 3": Case(
         "NemotronHConfig", NEMOTRON3 | {"time_step_min": 1e-9}, stored={"time_step_min": 0.0}
@@ -635,7 +639,6 @@ CASES: dict[str, Case] = {
     "Nemotron 3, latent experts": Case(
         "NemotronHConfig",
         NEMOTRON3 | {"moe_latent_size": 32, "n_groups": 1, "use_bias": True},
-        cached=False,
     ),
     "Bamba": Case(
         "BambaConfig",

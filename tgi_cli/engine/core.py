@@ -36,6 +36,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.metrics import EngineMetrics, StageTimer, StepStats
 from tgi_cli.engine.scheduler import Scheduler
+from tgi_cli.engine.speculator import Speculator
 from tgi_cli.engine.step import GrammarCompiler, PendingResult, Step, Worker
 from tgi_cli.errors import ShardError
 
@@ -60,6 +61,7 @@ class EngineCore:
         config: limits of a step and of a request.
         depth: steps launched beyond the one whose result is awaited (0 or 1).
         compiler: compiles grammars, or None to refuse requests that have one.
+        speculator: proposes draft tokens; None without speculative decoding.
         on_step: called for each step as it is launched, on the loop's thread: keep it quick.
 
     Attributes:
@@ -74,6 +76,7 @@ class EngineCore:
         config: SchedulerConfig,
         depth: int = 0,
         compiler: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
         on_step: Callable[[StepStats], None] | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
@@ -81,7 +84,8 @@ class EngineCore:
         self.steps = 0
         self._polls = 0
         self._worker = worker
-        self._scheduler = Scheduler(config, worker if config.max_loras else None, compiler)
+        store = worker if config.max_loras else None
+        self._scheduler = Scheduler(config, store, compiler, speculator)
         self._batch = self._scheduler.batch
         self._adapters = self._batch.adapters
         self._external = ExternalStepScheduler(self._batch, compiler)
@@ -89,7 +93,8 @@ class EngineCore:
         self._on_step = on_step
         self._metrics = EngineMetrics()
         self._timer = StageTimer(self._metrics)
-        self._pending: deque[PendingResult] = deque()
+        self._pending: deque[tuple[Step, PendingResult]] = deque()
+        self._speculator = speculator
         self._finished: list[Finished] = []
         self._failures = 0
         self._stalled = False
@@ -212,6 +217,9 @@ class EngineCore:
 
     def _advance(self) -> None:
         """Launch one step if there is one; apply the oldest result that is due."""
+        if self._scheduler.may_draft:
+            while self._pending:  # drafts follow the tokens that the host knows
+                self._collect()
         began = time.perf_counter()
         step = self._scheduler.schedule()
         if step is not None:
@@ -219,7 +227,7 @@ class EngineCore:
             try:
                 handle = self._worker.launch(step)
                 masks = self._masks() if self._batch.grammars.needs_mask else None
-                self._pending.append(self._worker.sample(handle, masks))
+                self._pending.append((step, self._worker.sample(handle, masks)))
             except ShardError:  # nothing that was launched will arrive
                 raise
             except Exception as error:  # a step's failure, whatever it is, ends its requests only
@@ -259,7 +267,7 @@ class EngineCore:
             self._fail(error, external)
             return
         self._arrive()
-        external.update(result)
+        self._metrics.step_updated(external.update(result))
         self._timer.update()
         self._timer.end()
         self._record(step)
@@ -276,7 +284,7 @@ class EngineCore:
 
     def _collect(self) -> None:
         """Wait for the oldest result and apply it."""
-        pending = self._pending.popleft()
+        step, pending = self._pending.popleft()
         try:
             result = pending.wait()
         except ShardError:
@@ -286,10 +294,13 @@ class EngineCore:
             return
         self._arrive()
         outputs = self._scheduler.update(result)
+        self._metrics.step_updated(outputs)
         self._timer.update()
         if outputs:
             self.outbox.put(outputs)
-        self._timer.end()
+        seconds = self._timer.end()
+        if self._speculator is not None:
+            self._speculator.timed(step, seconds)
 
     def _arrive(self) -> None:
         """The oldest result is there."""

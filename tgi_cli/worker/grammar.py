@@ -80,7 +80,11 @@ class Matcher:
         return not self.error and (accepted or not self.failed())
 
     def allows(self, token_ids: Sequence[int]) -> bool:
-        return self.inner.validate_tokens(list(token_ids)) == len(token_ids)
+        return self.num_allowed(token_ids) == len(token_ids)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        count: int = self.inner.validate_tokens(list(token_ids))
+        return count
 
     def forced(self) -> list[int]:
         return self.inner.compute_ff_tokens() if self._canonical else []
@@ -164,11 +168,15 @@ class LLGuidance:
             raise ValueError(_reason(matcher))
         return matcher
 
-    def fill(self, matchers: Sequence[GrammarMatcher]) -> NDArray[np.int32]:
+    def fill(
+        self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]] | None = None
+    ) -> NDArray[np.int32]:
         """See the protocol."""
-        count = len(matchers)
+        count = len(matchers) + sum(map(len, drafts or ()))
         if len(self._bits) < count:
             self._bits = np.zeros((count, self._bits.shape[1]), np.int32)
+        if drafts is not None:
+            return self._fill_behind(matchers, drafts)[:, : self._words]
         known = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
         address, size = self._bits.ctypes.data, self._bits.strides[0]
         start = time.thread_time()
@@ -180,11 +188,9 @@ class LLGuidance:
                 matcher.took(end - start)
                 start = end
         else:
-            if self._fillers is None:
-                self._fillers = llguidance.LLExecutor(min(default_threads(), _MAX_FILLERS))
             pairs = [(matcher.inner, index) for index, matcher in enumerate(known)]
             begun = time.monotonic()
-            self._fillers.unsafe_compute_mask_ptr(pairs, address, size, count)
+            self._executor.unsafe_compute_mask_ptr(pairs, address, size, count)
             # On several threads, it is not known which of them it was.
             self._look_for_slow = time.monotonic() - begun > _SLOW_SECONDS
         for index, matcher in enumerate(known):
@@ -192,6 +198,48 @@ class LLGuidance:
             if matcher.failed():
                 self._bits[index] = 0
         return self._bits[:count, : self._words]
+
+    def _fill_behind(
+        self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]]
+    ) -> NDArray[np.int32]:
+        """Masks before and behind each draft; the matchers stay where they are."""
+        count = sum(1 + len(tokens) for tokens in drafts)
+        # Where a draft is forbidden, the library stops filling.
+        self._bits[:count] = -1
+        address, size, begin = self._bits.ctypes.data, self._bits.strides[0], 0
+        behind: list[tuple[Matcher, int, list[int]]] = []
+        for matcher, tokens in zip(matchers, drafts, strict=True):
+            assert isinstance(matcher, Matcher)
+            if tokens:
+                behind.append((matcher, begin, list(tokens)))
+            else:
+                start = time.thread_time()
+                matcher.inner.unsafe_compute_mask_ptr(address + begin * size, size)
+                matcher.took(time.thread_time() - start)
+                if matcher.failed():
+                    self._bits[begin] = 0
+            begin += 1 + len(tokens)
+        alone, self._look_for_slow = self._look_for_slow, False
+        for part in [[each] for each in behind] if alone else [behind]:
+            begun = time.monotonic()
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(
+                [(matcher.inner, *entry) for matcher, *entry in part], address, size, count
+            )
+            seconds = time.monotonic() - begun
+            if alone:
+                part[0][0].took(seconds)
+            elif seconds > _SLOW_SECONDS:
+                self._look_for_slow = True
+        for matcher, begin, tokens in behind:
+            if matcher.failed():
+                self._bits[begin : begin + 1 + len(tokens)] = 0
+        return self._bits[:count]
+
+    @property
+    def _executor(self) -> llguidance.LLExecutor:
+        if self._fillers is None:
+            self._fillers = llguidance.LLExecutor(min(default_threads(), _MAX_FILLERS))
+        return self._fillers
 
     def close(self) -> None:
         """End the threads once they have finished their work."""
