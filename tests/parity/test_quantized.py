@@ -144,7 +144,8 @@ def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
     write_quantized(make_checkpoint(case, plain), path, GPTQ, twin=twin)
     oracle, prompts = Oracle(twin, case), _prompts(case)
     got, preemptions = _generate(path, prompts)
-    assert got == [oracle.greedy(prompt, NEW) for prompt in prompts]
+    assert [len(answer) for answer in got] == [NEW] * len(prompts)
+    assert got == [oracle.greedy(*pair) for pair in zip(prompts, got, strict=True)]
     assert preemptions > 0
 
 
