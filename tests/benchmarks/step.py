@@ -1,9 +1,11 @@
 """Break down the time of a step on a CPU by operation.
 
-    python -m tests.benchmarks.step CHECKPOINT [--rows 1 32] [--context 192] [--prompt 512]
+    python -m tests.benchmarks.step CHECKPOINT [--rows 1 32] [--drafts 1 3 7] [--context 192]
+        [--prompt 512]
 
 Runs a worker as a server does, without engine, wire and HTTP: decodes of ``--rows`` sequences with
-``--context`` tokens each, then a prompt. Figures are medians over the steps. ``host`` is the time
+``--context`` tokens each, one sequence that verifies ``--drafts`` draft tokens, then a prompt.
+Figures are medians over the steps. ``host`` is the time
 outside the layers' operations and the head: inputs, embeddings, rotary angles, sampler, result. The
 lower bound of a step with one sequence is the time to read all weights at the memory bandwidth of
 all cores, measured in the same process.
@@ -24,7 +26,7 @@ import torch
 
 from tgi_cli import kernels
 from tgi_cli.config import ServeConfig
-from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
+from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step, TokenAppend
 from tgi_cli.kernels.memory import allocate
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import load_worker
@@ -112,6 +114,23 @@ def decodes(rows: int, context: int) -> list[Step]:
     return steps
 
 
+def verifications(drafts: int, context: int) -> list[Step]:
+    """Return a step that computes ``context`` tokens, then steps that verify drafts behind them.
+
+    All of them verify the same ones, as if they were rejected.
+    """
+    first = Step(0)
+    _prompt(first, 0, context, list(range(-(-(context + drafts + 1) // BLOCK))))
+    steps = [first]
+    for number in range(STEPS):
+        step = Step(number + 1, num_decodes=1, rows=[0], starts=[context])
+        step.counts, step.samples = [1 + drafts], [1 + drafts]
+        if drafts:
+            step.drafts.append(TokenAppend(0, context + 1, list(range(5, 5 + drafts))))
+        steps.append(step)
+    return steps
+
+
 def prompts(length: int, count: int) -> list[Step]:
     """Return ``count`` steps with the same prompt."""
     steps = []
@@ -136,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--drafts", type=int, nargs="+", default=[1, 3, 7])
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--prompt", type=int, default=512)
     options = parser.parse_args()
@@ -149,6 +169,10 @@ def main() -> None:
         steps = decodes(rows, options.context)
         profile.run(steps[0])
         columns[f"{rows} decoding"] = profile.median(steps[1:])
+    for drafts in options.drafts:
+        steps = verifications(drafts, options.context)
+        profile.run(steps[0])
+        columns[f"1 with {drafts} drafts"] = profile.median(steps[1:])
     columns[f"prompt of {options.prompt}"] = profile.median(prompts(options.prompt, 7))
     names = list(next(iter(columns.values())))
     print(f"| ms ({kernels.threads()} threads) | {' | '.join(columns)} |")

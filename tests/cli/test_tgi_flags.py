@@ -59,7 +59,8 @@ LAUNCHER = [
     Row("--num-shard", None, "2", "=", 2),
     Row("--quantize", None, "bitsandbytes-nf4", "=", "bitsandbytes-nf4"),
     Row("--quantize", None, "eetq", "=", "eetq"),
-    Row("--speculate", None, "2", "note: nothing is speculated"),
+    Row("--speculate", None, "2", "=", 2),
+    Row("--speculate", None, "0", "=", 0),
     Row("--dtype", None, "float16", "=", "float16"),
     Row("--kv-cache-dtype", "auto", "fp8_e5m2", "=", "fp8_e5m2"),
     Row("--trust-remote-code", False, None, "=", True),
@@ -183,7 +184,7 @@ def test_settings_that_libraries_read_are_exported(
 def test_only_settings_that_were_made_are_logged(
     served: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tgi_aliases.launcher(["--speculate", "0"]) == ExitCode.OK
+    assert tgi_aliases.launcher(["--max-image-fetch-size", "0"]) == ExitCode.OK
     assert capsys.readouterr().err == ""
 
 
@@ -260,7 +261,8 @@ def test_each_default_of_the_router_is_tgis(routed: dict[str, Any]) -> None:
 SERVER = [
     Row("--revision", None, "v1", "=", "v1"),
     Row("--quantize", None, "fp8", "=", "fp8"),
-    Row("--speculate", None, "2", "note: nothing is speculated"),
+    Row("--speculate", None, "2", "=", 2),
+    Row("--speculate", None, "0", "=", 0),
     Row("--dtype", None, "bfloat16", "=", "bfloat16"),
     Row("--kv-cache-dtype", "auto", "fp8_e4m3fn", "=", "fp8_e4m3fn"),
     Row("--trust-remote-code", False, None, "=", True),

@@ -558,6 +558,15 @@ CASES: dict[str, Case] = {
     "DeepSeek V3": Case(
         "DeepseekV3Config", DEEPSEEK | {"rope_parameters": DEEPSEEK_ROPE}, stored={"head_dim": ...}
     ),
+    "DeepSeek V3.2": Case(
+        "DeepseekV32Config",
+        DEEPSEEK
+        | {"index_topk": 24, "index_head_dim": 32, "index_n_heads": 16}
+        | {"rope_parameters": DEEPSEEK_ROPE},
+    ),
+    "DeepSeek V3.2, short texts": Case(
+        "DeepseekV32Config", DEEPSEEK | {"index_topk": 192, "index_n_heads": 2}
+    ),
     "DeepSeek V3, pairs half apart": Case(
         "DeepseekV3Config",
         DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None, "norm_topk_prob": False},

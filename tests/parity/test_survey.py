@@ -16,17 +16,25 @@ KINDS = {
     "JambaForCausalLM": "states in",
     "MambaForCausalLM": "states in",
     "Mamba2ForCausalLM": "states in",
+    "InklingForCausalLM": "windows [24, None]; states in",
+    "Inkling2ForCausalLM": "windows [24, None]; states in",
     "MiniMaxForCausalLM": "states in",
     "Zamba2ForCausalLM": "states in",
+    "Qwen4ExpForCausalLM": "states in",
+    "RecurrentGemmaForCausalLM": "windows [24]; states in",
+    "RwkvForCausalLM": "states in 12 layers",
+    "xLSTMForCausalLM": "states in 3 layers",
     "ZayaForCausalLM": "states in",
     # Latent and sparse attention, values of another width, several attentions in a layer.
     "AXK1ForCausalLM": "windows [None]",
     "DiffLlamaForCausalLM": "windows [None]",
+    "DogeForCausalLM": "windows [None]",
     "GlmMoeDsaForCausalLM": "windows [None]",
     "MiMoV2FlashForCausalLM": "windows [24, None]",
     # Attention by code of their own, with masks and biases that it makes.
     "BloomForCausalLM": "windows [None]",
     "GPTJForCausalLM": "windows [None]",
+    "GitForCausalLM": "windows [None]",
     "GPTNeoForCausalLM": "windows [24, None]",
     "MptForCausalLM": "windows [None]",
     # Positions that are counted from the cache's length, or from the padding token's number.
@@ -34,8 +42,11 @@ KINDS = {
     "MarianForCausalLM": "windows [None]",
     "RobertaForCausalLM": "windows [None]",
     # The text part of models that take images.
+    "ChameleonForConditionalGeneration": "windows [None]",
     "Cohere2VisionForConditionalGeneration": "windows [24, None]",
+    "Kosmos2_5ForConditionalGeneration": "windows [None]",
     "LlavaForConditionalGeneration": "windows [None]",
+    "Phi4MultimodalForCausalLM": "windows [None]",
 }
 
 

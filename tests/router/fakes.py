@@ -16,6 +16,7 @@ from tgi_cli.engine.messages import (
     GenerationRequest,
     PromptLogprobs,
     Started,
+    VerifiedDrafts,
 )
 from tgi_cli.engine.metrics import EngineLoad, EngineMetrics
 from tgi_cli.errors import ShardError
@@ -60,6 +61,7 @@ class FakeEngine:
     Attributes:
         replies: token ids of the coming answers, in order of submission; the last is repeated.
         step: tokens per batch.
+        drafted: drafts that each batch has verified; its tokens but the last were accepted.
         gate: when set, every batch waits for one ``release()`` of it.
         failure: the stream ends with this error, of ``failure_reason``, behind ``fail_after``
             tokens.
@@ -94,6 +96,8 @@ class FakeEngine:
                 cached_states=6,
                 steps=11,
                 context_tokens=60,
+                drafted_tokens=12,
+                accepted_tokens=9,
             )
         )
         self._ids = itertools.count(1)
@@ -102,6 +106,7 @@ class FakeEngine:
         self.replies: deque[list[int]] = deque()
         self.reply_with(reply)
         self.step = 1
+        self.drafted = 0
         self.gate: asyncio.Semaphore | None = None
         self.failure: str | None = None
         self.failure_reason = FinishReason.ERROR
@@ -245,6 +250,10 @@ class FakeStream:
                 return
             ids = self._reply[place : place + engine.step]
             batch = TokenBatch(token_ids=ids, logprobs=[self._chance] * len(ids))
+            if engine.drafted:
+                accepted, predicted = len(ids) - 1, bool(request.prediction)
+                verified = VerifiedDrafts(request.request_id, engine.drafted, accepted, predicted)
+                batch.drafts = (verified,)
             count = request.sampling.top_logprobs
             if count:
                 batch.top_ids = [[index, *range(10, 10 + count)][:count] for index in ids]

@@ -45,7 +45,11 @@ async def test_complete_answer(client: httpx.AsyncClient, engine: FakeEngine) ->
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": 4},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     assert "x-compute-time" in answer.headers
 

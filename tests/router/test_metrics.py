@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.router.fakes import FakeEngine
+from tgi_cli.engine.messages import StepOutputs, VerifiedDrafts
 from tgi_cli.engine.step import NewRow, Step
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.state import RouterState
@@ -91,6 +93,9 @@ ENGINE_COUNTERS = {
     "tgi_engine_prompt_tokens_total": 60,
     "tgi_prefix_cache_query_tokens_total": 100,
     "tgi_prefix_cache_hit_tokens_total": 40,
+    "tgi_drafts_total": 0,
+    "tgi_draft_tokens_total": 12,
+    "tgi_draft_accepted_tokens_total": 9,
 }
 
 
@@ -170,6 +175,9 @@ async def test_steps_of_the_engine_are_exposed(
     for method, seconds in (("prefill", 0.5), ("decode", 0.01)):
         for stage, share in (("total", 1.6), ("forward", 1.0), ("update", 0.2), ("send", 0.1)):
             measured.histograms[stage, method].observe(share * seconds)
+    ids = [7, 7, 7, 7, 8]
+    verified = [VerifiedDrafts(7, 5, 3)]
+    measured.step_updated(StepOutputs(request_ids=ids, token_ids=ids, drafts=verified))
     measured.histograms["schedule", "join"].observe(0.15)
     measured.counts["failed", "decode"] += 1
     found = await samples(client)
@@ -187,8 +195,9 @@ async def test_steps_of_the_engine_are_exposed(
     assert found["tgi_batch_concat{reason=chunking}"] == 1
     assert (found["tgi_batch_next_size_count"], found["tgi_batch_next_size_sum"]) == (1, 3)
     assert found["tgi_batch_next_size_bucket{le=2}"] == 0
-    assert found["tgi_request_skipped_tokens_count"] == 6
-    assert found["tgi_request_skipped_tokens_sum"] == 0
+    assert found["tgi_request_skipped_tokens_count"] == 2
+    assert found["tgi_request_skipped_tokens_sum"] == 3
+    assert found["tgi_drafts_total"] == 1
     assert 3 <= found["tgi_queue_age_seconds"] < 60
 
 
@@ -209,6 +218,24 @@ class TestGateways:
         assert found[f"vllm:gpu_cache_usage_perc{model}"] == usage
         assert found["vllm:cache_config_info{block_size=16}{num_gpu_blocks=64}"] == 1
         assert not [name for name in found if "lora_requests_info" in name]
+
+    async def test_drafts_are_exposed_under_vllms_names(
+        self, client: httpx.AsyncClient, engine: FakeEngine
+    ) -> None:
+        assert not [name for name in await samples(client) if "spec_decode" in name]
+        engine.info = replace(engine.info, speculate=3)
+        for accepted in (0, 2, 3, 3):
+            engine.measured.histograms["accepted_drafts", ""].observe(accepted)
+        found = await samples(client)
+        model = "{model_name=acme/tiny}"
+        name = "vllm:spec_decode_num"
+        assert found[f"{name}_drafts_total{model}"] == found["tgi_drafts_total"] == 4
+        assert found[f"{name}_draft_tokens_total{model}"] == found["tgi_draft_tokens_total"] == 12
+        assert found[f"{name}_accepted_tokens_total{model}"] == 9
+        assert [
+            found.get(f"{name}_accepted_tokens_per_pos_total{model}{{position={position}}}")
+            for position in range(4)
+        ] == [3, 3, 2, None]
 
     async def test_adapters_in_use_are_exposed(
         self, client: httpx.AsyncClient, engine: FakeEngine, state: RouterState

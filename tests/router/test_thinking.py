@@ -268,7 +268,7 @@ async def test_chats_count_reasoning(
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     answer = await client.post(CHAT, json={"messages": USER, "tools": [TOOL], **options})
     usage = (events(answer.text)[-2] if stream else answer.json())["usage"]
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": thought(engine)}
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == thought(engine)
     assert (
         usage["completion_tokens"]
         == thought(engine) + 2 + len(ids(engine, "\n\nHello, world!")) + 1
@@ -350,4 +350,4 @@ async def test_text_completions_have_no_reasoning(
 ) -> None:
     engine.reply_with(ANSWER)
     usage = (await client.post("/v1/completions", json={"prompt": "hi"})).json()["usage"]
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 0

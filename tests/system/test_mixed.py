@@ -97,10 +97,13 @@ def request(number: int) -> tuple[str, dict[str, Any]]:
     return forms[number % FORMS]
 
 
-async def answer(client: httpx.AsyncClient, number: int) -> Any:
-    """What the client gets, without ids and times: texts, tokens, log-probabilities, reasons."""
+async def answer(client: httpx.AsyncClient, number: int, **more: Any) -> Any:
+    """What the client gets, without ids and times: texts, tokens, log-probabilities, reasons.
+
+    ``more`` are further fields of the body.
+    """
     path, body = request(number)
-    given = await client.post(path, json=body)
+    given = await client.post(path, json=body | more)
     assert given.status_code == 200, given.text
     if path == "/generate":
         return given.json()

@@ -36,12 +36,17 @@ from transformers.models.auto.modeling_auto import (
 from tests.parity.families import TOLERANCE
 from tests.tools.paged_run import PagedRun, load
 from tests.tools.survey_sizes import candidates
+from tests.tools.survey_wrappers import OF_WRAPPERS, WIDTHS
 from tgi_cli.errors import TgiError
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.models.base import CausalLM
+from tgi_cli.models.hf.towers import towers_without_timm
 
 SECONDS = 120
 """For one class."""
+
+_NEVER = -1e30
+"""Logits of tokens that a model never answers with are below."""
 
 _OTHER_SENSES = dict.fromkeys(
     ("num_hidden_layers", "num_layers", "n_layers", "depth", "encoder_layers", "layers"), 1
@@ -84,14 +89,16 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
         except Exception as error:  # whatever the class has against the sizes
             why = why or f"{type(error).__name__}: {error}"
     else:
-        return ("refused", refused) if refused else ("unmade", why)
+        by_name = refused or _refused_by_name(kind, folder)
+        return ("refused", by_name) if by_name else ("unmade", why)
     try:
         model = load(folder)
     except TgiError as error:
         return "refused", str(error)
     got = _ours(model)
     worst = max((got[name] - wanted[name]).abs().max().item() for name in wanted)
-    spread = torch.cat(list(wanted.values())).std().item()
+    logits = torch.cat(list(wanted.values()))
+    spread = logits[logits > _NEVER].std().item()
     windows = sorted({spec.window for spec in model.kv_specs}, key=str)
     tolerance = TOLERANCE * (2 if model.state_specs else 1) * max(1.0, spread)
     fine = worst < tolerance or _is_as_exact(kind, folder, wanted, got)
@@ -110,7 +117,7 @@ def _configs(kind: Any) -> Iterator[Any]:
     text = next((key for key in ("text_config", "llm_config") if key in parts), None)
     if text is None:
         for values in candidates(whole.__name__):
-            yield _made(whole, values)
+            yield _made(whole, values | OF_WRAPPERS.get(whole.__name__, {}))
         return
     default = _made(whole, {})
     if isinstance(default, Exception) and whole.sub_configs[text] is AutoConfig:
@@ -125,8 +132,16 @@ def _configs(kind: Any) -> Iterator[Any]:
                 break
             _fit_sections(made)
             default = _made(whole, {})
+            more = OF_WRAPPERS.get(whole.__name__, {})
             others = {} if isinstance(default, Exception) else _small(default, text, sizes)
-            yield _made(whole, others | {text: made})
+            for part in others.values():
+                _fit_widths(part, getattr(made, "hidden_size", 64))
+            for name, value in more.items():
+                key, _, attribute = name.partition(".")
+                if attribute and key in others:
+                    setattr(others[key], attribute, value)
+            own = {name: value for name, value in more.items() if "." not in name}
+            yield _made(whole, others | own | {text: made})
 
 
 def _made(kind: Any, values: dict[str, Any]) -> Any:
@@ -138,8 +153,9 @@ def _made(kind: Any, values: dict[str, Any]) -> Any:
 
 def _fit_sections(config: Any) -> None:
     """Share out the angles of a small head to the dimensions of positions (M-RoPE)."""
-    if "mrope_section" in type(config).ignore_keys_at_rope_validation:
-        rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None)
+    layered = isinstance(rope, dict) and any(isinstance(value, dict) for value in rope.values())
+    if rope and not layered and "mrope_section" in type(config).ignore_keys_at_rope_validation:
         heads = getattr(config, "head_dim", None) or 16
         angles = int(heads * rope.get("partial_rotary_factor", 1.0)) // 2
         third = round(angles / 3)
@@ -158,11 +174,38 @@ def _small(config: Any, text: str, sizes: dict[str, int]) -> dict[str, Any]:
     for key in config.sub_configs:
         part = getattr(config, key, None)
         if key != text and part is not None:
-            for name, size in sizes.items():
-                if isinstance(getattr(part, name, None), int):
-                    setattr(part, name, size)
+            _shrink(part, sizes)
             parts[key] = part
     return parts
+
+
+def _shrink(part: Any, sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        if isinstance(getattr(part, name, None), int):
+            setattr(part, name, size)
+    if isinstance(getattr(part, "layer_types", None), list):
+        part.layer_types = part.layer_types[: part.num_hidden_layers]
+    for key in part.sub_configs:
+        inner = getattr(part, key, None)
+        if inner is not None:
+            _shrink(inner, sizes)
+
+
+def _fit_widths(part: Any, width: int) -> None:
+    for name in WIDTHS:
+        if isinstance(getattr(part, name, None), int):
+            setattr(part, name, width)
+
+
+def _refused_by_name(kind: Any, folder: Path) -> str | None:
+    """Why a class is refused whose configuration is not looked at."""
+    raw = {"architectures": [kind.__name__], "model_type": kind.config_class.model_type}
+    (folder / "config.json").write_text(json.dumps(raw))
+    try:
+        model_facts(read_config(folder))
+    except TgiError as error:
+        return None if "its code fails" in str(error) else str(error)
+    return None
 
 
 def _refuse_early(folder: Path) -> None:
@@ -245,13 +288,7 @@ def _alarm(*_: object) -> None:
     raise _Late
 
 
-def _without_timm(self: Any, config: Any) -> None:
-    """A tower for images without layers, as its library is not needed for text."""
-    transformers.PreTrainedModel.__init__(self, config)
-
-
 def main() -> None:
-    transformers.TimmWrapperModel.__init__ = _without_timm
     parser = argparse.ArgumentParser(prog="python -m tests.tools.survey", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("classes", nargs="*", metavar="CLASS", help="default: all of them")
@@ -265,7 +302,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, _alarm)
     counts: Counter[str] = Counter()
     for name in options.classes or _classes(options.text_parts):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, towers_without_timm():
             signal.alarm(SECONDS)
             try:
                 outcome, why = survey(name, Path(folder))

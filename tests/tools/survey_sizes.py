@@ -41,7 +41,7 @@ _EXPERTS = {
     "topk_group": 1,
 }
 _DEEPSEEK = _PLAIN | _MLA | _EXPERTS | {"first_k_dense_replace": 1}
-_INDEXED = _DEEPSEEK | {"index_topk": 2048, "index_head_dim": 16, "index_n_heads": 2}
+_INDEXED = _DEEPSEEK | {"index_topk": 24, "index_head_dim": 16, "index_n_heads": 16}
 _DELTA = {
     "head_dim": 16,
     "linear_key_head_dim": 16,
@@ -68,6 +68,28 @@ _PURE = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 3, "pad_toke
 _CONVS = ["conv", "full_attention", "conv", "conv"]
 _LINEAR = "linear_attention"
 _FALCON_H = {"mamba_d_ssm": 128, "head_dim": 16}
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_RELATIVE = _PLAIN | {
+    "head_dim": 16,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 16,
+    "sliding_window_size": 24,
+    "d_rel": 4,
+    "rel_extent": 40,
+    "log_scaling_n_floor": 16,
+    "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 
 def _without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -82,8 +104,8 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | _MLA
     | {"head_dim": 16, "layer_group_size": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
     | {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
-    "BigBirdConfig": SIZES | {"attention_type": "original_full"},
     "BambaConfig": _PLAIN | _MAMBA2 | {"attn_layer_indices": [1]},
+    "BigBirdConfig": SIZES | {"attention_type": "original_full"},
     "CohereCompassTextConfig": _PLAIN
     | {
         "head_dim": 16,
@@ -112,10 +134,12 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         },
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
     },
+    "DeepseekOcr2TextConfig": _PLAIN | _EXPERTS | {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
     "DeepseekV2Config": _DEEPSEEK | {"topk_method": "greedy"},
     "DeepseekV32Config": _INDEXED,
     "DeepseekV3Config": _DEEPSEEK,
     "DiffLlamaConfig": _PLAIN,
+    "DogeConfig": _PLAIN,
     "Dots3NoteTextConfig": _INDEXED | {"sliding_window": 24},
     "FalconH1Config": _PLAIN | _MAMBA2 | _FALCON_H,
     "FalconMambaConfig": _PURE | {"state_size": 8},
@@ -141,7 +165,17 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": 256,
     },
+    "GitConfig": _without(_PLAIN, "num_key_value_heads") | {"vision_config": _TOWER},
     "Glm4MoeLiteConfig": _DEEPSEEK,
+    "Glm5NextTextConfig": _without(_INDEXED, "first_k_dense_replace")
+    | {
+        "index_topk": 2048,
+        "qk_rope_head_dim": 0,
+        "head_dim": 0,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+    },
     "GlmMoeDsaConfig": _INDEXED,
     "GPTNeoConfig": SIZES
     | {"num_layers": 4, "num_heads": 4, "window_size": 24, "num_hidden_layers": 4}
@@ -154,6 +188,11 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 32,
     },
     "HYV4Config": _without(_INDEXED, "first_k_dense_replace"),
+    "Inkling2TextConfig": _without(_RELATIVE, "intermediate_size")
+    | {"n_layers_per_attn_res_block": 2, "unpadded_vocab_size": 256},
+    "InklingTextConfig": _RELATIVE
+    | {"n_shared_experts": 2, "logits_mup_width_multiplier": 1.0}
+    | {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
     "JambaConfig": _PLAIN
     | {
         "mamba_d_state": 8,
@@ -175,6 +214,14 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "layer_types": [_LINEAR] * 3 + ["full_attention"],
+    },
+    "Kosmos2_5TextConfig": {
+        "vocab_size": 256,
+        "max_position_embeddings": 512,
+        "embed_dim": 64,
+        "layers": 4,
+        "ffn_dim": 96,
+        "attention_heads": 4,
     },
     "Lfm2Config": _PLAIN | {"layer_types": _CONVS, "block_auto_adjust_ff_dim": False},
     "Lfm2MoeConfig": _PLAIN
@@ -225,9 +272,19 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "rotary_dim": 8,
         "index_n_heads": 2,
         "index_head_dim": 16,
-        "index_block_size": 16,
-        "index_topk_blocks": 32,
+        "index_block_size": 8,
+        "index_topk_blocks": 3,
         "layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3,
+    },
+    "MistralLarge4TextConfig": _INDEXED,
+    "MuseSparkTextConfig": _PLAIN
+    | {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "moe_hidden_size": 48,
     },
     "NemotronHConfig": _PLAIN
     | {
@@ -249,14 +306,29 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "moe_shared_expert_intermediate_size": 32,
     },
-    "OlmoHybridConfig": _PLAIN | {"num_key_value_heads": 4},
     "OlmoeConfig": _PLAIN | {"num_experts": 4, "num_experts_per_tok": 2},
+    "OlmoHybridConfig": _PLAIN | {"num_key_value_heads": 4},
+    "Phi4MultimodalConfig": _PLAIN
+    | {
+        "vision_config": _TOWER | {"num_hidden_layers": 2, "crop_size": 28},
+        "audio_config": {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_blocks": 1,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32,
+            "nemo_conv_channels": 32,
+        },
+    },
+    "Qwen3_5MoeTextConfig": _PLAIN | _DELTA | _DELTA_EXPERTS,
+    "Qwen3_5TextConfig": _PLAIN | _DELTA,
     "Qwen3NextConfig": _PLAIN
     | _DELTA
     | _DELTA_EXPERTS
     | {"decoder_sparse_step": 1, "norm_topk_prob": True},
-    "Qwen3_5MoeTextConfig": _PLAIN | _DELTA | _DELTA_EXPERTS,
-    "Qwen3_5TextConfig": _PLAIN | _DELTA,
+    "Qwen3OmniMoeTextConfig": _PLAIN
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "Qwen4ExpTextConfig": _PLAIN
     | _DELTA
     | _DELTA_EXPERTS
@@ -281,6 +353,21 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
+    "RecurrentGemmaConfig": _PLAIN
+    | {"num_key_value_heads": 1, "lru_width": 64, "attention_window_size": 24},
+    "RwkvConfig": _PURE | {"num_hidden_layers": 4, "context_length": 512, "rescale_every": 2},
+    "Step3p7TextConfig": _PLAIN
+    | {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "num_local_experts": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "share_expert_dim": 32,
+    },
+    "xLSTMConfig": _PURE | {"hidden_size": 128, "num_heads": 4, "chunk_size": 16},
     "XmodConfig": _PLAIN | {"is_decoder": True, "default_language": "en_XX"},
     # Where they are tied, transformers 5.23 initializes its embeddings anew after loading them.
     "YoutuConfig": _PLAIN | _MLA | {"tie_word_embeddings": False},

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +42,11 @@ class KVSpec:
     """A query at position p sees no position before p // chunk * chunk (Llama 4)."""
     values_in_keys: bool = False
     """Values are the first ``value_dim`` dimensions of the keys, and are not stored again."""
+    gathered: bool = False
+    """The layer computes attention itself, of what :meth:`PagedAttention.gather` returns."""
+    index: bool = False
+    """Keys are those of an indexer, which chooses what other layers attend to
+    (:mod:`tgi_cli.attention.sparse`); nothing attends to them."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.chunk is not None:
@@ -92,6 +99,8 @@ class AttentionMetadata:
     """Leading sequences with exactly one query token."""
     states: StateMetadata | None = None
     """The slots of recurrent states, of models that have them."""
+    sparse: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What sparse attention has planned for the step; see :mod:`tgi_cli.attention.sparse`."""
 
 
 class PagedAttention(ABC):
@@ -110,6 +119,8 @@ class PagedAttention(ABC):
     """
 
     states: StateCache | None = None
+    planned: AttentionMetadata | None = None
+    """The step of the last :meth:`plan`; None after :meth:`plan_padded`."""
 
     def __init__(
         self,
@@ -184,6 +195,56 @@ class PagedAttention(ABC):
             if cache.dtype in FP8_DTYPES:
                 new = to_fp8(new, cache.dtype)
             self.raw(cache).flatten(0, 1).index_copy_(0, slots, new)
+
+    def gather(self, cache: Tensor, row: int, first_block: int = 0) -> Tensor:
+        """What ``cache``, of a layer, has of a sequence of the planned step.
+
+        Returns:
+            float32 [kv_heads, tokens, dimensions] from the first token of ``first_block`` on.
+
+        Raises:
+            ValueError: no step is planned, or one that is padded to a fixed size.
+        """
+        step = self.planned
+        if step is None:
+            raise ValueError("no keys and values can be gathered in a step of a fixed size")
+        length = step.kv_lens_host[row]
+        table = step.block_table[row, first_block : -(-length // self.block_size)]
+        tokens = self.raw(cache).index_select(0, table).view(cache.dtype).flatten(0, 1)
+        return tokens[: length - first_block * self.block_size].transpose(0, 1).float()
+
+    def store(self, layer: int, key: Tensor, value: Tensor | None) -> None:
+        """Put the keys and values of the planned step where they belong; see :meth:`write`."""
+        assert self.planned is not None
+        self.write(layer, key, value, self.planned.slot_mapping)
+
+    def read(self, layer: int, slots: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of single tokens.
+
+        Args:
+            layer: index of the cache.
+            slots, heads: int64, broadcast to one shape: the slots of tokens, and which KV head.
+
+        Returns:
+            [*shape, head_dim] and [*shape, value_width], in ``dtype``. In place of values that are
+            part of the keys, the whole keys. Not of caches in tiles (native).
+        """
+        spec = self.specs[layer]
+        rows = slots * spec.num_kv_heads + heads
+
+        def gathered(cache: Tensor) -> Tensor:
+            found = self.raw(cache).flatten(0, 2).index_select(0, rows.flatten())
+            return found.view(cache.dtype).to(self.dtype).view(*rows.shape, -1)
+
+        keys = gathered(self.key_cache[layer])
+        return keys, keys if spec.values_in_keys else gathered(self.value_cache[layer])
+
+    def beside(self) -> Self:
+        """The same caches, for a second plan of the step, until they are allocated anew.
+
+        Only to be called without keys and values.
+        """
+        return copy(self)
 
     @staticmethod
     def raw(cache: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Self
 
 import numpy as np
 import torch
@@ -149,7 +150,7 @@ class CppAttention(PagedAttention):
             and (cache_dtype or dtype) in _CACHE_DTYPES
             and block_size % TILE == 0
             and all(
-                width % 16 == 0 and width <= _MAX_HEAD_DIM
+                width % 16 == 0 and width <= _MAX_HEAD_DIM and not (spec.gathered or spec.index)
                 for spec in specs
                 for width in (spec.head_dim, spec.value_width)
             )
@@ -209,7 +210,27 @@ class CppAttention(PagedAttention):
             threads(),
         )
 
+    def read(self, layer: int, slots: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+        tiles, places = slots // TILE, slots % TILE
+        per_block = self.block_size // TILE
+        at = (tiles // per_block, tiles % per_block, heads)
+        # As tensors: [head_dim / 2, tokens, 2] of a tile, and [token pairs, value_dim, 2].
+        keys = self.raw(self.key_cache[layer]).unflatten(-1, (-1, TILE, 2))
+        keys = keys[*at, :, places].flatten(-2).view(self.cache_dtype).to(self.dtype)
+        if self.specs[layer].values_in_keys:
+            return keys, keys
+        values = self.raw(self.value_cache[layer]).unflatten(-1, (TILE // 2, -1, 2))
+        values = values[*at, places // 2, :, places % 2]
+        return keys, values.view(self.cache_dtype).to(self.dtype)
+
+    def beside(self) -> Self:
+        other = super().beside()
+        other.step = StepArgs()
+        other._step_pointer = byref(other.step)
+        return other
+
     def plan(self, metadata: AttentionMetadata) -> None:
+        self.planned = metadata
         starts, kv_lens = metadata.query_start_loc, metadata.kv_lens
         table, slots = metadata.block_table, metadata.slot_mapping
         assert starts.dtype == kv_lens.dtype == table.dtype == torch.int32

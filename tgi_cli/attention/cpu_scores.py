@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from tgi_cli.attention.base import bias_at
-from tgi_cli.attention.cpu_plan import MATRIX_PIECE, PIECE
+from tgi_cli.attention.cpu_plan import MATRIX_PIECE, PIECE, QUERIES
 
 fused_with_sums: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
     torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None
@@ -69,7 +69,7 @@ class Scoring:
             return scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, scale=self.scale
             )
-        if self.softcap is not None or fused_with_sums is None:
+        if self.softcap is not None or fused_with_sums is None or queries.is_cuda:
             return self._attend_in_steps(queries, keys, values, mask)
         attended, log_sums = fused_with_sums(
             queries, keys, values, attn_mask=mask, scale=self.scale
@@ -77,6 +77,32 @@ class Scoring:
         # sigmoid(log_sums - sinks); torch's own rounds an element by its position in a tensor.
         remaining = (self._sinks_of_rows(queries) - log_sums).exp_().add_(1).reciprocal_()
         return attended.mul_(remaining[..., None])
+
+    def attend_tokens(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        width: int,
+        distances: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of one token of each of n sequences: query [n, heads, head_dim].
+
+        ``keys`` and ``values`` are [n, kv_heads, keys, dimensions], both as wide as the wider one
+        (:func:`alike`); ``width`` is of values. ``mask`` is [n, 1 or kv_heads, 1, keys].
+
+        Returns:
+            [n, heads, width]
+        """
+        size, heads, head_dim = query.shape
+        kv_heads, wide = keys.shape[1], keys.shape[3]
+        share = heads // kv_heads
+        queries = query.view(size, kv_heads, share, head_dim)
+        if share % QUERIES or wide > head_dim:
+            queries = pad(queries, (0, wide - head_dim, -share % QUERIES, 0))
+        attended = self.attend(queries, keys, values, mask, distances)
+        return attended[:, :, -share:, :width].reshape(size, heads, width)
 
     def _attend_in_steps(
         self,
@@ -167,4 +193,12 @@ def _pieces(keys: int) -> Iterator[slice]:
 
 def _widened(some: Tensor, dtype: torch.dtype) -> Tensor:
     """[n, kv_heads, keys, head_dim] to contiguous [n * kv_heads, keys, head_dim]."""
-    return torch.empty(some.shape, dtype=dtype).copy_(some).flatten(0, 1)
+    return some.new_empty(some.shape, dtype=dtype).copy_(some).flatten(0, 1)
+
+
+def alike(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as wide as the wider one, as torch's fused kernel wants: zeros add nothing."""
+    gap = keys.shape[-1] - values.shape[-1]
+    if gap < 0:
+        keys = pad(keys, (0, -gap))
+    return keys, pad(values, (0, gap)) if gap > 0 else values

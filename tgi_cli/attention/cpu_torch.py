@@ -18,6 +18,7 @@ elsewhere a last bit may differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from tgi_cli.attention.cpu_plan import (
     Prefills,
     WindowPlan,
 )
-from tgi_cli.attention.cpu_scores import Scoring
+from tgi_cli.attention.cpu_scores import Scoring, alike
 from tgi_cli.attention.fp8 import FP8_DTYPES, FromFP8
 
 _CALL_COST = 64 * 1024
@@ -50,22 +51,40 @@ class CpuAttention(PagedAttention):
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(specs, block_size, dtype, device, cache_dtype)
-        self._slots = torch.empty(0, dtype=torch.int64)
-        self._entered = self._slots
+        self._entered = torch.empty(0, dtype=torch.int64)
         self._upcast = FromFP8(self.cache_dtype, dtype) if self.cache_dtype in FP8_DTYPES else None
-        allowance = _CALL_COST // max(
+        self._allowance = _CALL_COST // max(
             (spec.num_kv_heads * spec.head_dim for spec in self.specs), default=1
         )
-        self._plans = {
-            (spec.window, spec.chunk): WindowPlan(spec, block_size, dtype, allowance)
+        self._plans = self._make_plans()
+
+    def _make_plans(self) -> dict[tuple[int | None, int | None], WindowPlan]:
+        return {
+            (spec.window, spec.chunk): WindowPlan(
+                spec, self.block_size, self.dtype, self._allowance
+            )
             for spec in self.specs
+            if not spec.index
         }
 
+    def beside(self) -> Self:
+        other = super().beside()
+        other._plans = self._make_plans()
+        return other
+
     def plan(self, metadata: AttentionMetadata) -> None:
-        self._slots = metadata.slot_mapping
+        self.planned = metadata
         self._entered = self._plan_entered(metadata)
         for plan in self._plans.values():
             plan.plan(metadata)
+
+    def store(self, layer: int, key: Tensor, value: Tensor | None) -> None:
+        if len(self._entered):
+            # A mask hides a score but not a NaN: what a broken request left behind must not reach
+            # the next owner of its block through the places not written yet.
+            self.raw(self.key_cache[layer]).index_fill_(0, self._entered, 0)
+            self.raw(self.value_cache[layer]).index_fill_(0, self._entered, 0)
+        super().store(layer, key, value)
 
     def __call__(
         self,
@@ -83,12 +102,7 @@ class CpuAttention(PagedAttention):
             sinks = sinks.to(torch.float32).view(spec.num_kv_heads, -1)
         scoring = Scoring(scale, softcap, sinks, bias)
         if key is not None:
-            if len(self._entered):
-                # A mask hides a score but not a NaN: what a broken request left behind must not
-                # reach the next owner of its block through the places not written yet.
-                self.raw(self.key_cache[layer]).index_fill_(0, self._entered, 0)
-                self.raw(self.value_cache[layer]).index_fill_(0, self._entered, 0)
-            self.write(layer, key, value, self._slots)
+            self.store(layer, key, value)
         plan = self._plans[spec.window, spec.chunk]
         if len(plan.decodes) == 1 and not plan.prefills:
             return self._decode(layer, plan.decodes[0], query, scoring)
@@ -105,16 +119,9 @@ class CpuAttention(PagedAttention):
         return output
 
     def _decode(self, layer: int, group: Decodes, query: Tensor, scoring: Scoring) -> Tensor:
-        size, heads, head_dim = query.shape
-        kv_heads, width = self.specs[layer].num_kv_heads, self.specs[layer].value_width
-        share = heads // kv_heads
         keys, values = self._gather(layer, group)
-        queries = query.view(size, kv_heads, share, head_dim)
-        if share % QUERIES or width > head_dim:
-            queries = pad(queries, (0, max(width - head_dim, 0), -share % QUERIES, 0))
-        distances = None if scoring.bias is None else group.distances
-        attended = scoring.attend(queries, keys, values, group.mask, distances)
-        return attended[:, :, -share:, :width].reshape(size, heads, width)
+        distances, width = group.distances, self.specs[layer].value_width
+        return scoring.attend_tokens(query, keys, values, group.mask, width, distances)
 
     def _prefill(
         self,
@@ -162,18 +169,14 @@ class CpuAttention(PagedAttention):
     def _gather(self, layer: int, group: Decodes | Prefills) -> tuple[Tensor, Tensor]:
         """Keys and values of n sequences of equally many blocks: [n, kv_heads, keys, width].
 
-        Both as wide as the wider one, as torch's fused kernel wants: zeros add nothing. Values
-        that are part of the keys are given with what else is there.
+        Both as wide as the wider one. Values that are part of the keys are given with what else is
+        there.
         """
         spec = self.specs[layer]
         keys = self._sequences(self.key_cache[layer], group)
         if spec.values_in_keys:
             return keys, keys
-        values = self._sequences(self.value_cache[layer], group)
-        gap = spec.head_dim - spec.value_width
-        if gap < 0:
-            keys = pad(keys, (0, -gap))
-        return keys, pad(values, (0, gap)) if gap > 0 else values
+        return alike(keys, self._sequences(self.value_cache[layer], group))
 
     def _sequences(self, cache: Tensor, group: Decodes | Prefills) -> Tensor:
         gathered = self.raw(cache).index_select(0, group.blocks)
@@ -193,6 +196,6 @@ class CpuAttention(PagedAttention):
             if 0 < kv_len % size <= query_len
         ]
         if not ends:
-            return self._slots[:0]
+            return metadata.slot_mapping[:0]
         rows, columns = torch.tensor(ends).unbind(1)
         return metadata.block_table[rows, columns].long()

@@ -92,6 +92,11 @@ class FlashInferAttention(TritonAttention):
                 f"FlashInfer has no attention for {str(dtype).removeprefix('torch.')}",
                 "use bfloat16 or float16, or the attention backend triton",
             )
+        if any(spec.index for spec in specs):
+            raise ConfigError(
+                "FlashInfer has no attention to tokens that an indexer chooses",
+                "use the attention backend triton",
+            )
         for head_dim in {spec.head_dim for spec in specs}.difference(HEAD_DIMS):
             raise ConfigError(
                 f"FlashInfer has no attention for heads of {head_dim} dimensions",

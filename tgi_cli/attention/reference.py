@@ -11,10 +11,8 @@ from tgi_cli.attention.base import AttentionMetadata, PagedAttention, bias_at
 class ReferenceAttention(PagedAttention):
     """softmax(q k^T * scale) v over the gathered blocks of each sequence."""
 
-    _metadata: AttentionMetadata
-
     def plan(self, metadata: AttentionMetadata) -> None:
-        self._metadata = metadata
+        self.planned = metadata
 
     def __call__(
         self,
@@ -27,9 +25,10 @@ class ReferenceAttention(PagedAttention):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        metadata, spec = self._metadata, self.specs[layer]
+        metadata, spec = self.planned, self.specs[layer]
+        assert metadata is not None
         if key is not None:
-            self.write(layer, key, value, metadata.slot_mapping)
+            self.store(layer, key, value)
         output = query.new_empty(*query.shape[:2], spec.value_width)
         groups = query.shape[1] // spec.num_kv_heads
         start = 0
@@ -38,8 +37,8 @@ class ReferenceAttention(PagedAttention):
         ):
             end = start + query_len
             first = self.first_block(layer, kv_len - query_len)
-            keys = self._gather(self.key_cache[layer], row, first, kv_len)
-            values = self._gather(self.value_cache[layer], row, first, kv_len)
+            keys = self.gather(self.key_cache[layer], row, first)
+            values = self.gather(self.value_cache[layer], row, first)
             keys = keys.repeat_interleave(groups, 0)
             values = values.repeat_interleave(groups, 0)
             scores = query[start:end].transpose(0, 1).float() @ keys.transpose(1, 2) * scale
@@ -62,10 +61,3 @@ class ReferenceAttention(PagedAttention):
             output[start:end] = (weights @ values).transpose(0, 1).to(query.dtype)
             start = end
         return output
-
-    def _gather(self, cache: Tensor, row: int, first: int, kv_len: int) -> Tensor:
-        """Of a sequence, from block ``first`` on: fp32 [kv_heads, keys, head_dim]."""
-        last = -(-kv_len // self.block_size)
-        table = self._metadata.block_table[row, first:last]
-        tokens = self.raw(cache).index_select(0, table).view(cache.dtype).flatten(0, 1)
-        return tokens[: kv_len - first * self.block_size].transpose(0, 1).float()

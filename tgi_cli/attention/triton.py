@@ -93,9 +93,12 @@ class TritonAttention(PagedAttention):
         self._buffers: AttentionMetadata | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        self._step = _StepTensors(metadata)
+        self.planned, self._step = metadata, _StepTensors(metadata)
 
-    def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata:
+    def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata | None:
+        if any(spec.index for spec in self.specs):
+            return None  # how long sequences are is known on the host, outside of a graph
+
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
@@ -107,6 +110,7 @@ class TritonAttention(PagedAttention):
 
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
         buffers = self._buffers
+        self.planned = None
         if buffers is None:
             raise ValueError("decodes of a padded size need decode_buffers first")
         max_rows, max_blocks = buffers.block_table.shape

@@ -32,6 +32,8 @@ _ALIASES = {
     "tgi_prefix_cache_query_tokens_total": ("vllm:prefix_cache_queries_total",),
     "tgi_prefix_cache_hit_tokens_total": ("vllm:prefix_cache_hits_total",),
     "tgi_preemptions_total": ("vllm:num_preemptions_total",),
+    "tgi_draft_tokens_total": ("vllm:spec_decode_num_draft_tokens_total",),
+    "tgi_draft_accepted_tokens_total": ("vllm:spec_decode_num_accepted_tokens_total",),
     "tgi_engine_prompt_tokens_total": ("vllm:prompt_tokens_total",),
     "tgi_request_generated_tokens_sum": ("vllm:generation_tokens_total",),
 }

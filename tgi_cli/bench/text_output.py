@@ -61,6 +61,8 @@ def line(metrics: StepMetrics) -> str:
     parts.append(f"{metrics.rates.get('requests_per_second', 0.0):.2f} requests/s")
     if metrics.attainment is not None:
         parts.append(f"{metrics.attainment:.1%} within limits")
+    if metrics.acceptance is not None:
+        parts.append(f"{metrics.acceptance:.1%} of drafts accepted")
     if metrics.failed:
         kinds = ", ".join(f"{count} {kind}" for kind, count in metrics.errors.items())
         parts.append(f"errors: {kinds}")

@@ -24,6 +24,7 @@ from tgi_cli.config.settings.model import (
     ON_THE_FLY,
 )
 from tgi_cli.config.settings.setting import SERVE
+from tgi_cli.config.speculation import DEFAULT_CPU_DRAFTS, SpeculativeConfig
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def resolve(
     total = _resolve_total_tokens(serve, model)
     max_input, prefill = _resolve_input_tokens(serve, device, total)
     dtype = _resolve_dtype(serve.dtype, model, device)
+    drafts = SpeculativeConfig.read(serve.speculative_config or "{}")
     return EngineConfig(
         **{field.name: getattr(serve, field.name) for field in fields(EngineOptions)},
         model_path=model_path,
@@ -92,6 +94,8 @@ def resolve(
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
         num_shard=_resolve_num_shard(serve, model, device),
+        speculate=_resolve_speculate(serve, drafts, device),
+        drafts_from_answers=serve.prefix_caching and drafts.method != "ngram",
         explicit_limits=tuple(
             name
             for name in ("max_input_tokens", "max_total_tokens")
@@ -235,6 +239,23 @@ def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:
             f"set it to {largest}, or leave it unset",
         )
     return serve.max_lora_rank
+
+
+def _resolve_speculate(serve: ServeConfig, drafts: SpeculativeConfig, device: DeviceFacts) -> int:
+    """The most drafts of a sequence in one step."""
+    said, also = serve.speculate, drafts.num_speculative_tokens
+    if said is not None and also is not None and said != also:
+        raise ConfigError(
+            f"--speculate {said} and num_speculative_tokens {also} of --speculative-config "
+            "contradict each other",
+            "leave one of them off",
+        )
+    most = also if said is None else said
+    if most is not None:
+        return most
+    # On a GPU, looking drafts up would delay the launch of every step.
+    usual = DEFAULT_CPU_DRAFTS if device.kind == "cpu" else 0
+    return usual if serve.speculative_config is None else DEFAULT_CPU_DRAFTS
 
 
 def _resolve_num_shard(serve: ServeConfig, model: ModelFacts, device: DeviceFacts) -> int:

@@ -71,6 +71,8 @@ class ServeConfig(EngineOptions):
     max_lora_rank: int | None = None
     shard_uds_path: Path | None = None
     """Socket on which TGI's clients find the first shard, without its ``-0``."""
+    speculate: int | None = None
+    speculative_config: str | None = None
     watermark_gamma: float = default("watermark_gamma")
     watermark_delta: float = default("watermark_delta")
     max_restarts: int = default("max_restarts")
@@ -152,5 +154,9 @@ class EngineConfig(EngineOptions):
     """Attention backend, or None for the device's default."""
     cuda_graphs: tuple[int, ...] | None
     """Batch sizes to capture CUDA graphs for, or None for sizes up to ``max_batch_size``."""
+    speculate: int
+    """Maximum draft tokens of a sequence in one step; 0: no speculative decoding."""
+    drafts_from_answers: bool
+    """Whether drafts may come from recent answers to others with the same salt and adapter."""
     explicit_limits: tuple[str, ...]
     """Limits that the user set: warm-up does not lower them."""

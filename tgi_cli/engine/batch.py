@@ -3,7 +3,7 @@
 A policy (:mod:`tgi_cli.engine.scheduler`, :mod:`tgi_cli.engine.external_steps`) decides which
 sequences run and how many of their tokens a step computes. Its :class:`Batch` does the rest:
 it holds the sequences from :meth:`Batch.add` to :meth:`Batch.finish`, gives them rows, and applies
-results. The batches of one worker share its :class:`Resources`.
+results. The batches of one worker share its :class:`~tgi_cli.engine.resources.Resources`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 
-from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.forced_tokens import failure, follow
 from tgi_cli.engine.grammar import Grammars
-from tgi_cli.engine.kv_cache import KVCache
-from tgi_cli.engine.lora_slots import LoraSlots
 from tgi_cli.engine.messages import (
     Finished,
     FinishReason,
     GenerationRequest,
     Logits,
-    PromptLogprobs,
     StepOutputs,
+    VerifiedDrafts,
 )
+from tgi_cli.engine.prompt_reports import report_prompt
+from tgi_cli.engine.resources import Resources
 from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status, by_priority
+from tgi_cli.engine.speculator import Speculator
 from tgi_cli.engine.step import (
-    AdapterStore,
     GrammarCompiler,
     NewRow,
     OptionalOutputs,
@@ -39,44 +38,13 @@ from tgi_cli.engine.validation import validate_length
 from tgi_cli.engine.waiting_queue import WaitingQueue
 
 
-class Resources:
-    """What all sequences on one worker share, and the totals over all of them.
-
-    Args:
-        config: limits of a step and of a request.
-        store: reads LoRA adapters, or None if the configuration has no slots for them.
-
-    Attributes:
-        cache, pool: KV blocks.
-        states: slots for recurrent states; None if the model has none.
-        adapters: slots for LoRA adapters.
-        free_rows: rows of the worker that no sequence has.
-        freed_rows: those of them that the worker has not heard of.
-        steps: how many were scheduled; the id of the next one.
-        context_tokens, reused_tokens, prompt_tokens: see
-            :class:`~tgi_cli.engine.metrics.EngineLoad`.
-    """
-
-    def __init__(self, config: SchedulerConfig, store: AdapterStore | None = None) -> None:
-        self.config = config
-        self.cache = KVCache(config)
-        self.pool = self.cache.pool
-        self.states = self.cache.states
-        self.adapters = LoraSlots(config, store)
-        self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
-        self.freed_rows: list[int] = []
-        self.steps = 0
-        self.context_tokens = 0
-        self.reused_tokens = 0
-        self.prompt_tokens = 0
-
-
 class Batch:
     """The sequences of one policy.
 
     Args:
         resources: shared with the other batches of the worker.
         compiler: compiles grammars, or None to refuse requests that have one.
+        speculator: learns which of its drafts were accepted; None without speculative decoding.
 
     Attributes:
         live: sequences that wait or run, by request id.
@@ -85,8 +53,14 @@ class Batch:
         preemptions: total.
     """
 
-    def __init__(self, resources: Resources, compiler: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        compiler: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
         self.resources = resources
+        self.speculator = speculator
         self.config = resources.config
         self.cache = resources.cache
         self.pool = resources.pool
@@ -164,6 +138,8 @@ class Batch:
         sequence.status = Status.FINISHED
         self.adapters.remove_request(sequence.request.adapter_id)
         self.grammars.remove(sequence)
+        if self.speculator is not None:
+            self.speculator.finish(sequence)
         self._leave_parent(sequence)
         del self.live[sequence.request.request_id]
         return Finished(sequence.request.request_id, reason, error)
@@ -228,28 +204,40 @@ class Batch:
     # ------------------------------------------------------------------ steps
 
     def compute(
-        self, step: Step, entries: list[ScheduledSequence], sequence: Sequence, count: int
+        self,
+        step: Step,
+        entries: list[ScheduledSequence],
+        sequence: Sequence,
+        count: int,
+        drafts: list[int] | None = None,
     ) -> None:
-        """Have ``step`` compute the next ``count`` known tokens of a running sequence."""
+        """Have ``step`` compute the next ``count`` known tokens of a running sequence.
+
+        With ``drafts``, these are all its known tokens, and the step verifies the drafts, too.
+        """
         start = sequence.num_computed
         end = start + count
         if sequence.first_unsent >= 0:
             forced = sequence.token_ids[sequence.first_unsent :]
             step.forced_tokens.append(TokenAppend(sequence.row, sequence.first_unsent, forced))
             sequence.first_unsent = -1
-        sampled = end == sequence.num_tokens
+        drafts = drafts or []
+        sampled = 1 + len(drafts) if end == sequence.num_tokens else 0
+        if drafts:
+            step.drafts.append(TokenAppend(sequence.row, end, drafts))
+            sequence.num_drafts = len(drafts)
         if start < sequence.prompt_tokens <= end:
             sequence.prompt_step = step.step_id
         step.rows.append(sequence.row)
         step.starts.append(start)
-        step.counts.append(count)
+        step.counts.append(count + len(drafts))
         step.samples.append(sampled)
-        entry = ScheduledSequence(sequence, sequence.attempt, start, end, sampled)
+        entry = ScheduledSequence(sequence, sequence.attempt, start, end, sampled, drafts=drafts)
         if self.resources.states is not None:
             entry.snapshot = self.resources.states.compute(step, sequence, start, end)
         entries.append(entry)
         sequence.num_computed = end
-        sequence.placeholders += sampled
+        sequence.placeholders += sampled > 0
 
     def commit(self, step: Step, entries: list[ScheduledSequence]) -> None:
         """Take a complete step as the next one to be launched."""
@@ -259,21 +247,22 @@ class Batch:
         if resources.states is not None:
             resources.states.commit()
         resources.steps += 1
-        resources.context_tokens += step.num_tokens - step.num_decodes
+        resources.context_tokens += step.num_prefill_tokens
+        resources.drafted_tokens += step.num_drafts
         self.grammars.begin_step(entries)
         self._in_flight.append(entries)
 
     def update(self, result: StepResult) -> StepOutputs:
         """Apply the result of the oldest step in flight; returns its outputs for clients."""
         outputs = StepOutputs()
-        sample = -1
+        end = 0
         for index, entry in enumerate(self._in_flight.popleft()):
-            sample += entry.sampled
+            sample, end = end, end + entry.sampled
             sequence = entry.sequence
             if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
                 self._drop_snapshot(entry)
                 continue  # ended or preempted meanwhile: the result is stale
-            sampled = entry.sampled
+            sampled = entry.sampled > 0
             if sampled and sequence.stale_results:
                 sequence.stale_results -= 1
                 sampled = False
@@ -287,15 +276,69 @@ class Batch:
                 self.resources.states.keep(sequence, entry.snapshot)
             self.cache.free_out_of_window(sequence, entry.end)
             if result.prompt_logprobs or result.context_logits:
-                _report_prompt(sequence, index, entry.start, result, outputs)
+                report_prompt(sequence, index, entry.start, result, outputs)
             if sampled:
                 if sample in result.generation_logits:
                     values = result.generation_logits[sample][None]
                     outputs.logits.append(
                         Logits(sequence.request.request_id, entry.end - 1, values)
                     )
+                sequence.placeholders -= 1
+                accepted = self._verify(entry, result, sample, outputs) if entry.drafts else 0
                 self._append_token(sequence, result, sample, outputs)
+                if accepted:
+                    self._append_behind(sequence, result, sample, accepted, outputs)
         return outputs
+
+    def _verify(
+        self, entry: ScheduledSequence, result: StepResult, first: int, outputs: StepOutputs
+    ) -> int:
+        """How many drafts of an entry, whose choices begin at ``first``, are accepted.
+
+        A draft is if it is the token that was chosen for its position, and those before it are.
+        """
+        sequence, accepted = entry.sequence, 0
+        for draft, token in zip(entry.drafts, result.token_ids[first:], strict=False):
+            if draft != token:
+                break
+            accepted += 1
+            if token in sequence.stop_ids:
+                break
+        sequence.num_drafts = 0
+        self.resources.accepted_tokens += accepted
+        drafted, predicted = len(entry.drafts), sequence.drafts_predicted
+        outputs.drafts.append(
+            VerifiedDrafts(sequence.request.request_id, drafted, accepted, predicted)
+        )
+        if self.speculator is not None:
+            self.speculator.learn(sequence, entry.drafts, accepted)
+        return accepted
+
+    def _append_behind(
+        self,
+        sequence: Sequence,
+        result: StepResult,
+        first: int,
+        accepted: int,
+        outputs: StepOutputs,
+    ) -> None:
+        """Append the token chosen behind each accepted draft, the last chosen one included.
+
+        What was computed for the other drafts is overwritten by later steps.
+        """
+        for sample in range(first + 1, first + 1 + accepted):
+            if sequence.status is not Status.RUNNING:
+                return
+            sequence.num_computed += 1  # the draft, which was appended as the chosen token
+            self.cache.index_computed(sequence, sequence.num_computed)
+            self.cache.free_out_of_window(sequence, sequence.num_computed)
+            if sequence.first_unsent >= 0:
+                return  # forced tokens follow instead
+            error = result.errors.get(sample)
+            if error is not None:
+                outputs.finished.append(self.finish(sequence, *failure(sequence, error)))
+                return
+            self._append_token(sequence, result, sample, outputs)
 
     def fail(self, cause: str) -> StepOutputs:
         """End the requests of the oldest step in flight, which failed; all others go on."""
@@ -316,7 +359,6 @@ class Batch:
     ) -> None:
         token = result.token_ids[sample]
         sequence.token_ids.append(token)
-        sequence.placeholders -= 1
         outputs.request_ids.append(sequence.request.request_id)
         outputs.token_ids.append(token)
         outputs.logprobs.append(result.logprobs[sample])
@@ -330,33 +372,3 @@ class Batch:
             outputs.finished.append(self.finish(sequence, FinishReason.EOS_TOKEN))
         elif len(sequence.token_ids) >= sequence.max_tokens:
             outputs.finished.append(self.finish(sequence, FinishReason.LENGTH))
-
-
-def _report_prompt(
-    sequence: Sequence, index: int, first: int, result: StepResult, outputs: StepOutputs
-) -> None:
-    """Hand out what a step computed of a prompt, once, though preemption may compute it again.
-
-    ``first`` is the first position that the step computed, as entry ``index``.
-    """
-    request_id = sequence.request.request_id
-    chunk = result.prompt_logprobs.get(index)
-    if chunk is not None:
-        known = max(0, sequence.logprobs_reported - chunk.start)
-        if known < len(chunk.logprobs):
-            outputs.prompt_logprobs.append(
-                PromptLogprobs(
-                    request_id,
-                    chunk.start + known,
-                    chunk.logprobs[known:],
-                    chunk.top_ids[known:],
-                    chunk.top_logprobs[known:],
-                )
-            )
-            sequence.logprobs_reported = chunk.start + len(chunk.logprobs)
-    values = result.context_logits.get(index)
-    if values is not None:
-        known = max(0, sequence.logits_reported - first)
-        if known < len(values):
-            outputs.logits.append(Logits(request_id, first + known, values[known:]))
-            sequence.logits_reported = first + len(values)

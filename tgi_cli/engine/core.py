@@ -36,6 +36,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.metrics import EngineMetrics, StageTimer, StepStats
 from tgi_cli.engine.scheduler import Scheduler
+from tgi_cli.engine.speculator import Speculator
 from tgi_cli.engine.step import GrammarCompiler, PendingResult, Step, Worker
 from tgi_cli.errors import ShardError
 
@@ -60,6 +61,7 @@ class EngineCore:
         config: limits of a step and of a request.
         depth: steps launched beyond the one whose result is awaited (0 or 1).
         compiler: compiles grammars, or None to refuse requests that have one.
+        speculator: proposes draft tokens; None without speculative decoding.
         on_step: called for each step as it is launched, on the loop's thread: keep it quick.
 
     Attributes:
@@ -74,6 +76,7 @@ class EngineCore:
         config: SchedulerConfig,
         depth: int = 0,
         compiler: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
         on_step: Callable[[StepStats], None] | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
@@ -81,7 +84,8 @@ class EngineCore:
         self.steps = 0
         self._polls = 0
         self._worker = worker
-        self._scheduler = Scheduler(config, worker if config.max_loras else None, compiler)
+        store = worker if config.max_loras else None
+        self._scheduler = Scheduler(config, store, compiler, speculator)
         self._batch = self._scheduler.batch
         self._adapters = self._batch.adapters
         self._external = ExternalStepScheduler(self._batch, compiler)
@@ -212,6 +216,9 @@ class EngineCore:
 
     def _advance(self) -> None:
         """Launch one step if there is one; apply the oldest result that is due."""
+        if self._scheduler.may_draft:
+            while self._pending:  # drafts follow the tokens that the host knows
+                self._collect()
         began = time.perf_counter()
         step = self._scheduler.schedule()
         if step is not None:
@@ -259,7 +266,7 @@ class EngineCore:
             self._fail(error, external)
             return
         self._arrive()
-        external.update(result)
+        self._metrics.step_updated(external.update(result))
         self._timer.update()
         self._timer.end()
         self._record(step)
@@ -286,6 +293,7 @@ class EngineCore:
             return
         self._arrive()
         outputs = self._scheduler.update(result)
+        self._metrics.step_updated(outputs)
         self._timer.update()
         if outputs:
             self.outbox.put(outputs)

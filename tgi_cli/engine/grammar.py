@@ -89,8 +89,11 @@ class Grammars:
         """A step was scheduled."""
         self._constrained = []
         if self.live:
-            sampled = (entry for entry in entries if entry.sampled)
-            self._constrained = [(i, e) for i, e in enumerate(sampled) if e.sequence.matcher]
+            first = 0
+            for entry in entries:
+                if entry.sampled and entry.sequence.matcher is not None:
+                    self._constrained.append((first, entry))
+                first += entry.sampled
 
     @property
     def needs_mask(self) -> bool:
@@ -100,10 +103,15 @@ class Grammars:
     def masks(self) -> tuple[list[int], Any] | None:
         """The masks of the step scheduled last, once all earlier results have been applied."""
         assert self._compiler is not None
-        indices, matchers = [], []
-        for index, entry in self._constrained:
+        indices: list[int] = []
+        matchers: list[GrammarMatcher] = []
+        drafts: list[list[int]] = []
+        for first, entry in self._constrained:
             matcher = entry.sequence.matcher
             if matcher is not None and entry.is_current and not entry.sequence.stale_results:
-                indices.append(index)
+                indices.extend(range(first, first + entry.sampled))
                 matchers.append(matcher)
-        return (indices, self._compiler.fill(matchers)) if indices else None
+                drafts.append(entry.drafts)
+        if not indices:
+            return None
+        return indices, self._compiler.fill(matchers, drafts if any(drafts) else None)

@@ -82,6 +82,8 @@ class GenerationRequest:
             ends the request, as a stop id does, where only a stop id may follow, even with
             ``ignore_eos``.
         thinking: the most reasoning that the request may generate, or None for any.
+        prediction: token ids that the answer is expected to resemble (OpenAI's predicted outputs),
+            which drafts are taken from; the answer does not depend on them.
     """
 
     request_id: int
@@ -97,6 +99,7 @@ class GenerationRequest:
     adapter_id: int = 0
     grammar: str | None = None
     thinking: ThinkingBudget | None = None
+    prediction: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None
@@ -199,6 +202,23 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedDrafts:
+    """A step has verified draft tokens of a request.
+
+    Attributes:
+        drafted: their number, at least 1.
+        accepted: how many of them, from the first on, are the tokens that the step has chosen. One
+            more token follows them in the same step, unless the request ends before.
+        predicted: whether they were taken from the request's ``prediction``.
+    """
+
+    request_id: int
+    drafted: int
+    accepted: int
+    predicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Log-probabilities of a run of prompt tokens, as parallel arrays.
 
@@ -243,6 +263,7 @@ class StepOutputs:
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    drafts: list[VerifiedDrafts] = field(default_factory=list)
     logits: list[Logits] = field(default_factory=list)
     adapters: list[AdapterAnswer] = field(default_factory=list)
 
@@ -329,7 +350,8 @@ class EngineInfo:
 
     Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
     whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
-    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown.
+    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown; ``speculate`` the
+    most draft tokens of a request in one step, or 0 without speculative decoding.
     """
 
     model_id: str
@@ -351,6 +373,7 @@ class EngineInfo:
     quantize: str = ""
     num_shard: int = 1
     step_seconds: float = 0.0
+    speculate: int = 0
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tgi_cli.engine.messages import StepOutputs
 from tgi_cli.engine.step import Step
 
 METHODS = ("prefill", "decode")
@@ -20,6 +21,9 @@ STAGES = ("total", "schedule", "forward", "update", "send")
 still spent on the step before), applying the result, and handing the outputs over."""
 JOIN_REASONS = ("backpressure", "wait_exceeded", "chunking")
 """TGI's names of why waiting requests join a running batch."""
+
+POSITIONS = 32
+"""Drafts of a request in one step whose acceptance is counted by position, from the first on."""
 
 StepStats = dict[str, int | str]
 """One step under the names of TensorRT-LLM's batch manager, and ours for what it lacks.
@@ -68,6 +72,8 @@ class EngineLoad:
         prompt_tokens: total of prompt tokens of all requests that have started.
         steps: total.
         context_tokens: total of prompt tokens computed, recomputation after preemption included.
+        drafted_tokens: total of draft tokens verified.
+        accepted_tokens: total of those that were accepted.
     """
 
     queued: int = 0
@@ -79,6 +85,8 @@ class EngineLoad:
     cached_blocks: int = 0
     steps: int = 0
     context_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     used_state_slots: int = 0
     cached_states: int = 0
 
@@ -88,6 +96,7 @@ def _histograms() -> dict[tuple[str, str], Histogram]:
     histograms = {key: Histogram(SECONDS) for key in (*seconds, ("schedule", "join"))}
     histograms["next_size", ""] = Histogram(range(1, 1025))
     histograms["skipped_tokens", ""] = Histogram((*range(9), 12, 16))
+    histograms["accepted_drafts", ""] = Histogram(range(POSITIONS))
     return histograms
 
 
@@ -107,7 +116,8 @@ class EngineMetrics:
         load: as of the latest read of :attr:`tgi_cli.engine.core.EngineCore.metrics`.
         histograms: seconds by stage and method; ``("schedule", "join")``: seconds of scheduling
             steps that requests join; ``next_size``: requests that join together;
-            ``skipped_tokens``: tokens of a request in one step beyond its first.
+            ``skipped_tokens``: tokens of a request in one step beyond its first;
+            ``accepted_drafts``: draft tokens of a request accepted in one step that verified any.
         counts: steps ``launched`` and ``failed`` by method; ``joined``: times that requests joined
             a running batch, by reason.
         oldest_ns: arrival of the longest waiting request, or 0 if none waits, in
@@ -132,10 +142,25 @@ class EngineMetrics:
             self.histograms["next_size", ""].observe(len(step.new))
         if join_reason:
             self.counts["joined", join_reason] += 1
-        if step.num_decodes:
-            # A step gives a request one token as long as nothing speculates.
-            self.histograms["skipped_tokens", ""].observe(0, step.num_decodes)
         self.oldest_ns = oldest_ns
+
+    def step_updated(self, outputs: StepOutputs) -> None:
+        """Record what a step has given, 2 us at 32 requests.
+
+        As in TGI, every request that got tokens counts, by those beyond the first: accepted drafts,
+        and tokens that a grammar forced.
+        """
+        ids = outputs.request_ids
+        if not ids:
+            return
+        skipped = self.histograms["skipped_tokens", ""]
+        if len(set(ids)) == len(ids):
+            skipped.observe(0, len(ids))
+        else:
+            for count in Counter(ids).values():
+                skipped.observe(count - 1)
+        for verified in outputs.drafts:
+            self.histograms["accepted_drafts", ""].observe(verified.accepted)
 
 
 def _method(step: Step) -> str:

@@ -18,12 +18,14 @@ import heapq
 import time
 
 from tgi_cli.engine.admission import AdmissionPolicy
-from tgi_cli.engine.batch import Batch, Resources
+from tgi_cli.engine.batch import Batch
 from tgi_cli.engine.batching_policy import POLICIES
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
 from tgi_cli.engine.metrics import EngineLoad, StepStats
+from tgi_cli.engine.resources import Resources
 from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status
+from tgi_cli.engine.speculator import Speculator
 from tgi_cli.engine.step import AdapterStore, BlockAppend, GrammarCompiler, Step, StepResult
 
 
@@ -37,6 +39,7 @@ class Scheduler:
         config: limits of a step and of a request.
         store: reads LoRA adapters, or None if the configuration has no slots for them.
         compiler: compiles grammars, or None to refuse requests that have one.
+        speculator: proposes draft tokens; None without speculative decoding.
 
     Attributes:
         batch: the sequences.
@@ -47,9 +50,12 @@ class Scheduler:
         config: SchedulerConfig,
         store: AdapterStore | None = None,
         compiler: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
+        if speculator is not None and config.num_state_slots:
+            raise ValueError("recurrent states cannot be rolled back, which drafts need")
         self.config = config
-        self.batch = Batch(Resources(config, store), compiler)
+        self.batch = Batch(Resources(config, store), compiler, speculator)
         self._policy = POLICIES[config.batching](config)
         self._admission = AdmissionPolicy(self.batch, self._policy)
         self._deadlines: list[tuple[int, int, Sequence]] = []
@@ -132,9 +138,12 @@ class Scheduler:
         return outputs
 
     def _schedule_decodes(self, step: Step, entries: list[ScheduledSequence]) -> None:
-        """Every running sequence that has one token to go."""
+        """Every running sequence that has one token to go, those with drafts last."""
         block_size = self.config.block_size
+        drafts = self._propose() if self.batch.speculator is not None else {}
         for sequence in list(self.batch.running):
+            if sequence.num_drafts or id(sequence) in drafts:
+                continue
             if sequence.num_tokens - sequence.num_computed != 1:
                 if sequence.first_unsent >= 0:
                     self._has_blocks(step, entries, sequence)  # in order of priority, here as well
@@ -144,7 +153,47 @@ class Scheduler:
             full = sequence.num_computed == len(sequence.block_ids) * block_size
             if not full or self._grow(step, entries, sequence):
                 self.batch.compute(step, entries, sequence, 1)
+        for sequence, tokens in drafts.values():
+            start = len(sequence.block_ids)
+            taken = self.batch.cache.grow(sequence, sequence.num_tokens + len(tokens))
+            if taken:
+                step.appended.append(BlockAppend(sequence.row, start, taken))
+            self.batch.compute(step, entries, sequence, 1, tokens)
         self._policy.decoded()
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether drafts may be proposed once the results of all steps in flight are known."""
+        return self.batch.speculator is not None and bool(self.batch.running)
+
+    def _propose(self) -> dict[int, tuple[Sequence, list[int]]]:
+        """The sequences that are to verify drafts in the next step, by their ids, and the drafts.
+
+        Blocks for drafts are never taken from another sequence: without enough free ones for all
+        known tokens, there are no drafts.
+        """
+        batch, cache = self.batch, self.batch.cache
+        speculator = batch.speculator
+        assert speculator is not None
+        spare = batch.pool.num_available
+        candidates = []
+        for sequence in batch.running:
+            spare -= max(0, cache.blocks_for(sequence.num_tokens) - len(sequence.block_ids))
+            if _may_draft(sequence):
+                candidates.append(sequence)
+        if spare < 0 or not candidates:
+            return {}
+        drafts = {}
+        proposals = speculator.propose(candidates, bool(batch.waiting))
+        for sequence, tokens in zip(candidates, proposals, strict=True):
+            # The step chooses a token behind the last draft.
+            count = min(len(tokens), sequence.max_tokens - sequence.num_tokens - 1)
+            held = max(len(sequence.block_ids), cache.blocks_for(sequence.num_tokens))
+            count = min(count, (held + spare) * cache.block_size - sequence.num_tokens)
+            if count > 0:
+                spare -= max(0, cache.blocks_for(sequence.num_tokens + count) - held)
+                drafts[id(sequence)] = (sequence, tokens[:count])
+        return drafts
 
     def _schedule_prefills(self, step: Step, entries: list[ScheduledSequence]) -> None:
         """Chunks of running prompts, then of those that are admitted."""
@@ -218,6 +267,8 @@ class Scheduler:
             cached_blocks=batch.pool.num_cached,
             steps=resources.steps,
             context_tokens=resources.context_tokens,
+            drafted_tokens=resources.drafted_tokens,
+            accepted_tokens=resources.accepted_tokens,
             used_state_slots=0 if states is None else states.num_used,
             cached_states=0 if states is None else states.num_cached,
         )
@@ -237,7 +288,8 @@ class Scheduler:
             "Scheduled Requests": len(step.rows),
             "Context Requests": len(step.rows) - step.num_decodes,
             "Generation Requests": step.num_decodes,
-            "Total Context Tokens": step.num_tokens - step.num_decodes,
+            "Total Context Tokens": step.num_prefill_tokens,
+            "Draft Tokens": step.num_drafts,
             "MicroBatch ID": 0,
             "Cached KV cache blocks": load.cached_blocks,
             "Reused prompt tokens": load.reused_tokens,
@@ -246,3 +298,15 @@ class Scheduler:
             "Used state slots": load.used_state_slots,
             "Cached states": load.cached_states,
         }
+
+
+def _may_draft(sequence: Sequence) -> bool:
+    """Whether a running sequence has one token to go, and could go on behind its next ones."""
+    request = sequence.request
+    return (
+        sequence.num_tokens - sequence.num_computed == 1
+        and not (sequence.placeholders or sequence.stale_results or sequence.num_drafts)
+        and sequence.num_tokens + 1 < sequence.max_tokens
+        # Processors are called once for each token, and see the ones before it.
+        and not (request.logits_processors or request.return_generation_logits)
+    )

@@ -40,6 +40,10 @@ class Sequence:
         matcher: its state in its grammar, or None before that is compiled and without a grammar.
         placeholders: tokens that steps in flight will add.
         stale_results: results of steps in flight whose tokens are known already.
+        num_drafts: draft tokens that a step in flight verifies. No other step takes the sequence
+            before that one's result has told how many of them it accepts.
+        drafts_predicted: whether its latest drafts were taken from its request's prediction; set by
+            the speculator.
         first_unsent: position of the first token that the worker's row lacks, or -1 for none.
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
         block_ids: its block table.
@@ -84,6 +88,8 @@ class Sequence:
     matcher: GrammarMatcher | None = None
     placeholders: int = 0
     stale_results: int = 0
+    num_drafts: int = 0
+    drafts_predicted: bool = False
     first_unsent: int = -1
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
@@ -167,6 +173,7 @@ class Sequence:
         """Reset to the known tokens, which will be recomputed."""
         self.placeholders = 0
         self.stale_results = 0
+        self.num_drafts = 0
         self.first_unsent = -1
         self.num_computed = 0
         self.num_indexed = 0
@@ -196,9 +203,11 @@ class ScheduledSequence:
     attempt: int
     start: int
     end: int
-    """Computed tokens once the step is done."""
-    sampled: bool
+    """Computed tokens once the step is done, without drafts."""
+    sampled: int
+    """Tokens that the step chooses for it."""
     snapshot: StateSnapshot | None = None
+    drafts: list[int] = field(default_factory=list)
 
     @property
     def is_current(self) -> bool:

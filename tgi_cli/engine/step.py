@@ -82,7 +82,10 @@ class BlockAppend:
 
 @dataclass(frozen=True, slots=True)
 class TokenAppend:
-    """Tokens of a running row that no step chose, for the positions from ``start`` on."""
+    """Tokens of a running row that no step chose, for the positions from ``start`` on.
+
+    Either they are its next tokens (forced tokens), or a guess at them (draft tokens).
+    """
 
     row: int
     start: int
@@ -111,9 +114,16 @@ class Step:
 
     ``rows``, ``starts``, ``counts`` and ``samples`` are parallel, one entry per scheduled
     sequence, decodes before prefills: compute positions ``starts[i] .. starts[i]+counts[i]``
-    of row ``rows[i]``, and if ``samples[i]`` choose the token that follows. The chosen token
-    goes to position ``starts[i]+counts[i]`` of the row, on the device: the next step may ask
-    for it before the host has seen it.
+    of row ``rows[i]``, and choose the token that follows each of the last ``samples[i]`` of them.
+    A chosen token goes to the position that it was chosen for, on the device: the next step may
+    ask for it before the host has seen it.
+
+    An entry whose row is in ``drafts`` computes draft tokens behind its last known one, and samples
+    after that and after each of them: ``samples[i]`` is one more than there are drafts. Each token
+    is chosen as if the drafts before it were the row's tokens, so the choices up to the first that
+    differs from its draft are the ones that steps without drafts would make. Drafts are written to
+    their rows before the forward pass, and chosen tokens over them. Entries with drafts follow
+    other decodes.
 
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
     destination) blocks to be copied before the forward (copy-on-write). ``adapters`` are
@@ -131,17 +141,18 @@ class Step:
     new: list[NewRow] = field(default_factory=list)
     appended: list[BlockAppend] = field(default_factory=list)
     forced_tokens: list[TokenAppend] = field(default_factory=list)
+    drafts: list[TokenAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    samples: list[bool] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
     state_in: list[int] = field(default_factory=list)
     state_out: list[int] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     num_decodes: int = 0
-    """How many leading entries have a count of 1 and sample (a uniform decode batch)."""
+    """How many leading entries compute one known token each, with or without drafts behind it."""
 
     @property
     def num_tokens(self) -> int:
@@ -150,6 +161,15 @@ class Step:
     @property
     def num_sampled(self) -> int:
         return sum(self.samples)
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(len(draft.token_ids) for draft in self.drafts)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens that are neither decoded nor drafts."""
+        return self.num_tokens - self.num_decodes - self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +187,7 @@ class ChunkLogprobs:
 
 @dataclass(slots=True)
 class StepResult:
-    """The sampler's choices, one entry per *sampled* sequence of the step, in its order.
+    """The sampler's choices, ``Step.samples[i]`` of each entry ``i`` of the step, in its order.
 
     ``errors`` maps an index of these entries to the cause of that row's own failure (its token
     is then meaningless). ``generation_logits`` maps such an index to the raw logits (float32
@@ -251,10 +271,15 @@ class GrammarCompiler(Protocol):
         """
         ...
 
-    def fill(self, matchers: Sequence[GrammarMatcher]) -> Any:
+    def fill(
+        self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]] | None = None
+    ) -> Any:
         """The tokens that each may take next, as :meth:`Worker.sample` expects them.
 
         int32 [M, ceil(V / 32)], to be read before the next call. All zero if the matcher is stuck.
+        With draft tokens for each matcher, its mask is followed by one after each of its drafts, as
+        if it had accepted them; those behind a draft that the grammar forbids allow every token,
+        for what is chosen there is discarded.
         """
         ...
 

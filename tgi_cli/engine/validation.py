@@ -78,6 +78,7 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
         sampling.allowed_token_ids,
         *sampling.bad_words,
         marker_ids,
+        request.prediction,
     )
     if max(token_ids) >= info.vocab_size:
         raise ValueError(f"a token id is not below the vocabulary's size ({info.vocab_size})")
@@ -85,6 +86,8 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
         raise ValueError(f"more than {_MAX_STOP_IDS} stop token ids")
     if len(marker_ids) > _MAX_MARKER_IDS:
         raise ValueError(f"a thinking budget with markers of more than {_MAX_MARKER_IDS} tokens")
+    if len(request.prediction) > info.max_total_tokens:
+        raise ValueError(f"a prediction of more than {info.max_total_tokens} tokens")
     if len(request.cache_salt) > _MAX_SALT_BYTES:
         raise ValueError(f"a cache salt of more than {_MAX_SALT_BYTES} bytes")
     if max(sampling.top_logprobs, request.prompt_logprobs or 0) > info.vocab_size:

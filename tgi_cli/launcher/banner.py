@@ -52,7 +52,7 @@ def fields(
     names = (
         *("model_id", "revision", "dtype", "quantize", "device", "num_shard", "block_size"),
         *("max_batch_total_tokens", "max_input_tokens", "max_total_tokens"),
-        *("max_batch_prefill_tokens", "max_batch_size", "weight_bytes"),
+        *("max_batch_prefill_tokens", "max_batch_size", "weight_bytes", "speculate"),
     )
     return {name: getattr(info, name) for name in names} | {
         "kv_blocks": info.max_batch_total_tokens // info.block_size,
@@ -66,6 +66,7 @@ def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str
     """Return the effective settings as rows of a table."""
     model = info.model_id if not info.revision else f"{info.model_id} ({info.revision[:12]})"
     blocks = info.max_batch_total_tokens // info.block_size
+    drafts = f", {info.speculate} drafts per sequence" if info.speculate else ""
     return [
         ("model", f"{model}, {format_size(info.weight_bytes)} of weights"),
         ("dtype", info.dtype),
@@ -84,7 +85,7 @@ def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str
             "concurrency",
             f"{config.max_concurrent_requests:,} requests, {info.max_batch_size:,} of them running",
         ),
-        ("step", f"up to {info.max_batch_prefill_tokens:,} prompt tokens"),
+        ("step", f"up to {info.max_batch_prefill_tokens:,} prompt tokens{drafts}"),
         ("URL", url),
     ]
 

@@ -53,6 +53,8 @@ class WeightSlot:
     """Offered the tensor in its mapped file; returns whether the layer uses it there, uncopied."""
     takes_quantized: bool = False
     """Whether ``fill`` also takes a ``QuantizedWeight``, as it is."""
+    integers: bool = False
+    """Whether it is a table of integers, and not a weight."""
 
 
 class Loadable(nn.Module):

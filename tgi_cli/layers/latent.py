@@ -8,19 +8,21 @@ would be multiplied by, the query is, and values are made of the attended latent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.attention.sparse import attend_chosen
 from tgi_cli.device.distributed import ALONE
 from tgi_cli.kernels import cpp_library
 from tgi_cli.kernels.heads import HeadMatrices, heads_linear
 from tgi_cli.layers import ops
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
+from tgi_cli.layers.indexer import Indexer, chooses_some
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from tgi_cli.layers.norm import RMSNorm
 
@@ -111,6 +113,9 @@ class LatentAttention(nn.Module):
         output_bias: on that of the output.
         scale: of the scores. Default: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).
         norm_eps: of the RMS norms of latents.
+        indexer: sizes of an :class:`Indexer`, whose cache is the one behind ``layer``. It is left
+            out where it would choose every token of the texts that are served. There must be
+            latents of queries, of which it makes its own.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class LatentAttention(nn.Module):
         output_bias: bool = False,
         scale: float | None = None,
         norm_eps: float = 1e-6,
+        indexer: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -158,17 +164,23 @@ class LatentAttention(nn.Module):
         self.kv_spec = KVSpec(
             1, kv_lora_rank + qk_rope_head_dim, value_dim=kv_lora_rank, values_in_keys=True
         )
+        self.indexer: Indexer | None = None
+        if indexer is not None and chooses_some(build, indexer["top_k"]):
+            assert q_lora_rank is not None
+            self.indexer = Indexer(whole, layer + 1, hidden_size, q_lora_rank, **indexer)
 
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
     ) -> Tensor:
         """``rotation`` is None if positions are not rotated."""
+        short: Tensor | None = None
         if self.q_a_layernorm is None:
             query, row = self.q_proj(hidden), self.kv_a_proj(hidden)
         else:
             latents = self.qkv_a_proj(hidden)
             short, row = latents.split((self.q_a_layernorm.size, self.rank + self.rope_dim), dim=1)
-            query = self.q_b_proj(self.q_a_layernorm(short))
+            short = self.q_a_layernorm(short)
+            query = self.q_b_proj(short)
         query = query.view(len(hidden), self.num_heads, -1)
         plain, rotated = query[..., : self.key_dim], query[..., self.key_dim :]
         # The query heads' and the one key's, rotated together.
@@ -178,7 +190,11 @@ class LatentAttention(nn.Module):
         latent = self.kv_a_layernorm(row[:, : self.rank])
         queries = torch.cat((self.kv_b_proj.absorb(plain), together[:, : self.num_heads]), dim=-1)
         keys = torch.cat((latent[:, None], together[:, self.num_heads :]), dim=-1)
-        attended = attention(self.layer, queries, keys, None, self.scale)
+        choice = None
+        if self.indexer is not None and short is not None:
+            choice = self.indexer(hidden, short, rotation, attention)
+        kv = (keys, None)
+        attended = attend_chosen(attention, self.layer, queries, kv, self.scale, choice)
         output: Tensor = self.o_proj(self.kv_b_proj.expand(attended).flatten(1))
         return output
 

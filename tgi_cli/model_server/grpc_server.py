@@ -307,7 +307,7 @@ class EngineServer(AdapterServicer):
                 part.logprobs.append(outputs.logprobs[index])
                 part.top_ids.append(outputs.top_ids[index])
                 part.top_logprobs.append(outputs.top_logprobs[index])
-        for name in ("started", "prompt_logprobs", "finished"):
+        for name in ("started", "prompt_logprobs", "drafts", "finished"):
             for entry in getattr(outputs, name):
                 route = routes.get(entry.request_id)
                 if route is not None:

@@ -316,6 +316,8 @@ def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple
     kind = LatentAttention if isinstance(spec, LatentSpec) else Attention
     attention = kind(build, len(caches.kv), hidden_size, **arguments)
     caches.kv.append(attention.kv_spec)
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        caches.kv.append(attention.indexer.kv_spec)
     return "self_attn", attention
 
 

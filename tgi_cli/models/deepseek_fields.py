@@ -7,7 +7,7 @@ import math
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.spec import LatentSpec, MoESpec, RopeSpec
+from tgi_cli.models.spec import IndexerSpec, LatentSpec, MoESpec, RopeSpec
 from tgi_cli.models.weight_map import ModuleSource, paired_halves
 
 
@@ -26,6 +26,23 @@ def latent_attention(config: ModelConfig) -> LatentSpec:
         bias=bias,
         output_bias=bias,
         scale=(nope + rope) ** -0.5 * _yarn_scale(config) ** 2,
+        indexer=_indexer(config),
+    )
+
+
+def _indexer(config: ModelConfig) -> IndexerSpec | None:
+    """What chooses the tokens that layers attend to (V3.2); its keys are rotated as theirs."""
+    if config.raw.get("index_topk") is None:
+        return None
+    if config.raw.get("q_lora_rank") is None:
+        raise config.invalid("'index_topk' needs a 'q_lora_rank'")
+    dims, rotated = config.positive("index_head_dim"), config.positive("qk_rope_head_dim")
+    if dims < rotated:
+        raise config.invalid(f"{rotated} of {dims} dimensions of index keys cannot be rotated")
+    return IndexerSpec(
+        num_heads=config.positive("index_n_heads"),
+        head_dim=dims,
+        top_k=config.positive("index_topk"),
     )
 
 
@@ -44,7 +61,7 @@ def latent_modules(spec: LatentSpec, interleaved: bool) -> dict[str, ModuleSourc
         return {}
     head_dim = spec.qk_nope_head_dim + spec.qk_rope_head_dim
     heads = paired_halves(spec.qk_nope_head_dim, head_dim, head_dim)
-    row = paired_halves(spec.kv_lora_rank, spec.kv_numbers, spec.kv_numbers)
+    row = paired_halves(spec.kv_lora_rank, spec.row, spec.row)
     return {
         "self_attn.q_proj": ModuleSource("self_attn.q_proj", heads),
         "self_attn.q_b_proj": ModuleSource("self_attn.q_b_proj", heads),

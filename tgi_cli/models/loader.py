@@ -57,6 +57,9 @@ _MAPPED_BYTES = 16 << 20
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes of the dtypes that are cast to the model's when loaded."""
 
+_INTEGERS = ("I64", "I32")
+"""Dtypes of tables of integers."""
+
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -137,7 +140,7 @@ def load_model(
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
         CheckpointError: files that are absent or cannot be read; tensors that are missing,
-            unexpected, of another shape or not floating-point. The message names them.
+            unexpected, of another shape or type. The message names them.
     """
     with torch.inference_mode(), large_blocks_apart():
         layout = checkpoint_format(config)
@@ -327,7 +330,8 @@ def _resolve(
         if found[0].dtype == QUANTIZED:
             source = replace(source, transposed=False)  # all of them are [out, in]
         fillings[slot.name] = SlotAssignment(slot, source, found)
-        if source.join is None and found[0].dtype not in (*_ITEM_BYTES, QUANTIZED):
+        dtypes = _INTEGERS if slot.integers else (*_ITEM_BYTES, QUANTIZED)
+        if source.join is None and found[0].dtype not in dtypes:
             foreign.append(f"{found[0].name} ({found[0].dtype})")
         elif not _fits(source, found, slot.shape):
             shapes = " and ".join(str(list(each.shape)) for each in found)
@@ -341,7 +345,7 @@ def _resolve(
             ("missing", missing),
             ("unexpected", unexpected),
             ("of another shape", misshaped),
-            ("not floating-point", foreign),
+            ("of another type", foreign),
         )
         if found
     ]

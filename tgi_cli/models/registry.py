@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "BambaForCausalLM": "bamba",
     "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV32ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "FalconForCausalLM": "falcon",
     "Gemma2ForCausalLM": "gemma",

@@ -96,6 +96,15 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSpec:
+    """See :class:`tgi_cli.layers.indexer.Indexer`."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec:
     """See :class:`tgi_cli.layers.latent.LatentAttention`."""
 
@@ -111,11 +120,17 @@ class LatentSpec:
     output_bias: bool = False
     scale: float | None = None
     norm_eps: float = 1e-6
+    indexer: IndexerSpec | None = None
+
+    @property
+    def row(self) -> int:
+        """Dimensions of a token's latent and rotated key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def kv_numbers(self) -> int:
         """How many numbers are cached per token."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
+        return self.row + (0 if self.indexer is None else self.indexer.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

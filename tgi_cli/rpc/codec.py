@@ -20,6 +20,7 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
     StepOutputs,
+    VerifiedDrafts,
 )
 from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram
 from tgi_cli.engine.thinking import ThinkingBudget
@@ -38,7 +39,7 @@ _SUBMIT_SCALARS = ("request_id", "max_new_tokens", "ignore_eos", "cache_salt", "
 NO_ADAPTERS = Adapters()
 _STEP_LISTS = (
     *("request_ids", "token_ids", "logprobs", "top_ids", "top_logprobs"),
-    *("started", "finished", "prompt_logprobs"),
+    *("started", "finished", "prompt_logprobs", "drafts"),
 )
 _OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
@@ -60,6 +61,7 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
     submit = pb.Submit(
         **{name: getattr(request, name) for name in _SUBMIT_SCALARS},
         prompt_ids=request.prompt_ids,
+        prediction=request.prediction,
         sampling=_encode_sampling(request.sampling),
         stop_token_ids=request.stop_token_ids,
         adapter=adapter,
@@ -83,6 +85,7 @@ def decode_submit(message: pb.Submit) -> GenerationRequest:
     return GenerationRequest(
         **{name: getattr(message, name) for name in (*_SUBMIT_SCALARS, *present)},
         prompt_ids=tuple(message.prompt_ids),
+        prediction=tuple(message.prediction),
         sampling=_decode_sampling(message.sampling),
         stop_token_ids=frozenset(message.stop_token_ids),
         thinking=_decode_thinking(message.thinking) if message.HasField("thinking") else None,
@@ -151,6 +154,13 @@ def encode_step(outputs: StepOutputs) -> pb.StepMessage:
         entry = message.prompt_logprobs.add(request_id=run.request_id, start=run.start)
         entry.logprobs.extend(run.logprobs)
         _encode_tops(entry, run)
+    for verified in outputs.drafts:
+        message.drafts.add(
+            request_id=verified.request_id,
+            drafted=verified.drafted,
+            accepted=verified.accepted,
+            predicted=verified.predicted,
+        )
     return message
 
 
@@ -190,6 +200,9 @@ def decode_step(message: pb.StepMessage) -> StepOutputs:
         prompt_logprobs=[
             PromptLogprobs(p.request_id, p.start, p.logprobs[:], *_decode_tops(p, len(p.logprobs)))
             for p in message.prompt_logprobs
+        ],
+        drafts=[
+            VerifiedDrafts(d.request_id, d.drafted, d.accepted, d.predicted) for d in message.drafts
         ],
     )
 

@@ -11,7 +11,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters", "grammar", "quantize", "num_shard", "step_seconds", "instance")
+    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters", "grammar", "quantize", "num_shard", "step_seconds", "instance", "speculate")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class InfoResponse(_message.Message):
     NUM_SHARD_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     revision: str
     model_type: str
@@ -54,7 +55,8 @@ class InfoResponse(_message.Message):
     num_shard: int
     step_seconds: float
     instance: str
-    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., grammar: bool = ..., quantize: _Optional[str] = ..., num_shard: _Optional[int] = ..., step_seconds: _Optional[float] = ..., instance: _Optional[str] = ...) -> None: ...
+    speculate: int
+    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., grammar: bool = ..., quantize: _Optional[str] = ..., num_shard: _Optional[int] = ..., step_seconds: _Optional[float] = ..., instance: _Optional[str] = ..., speculate: _Optional[int] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("max_loras", "loaded")
@@ -121,7 +123,7 @@ class MetricsResponse(_message.Message):
     def __init__(self, histograms: _Optional[_Iterable[_Union[Histogram, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., queue_seconds: _Optional[float] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("queued", "running", "used_blocks", "preemptions", "reused_tokens", "prompt_tokens", "cached_blocks", "steps", "context_tokens", "used_state_slots", "cached_states")
+    __slots__ = ("queued", "running", "used_blocks", "preemptions", "reused_tokens", "prompt_tokens", "cached_blocks", "steps", "context_tokens", "used_state_slots", "cached_states", "drafted_tokens", "accepted_tokens")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,8 @@ class EngineLoad(_message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     USED_STATE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_STATES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queued: int
     running: int
     used_blocks: int
@@ -144,7 +148,9 @@ class EngineLoad(_message.Message):
     context_tokens: int
     used_state_slots: int
     cached_states: int
-    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., context_tokens: _Optional[int] = ..., used_state_slots: _Optional[int] = ..., cached_states: _Optional[int] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., context_tokens: _Optional[int] = ..., used_state_slots: _Optional[int] = ..., cached_states: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("name", "label", "bounds", "counts", "sum")
@@ -179,7 +185,7 @@ class ClientMessage(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "adapter", "grammar", "thinking")
+    __slots__ = ("request_id", "prompt_ids", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "adapter", "grammar", "thinking", "prediction")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +201,7 @@ class Submit(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     THINKING_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -210,7 +217,8 @@ class Submit(_message.Message):
     adapter: str
     grammar: str
     thinking: ThinkingBudget
-    def __init__(self, request_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., fork_of: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., client_id: _Optional[int] = ..., adapter: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ...) -> None: ...
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., fork_of: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., client_id: _Optional[int] = ..., adapter: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ThinkingBudget(_message.Message):
     __slots__ = ("tokens", "open", "close", "then", "answer", "inside")
@@ -273,7 +281,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., relative_frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., bad_word_ids: _Optional[_Iterable[int]] = ..., bad_word_lengths: _Optional[_Iterable[int]] = ..., min_new_tokens: _Optional[int] = ..., watermark: bool = ..., watermark_gamma: _Optional[float] = ..., watermark_delta: _Optional[float] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepMessage(_message.Message):
-    __slots__ = ("request_ids", "token_ids", "logprobs", "top_counts", "top_ids", "top_logprobs", "started", "finished", "prompt_logprobs")
+    __slots__ = ("request_ids", "token_ids", "logprobs", "top_counts", "top_ids", "top_logprobs", "started", "finished", "prompt_logprobs", "drafts")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +291,7 @@ class StepMessage(_message.Message):
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
@@ -292,7 +301,20 @@ class StepMessage(_message.Message):
     started: _containers.RepeatedCompositeFieldContainer[Started]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    drafts: _containers.RepeatedCompositeFieldContainer[VerifiedDrafts]
+    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[VerifiedDrafts, _Mapping]]] = ...) -> None: ...
+
+class VerifiedDrafts(_message.Message):
+    __slots__ = ("request_id", "drafted", "accepted", "predicted")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    drafted: int
+    accepted: int
+    predicted: bool
+    def __init__(self, request_id: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., predicted: bool = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("request_id", "start", "logprobs", "top_counts", "top_ids", "top_logprobs")

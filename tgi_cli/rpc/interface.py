@@ -17,6 +17,7 @@ from tgi_cli.engine.messages import (
     Logits,
     PromptLogprobs,
     Started,
+    VerifiedDrafts,
 )
 from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ModelError
@@ -86,6 +87,8 @@ class TokenBatch:
     finished: Finished | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """Of the prompt's tokens, in order, before the first token; empty unless requested."""
+    drafts: tuple[VerifiedDrafts, ...] = ()
+    """Of each step that verified drafts, in order; the tokens of these steps are in the batch."""
     logits: tuple[Logits, ...] = ()
     """Raw logits, if requested; in the engine's own process only."""
 

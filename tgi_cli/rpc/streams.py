@@ -48,6 +48,11 @@ def split_by_request(outputs: StepOutputs, buffers: Mapping[int, B]) -> set[B]:
         if buffer is not None:
             buffer.pending().prompt_logprobs.append(run)
             changed.add(buffer)
+    for verified in outputs.drafts:
+        buffer = buffers.get(verified.request_id)
+        if buffer is not None:
+            buffer.pending().drafts += (verified,)
+            changed.add(buffer)
     for logits in outputs.logits:
         buffer = buffers.get(logits.request_id)
         if buffer is not None:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = 64 * 1024
 """Longest text, as UTF-8, that is encoded in one call; the tokenizer takes 25 MB for it."""
-WINDOW_CHARACTERS = 16 * 1024
-"""Size of a window: 5 MB in the tokenizer, or 25 MB if each character takes four tokens."""
+WINDOW_CHARACTERS = 4 * 1024
+"""Size of a window: 2 MB in the tokenizer, or 7 MB if each character takes four tokens. Reading its
+offsets holds the interpreter lock for 0.3 to 2 ms, and the event loop may wait that long at each
+callback."""
 _OVERLAP_TOKENS = 192
 _AGREED_TOKENS = 32
 """Consecutive tokens that must be equal in both windows."""

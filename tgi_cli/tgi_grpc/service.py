@@ -3,8 +3,9 @@
     ================  =========================================================================
     rpc               here
     ================  =========================================================================
-    Info              reports that prompts are chunked, and no prefix cache: the engine has one,
-                      but the caller need not account for it
+    Info              reports that prompts are chunked, no prefix cache (the engine has one, but the
+                      caller need not account for it), and no speculation: these steps have no
+                      drafts
     ServiceDiscovery  the one socket to call: the first shard behind it leads all others
     Warmup            sets the limits of later requests, as requested or as the engine has them;
                       the engine has run its worst steps already, so the batch is not run

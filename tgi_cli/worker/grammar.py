@@ -164,11 +164,15 @@ class LLGuidance:
             raise ValueError(_reason(matcher))
         return matcher
 
-    def fill(self, matchers: Sequence[GrammarMatcher]) -> NDArray[np.int32]:
+    def fill(
+        self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]] | None = None
+    ) -> NDArray[np.int32]:
         """See the protocol."""
-        count = len(matchers)
+        count = len(matchers) + sum(map(len, drafts or ()))
         if len(self._bits) < count:
             self._bits = np.zeros((count, self._bits.shape[1]), np.int32)
+        if drafts is not None:
+            return self._fill_behind(matchers, drafts)[:, : self._words]
         known = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
         address, size = self._bits.ctypes.data, self._bits.strides[0]
         start = time.thread_time()
@@ -180,11 +184,9 @@ class LLGuidance:
                 matcher.took(end - start)
                 start = end
         else:
-            if self._fillers is None:
-                self._fillers = llguidance.LLExecutor(min(default_threads(), _MAX_FILLERS))
             pairs = [(matcher.inner, index) for index, matcher in enumerate(known)]
             begun = time.monotonic()
-            self._fillers.unsafe_compute_mask_ptr(pairs, address, size, count)
+            self._executor.unsafe_compute_mask_ptr(pairs, address, size, count)
             # On several threads, it is not known which of them it was.
             self._look_for_slow = time.monotonic() - begun > _SLOW_SECONDS
         for index, matcher in enumerate(known):
@@ -192,6 +194,41 @@ class LLGuidance:
             if matcher.failed():
                 self._bits[index] = 0
         return self._bits[:count, : self._words]
+
+    def _fill_behind(
+        self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]]
+    ) -> NDArray[np.int32]:
+        """Masks before and behind each draft; the matchers stay where they are."""
+        count = sum(1 + len(tokens) for tokens in drafts)
+        # Where a draft is forbidden, the library stops filling.
+        self._bits[:count] = -1
+        triples, begin = [], 0
+        seconds: list[float] = []
+        for matcher, tokens in zip(matchers, drafts, strict=True):
+            assert isinstance(matcher, Matcher)
+            triples.append((matcher.inner, begin, list(tokens)))
+            begin += 1 + len(tokens)
+        alone, self._look_for_slow = self._look_for_slow, False
+        for part in [[each] for each in triples] if alone else [triples]:
+            begun = time.monotonic()
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(
+                part, self._bits.ctypes.data, self._bits.strides[0], count
+            )
+            seconds.append(time.monotonic() - begun)
+        self._look_for_slow = max(seconds) > _SLOW_SECONDS
+        for index, (matcher, (_, begin, tokens)) in enumerate(zip(matchers, triples, strict=True)):
+            assert isinstance(matcher, Matcher)
+            if alone:
+                matcher.took(seconds[index])
+            if matcher.failed():
+                self._bits[begin : begin + 1 + len(tokens)] = 0
+        return self._bits[:count]
+
+    @property
+    def _executor(self) -> llguidance.LLExecutor:
+        if self._fillers is None:
+            self._fillers = llguidance.LLExecutor(min(default_threads(), _MAX_FILLERS))
+        return self._fillers
 
     def close(self) -> None:
         """End the threads once they have finished their work."""

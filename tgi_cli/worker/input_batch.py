@@ -79,7 +79,7 @@ class InputBatch:
         if self.row_options:
             for row in step.freed:
                 self.row_options.pop(row, None)
-        if step.new or step.forced_tokens:
+        if step.new or step.forced_tokens or step.drafts:
             self._write_tokens(step)
             for new in step.new:
                 self._write_options(new)
@@ -101,7 +101,8 @@ class InputBatch:
 
     def _write_tokens(self, step: Step) -> None:
         writes = [(new.row, 0, new.token_ids) for new in step.new]
-        writes += [(given.row, given.start, given.token_ids) for given in step.forced_tokens]
+        given = (*step.forced_tokens, *step.drafts)
+        writes += [(tokens.row, tokens.start, tokens.token_ids) for tokens in given]
         spans = [
             np.arange(len(token_ids), dtype=np.int64) + (row * self.width + start)
             for row, start, token_ids in writes

@@ -46,7 +46,7 @@ class StepBatch:
     @property
     def only_decodes(self) -> bool:
         """Whether each sequence computes one token, and samples after it."""
-        return self.step.num_decodes == len(self.rows)
+        return self.step.num_decodes == len(self.rows) and not self.step.drafts
 
     def ends(self) -> NDArray[np.int64]:
         """Tokens of each sequence after the step."""
@@ -55,15 +55,15 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A step of T tokens and N sampled sequences; valid until the next one is prepared.
+    """A step of T tokens that samples N; valid until the next one is prepared.
 
     Attributes:
         input_ids: int64 [T].
         positions: int64 [T].
         metadata: for the attention.
-        batch: the N sampled sequences, for the sampler.
-        targets: int64 [N], where their tokens go: row * width + position.
-        last: int64 [N], flat index of the last token of each; None for all T tokens.
+        batch: for the sampler. A sequence with drafts is in it once for each of its choices.
+        targets: int64 [N], where the sampled tokens go: row * width + position.
+        last: int64 [N], flat index of the token before each; None for all T tokens.
     """
 
     input_ids: Tensor
@@ -105,7 +105,7 @@ class InputPreparer:
     def _prepare(self, batch: StepBatch) -> StepInputs:
         """Any step's inputs, in one transfer."""
         table, step, rows, ends = self._table, batch.step, batch.rows, batch.ends()
-        samples = np.array(step.samples, np.bool_)
+        samples = np.array(step.samples, np.int64)
         count = len(rows)
         starts_at = np.zeros(count + 1, np.int32)
         if batch.only_decodes:  # one token per row, all of them sampled
@@ -120,7 +120,11 @@ class InputPreparer:
         blocks, offsets = np.divmod(positions, table.block_size)
         slots = table.host_blocks[row_of_token, blocks] * np.int64(table.block_size) + offsets
         kv_lens = ends.astype(np.int32)
-        last = starts_at[1:][samples].astype(np.int64) - 1
+        sampled = np.repeat(np.arange(count), samples)
+        # From -1 (its last token) down, for the choices of an entry.
+        behind = np.arange(len(sampled)) - np.repeat(np.cumsum(samples), samples)
+        last = starts_at[1:][sampled] + behind
+        sampled_rows, sampled_ends = rows[sampled], ends[sampled] + behind + 1
         states = state_columns(step)
         adapted = [] if batch.adapter_slots is None else [table.adapter_slots[row_of_token]]
         (
@@ -138,7 +142,7 @@ class InputPreparer:
             row_of_token * table.width + positions,
             slots,
             rows,
-            (rows * table.width + ends)[samples],
+            sampled_rows * table.width + sampled_ends,
             last,
             starts_at,
             kv_lens,
@@ -155,16 +159,14 @@ class InputPreparer:
             slot_mapping=d_slots,
             query_lens_host=step.counts,
             kv_lens_host=kv_lens.tolist(),
-            num_decodes=step.num_decodes,
+            num_decodes=step.num_decodes - len(step.drafts),
             states=state_metadata(step, d_starts, states, d_more[: len(states)]),
         )
-        if not samples.all():
-            rows, ends = rows[samples], ends[samples]
         return StepInputs(
             table.gather(d_tokens),
             d_positions,
             metadata,
-            table.sampling.select(rows, ends),
+            table.sampling.select(sampled_rows, sampled_ends),
             d_targets,
             None if len(last) == len(positions) else d_last,
         )

@@ -106,6 +106,9 @@ class ModelWorker:
         if make is not None and sizes and self.attention.states is not None:
             if shard.rank == 0:
                 log.info("a model with recurrent states runs without CUDA graphs")
+        elif make is not None and sizes and any(s.gathered or s.index for s in model.kv_specs):
+            if shard.rank == 0:
+                log.info("a model with attention of its own runs without CUDA graphs")
         elif make is not None and sizes:
             self._graphs = DecodeGraphs(
                 model, self.attention, rows, vocab_size, sizes, make, loaded.lora

@@ -39,6 +39,7 @@ _VALUES_BY_NAME: dict[str, bytes] = {
 
 _VALUES_BY_FIELD: dict[tuple[str, str], bytes] = {
     ("ContentPart", "type"): b'"text"',
+    ("Prediction", "type"): b'"content"',
     ("InferRequest", "inputs"): b"",
 }
 """The same, for a field of one type. Empty if the type determines a value."""

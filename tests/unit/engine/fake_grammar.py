@@ -49,16 +49,16 @@ class FakeMatcher:
         self.position += not self.ended
         return True
 
-    def _copy(self) -> FakeMatcher:
+    def copy(self) -> FakeMatcher:
         copy = FakeMatcher(json.dumps([self.slots, self.repeat]))
         copy.position, copy.ended = self.position, self.ended
         return copy
 
     def allows(self, token_ids: Sequence[int]) -> bool:
-        return all(map(self._copy().accept, token_ids))
+        return all(map(self.copy().accept, token_ids))
 
     def forced(self) -> list[int]:
-        ahead = self._copy()
+        ahead = self.copy()
         tokens: list[int] = []
         while not ahead.stopped and len(ahead.allowed()) == 1 and len(tokens) < 50:
             tokens += ahead.allowed()
@@ -98,12 +98,21 @@ class FakeCompiler:
             else:
                 future.set_exception(ValueError(f"what is {grammar}?\nreally"))
 
-    def fill(self, matchers: Sequence[GrammarMatcher]) -> Any:
-        allowed = np.zeros((len(matchers), -(-VOCAB // 32) * 32), np.uint8)
-        for row, matcher in zip(allowed, matchers, strict=True):
+    def fill(
+        self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]] | None = None
+    ) -> Any:
+        rows: list[list[int]] = []
+        for matcher, tokens in zip(matchers, drafts or [()] * len(matchers), strict=True):
             assert isinstance(matcher, FakeMatcher)
             assert not matcher.stopped, "a stopped matcher is not queried"
-            row[matcher.allowed()] = 1
+            ahead: FakeMatcher | None = matcher.copy()
+            rows.append(matcher.allowed())
+            for token in tokens:
+                ahead = ahead if ahead is not None and ahead.accept(token) else None
+                rows.append(list(range(VOCAB)) if ahead is None else ahead.allowed())
+        allowed = np.zeros((len(rows), -(-VOCAB // 32) * 32), np.uint8)
+        for row, ids in zip(allowed, rows, strict=True):
+            row[ids] = 1
         bits: NDArray[np.int32] = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
         return bits
 

@@ -106,6 +106,8 @@ class FakeWorker:
     states: dict[int, bytes] = field(default_factory=dict)
     masked: int = 0
     """Tokens that were chosen under a mask."""
+    drafted: int = 0
+    """Draft tokens that were computed."""
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         assert adapter_id not in self.held | set(self.readings), "it is there, or on its way"
@@ -156,8 +158,26 @@ class FakeWorker:
                     self.kv[destination, offset] = self.kv[source, offset]
         assert len(set(step.rows)) == len(step.rows), "a row is in a step twice"
         decodes = list(zip(step.counts, step.samples, strict=True))[: step.num_decodes]
-        assert all(decode == (1, True) for decode in decodes)
+        assert all(count == samples >= 1 for count, samples in decodes)
+        assert decodes == sorted(decodes, key=lambda decode: decode > (1, 1)), "drafts come last"
+        self._write_drafts(step)
         return self._forward(step)
+
+    def _write_drafts(self, step: Step) -> None:
+        drafts = {draft.row: draft for draft in step.drafts}
+        assert len(drafts) == len(step.drafts)
+        self.drafted += step.num_drafts
+        for row, start, count, samples in zip(
+            step.rows, step.starts, step.counts, step.samples, strict=True
+        ):
+            draft = drafts.pop(row, None)
+            length = 0 if draft is None else len(draft.token_ids)
+            assert samples in ((0, 1) if draft is None else (1 + length,))
+            if draft is not None:
+                assert draft.token_ids
+                assert draft.start == start + count - length
+                self.rows[row].tokens.update(enumerate(draft.token_ids, draft.start))
+        assert not drafts, "drafts of a row that the step does not compute"
 
     def _forward(self, step: Step) -> list[tuple[int, int, bytes]]:
         sampled = []
@@ -189,8 +209,8 @@ class FakeWorker:
             for position in range(start, start + count):
                 expected = digest(expected, row.tokens[position])
                 self.kv[self._slot(row, position)] = expected
-            if samples:
-                sampled.append((row_id, start + count, expected))
+                if position >= start + count - samples:
+                    sampled.append((row_id, position + 1, expected))
         self.states |= written
         return sampled
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tgi_cli.engine.messages import StepOutputs, VerifiedDrafts
 from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram, StageTimer
-from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.engine.step import NewRow, Step, TokenAppend
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.sampling.params import SamplingParams
@@ -31,8 +32,41 @@ def test_steps_are_counted_by_what_they_do() -> None:
     assert joined == {"backpressure": 0, "wait_exceeded": 0, "chunking": 1}
     sizes = metrics.histograms["next_size", ""]
     assert (sizes.counts[:3], sizes.sum) == ([1, 1, 0], 3)
+
+
+def outputs_of(*tokens: int) -> StepOutputs:
+    """The outputs of a step that gave so many tokens to requests 1, 2, ..."""
+    ids = [request for request, count in enumerate(tokens, 1) for _ in range(count)]
+    return StepOutputs(request_ids=ids, token_ids=ids, logprobs=[0.0] * len(ids))
+
+
+def test_each_request_and_step_counts_its_tokens_beyond_the_first() -> None:
+    metrics = EngineMetrics()
+    metrics.step_updated(outputs_of(1, 1, 1))
+    metrics.step_updated(outputs_of(4, 1, 2))
+    metrics.step_updated(StepOutputs())
     skipped = metrics.histograms["skipped_tokens", ""]
-    assert (skipped.counts[0], skipped.sum) == (5, 0)
+    assert skipped.counts[:5] == [4, 1, 0, 1, 0]
+    assert (sum(skipped.counts), skipped.sum) == (6, 4)
+
+
+def test_accepted_drafts_are_counted_where_any_were_verified() -> None:
+    metrics = EngineMetrics()
+    outputs = outputs_of(4, 1, 1)
+    outputs.drafts = [VerifiedDrafts(1, 5, 3), VerifiedDrafts(2, 2, 0)]
+    metrics.step_updated(outputs)
+    accepted = metrics.histograms["accepted_drafts", ""]
+    assert accepted.counts[:5] == [1, 0, 0, 1, 0]
+    assert (sum(accepted.counts), accepted.sum) == (2, 3)
+
+
+def test_steps_with_drafts_are_decodes() -> None:
+    metrics = EngineMetrics()
+    drafts = [TokenAppend(1, 9, [5, 6, 7])]
+    step = Step(1, rows=[0, 1], counts=[1, 4], samples=[1, 4], drafts=drafts, num_decodes=2)
+    metrics.step_launched(step, "", 0)
+    assert (metrics.counts["launched", "decode"], metrics.counts["launched", "prefill"]) == (1, 0)
+    assert step.num_prefill_tokens == 0
 
 
 def test_a_steps_stages_are_timed_and_a_failed_step_has_no_durations() -> None:
@@ -67,12 +101,16 @@ def test_the_queues_age_grows_while_requests_wait() -> None:
     assert metrics.queue_seconds == 0
 
 
-@given(st.builds(EngineLoad, *[st.integers(0, 2**64 - 1)] * 9), st.booleans())
+@given(
+    st.builds(EngineLoad, *[st.integers(0, 2**64 - 1)] * len(EngineLoad.__dataclass_fields__)),
+    st.booleans(),
+)
 def test_metrics_survive_the_wire(load: EngineLoad, waiting: bool) -> None:
     sent = EngineMetrics(load)
     oldest_ns = time.monotonic_ns() - 3_000_000_000 if waiting else 0
     sent.step_launched(PREFILL, "backpressure", oldest_ns)
     sent.histograms["forward", "prefill"].observe(0.5)
+    sent.histograms["accepted_drafts", ""].observe(3, 2)
     data = codec.encode_metrics(sent).SerializeToString()
     got = codec.decode_metrics(pb.MetricsResponse.FromString(data))
     assert got.load == load

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
+from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
 from tests.unit.engine.fake_thinking import budget, budgeted
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request
@@ -53,6 +54,7 @@ class Engine(RuleBasedStateMachine):
         loras=st.sampled_from([0, 1, 2]),
         cpu_loras=st.sampled_from([1, 2, 9]),
         snapshots=st.sampled_from([None, 0, 1, 2, 5, 20]),
+        drafter=st.sampled_from([None, *DRAFTERS]),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -75,7 +77,10 @@ class Engine(RuleBasedStateMachine):
             block_size, window=more["window"], slow=True, state_slots=bounds.num_state_slots
         )
         self.compiler = FakeCompiler(slow=True)
-        self.scheduler = Scheduler(bounds, self.worker, self.compiler)
+        self.speculator = None
+        if more["drafter"] is not None and more["snapshots"] is None:
+            self.speculator = FakeSpeculator(more["drafter"], lambda key: self.expected[key])
+        self.scheduler = Scheduler(bounds, self.worker, self.compiler, self.speculator)
         self.batch = self.scheduler.batch
         self.adapters: list[int] = []
         self.used_adapters: dict[int, int] = {}
@@ -287,6 +292,11 @@ class Engine(RuleBasedStateMachine):
         assert not self.live, "no progress"
         self.answers_are_right_so_far()
         assert self.batch.pool.num_used == 0
+        if self.speculator is not None:
+            assert sorted(self.speculator.finished) == sorted(self.expected)
+            load = self.scheduler.load()
+            assert self.speculator.drafted <= load.drafted_tokens  # steps that broke
+            assert self.speculator.accepted == load.accepted_tokens
         states = self.batch.resources.states
         assert states is None or states.pool.num_used == 0
 

@@ -49,7 +49,7 @@ def test_text_has_a_line_per_setting() -> None:
         "KV cache": "64 blocks of 16: 1,024 tokens",
         "request": "up to 20 tokens in, 32 in and out",
         "concurrency": "128 requests, 8 of them running",
-        "step": "up to 64 prompt tokens",
+        "step": "up to 64 prompt tokens, 3 drafts per sequence",
         "URL": URL,
     }
 
@@ -75,6 +75,7 @@ def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     shown = line["fields"]
     assert (shown["quantize"], shown["num_shard"], shown["kv_blocks"]) == ("gptq", 2, 64)
     assert (shown["url"], shown["start_seconds"]) == (URL, 1.25)
+    assert shown["speculate"] == 3
 
 
 def test_text_has_a_curl_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ INFO = EngineInfo(
     weight_bytes=12345,
     load_seconds=1.5,
     grammar=True,
+    speculate=3,
 )
 
 

@@ -23,6 +23,7 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
     StepOutputs,
+    VerifiedDrafts,
 )
 from tgi_cli.engine.metrics import EngineLoad
 from tgi_cli.errors import ShardError
@@ -178,6 +179,8 @@ async def test_a_live_id_is_refused_and_its_request_continues(
         ({"sampling": SamplingParams(allowed_token_ids=(3, 100))}, "vocabulary"),
         ({"stop_token_ids": frozenset(range(8193))}, "more than 8192 stop token ids"),
         ({"cache_salt": b"s" * 4097}, "more than 4096 bytes"),
+        ({"prediction": (3, 100)}, "vocabulary"),
+        ({"prediction": (3,) * 33}, "a prediction of more than 32 tokens"),
         ({"sampling": SamplingParams(top_logprobs=101)}, "log-probabilities"),
         ({"prompt_logprobs": 101}, "log-probabilities"),
     ],
@@ -236,6 +239,25 @@ async def test_prompt_logprobs_reach_their_stream(
     engine.outbox.put(StepOutputs(prompt_logprobs=[run]))
     batch = await asyncio.wait_for(anext(aiter(stream)), 10)
     assert batch.prompt_logprobs == [replace(run, request_id=5)]
+
+
+async def test_a_prediction_reaches_the_engine_and_verified_drafts_their_stream(
+    client: GrpcEngineClient, engine: ScriptedEngine
+) -> None:
+    stream = client.submit(request(5, prediction=(7, 8, 9)))
+    taken = await engine.taken()
+    assert isinstance(taken, GenerationRequest)
+    assert taken.prediction == (7, 8, 9)
+    other = client.submit(request(6))
+    also = await engine.taken()
+    assert isinstance(also, GenerationRequest)
+    verified = VerifiedDrafts(taken.request_id, 3, 1, predicted=True)
+    tokens = [(taken.request_id, 7), (taken.request_id, 4), (also.request_id, 1)]
+    engine.put_tokens(*tokens, drafts=[verified])
+    batch = await asyncio.wait_for(anext(aiter(stream)), 10)
+    assert batch.token_ids == [7, 4]
+    assert batch.drafts == (replace(verified, request_id=5),)
+    assert (await asyncio.wait_for(anext(aiter(other)), 10)).drafts == ()
 
 
 async def test_a_cancel_reaches_the_engine_and_ends_the_stream(

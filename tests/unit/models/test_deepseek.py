@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
+from tests.parity.cases import Case
+from tests.parity.families import make_checkpoint
+from tgi_cli.attention import KVSpec
 from tgi_cli.errors import ModelError, UnsupportedModelError
-from tgi_cli.models import model_facts, read_config
+from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.registry import decoder_spec
 from tgi_cli.models.spec import DecoderSpec, LatentSpec, MLPSpec, MoESpec
 
@@ -141,12 +145,35 @@ def test_kimi_k25_is_known_by_its_published_name(tmp_path: Path) -> None:
     assert facts.kv_bytes_per_token == 2 * (16 + 8)
 
 
-def test_sparse_attention_says_how_far_it_is_dense(tmp_path: Path) -> None:
+def test_an_indexer_caches_a_key_per_token(tmp_path: Path) -> None:
+    facts = model_facts(read_config(written(tmp_path, architectures=["DeepseekV32ForCausalLM"])))
+    assert facts.kv_bytes_per_token == 61 * (512 + 64 + 128)
+    assert facts.dense_positions is None
+    spec = spec_of(tmp_path, architectures=["DeepseekV32ForCausalLM"], index_topk=512)
+    indexer = mixer_of(spec).indexer
+    assert indexer is not None
+    assert (indexer.num_heads, indexer.head_dim, indexer.top_k) == (64, 128, 512)
+    assert mixer_of(spec_of(tmp_path)).indexer is None
+
+
+@pytest.mark.parametrize("values", [{"q_lora_rank": None}, {"index_head_dim": 32}])
+def test_an_indexer_that_cannot_be_is_an_error(values: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="index"):
+        spec_of(tmp_path, architectures=["DeepseekV32ForCausalLM"], **values)
+
+
+@pytest.mark.parametrize("served", [None, 97, 96])
+@pytest.mark.parametrize("name", ["DeepseekV32", "GlmMoeDsa"])
+def test_an_indexer_is_left_out_where_it_would_choose_every_token(
+    name: str, served: int | None, tmp_path: Path
+) -> None:
     sizes = SMALL | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 96}
-    config = transformers.DeepseekV32Config(**sizes)
-    config.architectures = ["DeepseekV32ForCausalLM"]
-    config.dtype = "float32"
-    config.save_pretrained(tmp_path)
-    facts = model_facts(read_config(tmp_path))
-    assert facts.dense_positions == 96
-    assert facts.kv_bytes_per_token == 2 * (16 + 8)
+    case = Case(f"{name}Config", sizes | {"first_k_dense_replace": 1})
+    config = read_config(make_checkpoint(case, tmp_path))
+    assert model_facts(config).kv_bytes_per_token == 2 * (16 + 8 + 16)
+    model = load_model(config, torch.float32, torch.device("cpu"), max_positions=served)
+    latent = KVSpec(1, 24, value_dim=16, values_in_keys=True)
+    index = KVSpec(1, 16, values_in_keys=True, index=True)
+    kept = served != 96
+    assert sorted(model.kv_specs, key=lambda spec: spec.index) == [latent] * 2 + [index] * 2 * kept
+    assert any("indexer" in parameter for parameter, _ in model.named_parameters()) == kept

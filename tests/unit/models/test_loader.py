@@ -169,7 +169,7 @@ def test_all_wrong_tensors_are_named_in_one_error(tmp_path: Path) -> None:
     assert " and 1 more; " in cause
     assert "1 unexpected: model.layers.0.self_attn.q_norm.weight; " in cause
     assert "1 of another shape: model.norm.weight [32] instead of [64]; " in cause
-    assert "1 not floating-point: model.layers.2.mlp.up_proj.weight (I8)" in cause
+    assert "1 of another type: model.layers.2.mlp.up_proj.weight (I8)" in cause
     assert "\n" not in cause
 
 

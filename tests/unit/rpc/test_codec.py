@@ -16,6 +16,7 @@ from tgi_cli.engine.messages import (
     PromptLogprobs,
     Started,
     StepOutputs,
+    VerifiedDrafts,
 )
 from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.rpc import codec
@@ -55,6 +56,7 @@ ids = st.lists(uint32, min_size=1, max_size=3).map(tuple)
 REQUEST = {
     "request_id": uint64,
     "prompt_ids": st.lists(uint32).map(tuple),
+    "prediction": st.lists(uint32).map(tuple),
     "sampling": st.builds(SamplingParams, **SAMPLING),
     "max_new_tokens": uint32,
     "stop_token_ids": st.frozensets(uint32),
@@ -87,6 +89,9 @@ requests = st.builds(GenerationRequest, **REQUEST)
 def steps(draw: st.DrawFn) -> StepOutputs:
     outputs = StepOutputs(
         started=draw(st.lists(st.builds(Started, uint64, uint64, uint32), max_size=3)),
+        drafts=draw(
+            st.lists(st.builds(VerifiedDrafts, uint64, uint32, uint32, st.booleans()), max_size=3)
+        ),
         finished=draw(
             st.lists(
                 st.builds(Finished, uint64, st.sampled_from(FinishReason), st.text()), max_size=3
@@ -173,9 +178,11 @@ def test_a_step_survives_the_wire(outputs: StepOutputs) -> None:
 def test_merged_steps_hold_both_in_order(first: StepOutputs, second: StepOutputs) -> None:
     tokens = first.token_ids + second.token_ids
     finished = first.finished + second.finished
+    drafts = first.drafts + second.drafts
     codec.merge_steps(first, second)
     assert first.token_ids == tokens
     assert first.finished == finished
+    assert first.drafts == drafts
     assert codec.decode_step(codec.encode_step(first)) == first
 
 

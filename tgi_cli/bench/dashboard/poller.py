@@ -24,6 +24,8 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "kv": (("tgi_kv_cache_usage_ratio",),),
     "hits": (("tgi_prefix_cache_hit_tokens_total",),),
     "looked_up": (("tgi_prefix_cache_query_tokens_total",),),
+    "drafted": (("tgi_draft_tokens_total",),),
+    "accepted": (("tgi_draft_accepted_tokens_total",),),
     "output": (
         (
             "tgi_request_inter_token_seconds_count",
@@ -44,6 +46,7 @@ class ServerSample:
         queued, running: Requests.
         kv: Share of the KV cache in use, 0 to 1.
         hits: Share of the prompt tokens since the last sample that were in the prefix cache.
+        accepted: Share of the draft tokens verified since the last sample that were accepted.
         output, input: Tokens per second since the last sample.
     """
 
@@ -52,6 +55,7 @@ class ServerSample:
     running: float | None = None
     kv: float | None = None
     hits: float | None = None
+    accepted: float | None = None
     output: float | None = None
     input: float | None = None
 
@@ -152,14 +156,15 @@ def _sample(
         more = grown(name)
         return None if more is None or before is None else more / max(now - before[0], 1e-3)
 
-    looked_up = grown("looked_up")
-    hits = grown("hits")
+    looked_up, drafted = grown("looked_up"), grown("drafted")
+    hits, accepted = grown("hits"), grown("accepted")
     return ServerSample(
         at=now,
         queued=totals["queued"],
         running=totals["running"],
         kv=totals["kv"],
         hits=hits / looked_up if hits is not None and looked_up else None,
+        accepted=accepted / drafted if accepted is not None and drafted else None,
         output=rate("output"),
         input=rate("input"),
     )

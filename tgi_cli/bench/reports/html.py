@@ -63,6 +63,9 @@ def _best(steps: Sequence[StepMetrics]) -> list[tuple[str, str, str]]:
         best = max(having, key=lambda step: step.rates["goodput"])
         share = f"{best.step.title}, {best.attainment:.1%} within limits"
         cards.append(("Highest goodput", f"{best.rates['goodput']:.2f} requests/s", share))
+    if having := [step for step in steps if step.acceptance is not None]:
+        best = max(having, key=lambda step: step.acceptance or 0.0)
+        cards.append(("Most drafts accepted", f"{best.acceptance:.1%}", best.step.title))
     for name in ("prefill_throughput", "decode_throughput"):
         if having := [step for step in steps if name in step.batches]:
             best = max(having, key=lambda step: step.batches[name].mean)

@@ -142,6 +142,8 @@ def load_table(metrics: Sequence[StepMetrics]) -> str:
     if any(step.attainment is not None for step in metrics):
         columns.append(("Goodput/s", lambda step: _rate(step, "goodput", 2)))
         columns.append(("Within limits", lambda step: _share(step.attainment)))
+    if any(step.acceptance is not None for step in metrics):
+        columns.append(("Drafts accepted", lambda step: _share(step.acceptance)))
     if any(step.step.kind == "rate" for step in metrics):
         columns.append(("TTFT (scheduled)", lambda step: _middle(step, "ttft_scheduled")))
     for name in ("ttft", "itl", "tpot", "e2e"):

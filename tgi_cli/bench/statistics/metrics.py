@@ -39,6 +39,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
         rate_intervals: 95 % bootstrap intervals of the rates.
         batches: Metrics of the runs of a batch.
         attainment: Share of the requests that met every limit, or None without limits.
+        acceptance: Share of the draft tokens that the server verified and accepted (speculative
+            decoding), or None without any.
         tokens_per_event: Above 1 if the server sends several tokens in one event.
         concurrency: Mean number of requests in flight.
         counted_by: Number of requests by what counted their tokens.
@@ -58,6 +60,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     rate_intervals: dict[str, tuple[float, float]]
     batches: dict[str, Summary]
     attainment: float | None
+    acceptance: float | None
     tokens_per_event: float
     concurrency: float
     counted_by: dict[str, int]
@@ -107,12 +110,18 @@ def step_metrics(
         rate_intervals=rate_intervals,
         batches={name: summary for name, summary in batches.items() if summary},
         attainment=float(meets_slo(requests, slo).mean()) if slo and requests else None,
+        acceptance=_acceptance(record.server),
         tokens_per_event=output / events if events else 0.0,
         concurrency=busy / record.duration if record.duration > 0 else 0.0,
         counted_by=dict(Counter(request.counted_by for request in answered)),
         warnings=[],
     )
     return msgspec.structs.replace(metrics, warnings=_warnings(record, metrics))
+
+
+def _acceptance(server: Mapping[str, float]) -> float | None:
+    drafted = server.get("tgi_draft_tokens_total")
+    return server.get("tgi_draft_accepted_tokens_total", 0.0) / drafted if drafted else None
 
 
 def _rates(

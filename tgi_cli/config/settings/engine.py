@@ -9,10 +9,13 @@ from tgi_cli.config.settings.values import (
     RATIO,
     SIZES,
     SWITCH,
+    ValueKind,
     one_of,
     path,
     whole,
+    whole_or,
 )
+from tgi_cli.config.speculation import AUTO, DEFAULT_CPU_DRAFTS, checked
 
 DEFAULT_PREFILL_TOKENS = 4096
 """Default prefill tokens per step on an accelerator, as in TGI."""
@@ -152,6 +155,22 @@ ENGINE_SETTINGS = (
             True,
             commands=(SERVE, SERVER),
             negative=True,
+        ),
+    ),
+    *panel(
+        "Speculative decoding",
+        _ENGINE,
+        speculate=Setting(
+            whole_or(AUTO, 0),
+            "Maximum draft tokens that a step verifies per sequence; 0: none. Drafts are looked up "
+            "in the prompt, the answer and recent answers; as many are verified as make the step "
+            "worth it, and the output does not change. Default: auto, "
+            f"{DEFAULT_CPU_DRAFTS} on a CPU and 0 on a GPU.",
+        ),
+        speculative_config=Setting(
+            ValueKind(str, "JSON", checked),
+            "The same as vLLM's JSON object, with the keys method (ngram: drafts from the request "
+            "itself; suffix: from recent answers, too) and num_speculative_tokens.",
         ),
     ),
     *panel(

@@ -8,6 +8,7 @@ router:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -109,6 +110,8 @@ def _raw(setting: Setting, value: Any) -> RawValue:
         return parts if kind.type is list else ",".join(parts)
     if isinstance(value, bool):
         return value
+    if isinstance(value, dict) and kind.metavar == "JSON":
+        return json.dumps(value)
     if not isinstance(value, (str, int, float)):
         raise ValueError(f"{value!r} is not one value")
     return [str(value)] if kind.type is list else str(value)

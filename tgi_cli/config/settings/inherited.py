@@ -16,12 +16,6 @@ _ENGINE = (SERVE, SERVER)
 INHERITED_SETTINGS = panel(
     "Accepted for compatibility with TGI, without effect",
     _HTTP,
-    speculate=Setting(
-        whole(0),
-        "Tokens to speculate. Speculative decoding is not supported.",
-        commands=_ENGINE,
-        note="nothing is speculated, the model computes every token",
-    ),
     prometheus_port=Setting(
         whole(0, 65535),
         "Port of metrics. They are on the HTTP port, under /metrics.",

@@ -112,6 +112,20 @@ def whole(low: int, high: int = LARGEST, *, repeated: bool = False) -> ValueKind
     return ValueKind(list if repeated else int, "N", partial(_parse_int, low, high))
 
 
+def whole_or(word: str, low: int) -> ValueKind:
+    """Integers from ``low`` on, or ``word`` for None."""
+
+    def parse(given: str) -> int | None:
+        if given == word:
+            return None
+        try:
+            return _parse_int(low, LARGEST, given)
+        except ValueError as error:
+            raise ValueError(f"{error}, nor {word}") from None
+
+    return ValueKind(int, f"{word}|N", parse)
+
+
 def number(low: float, high: float = LARGEST_RATIO, metavar: str = "X") -> ValueKind:
     """Numbers from ``low`` to ``high``."""
     return ValueKind(float, metavar, partial(_parse_float, low, high))

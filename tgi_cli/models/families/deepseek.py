@@ -1,7 +1,8 @@
 """DeepSeek V2 (https://arxiv.org/abs/2405.04434) and V3 (https://arxiv.org/abs/2412.19437).
 
 Attention is latent; experts are chosen from the best groups, beside shared ones. Kimi K2 and
-GLM-4.7-Flash are V3 in other sizes, Youtu-LLM is V3 without experts.
+GLM-4.7-Flash are V3 in other sizes, Youtu-LLM is V3 without experts. V3.2
+(https://arxiv.org/abs/2512.02556) is V3 with an indexer in each layer.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ _V3: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_interleave": True, "scoring_func": "sigmoid",
     "topk_method": "noaux_tc", "tie_word_embeddings": False,
 }  # fmt: skip
+_V32 = _V3 | {
+    "max_position_embeddings": 163840, "index_topk": 2048, "index_head_dim": 128,
+    "index_n_heads": 64,
+}  # fmt: skip
 _V2 = _V3 | {
     "n_shared_experts": 2, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0,
     "norm_topk_prob": False, "n_routed_experts": 64, "moe_intermediate_size": 1407,
@@ -46,6 +51,7 @@ _YOUTU = _V3 | {
 _DEFAULTS = {
     "DeepseekV2ForCausalLM": _V2,
     "DeepseekV3ForCausalLM": _V3,
+    "DeepseekV32ForCausalLM": _V32,
     "Glm4MoeLiteForCausalLM": _GLM_LITE,
     "YoutuForCausalLM": _YOUTU,
 }
@@ -84,8 +90,11 @@ def read(config: ModelConfig) -> DecoderSpec:
         ropes=(latent_rope(config, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool),
         source=StackedExperts(names) if has_stacked_experts(config.path) else names,
-        # Layers that predict a further token, for speculation.
-        ignored=tuple(rf"model\.layers\.{layers + layer}\..*" for layer in range(extra)),
+        # Layers that predict a further token, for speculation; indexers where texts are short.
+        ignored=(
+            *(rf"model\.layers\.{layers + layer}\..*" for layer in range(extra)),
+            *((r"model\.layers\.\d+\.self_attn\.indexer\..*",) if mixer.indexer else ()),
+        ),
     )
 
 

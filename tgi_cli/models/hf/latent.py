@@ -1,12 +1,8 @@
-"""Latent and sparse attention of transformers' models.
+"""Latent attention of transformers' models.
 
 Modules with latent attention expand tokens' latents by ``expand_kv`` before they call attention.
 Without that, attention gets latents and rotated keys, which are cached as they are
 (:mod:`tgi_cli.layers.latent`).
-
-Modules with an indexer (DeepSeek V3.2's, https://arxiv.org/abs/2512.02556, and MiniMax M3's by
-blocks) attend to the best so many tokens of a text. In shorter texts these are all, and the
-indexer is left out: longer ones are not served.
 """
 
 from __future__ import annotations
@@ -20,50 +16,7 @@ from torch import Tensor, nn
 from tgi_cli.device.distributed import ALONE
 from tgi_cli.layers import Build
 from tgi_cli.layers.latent import LatentExpansion
-from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.quantization import Unquantized
-
-
-class EveryToken:
-    """What an indexer chooses of a text that is short enough; and the mask that it is given."""
-
-    def __getitem__(self, _: object) -> EveryToken:
-        return self
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise Unsupported("computes with what its indexer chooses")
-
-
-EVERY_TOKEN = EveryToken()
-
-
-class _Indexer(nn.Module):
-    def forward(self, *_: object, **__: object) -> EveryToken:
-        return EVERY_TOKEN
-
-
-def leave_out_indexers(decoder: nn.Module) -> tuple[list[str], int | None]:
-    """Let the modules of a model attend to all tokens of a text.
-
-    Returns:
-        Paths of what was removed, and how long a text may be; None without sparse attention.
-    """
-    removed: list[str] = []
-    limit: int | None = None
-    for path, module in list(decoder.named_modules()):
-        indexer: Any = getattr(module, "indexer", None)
-        if hasattr(indexer, "index_topk"):
-            tokens = int(indexer.index_topk)
-        elif hasattr(indexer, "topk_blocks"):
-            tokens = int(indexer.topk_blocks * indexer.block_size)
-        else:
-            continue
-        limit = tokens if limit is None else min(limit, tokens)
-        module.indexer = _Indexer()
-        removed.append(f"{path}.indexer")
-    return removed, limit
 
 
 def keep_latents(parent: Any, linear: nn.Linear, style: str | None, build: Build) -> nn.Module:

@@ -25,6 +25,8 @@ from tgi_cli.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
+from tgi_cli.models.hf.masks import Unsupported
+from tgi_cli.models.hf.refusals import ROUTES_TOGETHER
 
 EXPERTS = "tgi_grouped"
 """The name under which transformers' modules find :func:`_experts`."""
@@ -157,7 +159,9 @@ class UnreplacedWeights(Loadable):
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         for name, whole in self._whole.items():
-            yield WeightSlot(self._prefix + name, tuple(whole.shape), self._filler(name))
+            integers = not whole.is_floating_point()
+            shape = tuple(whole.shape)
+            yield WeightSlot(self._prefix + name, shape, self._filler(name), integers=integers)
 
     def _filler(self, name: str) -> Callable[[Tensor], object]:
         def fill(tensor: Tensor) -> None:
@@ -260,7 +264,11 @@ def _experts(
 
 
 def tame_routing(decoder: nn.Module) -> None:
-    """Let routers and experts that look at what tokens chose be tried without numbers."""
+    """Let routers and experts that look at what tokens chose be tried without numbers.
+
+    Raises:
+        Unsupported: what a token chooses depends on other tokens.
+    """
     for module in decoder.modules():
         if type(module).__name__ == "JetMoeTopKGating":
             module.forward = MethodType(_dry_gating, module)
@@ -268,6 +276,8 @@ def tame_routing(decoder: nn.Module) -> None:
             module.forward = MethodType(_dry_experts, module)
         elif type(module).__name__ == "XmodOutput":
             module.lang_adapter = MethodType(_dry_adapter, module)  # type: ignore[assignment]
+        elif type(module).__name__ == "DogeCDMoE":
+            raise Unsupported(ROUTES_TOGETHER)
         elif type(module).__name__ == "LongcatFlashExperts":
             module.forward = MethodType(_identity_experts, module)
 

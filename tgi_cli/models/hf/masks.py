@@ -31,6 +31,11 @@ class WindowMask:
         """See ``shape``."""
         return self.shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That the mask would have."""
+        return torch.bool
+
     def to(self, *_: object) -> WindowMask:
         """Itself, whatever its dtype."""
         return self

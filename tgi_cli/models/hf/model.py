@@ -41,6 +41,7 @@ from tgi_cli.models.hf.layers import (
 )
 from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
+from tgi_cli.models.hf.own_attention import ATTENDS_ITSELF
 from tgi_cli.models.hf.skeleton import Skeleton, build_skeleton, rope_types
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
@@ -67,12 +68,12 @@ class TransformersForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, build: Build, device: torch.device) -> None:
         super().__init__()
         with _refusals(config):
-            skeleton = build_skeleton(config, build.dtype)
+            skeleton = build_skeleton(config, build.dtype, build.max_positions)
             whole, decoder = skeleton.whole, skeleton.decoder
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
             self._sources = sources(whole, weights, stored_names(config))
             self._tied = dict(whole.all_tied_weights_keys)
-            left_out = [*skeleton.indexers, *skeleton.leave_out_the_rest()]
+            left_out = [*skeleton.indexers, *skeleton.towers, *skeleton.leave_out_the_rest()]
             self.ignored = (*_unexpected(skeleton), *_of_parts(self._sources, left_out))
             self.loose = nn.ModuleList(_replace(skeleton, build, self._sources))
             skeleton, output = _probe(skeleton)
@@ -89,7 +90,7 @@ class TransformersForCausalLM(CausalLM):
         self.kv_specs = self._attention.specs
         self.state_specs = [] if skeleton.cache is None else skeleton.cache.specs
         self.eval()
-        if skeleton.takes_more and build.shard.rank == 0:
+        if (skeleton.takes_more or skeleton.towers) and build.shard.rank == 0:
             log.warning(TEXT_ALONE)
 
     def source(self, name: str) -> Source:
@@ -133,7 +134,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             max_position_embeddings=context - skeleton.first_position,
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=sum(spec.numbers for spec in specs),
-            dense_positions=skeleton.dense_positions,
+            dense_positions=None if skeleton.searches else skeleton.dense_positions,
         )
 
 
@@ -149,7 +150,10 @@ def _probe(skeleton: Skeleton) -> tuple[Skeleton, Any]:
         return attempt(skeleton)
     except Exception:  # the model's code may raise anything
         code = sys.modules[type(decoder).__module__]
-        if skeleton.attention.layers or hasattr(code, "ALL_ATTENTION_FUNCTIONS"):
+        interface = hasattr(code, "ALL_ATTENTION_FUNCTIONS")
+        if skeleton.attention.layers or (
+            interface and type(decoder).__name__ not in ATTENDS_ITSELF
+        ):
             raise  # it attends through transformers' interface
     return attempt(skeleton.with_own_attention())
 
@@ -196,9 +200,8 @@ class _FixedOutput(nn.Module):
     def __init__(self, kind: type[Any], decoder: nn.Module) -> None:
         super().__init__()
         self._kind = kind
-        known = (int, float, bool, str)
-        values = {k: v for k, v in vars(decoder).items() if isinstance(v, known) and k[0] != "_"}
-        self.__dict__.update(values)
+        plain = {k: v for k, v in vars(decoder).items() if k[0] != "_" and not callable(v)}
+        self.__dict__.update({k: v for k, v in plain.items() if not isinstance(v, Tensor)})
 
     def forward(self, *_: object, **__: object) -> Any:
         return self._kind(last_hidden_state=self.hidden)
@@ -220,6 +223,10 @@ def _refusals(config: ModelConfig) -> Iterator[None]:
             raise UnsupportedModelError(f"{cannot}: it {NO_ATTENTION_INTERFACE}") from error
         if isinstance(error, TypeError) and "WindowMask" in first:
             raise UnsupportedModelError(f"{cannot}: it {READS_MASK}") from error
+        if isinstance(error, ModuleNotFoundError):
+            raise UnsupportedModelError(
+                f"{cannot}: its code needs the package {error.name}, which is not installed"
+            ) from error
         if "meta tensor" in first:
             raise UnsupportedModelError(
                 f"{cannot}: it looks at numbers while it computes, to decide how to go on"

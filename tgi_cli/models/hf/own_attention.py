@@ -19,14 +19,19 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.models.hf.attention import AttentionContext, record_layer, unwatched
+from tgi_cli.models.hf.attention import AttentionContext, record_layer
 from tgi_cli.models.hf.masks import Unsupported, WindowMask
+from tgi_cli.models.hf.token_mixing import unwatched
 
 _SAME = frozenset(
     {"view", "reshape", "transpose", "permute", "contiguous", "to", "float", "type", "type_as"}
     | {"unsqueeze", "squeeze"}
 )
 """Methods that leave the numbers as they are, up to their arrangement."""
+
+
+ATTENDS_ITSELF = ("GitModel",)
+"""Models whose code for images alone calls attention through transformers' interface."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,8 +276,11 @@ def stand_ins(
     return StandIn("key", call, _meta(key)), StandIn("value", call, _meta(value))
 
 
-def replace_own_attention(decoder: nn.Module, context: AttentionContext) -> None:
-    """Give stand-ins to the modules that compute attention in a method ``_attn``."""
+def replace_own_attention(decoder: nn.Module, context: AttentionContext, cache: object) -> bool:
+    """Give stand-ins to the modules that compute attention in a method ``_attn``.
+
+    Returns whether the others get them of ``cache``, which is to be given to ``decoder``.
+    """
     for name in ("build_alibi_tensor", "build_mpt_alibi_tensor"):
         if hasattr(decoder, name):
             setattr(decoder, name, _slopes_for(getattr(decoder, name), name))
@@ -286,6 +294,18 @@ def replace_own_attention(decoder: nn.Module, context: AttentionContext) -> None
         scale = getattr(module, "scale_attn", None)
         if isinstance(scale, Tensor) and scale.is_meta:
             cast(Any, module).scale_attn = float(cast(Any, module).head_dim) ** 0.5
+        if type(module).__name__ == "GitSelfAttention":
+            module.forward = MethodType(_cached(type(module).forward, cache), module)
+    return type(decoder).__name__ not in ATTENDS_ITSELF
+
+
+def _cached(forward: Callable[..., Any], cache: object) -> Callable[..., Any]:
+    """Of Git, whose text model would count the tokens in its cache."""
+
+    def attend(module: nn.Module, hidden: Tensor, mask: Any = None, *_: object, **__: Any) -> Any:
+        return forward(module, hidden, mask, cache)
+
+    return attend
 
 
 def _without_zeros(module: Any, query: Any, key: Any, value: Any, mask: Any = None) -> Any:

@@ -27,13 +27,16 @@ from transformers.models.auto.modeling_auto import (
 from tgi_cli.attention import StateCache
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.hf import indexers, own_states
 from tgi_cli.models.hf.attention import PROBE, RUN, RUN_OWN, RUN_SPARSE, AttentionContext
-from tgi_cli.models.hf.latent import leave_out_indexers
+from tgi_cli.models.hf.biases import replace_biases
 from tgi_cli.models.hf.layers import EXPERTS, tame_routing
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.own_attention import replace_own_attention
-from tgi_cli.models.hf.split import SplitCache, split_stateful
+from tgi_cli.models.hf.refusals import refuse
+from tgi_cli.models.hf.split import REHEARSAL, SplitCache, split_stateful
 from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
+from tgi_cli.models.hf.towers import leave_out_towers, towers_without_timm
 from tgi_cli.models.hf.wrapped import TRIED, first_position
 
 _LAYER_TYPES = frozenset(
@@ -53,7 +56,7 @@ _LAYER_TYPES = frozenset(
 )
 """Kinds of layers, of which a dry run shows what they do."""
 
-_SPLIT = ("minimax", "zaya", "qwen4_exp_text", "inkling_text", "inkling2_text")
+_SPLIT = ("minimax", "zaya", "qwen4_exp_text", "inkling2_text")
 """Model types whose modules with states are called sequence by sequence."""
 
 _PUBLISHED = {"KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration"}
@@ -75,9 +78,13 @@ class Skeleton:
         stateful: whether layers keep a recurrent state.
         attention: the state that its attention modules share.
         own_attention: whether it computes attention without transformers' interface.
-        indexers: paths within ``whole`` of what chose tokens for sparse attention.
+        takes_cache: whether the decoder is given ``cache``.
+        indexers: paths within ``whole`` of what would choose tokens for sparse attention, and is
+            left out.
+        towers: paths within ``whole`` of what the decoder has for images and sound.
         dense_positions: length of the longest text of which all tokens are chosen; None where
             attention is not sparse.
+        searches: whether tokens of longer texts are chosen.
     """
 
     whole: Any
@@ -89,8 +96,11 @@ class Skeleton:
     stateful: bool
     attention: AttentionContext
     indexers: list[str]
+    towers: list[str]
     dense_positions: int | None
+    searches: bool = False
     own_attention: bool = False
+    takes_cache: bool = True
 
     @property
     def running(self) -> str:
@@ -104,8 +114,10 @@ class Skeleton:
         cache = StepCache() if self.cache is None else self.cache
         attention = AttentionContext()
         cache.attend_itself(attention)
-        replace_own_attention(self.decoder, attention)
-        return replace(self, cache=cache, attention=attention, own_attention=True)
+        takes_cache = replace_own_attention(self.decoder, attention, cache)
+        return replace(
+            self, cache=cache, attention=attention, own_attention=True, takes_cache=takes_cache
+        )
 
     def call(self, ids: Tensor, positions: Tensor, states: StateCache | None = None) -> Any:
         """The decoder's output for ids and positions [1, T], int64, of a flat batch."""
@@ -118,7 +130,7 @@ class Skeleton:
         if self.cache is not None:
             self.cache.begin(positions[0], states)
             for name in ("cache_params", "past_key_values"):
-                if name in parameters:
+                if name in parameters and self.takes_cache:
                     inputs[name] = self.cache
         sized = self.own_attention or "position_ids" not in parameters
         embeddings = getattr(self.decoder, "embeddings", None)
@@ -150,6 +162,7 @@ class Skeleton:
         for path, module in list(self.whole.named_modules()):
             inside = any(path == gone or path.startswith(f"{gone}.") for gone in removed)
             kept = module in wanted or module in set(self.decoder.modules())
+            kept = kept or next(module.parameters(), None) is None  # a cap of logits
             if path and not inside and not kept and not wanted.intersection(module.modules()):
                 parent, _, name = path.rpartition(".")
                 delattr(self.whole.get_submodule(parent), name)
@@ -157,13 +170,14 @@ class Skeleton:
         return removed
 
 
-def build_skeleton(config: ModelConfig, dtype: torch.dtype) -> Skeleton:
-    """The model on the meta device.
+def build_skeleton(config: ModelConfig, dtype: torch.dtype, longest: int | None = None) -> Skeleton:
+    """The model on the meta device, for texts of up to ``longest`` tokens. Default: of any length.
 
     Raises:
         UnsupportedModelError: it is not known, or its code may not run.
         Unsupported: its configuration or its classes show that it cannot be run.
     """
+    refuse(config.architecture)
     known, own, trusted = _class_and_config(config)
     _check(own, known)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
@@ -171,18 +185,19 @@ def build_skeleton(config: ModelConfig, dtype: torch.dtype) -> Skeleton:
     if not trusted and known.__name__ not in {*causal, *multimodal}:
         raise Unsupported("is not a causal language model")
     options = {"dtype": dtype, "experts_implementation": EXPERTS}
-    with torch.device("meta"):
+    with torch.device("meta"), towers_without_timm():
         try:
             whole: Any = known._from_config(own, attn_implementation=RUN, **options)
         except KeyError:  # it has a table of its own with kinds of attention
             whole = known._from_config(own, attn_implementation="eager", **options)
+    whole.eval()
     for pattern, planned_dtype in whole._get_dtype_plan(dtype).items():
         for path, weight in whole.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), path):
                 weight.data = weight.data.to(planned_dtype)
     if trusted and takes_more(own):
         raise Unsupported("takes images or sound, not text alone")
-    return _text_part(whole)
+    return _text_part(whole, longest)
 
 
 def takes_more(config: Any) -> bool:
@@ -230,7 +245,7 @@ def _check(config: Any, known: type[PreTrainedModel]) -> None:
         raise Unsupported(f"has layers of type {', '.join(sorted(foreign))}")
 
 
-def _text_part(whole: Any) -> Skeleton:
+def _text_part(whole: Any, longest: int | None) -> Skeleton:
     """The parts of a model, with what depends on the longest sequence taken out."""
     text, decoder = whole, whole.get_decoder()
     is_model = isinstance(decoder, PreTrainedModel)
@@ -246,6 +261,16 @@ def _text_part(whole: Any) -> Skeleton:
     # It would look for padding in a text, and warn of it.
     cast(Any, decoder).warn_if_padding_and_no_attention_mask = lambda *_, **__: None
     tame_routing(decoder)
+    towers = leave_out_towers(decoder)
+    dense = indexers.dense_positions(decoder)
+    left_out: list[str] = []
+    short = dense is not None and longest is not None and longest <= dense
+    searches = dense is not None and not short and indexers.can_search(decoder)
+    if searches:
+        indexers.keep(decoder)
+    else:
+        left_out = indexers.leave_out(decoder)
+    dense = dense or replace_biases(decoder)
     cache, stateful = _with_states(decoder)
     convolutions = {child for module in stateful for child in module.modules()}
     told = "position_ids" in inspect.signature(inspect.unwrap(type(decoder).forward)).parameters
@@ -266,7 +291,6 @@ def _text_part(whole: Any) -> Skeleton:
     # Around a decoder of its own, a causal model computes the head's inputs by that alone.
     replaced = path.partition(".")[0] if wrapped and text is whole else path
     needed = cache if stateful or not told else None
-    indexers, dense = leave_out_indexers(decoder)
     return Skeleton(
         whole=whole,
         text=text,
@@ -276,13 +300,19 @@ def _text_part(whole: Any) -> Skeleton:
         cache=needed,
         stateful=bool(stateful),
         attention=AttentionContext(),
-        indexers=[f"{_path(whole, decoder)}.{path}" for path in indexers],
+        indexers=[f"{_path(whole, decoder)}.{path}" for path in left_out],
+        towers=[f"{_path(whole, decoder)}.{path}" for path in towers],
         dense_positions=dense,
+        searches=searches,
+        takes_cache=decoder.config.model_type != "xlstm",
     )
 
 
 def _with_states(decoder: Any) -> tuple[StepCache, set[nn.Module]]:
     """The cache of a decoder, and its modules that keep recurrent states in it."""
+    if decoder.config.model_type in own_states.TYPES:
+        cache = StepCache()
+        return cache, own_states.replace_own_states(decoder, cache)
     code = inspect.getsource(sys.modules[type(decoder).__module__])
     split = decoder.config.model_type in _SPLIT
     if not split or not type(decoder).__module__.startswith("transformers."):
@@ -295,7 +325,7 @@ def _with_states(decoder: Any) -> tuple[StepCache, set[nn.Module]]:
     ids = torch.zeros(1, TRIED, dtype=torch.int64, device="meta")
 
     def rehearse() -> None:
-        decoder.config._attn_implementation = "eager"
+        decoder.config._attn_implementation = REHEARSAL
         try:
             cache.begin(ids[0], None)
             decoder(input_ids=ids, position_ids=ids, past_key_values=cache, use_cache=False)

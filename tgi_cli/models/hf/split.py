@@ -13,11 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
-from tgi_cli.models.hf.attention import unwatched
+from tgi_cli.models.hf.indexers import EVERY_TOKEN, EveryToken
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.step_cache import StepCache
+from tgi_cli.models.hf.token_mixing import unwatched
+
+REHEARSAL = "tgi_rehearsal"
+"""The name under which transformers' modules find attention that makes shapes alone."""
 
 _Key = tuple[int, str, int]
 """Layer, kind of state, and its number in the layer."""
@@ -255,3 +260,17 @@ def split_stateful(
     for module in found - inner:
         cache.split(module)
     return found - inner
+
+
+def _rehearsed(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+) -> tuple[Tensor, None]:
+    return query.new_empty(len(query), query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _any_mask(**_: object) -> EveryToken:
+    return EVERY_TOKEN
+
+
+AttentionInterface.register(REHEARSAL, _rehearsed)
+AttentionMaskInterface.register(REHEARSAL, _any_mask)

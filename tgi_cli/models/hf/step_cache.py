@@ -27,6 +27,13 @@ from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.own_attention import stand_ins
 
 
+class _Positions:
+    indexer_position_ids: Tensor | None = None
+
+    def __getitem__(self, layer: int) -> _Positions:
+        return self
+
+
 class StepCache:
     """The states of a step's sequences, for modules that compute with the functions below.
 
@@ -64,6 +71,16 @@ class StepCache:
         self._states = states
         self._calls.clear()
 
+    @property
+    def states(self) -> StateCache:
+        """The slots of the step that is running, which is no dry run."""
+        assert self._states is not None
+        return self._states
+
+    def enter(self, layer: int) -> None:
+        """What asks for states from now on is the layer of this number."""
+        self._at = (layer, 0)
+
     # What attention asks for: keys and values are kept elsewhere.
 
     def update(
@@ -86,6 +103,11 @@ class StepCache:
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1
+
+    @property
+    def layers(self) -> _Positions:
+        """Where Qwen 4 looks for the positions of earlier tokens, which its indexers need."""
+        return _Positions()
 
     # What modules with a state ask for. They get none, and so compute as at a text's beginning.
 
@@ -130,7 +152,7 @@ class StepCache:
         """[1, channels, T] of a depthwise causal convolution with ``weight`` [channels, taps]."""
         if activation not in (None, "silu", "swish"):
             raise Unsupported(f"has a convolution with activation {activation!r}")
-        index = self._index("conv", (weight.shape[-1] - 1, x.shape[1]), x.dtype)
+        index = self.state_index("conv", (weight.shape[-1] - 1, x.shape[1]), x.dtype)
         if x.is_meta:
             return torch.empty_like(x)
         assert self._states is not None
@@ -162,7 +184,7 @@ class StepCache:
         if not use_qk_l2norm_in_kernel:
             raise Unsupported("has a delta rule of keys of any length")
         size = (value.shape[2], key.shape[3], value.shape[3])
-        index = self._index("recurrent", size, torch.float32)
+        index = self.state_index("recurrent", size, torch.float32)
         if value.is_meta:
             return torch.empty_like(value), value.new_empty(0)
         assert self._states is not None
@@ -192,7 +214,7 @@ class StepCache:
         if D is None or dt_bias is None or z is not None or not dt_softplus:
             raise Unsupported("has a state space model of another form")
         size = (x.shape[2], B.shape[3], x.shape[3])
-        index = self._index("recurrent", size, torch.float32)
+        index = self.state_index("recurrent", size, torch.float32)
         if x.is_meta:
             y = torch.empty_like(x)
         else:
@@ -220,7 +242,7 @@ class StepCache:
 
         ``x``, ``dt`` and ``z`` are [1, channels, T], ``A`` [channels, n], ``B``, ``C`` [1, n, T].
         """
-        index = self._index("recurrent", tuple(A.shape), torch.float32)
+        index = self.state_index("recurrent", tuple(A.shape), torch.float32)
         y = torch.empty_like(x)
         if not x.is_meta:
             assert self._states is not None
@@ -235,7 +257,7 @@ class StepCache:
                 y = y * F.silu(z)
         return (y, x.new_empty(0)) if return_last_state else y
 
-    def _index(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def state_index(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """The index of the state of this call in a step; a dry run makes them.
 
         A module may call a function several times, for parts that have a state each.
@@ -316,14 +338,24 @@ def substitute(decoder: nn.Module, cache: StepCache) -> set[nn.Module]:
             continue
         if not forward.__module__.startswith("transformers."):
             continue  # who knows what functions of these names compute there
-        names = forward.__globals__ | {k: f for k, f in ours.items() if k in forward.__globals__}
-        mine = FunctionType(
-            forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
-        )
-        mine.__kwdefaults__ = forward.__kwdefaults__
-        module.forward = MethodType(mine, module)
+        rebind(module, {k: f for k, f in ours.items() if k in forward.__globals__})
         found.add(module)
     return found
+
+
+def rebind(module: nn.Module, names: dict[str, Callable[..., Any]]) -> None:
+    """Let the forward of a module call these functions by the names that its code has for them."""
+    forward = inspect.unwrap(type(module).forward)
+    assert isinstance(forward, FunctionType)
+    mine = FunctionType(
+        forward.__code__,
+        forward.__globals__ | names,
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    mine.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = MethodType(mine, module)
 
 
 def give_positions(decoder: nn.Module, cache: StepCache | None) -> None:
@@ -336,6 +368,8 @@ def give_positions(decoder: nn.Module, cache: StepCache | None) -> None:
         names = list(parameters)[1:4]
         if names == ["position_ids", "past_key_values_length"]:
             module.forward = MethodType(_looked_up, module)
+        elif cache is None and hasattr(module, "make_weights") and "position_ids" in parameters:
+            module.forward = MethodType(_rows, module)
         if cache is not None and names[1:] == ["past_key_values_length", "position_ids"]:
             module.forward = MethodType(_told(type(module).forward, cache), module)
 
@@ -351,3 +385,9 @@ def _looked_up(module: Any, positions: Tensor, *_: object, **__: object) -> Tens
     """XGLM's sinusoids, which would grow its table with the tokens of a step."""
     rows: Tensor = module.weights.index_select(0, (positions + module.offset).flatten())
     return rows.view(*positions.shape, -1)
+
+
+def _rows(module: Any, *_: object, position_ids: Tensor, **__: object) -> Tensor:
+    """Sinusoids of a table that would grow with the tokens of a step."""
+    rows: Tensor = module.weights.index_select(0, position_ids.flatten())
+    return rows.view(*position_ids.shape, -1)

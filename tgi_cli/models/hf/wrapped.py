@@ -117,6 +117,8 @@ def _check_inputs(given: dict[str, Any], ids: Tensor, vectors: Tensor, config: A
         elif each is not None and not (each.shape == ids.shape and each.bool().all()):
             raise Unsupported("attends with a mask or bias of its own making")
     for name, value in given.items():
+        if isinstance(value, Tensor) and value.shape == ids.shape and torch.equal(value, ids):
+            continue  # the ids, beside their vectors
         if name not in _HARMLESS and value is not None and value is not False:
             raise Unsupported(f"gives its decoder more than token vectors and positions ({name})")
     return first

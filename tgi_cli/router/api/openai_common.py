@@ -132,7 +132,9 @@ def usage_of(generations: Sequence[Generation]) -> Usage:
             cached_tokens=sum(lead.cached_tokens for lead in prompts)
         ),
         completion_tokens_details=CompletionDetails(
-            reasoning_tokens=sum(generation.reasoning_tokens for generation in generations)
+            reasoning_tokens=sum(generation.reasoning_tokens for generation in generations),
+            accepted_prediction_tokens=sum(one.drafts.accepted_prediction for one in generations),
+            rejected_prediction_tokens=sum(one.drafts.rejected_prediction for one in generations),
         ),
     )
 
@@ -146,7 +148,7 @@ def timings_of(generations: Sequence[Generation]) -> GenerationTimings:
     predicted = sum(generation.generated_tokens for generation in generations)
     prompt_ms = 1e3 * max(lead.timings.prompt for lead in prompts)
     predicted_ms = 1e3 * max(generation.timings.decode for generation in generations)
-    return GenerationTimings(
+    timings = GenerationTimings(
         cache_n=cached,
         prompt_n=prompt,
         prompt_ms=prompt_ms,
@@ -157,6 +159,11 @@ def timings_of(generations: Sequence[Generation]) -> GenerationTimings:
         predicted_per_token_ms=predicted_ms / predicted if predicted else 0.0,
         predicted_per_second=1e3 * predicted / predicted_ms if predicted_ms else 0.0,
     )
+    drafted = sum(generation.drafts.drafted for generation in generations)
+    if drafted:
+        timings.draft_n = drafted
+        timings.draft_n_accepted = sum(generation.drafts.accepted for generation in generations)
+    return timings
 
 
 def spelled(token_id: int, text: str, as_ids: bool) -> str:

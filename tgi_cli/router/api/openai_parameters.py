@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.router.api.schemas.openai import CompletionParameters, SharedParameters, StreamOptions
+from tgi_cli.router.api.schemas.openai import (
+    CompletionParameters,
+    Prediction,
+    SharedParameters,
+    StreamOptions,
+)
 from tgi_cli.router.api.schemas.refused import refuse
 from tgi_cli.router.bounds import TOP_LOGPROBS
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
@@ -107,6 +112,7 @@ def openai_spec(
         priority=-max(_or(request.priority, 0), _LOWEST_PRIORITY),
         cache_salt=_or(request.cache_salt, "").encode(),
         grammar=grammar,
+        prediction=_prediction(request.prediction),
     )
 
 
@@ -206,6 +212,24 @@ def _allowed(ids: Sequence[int] | None, info: EngineInfo) -> tuple[int, ...]:
     if not ids:
         raise errors.validation("`allowed_token_ids` must not be empty", "allowed_token_ids")
     return tuple(dict.fromkeys(check_ids(ids, "allowed_token_ids", info)))
+
+
+def _prediction(prediction: Prediction | None) -> str:
+    """The text of OpenAI's predicted output. Raises ApiError."""
+    if prediction is None:
+        return ""
+    if prediction.type != "content":
+        raise errors.validation("`prediction.type` must be `content`", "prediction")
+    if isinstance(prediction.content, str):
+        return prediction.content
+    texts = []
+    for part in prediction.content:
+        if part.type != "text" or part.text is None:
+            raise errors.validation(
+                f"content of type `{part.type}` is not supported in a prediction", "prediction"
+            )
+        texts.append(part.text)
+    return "".join(texts)
 
 
 def _shown_ids(

@@ -80,7 +80,7 @@ async def metrics(context: RequestContext[None]) -> Response:
     lines = [*load_lines(info, engine, len(loaded.loaded)), *step_lines(engine)]
     vllm = state.config.vllm_metrics
     if vllm:
-        lines += vllm_lines(info, engine.load, state.config.served_names[0])
+        lines += vllm_lines(info, engine, state.config.served_names[0])
     if loaded.max_loras:
         live = state.generator.live
         running = {one.spec.adapter for one in live if one.started} - {""}

@@ -7,12 +7,14 @@ Routes describe a prompt as a :class:`GenerationSpec`, let the generator open a
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from tgi_cli.engine.messages import FinishReason, GenerationRequest
 from tgi_cli.errors import ShardError
 from tgi_cli.router.generation import structured_output
 from tgi_cli.router.generation.deltas import Delta, Finish, Token
+from tgi_cli.router.generation.draft_counts import DraftCounts
 from tgi_cli.router.generation.prompt_logprobs import shortest
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.timings import Timings
@@ -60,6 +62,7 @@ class Generation:
             its first delta.
         seed: Seed of the random numbers, or None if greedy.
         logprob_sum: Sum of the log-probabilities of the tokens so far.
+        drafts: Its draft tokens so far (speculative decoding).
 
     Raises:
         ApiError: The time is up, or the engine is unavailable.
@@ -86,6 +89,7 @@ class Generation:
         )
         self.seed = None if spec.sampling.greedy else request.sampling.seed
         self.logprob_sum = 0.0
+        self.drafts = DraftCounts()
         self.timings = Timings(arrived, time.perf_counter())
         self._timeout_seconds = timeout_seconds
         self._with_tops = spec.sampling.top_logprobs > 0
@@ -119,6 +123,8 @@ class Generation:
         except ShardError as error:
             raise errors.engine_gone(error.cause) from error
         self._batches = aiter(self._stream)
+        self._parts: deque[TokenBatch] = deque()
+        """The rest of a batch that is read token by token."""
         context.live.add(self)
         self._record = access_log.record()
         if self._record is not None:
@@ -133,7 +139,11 @@ class Generation:
             raise StopAsyncIteration
         try:
             while True:
-                delta = self._advance(await anext(self._batches))
+                if self._parts:
+                    batch = self._parts.popleft()
+                else:
+                    batch = self._receive(await anext(self._batches))
+                delta = self._advance(batch)
                 if delta is not None:
                     return delta
         except StopAsyncIteration:
@@ -185,21 +195,48 @@ class Generation:
         self._aborted = error
         self._stream.cancel()
 
-    def _advance(self, batch: TokenBatch) -> Delta | None:
-        """The delta of a batch, or None if there is nothing to show."""
+    def _receive(self, batch: TokenBatch) -> TokenBatch:
+        """Record what a batch from the engine reports; returns what to read of it now.
+
+        If a step has given several tokens because drafts were accepted, each is read by itself, so
+        that streams have as many events as without drafts. Others have accumulated while the
+        reader was busy, and are read together.
+        """
         if batch.started is not None:
             self._start(batch.started.queue_ns, batch.started.cached_tokens)
         for run in batch.prompt_logprobs:
             self.prompt_scores.take(run)
+        count = len(batch.token_ids)
+        if count:
+            self._count_tokens(count)
+        if not batch.drafts:
+            return batch
+        self.drafts.take(batch.drafts)
+        if len(batch.drafts) > 1 or not 1 < count <= batch.drafts[0].accepted + 1:
+            return batch
+        self._parts.extend(
+            TokenBatch(
+                [batch.token_ids[index]],
+                [batch.logprobs[index]],
+                batch.top_ids[index : index + 1],
+                batch.top_logprobs[index : index + 1],
+            )
+            for index in range(count)
+        )
+        self._parts[-1].finished = batch.finished
+        return self._parts.popleft()
+
+    def _advance(self, batch: TokenBatch) -> Delta | None:
+        """The delta of a batch, or None if there is nothing to show."""
         text = self._text
         delta = Delta(self.index, [], [], "", None)
-        if batch.token_ids:
-            self._count_tokens(len(batch.token_ids))
-            if not self.spec.prompt_only:
-                self._push_tokens(batch, delta)
+        if batch.token_ids and not self.spec.prompt_only:
+            self._push_tokens(batch, delta)
         if text.finish_reason is not None:
             if batch.finished is None:
                 self._stream.cancel()
+            if self._parts or batch.drafts:
+                self.drafts.drop(len(batch.token_ids) - len(delta.tokens) + len(self._parts))
             delta.finish = self._succeed(text.finish_reason)
         elif batch.finished is not None:
             reason = batch.finished.reason

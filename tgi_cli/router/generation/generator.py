@@ -103,8 +103,8 @@ class Generator:
             ]
             if self.info is not info:  # the engine restarted meanwhile, perhaps with less memory
                 requests = [
-                    (spec, self._request(spec, request.prompt_ids, request.grammar))
-                    for spec, request in requests
+                    (spec, self._request(spec, made.prompt_ids, made.grammar, made.prediction))
+                    for spec, made in requests
                 ]
             for spec, request in requests:
                 lead: Generation | None = None
@@ -191,13 +191,28 @@ class Generator:
             count = len(ids)
         self._max_new_tokens(count, spec)  # before the grammar, which costs more
         grammar = None if spec.grammar is None else await self._compile(spec.grammar)
-        request = self._request(spec, tuple(ids), grammar)
+        prediction = await self._predicted(spec.prediction) if spec.prediction else ()
+        request = self._request(spec, tuple(ids), grammar, prediction)
         self.metrics.input_length.observe(len(ids))
         self.metrics.max_new_tokens.observe(request.max_new_tokens, spec.samples)
         return request
 
+    async def _predicted(self, text: str) -> tuple[int, ...]:
+        """The token ids of a prediction, as many as an answer may have. Raises ApiError."""
+        most = self.info.max_total_tokens
+        try:
+            ids = await self._workers.encode(text, add_special_tokens=False, most=most)
+        except ModelError as error:
+            raise errors.tokenizer(error.cause, "prediction") from error
+        # Ids beyond the vocabulary cannot be generated anyway.
+        return tuple(token_id for token_id in ids[:most] if token_id < self.info.vocab_size)
+
     def _request(
-        self, spec: GenerationSpec, prompt_ids: tuple[int, ...], grammar: str | None
+        self,
+        spec: GenerationSpec,
+        prompt_ids: tuple[int, ...],
+        grammar: str | None,
+        prediction: tuple[int, ...],
     ) -> GenerationRequest:
         sampling = spec.sampling
         if not sampling.greedy:
@@ -216,6 +231,7 @@ class Generator:
             cache_salt=spec.cache_salt,
             grammar=grammar,
             thinking=spec.thinking,
+            prediction=prediction[: self.info.max_total_tokens],
             prompt_logprobs=spec.prompt_logprobs,
         )
 

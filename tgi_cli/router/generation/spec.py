@@ -46,6 +46,8 @@ class GenerationSpec:
             all.
         is_reasoning: The continuation begins within reasoning.
         thinking: The most reasoning, or None for any.
+        prediction: Text that the continuation is expected to resemble, for drafts; it is no part of
+            the prompt, and does not change the continuation.
         priority: Higher values are served first.
         cache_salt: Requests share cached prefixes only if they have the same salt, so that timing
             reveals nothing about other tenants' prompts.
@@ -74,6 +76,7 @@ class GenerationSpec:
     reasoning: AnswerMarkers | None = None
     is_reasoning: bool = False
     thinking: ThinkingBudget | None = None
+    prediction: str = ""
     priority: int = 0
     cache_salt: bytes = b""
     adapter: str = ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tgi_cli.engine.messages import FinishReason
+from tgi_cli.router.generation.draft_counts import DraftCounts
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.http.errors import ApiError
@@ -33,6 +34,7 @@ class LoggedGeneration(Protocol):
     spec: GenerationSpec
     seed: int | None
     timings: Timings
+    drafts: DraftCounts
 
     @property
     def lead(self) -> LoggedGeneration: ...
@@ -116,7 +118,7 @@ def times(request: AccessRecord) -> dict[str, float]:
 
 
 def usage(request: AccessRecord) -> dict[str, Any]:
-    """Tokens, finish reasons, seed and adapter of a request that generated."""
+    """Tokens, drafts, finish reasons, seed and adapter of a request that generated."""
     generations = request.generations
     if not generations:
         return {}
@@ -128,6 +130,10 @@ def usage(request: AccessRecord) -> dict[str, Any]:
         "prompt_tokens": sum(prompts.values()),
         "generated_tokens": sum(g.generated_tokens for g in generations),
     }
+    drafted = sum(g.drafts.drafted for g in generations)
+    if drafted:
+        fields["drafted_tokens"] = drafted
+        fields["accepted_tokens"] = sum(g.drafts.accepted for g in generations)
     if reasons:
         fields["finish_reason"] = ",".join(reasons)
     if len(generations) > 1:

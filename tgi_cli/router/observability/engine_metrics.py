@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.engine.metrics import JOIN_REASONS, METHODS, EngineLoad, EngineMetrics
+from tgi_cli.engine.metrics import (
+    JOIN_REASONS,
+    METHODS,
+    POSITIONS,
+    EngineLoad,
+    EngineMetrics,
+)
 from tgi_cli.router.observability.prometheus import counter, gauge, histogram
 
 _DURATIONS = (
@@ -26,6 +33,7 @@ def load_lines(info: EngineInfo, metrics: EngineMetrics, adapters: int) -> Itera
     """The exposition of the engine's load; ``adapters`` is the number of loaded adapters."""
     load, block_size = metrics.load, info.block_size
     used, capacity = load.used_blocks * block_size, info.max_batch_total_tokens
+    drafts = sum(metrics.histograms["accepted_drafts", ""].counts)
     for name, help, value in (
         ("tgi_queue_size", "Requests waiting in the engine.", load.queued),
         ("tgi_queue_age_seconds", "Time the oldest one has waited.", metrics.queue_seconds),
@@ -46,6 +54,9 @@ def load_lines(info: EngineInfo, metrics: EngineMetrics, adapters: int) -> Itera
         ("tgi_engine_prompt_tokens_total", "Prompt tokens computed.", load.context_tokens),
         ("tgi_prefix_cache_query_tokens_total", "Prompt tokens looked up.", load.prompt_tokens),
         ("tgi_prefix_cache_hit_tokens_total", "Prompt tokens found.", load.reused_tokens),
+        ("tgi_drafts_total", "Drafts verified, one per sequence and step.", drafts),
+        ("tgi_draft_tokens_total", "Draft tokens verified.", load.drafted_tokens),
+        ("tgi_draft_accepted_tokens_total", "Draft tokens accepted.", load.accepted_tokens),
     ):
         yield from counter(name, help, {"": count})
 
@@ -84,8 +95,9 @@ def lora_lines(prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
     return gauge(name, "LoRA adapters in use; the time.", time.time(), labels)
 
 
-def vllm_lines(info: EngineInfo, load: EngineLoad, model_id: str) -> Iterator[str]:
-    """What gateways read of https://docs.vllm.ai/en/latest/usage/metrics/."""
+def vllm_lines(info: EngineInfo, metrics: EngineMetrics, model_id: str) -> Iterator[str]:
+    """What gateways read of https://docs.vllm.ai/en/latest/usage/metrics/, and its drafts."""
+    load = metrics.load
     usage, model = _usage(info, load), {"model_name": model_id}
     for name, help, value in (
         ("num_requests_waiting", "As tgi_queue_size.", load.queued),
@@ -95,6 +107,25 @@ def vllm_lines(info: EngineInfo, load: EngineLoad, model_id: str) -> Iterator[st
     ):
         yield from gauge(f"vllm:{name}", help, value, model)
     yield from gauge("vllm:cache_config_info", "Size of the KV cache.", 1, _cache(info, "gpu_"))
+    if not info.speculate:
+        return
+    accepted = metrics.histograms["accepted_drafts", ""]
+    # Drafts of which at least 0, 1, 2 ... tokens were accepted.
+    reached = list(accumulate(reversed(accepted.counts)))[::-1]
+    for name, help, count in (
+        ("num_drafts", "As tgi_drafts_total.", reached[0]),
+        ("num_draft_tokens", "As tgi_draft_tokens_total.", load.drafted_tokens),
+        ("num_accepted_tokens", "As tgi_draft_accepted_tokens_total.", load.accepted_tokens),
+    ):
+        yield from counter(f"vllm:spec_decode_{name}_total", help, {"": count}, more=model)
+    positions = range(min(info.speculate, POSITIONS))
+    yield from counter(
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "Draft tokens accepted by their position.",
+        {str(position): reached[position + 1] for position in positions},
+        "position",
+        model,
+    )
 
 
 def _usage(info: EngineInfo, load: EngineLoad) -> float:

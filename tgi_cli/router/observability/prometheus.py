@@ -47,11 +47,18 @@ class HistogramMetric:
         return histogram(self.name, self.help, {"": self._values})
 
 
-def counter(name: str, help: str, counts: Mapping[str, int], label: str = "") -> Iterator[str]:
-    """The exposition of a counter by the values of its label."""
+def counter(
+    name: str,
+    help: str,
+    counts: Mapping[str, int],
+    label: str = "",
+    more: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """The exposition of a counter by the values of its label; ``more`` are labels of all."""
     yield from _head(name, help, "counter")
     for value, count in counts.items():
-        yield f"{name}{_labels({label: value} if label else {})} {count}"
+        labels = {**(more or {}), **({label: value} if label else {})}
+        yield f"{name}{_labels(labels)} {count}"
 
 
 def gauge(

@@ -147,6 +147,8 @@ def _attributes(record: AccessRecord) -> dict[str, Any]:
         **{name: tgi_duration(seconds) for name, seconds in access_log.times(record).items()},
         "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
         "gen_ai.usage.output_tokens": usage.get("generated_tokens"),
+        "drafted_tokens": usage.get("drafted_tokens"),
+        "accepted_tokens": usage.get("accepted_tokens"),
         "adapter": usage.get("adapter"),
     }
     if "finish_reason" in usage:

@@ -109,3 +109,13 @@ def test_names_of_vllm_and_of_older_tgi() -> None:
     assert vllm["running"] is None
     older = read("tgi_queue_size 1\ntgi_request_generated_tokens_sum 77\n")
     assert (older["queued"], older["output"], older["kv"]) == (1.0, 77.0, None)
+
+
+async def test_accepted_drafts_are_a_share_of_those_since_the_last_answer() -> None:
+    drafts = "tgi_draft_tokens_total {}\ntgi_draft_accepted_tokens_total {}\n"
+    server = Server(*(drafts.format(*each) for each in ((10, 10), (30, 15), (30, 15))), "tgi_x 1\n")
+    asked = poller(server)
+    for _ in range(4):
+        await asked.ask()
+    assert [sample.accepted for sample in asked.history.samples] == [None, 0.25, None, None]
+    await asked.close()

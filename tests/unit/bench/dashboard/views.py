@@ -22,7 +22,7 @@ from tgi_cli.bench.statistics.summary import Summary
 SIZES = ((80, 24), (140, 45))
 
 
-def server() -> ServerPoller:
+def server(drafts: bool = False) -> ServerPoller:
     """A server whose metrics rise and fall, and that has been asked for a minute."""
     now = 0
 
@@ -37,7 +37,9 @@ def server() -> ServerPoller:
             f"tgi_prefix_cache_hit_tokens_total {now * 40}\n"
             f"tgi_request_time_to_first_token_seconds_count {now}\n"
             f"tgi_request_inter_token_seconds_count {now * now * 3}\n"
-            f"tgi_engine_prompt_tokens_total {now * 640}\n",
+            f"tgi_engine_prompt_tokens_total {now * 640}\n"
+            f"tgi_draft_tokens_total {now * 40 * drafts}\n"
+            f"tgi_draft_accepted_tokens_total {now * 30 * drafts}\n",
         )
 
     def clock() -> float:

@@ -107,6 +107,10 @@ VLLM = """\
 vllm:num_requests_waiting{model_name="m"} 4
 # TYPE vllm:prefix_cache_hits counter
 vllm:prefix_cache_hits_total{model_name="m"} 9
+# TYPE vllm:spec_decode_num_draft_tokens counter
+vllm:spec_decode_num_draft_tokens_total{model_name="m"} 8
+# TYPE vllm:spec_decode_num_accepted_tokens counter
+vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 6
 """
 
 
@@ -121,7 +125,12 @@ def test_metrics_are_summed_by_tgis_names() -> None:
     }
     assert reading.gauges == {"tgi_queue_size"}
     theirs = parse_metrics(VLLM)
-    assert theirs.values == {"tgi_queue_size": 4, "tgi_prefix_cache_hit_tokens_total": 9}
+    assert theirs.values == {
+        "tgi_queue_size": 4,
+        "tgi_prefix_cache_hit_tokens_total": 9,
+        "tgi_draft_tokens_total": 8,
+        "tgi_draft_accepted_tokens_total": 6,
+    }
     assert parse_metrics(METRICS + VLLM).values["tgi_queue_size"] == 3  # not both
 
 

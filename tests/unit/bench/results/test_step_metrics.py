@@ -7,7 +7,9 @@ import pytest
 from tests.unit.bench.results.simulation import Server, request
 from tgi_cli.bench.events import BenchStep, ClientHealth, StepRecord
 from tgi_cli.bench.plan import StepBounds, client_step, rate_step
+from tgi_cli.bench.reports.markdown import load_table
 from tgi_cli.bench.statistics.metrics import step_metrics
+from tgi_cli.bench.text_output import line
 
 STEP = BenchStep(kind="concurrency", value=2, label="2")
 
@@ -107,3 +109,21 @@ def test_nothing_at_all() -> None:
     assert metrics.runs == 0
     metrics = step_metrics(record(duration=0.0))
     assert metrics.concurrency == 0.0
+
+
+def test_acceptance_is_the_share_of_the_servers_drafts_that_were_right() -> None:
+    drafts = {"tgi_draft_tokens_total": 40.0, "tgi_draft_accepted_tokens_total": 30.0}
+    metrics = step_metrics(record(request(0), server=drafts))
+    assert metrics.acceptance == 0.75
+    assert "75.0% of drafts accepted" in line(metrics)
+    assert "Drafts accepted" in load_table([metrics])
+    assert "75.0%" in load_table([metrics])
+
+
+@pytest.mark.parametrize("drafted", [None, 0.0])
+def test_without_drafts_there_is_no_acceptance(drafted: float | None) -> None:
+    server = {} if drafted is None else {"tgi_draft_tokens_total": drafted}
+    metrics = step_metrics(record(request(0), server=server))
+    assert metrics.acceptance is None
+    assert "drafts" not in line(metrics)
+    assert "Drafts" not in load_table([metrics])

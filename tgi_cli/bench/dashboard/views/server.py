@@ -21,7 +21,10 @@ from tgi_cli.bench.statistics.summary import round_up
 
 @dataclass(frozen=True, slots=True)
 class _ServerPlot:
-    """A metric over time; ``scale`` converts it to ``unit``, ``top`` is its maximum if known."""
+    """A metric over time; ``scale`` converts it to ``unit``, ``top`` is its maximum if known.
+
+    An ``optional`` one is shown only if the server has it.
+    """
 
     name: str
     title: str
@@ -29,6 +32,7 @@ class _ServerPlot:
     value: Callable[[ServerSample], float | None]
     scale: float = 1.0
     top: float | None = None
+    optional: bool = False
 
 
 _PLOTS = (
@@ -38,11 +42,20 @@ _PLOTS = (
     _ServerPlot("hits", "Prefix hits", "%", lambda sample: sample.hits, 100.0, 100.0),
     _ServerPlot("output", "Output", "tokens/s", lambda sample: sample.output),
     _ServerPlot("input", "Prompts", "tokens/s", lambda sample: sample.input),
+    _ServerPlot(
+        "drafts",
+        "Drafts accepted",
+        "%",
+        lambda sample: sample.accepted,
+        100.0,
+        100.0,
+        optional=True,
+    ),
 )
 
 
 class ServerView(Vertical):
-    """Six metrics over time, or the reason why there are none."""
+    """Six metrics over time, seven with speculative decoding, or why there are none."""
 
     def compose(self) -> ComposeResult:
         """Implement Textual's hook."""
@@ -61,6 +74,8 @@ class ServerView(Vertical):
         key = (history.version, state.dark)
         for index, plot in enumerate(_PLOTS):
             drawing = self.query_one(f"#plot-{plot.name}", DrawnText)
+            if plot.optional:
+                drawing.display = any(plot.value(one) is not None for one in history.samples)
             newest = plot.value(history.samples[-1]) if history.samples else None
             value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
             drawing.border_title = f"{plot.title}: {value} {plot.unit}"

@@ -42,6 +42,25 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message; text is the only type that these models support."""
+
+    type: Name
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+ContentParts = Annotated[list[ContentPart], Meta(max_length=bounds.PARTS)]
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What the answer is expected to resemble, such as a file that is being edited; the type is
+    ``content``. It makes the answer faster, and does not change it."""
+
+    type: Name = "content"
+    content: Text | ContentParts
+
+
 class SharedParameters(RefusedParameters, kw_only=True):
     """Parameters of all of OpenAI's APIs, with those of other servers.
 
@@ -112,17 +131,7 @@ class CompletionParameters(SharedParameters, kw_only=True):
     return_token_ids: bool | None = None
     timings_per_token: bool | None = None
     response_format: JsonObject | None = None
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message; text is the only type that these models support."""
-
-    type: Name
-    text: Text | None = None
-    refusal: Text | None = None
-
-
-ContentParts = Annotated[list[ContentPart], Meta(max_length=bounds.PARTS)]
+    prediction: Prediction | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -52,9 +52,16 @@ class PromptDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionDetails(msgspec.Struct, kw_only=True):
-    """Details of the completions' tokens; those of reasoning are without its markers."""
+    """Details of the completions' tokens.
+
+    Those of reasoning are without its markers. Tokens of the prediction are accepted if they are
+    part of the completion, and rejected if they were verified and are not; the latter are, unlike
+    OpenAI's, no part of ``completion_tokens``.
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(msgspec.Struct, kw_only=True):
@@ -71,7 +78,7 @@ class GenerationTimings(msgspec.Struct, kw_only=True):
     """llama.cpp's ``timings``: tokens, milliseconds and rates of the prompt and of the answer.
 
     ``cache_n`` tokens of the prompt were cached, ``prompt_n`` were computed. Rates and times per
-    token are 0 where nothing was computed.
+    token are 0 where nothing was computed. ``draft_n`` draft tokens were verified, if any.
     """
 
     cache_n: int
@@ -83,6 +90,8 @@ class GenerationTimings(msgspec.Struct, kw_only=True):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):

@@ -1,0 +1,55 @@
+"""Speculators whose drafts are right, wrong, or right up to a point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from tgi_cli.engine.sequence import Sequence as Running
+
+DRAFTERS = ("perfect", "wrong", "partly", "random", "repeats")
+
+
+class FakeSpeculator:
+    """Proposes drafts out of what each request is expected to answer.
+
+    Args:
+        kind: one of DRAFTERS.
+        expected: the whole answer of a request id.
+    """
+
+    def __init__(self, kind: str, expected: Callable[[int], Sequence[int]], seed: int = 0) -> None:
+        self.kind = kind
+        self.drafted = self.accepted = 0
+        self.finished: list[int] = []
+        self._expected = expected
+        self._random = Random(seed)
+
+    def propose(self, sequences: Sequence[Running], waiting: bool) -> list[list[int]]:
+        return [self._propose(sequence) for sequence in sequences]
+
+    def _propose(self, sequence: Running) -> list[int]:
+        assert not sequence.placeholders, "the host does not know all of its tokens"
+        random = self._random
+        length = random.choice((0, 1, 2, 3, 7, 40))
+        done = len(sequence.token_ids) - sequence.prompt_tokens
+        right = list(self._expected(sequence.request.request_id)[done : done + length])
+        if self.kind == "perfect":
+            return right
+        if self.kind == "wrong":
+            return [(token + 1) % 1000 for token in right]
+        if self.kind == "partly" and right:
+            at = random.randrange(len(right))
+            right[at] = (right[at] + 1) % 1000
+            return right
+        if self.kind == "repeats":
+            return [sequence.token_ids[-1]] * length
+        return [random.randrange(1000) for _ in range(length)]
+
+    def learn(self, sequence: Running, drafts: Sequence[int], accepted: int) -> None:
+        assert 0 <= accepted <= len(drafts)
+        self.drafted += len(drafts)
+        self.accepted += accepted
+
+    def finish(self, sequence: Running) -> None:
+        self.finished.append(sequence.request.request_id)

@@ -1,0 +1,42 @@
+"""What all sequences on one worker share, whatever the policy that runs them."""
+
+from __future__ import annotations
+
+from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.kv_cache import KVCache
+from tgi_cli.engine.lora_slots import LoraSlots
+from tgi_cli.engine.step import AdapterStore
+
+
+class Resources:
+    """What all sequences on one worker share, and the totals over all of them.
+
+    Args:
+        config: limits of a step and of a request.
+        store: reads LoRA adapters, or None if the configuration has no slots for them.
+
+    Attributes:
+        cache, pool: KV blocks.
+        states: slots for recurrent states; None if the model has none.
+        adapters: slots for LoRA adapters.
+        free_rows: rows of the worker that no sequence has.
+        freed_rows: those of them that the worker has not heard of.
+        steps: how many were scheduled; the id of the next one.
+        context_tokens, reused_tokens, prompt_tokens, drafted_tokens, accepted_tokens: see
+            :class:`~tgi_cli.engine.metrics.EngineLoad`.
+    """
+
+    def __init__(self, config: SchedulerConfig, store: AdapterStore | None = None) -> None:
+        self.config = config
+        self.cache = KVCache(config)
+        self.pool = self.cache.pool
+        self.states = self.cache.states
+        self.adapters = LoraSlots(config, store)
+        self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
+        self.freed_rows: list[int] = []
+        self.steps = 0
+        self.context_tokens = 0
+        self.reused_tokens = 0
+        self.prompt_tokens = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
