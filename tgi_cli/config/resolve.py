@@ -98,7 +98,7 @@ def resolve(
         drafts_from_answers=serve.prefix_caching and drafts.method != "ngram",
         explicit_limits=tuple(
             name
-            for name in ("max_input_tokens", "max_total_tokens")
+            for name in ("max_input_tokens", "max_total_tokens", "speculate", "speculative_config")
             if getattr(serve, name) is not None
         ),
     )

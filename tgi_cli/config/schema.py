@@ -159,4 +159,4 @@ class EngineConfig(EngineOptions):
     drafts_from_answers: bool
     """Whether drafts may come from recent answers to others with the same salt and adapter."""
     explicit_limits: tuple[str, ...]
-    """Limits that the user set: warm-up does not lower them."""
+    """Limits that the user set: warm-up does not lower them. Those of drafts are among them."""

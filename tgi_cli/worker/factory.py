@@ -16,6 +16,7 @@ from tgi_cli.attention import create_attention
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.device import default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
+from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config
@@ -121,6 +122,13 @@ def make_worker(
 
             served = config.max_total_tokens
             cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
+    explicit = {"speculate", "speculative_config"}.intersection(config.explicit_limits)
+    if model.state_specs and config.speculate and explicit:
+        raise ConfigError(
+            f"--speculate {config.speculate}: the recurrent states of {facts.architecture} cannot "
+            "be rolled back to before a draft token that is rejected",
+            "leave it off",
+        )
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
@@ -170,4 +178,6 @@ def _make_table(config: EngineConfig) -> LoraTable | None:
     if not config.max_loras:
         return None
     tokens = config.max_batch_prefill_tokens + config.max_batch_size
+    if config.speculate:
+        tokens += MAX_DRAFT_ROWS
     return LoraTable(config.max_loras, config.max_lora_rank, tokens)

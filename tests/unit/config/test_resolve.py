@@ -341,3 +341,13 @@ def test_sparse_attention_is_served_as_far_as_it_is_dense(
     with pytest.raises(UnsupportedModelError, match="more than 512 tokens") as error:
         resolved(sparse, max_total_tokens=513)
     assert "--max-total-tokens 512" in error.value.remedy
+
+
+def test_drafts_are_verified_on_a_cpu_unless_the_user_says_otherwise() -> None:
+    assert resolved().speculate == 7
+    assert resolved(device=CUDA).speculate == 0
+    for device in (CPU, CUDA):
+        assert resolved(device=device, speculate=3).speculate == 3
+        assert resolved(device=device, speculate=0).speculate == 0
+    assert "speculate" in resolved(speculate=3).explicit_limits
+    assert "speculate" not in resolved().explicit_limits
