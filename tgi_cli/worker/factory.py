@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from tgi_cli import kernels
-from tgi_cli.attention import create_attention
+from tgi_cli.attention import StateCache, create_attention
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.device import default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
 from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError
+from tgi_cli.layers import chunked
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.cpu_program import compile_program
@@ -96,6 +97,8 @@ def make_worker(
             "--cross-check compares with transformers' own weights, and these are quantized",
             "leave it off, or serve plain weights",
         )
+    if config.state_prefill == "chunked":
+        chunked.functions()  # before the weights, which take a while
     constrained = not (config.disable_grammar_support or shard.rank)
     grammars = _load_grammars(config, facts) if constrained else None
     table = _make_table(config)
@@ -145,6 +148,8 @@ def make_worker(
         )
     except ValueError as error:
         raise ConfigError(f"--attention {config.attention}: {error}", "leave it off") from error
+    if config.state_prefill == "chunked":
+        use_chunks(attention.states)
     kernels.set_threads(None)
     program = compile_program(model, attention)
     if program is not None and table is None:
@@ -155,6 +160,22 @@ def make_worker(
     loaded = LoadedModel(facts, model, attention, lora, program, time.monotonic() - began)
     with out_of_memory_as_error():  # the tables of rows, as long as the context
         return ModelWorker(config, loaded, shard, grammars)
+
+
+def use_chunks(states: StateCache | None) -> None:
+    """Have prompts computed in chunks of tokens.
+
+    Raises:
+        ConfigError: no layer of the model can be computed so.
+    """
+    specs = () if states is None else states.specs
+    tensors = [tensor for spec in specs for tensor in spec.tensors]
+    matrices = [each for each in tensors if each.name == "recurrent" and len(each.shape) == 3]
+    if states is None or not matrices:
+        raise ConfigError(
+            "--state-prefill chunked is for models with linear attention or Mamba-2", "leave it off"
+        )
+    states.chunked = True
 
 
 def _load_grammars(config: EngineConfig, facts: ModelFacts) -> Future[LLGuidance | None]:
