@@ -272,7 +272,7 @@ def tame_routing(decoder: nn.Module) -> None:
     for module in decoder.modules():
         if type(module).__name__ == "JetMoeTopKGating":
             module.forward = MethodType(_dry_gating, module)
-        elif type(module).__name__ == "DbrxExperts":
+        elif type(module).__name__ in ("DbrxExperts", "Step3p7Experts"):
             module.forward = MethodType(_dry_experts, module)
         elif type(module).__name__ == "XmodOutput":
             module.lang_adapter = MethodType(_dry_adapter, module)  # type: ignore[assignment]
@@ -298,7 +298,8 @@ def _dry_adapter(module: Any, languages: Tensor, hidden: Tensor) -> Any:
 def _dry_experts(module: Any, hidden: Tensor, *routing: Any, **more: Any) -> Any:
     if hidden.is_meta:
         return torch.empty_like(hidden)
-    return type(module).forward(module, hidden, *routing, **more)
+    output: Tensor = type(module).forward(module, hidden, *routing, **more)
+    return _shard_of(module).all_reduce(output)
 
 
 def _identity_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
