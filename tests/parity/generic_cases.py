@@ -43,9 +43,18 @@ ENGINE_CASES: dict[str, Case] = {
     "Falcon-H1": _surveyed("FalconH1Config"),
     "Zamba 2": _surveyed("Zamba2Config"),
     "Ling 3": _surveyed("BailingHybridConfig"),
+    # States that the models keep in places of their own.
+    "RecurrentGemma": _surveyed("RecurrentGemmaConfig"),
+    "RWKV 4": _surveyed("RwkvConfig"),
+    "xLSTM": _surveyed("xLSTMConfig"),
     # The same by calls of the module for each sequence.
     "MiniMax": _surveyed("MiniMaxConfig"),
     "Zaya": _surveyed("ZayaConfig"),
+    "Qwen 4": _surveyed("Qwen4ExpTextConfig"),
+    # Biases that a model computes from its tokens, some beside convolutions.
+    "Doge": _surveyed("DogeConfig"),
+    "Inkling": _surveyed("InklingTextConfig"),
+    "Inkling 2": _surveyed("Inkling2TextConfig"),
     # Latent and sparse attention.
     "A.X K1": _surveyed("AXK1Config"),
     "A.X K2": _surveyed("AXK2Config"),
