@@ -188,6 +188,8 @@ def linear(
         UnsupportedModelError: it cannot be shared out so.
     """
     sizes, bias = (module.in_features, module.out_features), module.bias is not None
+    if hasattr(parent, "prepare_dynamic_mask"):  # Doge: a bias of all heads' keys on each shard
+        set_shard(parent, build.shard)
     if build.shard.size == 1 or style in _WHOLE:
         return _Replicated(build, *sizes, bias)
     if style == "colwise":
@@ -320,8 +322,8 @@ def _identity_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tens
     return summed.add_((hidden * own).to(hidden.dtype))
 
 
-def share_experts(module: nn.Module, shard: Shard) -> None:
-    """Sum up the shards' results of this module of experts."""
+def set_shard(module: nn.Module, shard: Shard) -> None:
+    """Tell a module which shard it is on; experts' results are summed up over shards."""
     module.tgi_shard = shard  # type: ignore[assignment]  # any object may be an attribute
 
 
