@@ -34,8 +34,6 @@ class Case:
         qk_norm: mean weight of the norms of queries and keys.
         attention: transformers' implementation. (Its eager one adds Falcon's ALiBi twice.)
         shortest: length of prompts where transformers computes shorter ones in another way.
-        cached: whether transformers generates with a cache. It bounds the step sizes of Mamba-2 in
-            its prefill, but not where it goes on from a cache.
     """
 
     config: str
@@ -46,7 +44,6 @@ class Case:
     qk_norm: float = 1.5
     attention: str = "eager"
     shortest: int = 0
-    cached: bool = True
 
 
 LLAMA3_ROPE: dict[str, Any] = {
@@ -630,13 +627,11 @@ CASES: dict[str, Case] = {
             "mamba_proj_bias": True,
             "time_step_limit": (0.4, 1.5),
         },
-        cached=False,
     ),
     "Nemotron-H": Case(
         "NemotronHConfig",
         NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
         stored={"layers_block_type": ..., "hybrid_override_pattern": "M-*-"},
-        cached=False,
     ),
     "Nemotron 3": Case(
         "NemotronHConfig", NEMOTRON3 | {"time_step_min": 1e-9}, stored={"time_step_min": 0.0}
@@ -644,7 +639,6 @@ CASES: dict[str, Case] = {
     "Nemotron 3, latent experts": Case(
         "NemotronHConfig",
         NEMOTRON3 | {"moe_latent_size": 32, "n_groups": 1, "use_bias": True},
-        cached=False,
     ),
     "Bamba": Case(
         "BambaConfig",

@@ -2,8 +2,7 @@
 
 A budget smaller than the prompts cuts them anywhere, and a pool of few blocks preempts. Some
 prompts share beginnings, two are asked for three samples each, and the last answer gets a second
-turn. On several shards, each is a thread with an engine of its own: all are given the same requests
-before they start, and so take the same steps.
+turn.
 """
 
 from __future__ import annotations
@@ -13,18 +12,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 from tests.tools.thread_shards import on_shards
 from tests.unit.engine.test_core import Client
 from tgi_cli.config import BLOCK_SIZE, ServeConfig, resolve
 from tgi_cli.device import describe
-from tgi_cli.device.distributed import ALONE, Shard
+from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.engine.step import Step
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import make_worker
+from tgi_cli.worker.sizing.kv_cache import Capacity
+from tgi_cli.worker.tensor_parallel import messages
+from tgi_cli.worker.worker import ModelWorker
 
 SERVED = 192
 """Tokens that a sequence may have in all."""
@@ -37,6 +42,9 @@ NUM_BLOCKS = 9
 
 NEW = 32
 """Tokens asked for per request."""
+
+NEW_IN_TURN = 8
+"""The same, in a second turn."""
 
 SAMPLED = (1, 4)
 """Indices of the prompts that get three samples."""
@@ -65,9 +73,14 @@ class EngineRun:
     preemptions: int
     reused: int
 
+    @property
+    def tokens(self) -> list[list[int]]:
+        """All answers."""
+        return [*self.answers, *self.samples, self.turn_answer]
 
-def run_engine(path: Path, prompts: list[list[int]], shard: Shard = ALONE) -> EngineRun:
-    """Generate greedily from the checkpoint in ``path``, on one shard."""
+
+def run_engine(path: Path, prompts: list[list[int]], num_shard: int = 1) -> EngineRun:
+    """Generate greedily from the checkpoint in ``path``; shards are threads of this process."""
     serve = ServeConfig(
         model_id="miniature",
         dtype="float32",
@@ -77,8 +90,51 @@ def run_engine(path: Path, prompts: list[list[int]], shard: Shard = ALONE) -> En
         max_batch_size=8,
     )
     config = resolve(serve, model_facts(read_config(path)), describe(None), path)
-    worker = make_worker(config, shard)
-    capacity = worker.warmup()
+    if num_shard == 1:
+        worker = make_worker(config)
+        return _run(worker, worker.warmup(), prompts)
+    steps: Queue[bytes | None] = Queue()
+
+    def work(shard: Shard) -> EngineRun | None:
+        worker = make_worker(config, shard)
+        capacity = worker.warmup()
+        if shard.rank > 0:
+            while (command := steps.get(timeout=60)) is not None:
+                worker.sample(worker.launch(_step_of(command)))
+            return None
+        try:
+            return _run(_Leading(worker, steps), capacity, prompts)
+        finally:
+            for _ in range(num_shard - 1):
+                steps.put(None)
+
+    run = on_shards(num_shard, work)[0]
+    assert run is not None
+    return run
+
+
+def _step_of(encoded: bytes) -> Step:
+    command = messages.decode_command(encoded)
+    assert isinstance(command, messages.RunStep)
+    return command.step
+
+
+class _Leading:
+    """The worker of shard 0, which hands on each step."""
+
+    def __init__(self, own: ModelWorker, steps: Queue[bytes | None]) -> None:
+        self._own = own
+        self._steps = steps
+
+    def launch(self, step: Step) -> object:
+        self._steps.put(messages.encode(messages.RunStep(step)))
+        return self._own.launch(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def _run(worker: Any, capacity: Capacity, prompts: list[list[int]]) -> EngineRun:
     limits = SchedulerConfig(
         max_total_tokens=SERVED,
         max_batch_prefill_tokens=CHUNK,
@@ -96,9 +152,9 @@ def run_engine(path: Path, prompts: list[list[int]], shard: Shard = ALONE) -> En
     with _running(core) as client:
         client.read_until_finished(*(request.request_id for request in (*asked, *further)))
         last = next(i for i in reversed(client.finished) if i < len(prompts))
-        turn = [*prompts[last], *client.tokens[last], *range(40, 45)]
+        turn = [*prompts[last], *client.tokens[last], *range(40, 43)]
         before = core.metrics.load.reused_tokens
-        core.inbox.put(_ask(_TURN, turn, NEW // 2))
+        core.inbox.put(_ask(_TURN, turn, NEW_IN_TURN))
         client.read_until_finished(_TURN)
         load = core.metrics.load
     return EngineRun(
@@ -109,11 +165,6 @@ def run_engine(path: Path, prompts: list[list[int]], shard: Shard = ALONE) -> En
         preemptions=load.preemptions,
         reused=load.reused_tokens - before,
     )
-
-
-def run_sharded_engine(path: Path, prompts: list[list[int]], size: int) -> list[EngineRun]:
-    """The same on each of ``size`` shards."""
-    return on_shards(size, lambda shard: run_engine(path, prompts, shard))
 
 
 def _ask(

@@ -6,24 +6,23 @@ is written as a checkpoint; what transformers then computes from that checkpoint
 - the logits of our model, fed in chunks that divide blocks and windows oddly, then token by
   token, and mixed with other sequences in one batch, on both of the CPU's attention backends
   and shared out to two shards;
-- the tokens of the whole engine under greedy sampling, with a budget smaller than the prompts,
-  with prefix reuse, and with a pool so small that it preempts.
+- the tokens of the whole engine under greedy sampling (:mod:`tests.parity.engine_run`), on one
+  shard and on two.
 
 ``python -m tests.parity.families`` prints the table of docs/models.md; names of cases may follow.
 """
 
 from __future__ import annotations
 
-import gc
 import inspect
 import json
 import random
 import sys
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,32 +32,16 @@ import transformers
 from torch import Tensor
 
 from tests.parity.cases import CASES, Case
+from tests.parity.engine_run import NEW, NEW_IN_TURN, SAMPLED, SERVED, EngineRun, run_engine
+from tests.parity.generic_cases import ENGINE_CASES
 from tests.tools.paged_run import PagedRun
 from tests.tools.thread_shards import on_shards
-from tests.unit.engine.test_core import Client
-from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.engine.config import SchedulerConfig
-from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import load_model, read_config
-from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.factory import load_worker
 
 TOLERANCE = 1e-4
 """Of logits."""
-
-SERVED = 192
-"""Tokens that a sequence may have in all."""
-
-CHUNK = 24
-"""Tokens of a prefill step of the engine; windows are longer, prompts longer still."""
-
-NUM_BLOCKS = 9
-"""Of the engine's pool: its requests together want three times as many."""
-
-NEW = 32
-"""Tokens asked for per request."""
 
 _BACKENDS = ("torch", "cpu")
 
@@ -75,14 +58,22 @@ class Result:
 
     max_logit_difference: float
     """Over every token of every sequence, both backends."""
-    sharded_logit_difference: float
-    """As above, on either of two shards."""
+    sharded_logit_difference: float | None
+    """As above, on either of two shards; None where transformers has no plan to share it out."""
     logit_std: float
     """What the difference is to be seen beside."""
     compared: int
-    """Greedy tokens."""
+    """Greedy tokens, those of a second turn included."""
     identical: int
+    samples: int
+    """Tokens of further samples of a prompt."""
+    identical_samples: int
+    """Those that the first sample has, too."""
+    sharded_run: bool | None
+    """Whether two shards generate all the same."""
     preemptions: int
+    reused: int
+    """Tokens of a second turn that were not computed again."""
     distinct: int
     """Of the greedy tokens: a model that repeats itself would show little."""
 
@@ -146,7 +137,6 @@ class Oracle:
             .from_pretrained(path, dtype=torch.float32, attn_implementation=case.attention)
             .eval()
         )
-        self.cached = case.cached
 
     def logits(self, ids: list[int]) -> Tensor:
         """[n, vocab] of a text; the gated delta rule in its recurrent form."""
@@ -154,21 +144,15 @@ class Oracle:
             logits: Tensor = self.model(torch.tensor([ids])).logits[0]
             return logits
 
-    def greedy(self, prompt: list[int], new: int) -> list[int]:
-        """The continuation of a prompt."""
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = self.model.generate(
-                ids,
-                use_cache=self.cached,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        continuation: list[int] = out[0, len(prompt) :].tolist()
-        return continuation
+    def greedy(self, prompt: list[int], continuation: list[int]) -> list[int]:
+        """The likeliest token at each place of a continuation of a prompt, from one pass over both.
+
+        It equals ``continuation`` exactly if that is what greedy sampling generates: the first
+        token that is not the likeliest one differs.
+        """
+        logits = self.logits(prompt + continuation)
+        chosen: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+        return chosen
 
 
 @contextmanager
@@ -195,24 +179,45 @@ def check(case: Case, path: Path) -> Result:
     sequences = [random_ids(max(length, case.shortest), seed) for seed, length in lengths]
     logits = torch.cat([oracle.logits(ids) for ids in sequences])
     alone = [_mixed(path, sequences, backend) for backend in _BACKENDS]
-    sharded = on_shards(2, lambda shard: _mixed(path, sequences, _BACKENDS[0], shard))
-    prompts = _prompts(case)
-    wanted = [oracle.greedy(prompt, NEW) for prompt in prompts]
-    got, preemptions = _generate(path, prompts)
-    pairs = [
-        (a, b)
-        for ours, theirs in zip(got, wanted, strict=True)
-        for a, b in zip(ours, theirs, strict=True)
-    ]
+    prompts = prompts_of(case)
+    run = run_engine(path, prompts)
+    asked, got = [*prompts, run.turn], [*run.answers, run.turn_answer]
+    wanted = [oracle.greedy(*pair) for pair in zip(asked, got, strict=True)]
+    firsts = [run.answers[i] for i in SAMPLED for _ in range(2)]
+    sharded, sharded_run = _on_two_shards(path, sequences, prompts)
     return Result(
-        max_logit_difference=max((got - logits).abs().max().item() for got in alone),
-        sharded_logit_difference=max((got - logits).abs().max().item() for got in sharded),
+        max_logit_difference=max((each - logits).abs().max().item() for each in alone),
+        sharded_logit_difference=max(
+            ((each - logits).abs().max().item() for each in sharded), default=None
+        ),
         logit_std=logits.std().item(),
-        compared=len(pairs),
-        identical=sum(a == b for a, b in pairs),
-        preemptions=preemptions,
-        distinct=len({b for _, b in pairs}),
+        compared=NEW * len(prompts) + NEW_IN_TURN,
+        identical=_equal(got, wanted),
+        samples=NEW * len(firsts),
+        identical_samples=_equal(run.samples, firsts),
+        sharded_run=None if sharded_run is None else sharded_run.tokens == run.tokens,
+        preemptions=run.preemptions,
+        reused=run.reused,
+        distinct=len(set(chain(*got))),
     )
+
+
+def _on_two_shards(
+    path: Path, sequences: list[list[int]], prompts: list[list[int]]
+) -> tuple[list[Tensor], EngineRun | None]:
+    """Logits of each shard, and their engine; nothing where transformers cannot share it out."""
+    try:
+        sharded = on_shards(2, lambda shard: _mixed(path, sequences, _BACKENDS[0], shard))
+    except UnsupportedModelError as error:
+        if "no plan of tensor parallelism" not in str(error):
+            raise
+        return [], None
+    return sharded, run_engine(path, prompts, num_shard=2)
+
+
+def _equal(some: list[list[int]], others: list[list[int]]) -> int:
+    """How many tokens of answers are the same."""
+    return sum(a == b for a, b in zip(chain(*some), chain(*others), strict=True))
 
 
 def random_ids(count: int, seed: int) -> list[int]:
@@ -246,7 +251,7 @@ def _mixed(path: Path, sequences: list[list[int]], backend: str, shard: Shard = 
     return torch.cat([logits for pieces in got for logits in pieces])
 
 
-def _prompts(case: Case) -> list[list[int]]:
+def prompts_of(case: Case) -> list[list[int]]:
     """Some share beginnings: shorter and longer than a block, a chunk and a window."""
     shared = random_ids(70, seed=9)
     return [
@@ -255,77 +260,32 @@ def _prompts(case: Case) -> list[list[int]]:
     ]
 
 
-def _generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
-    """The engine's continuations, and how often it preempted."""
-    serve = ServeConfig(
-        model_id="miniature",
-        dtype="float32",
-        max_total_tokens=SERVED,
-        max_batch_prefill_tokens=CHUNK,
-        max_batch_total_tokens=1024,
-        max_batch_size=8,
-    )
-    gc.freeze()  # else the worker's collections, at load and warm-up, walk all of transformers
-    worker, _ = load_worker(serve, path)
-    capacity = worker.warmup()
-    gc.unfreeze()
-    limits = SchedulerConfig(
-        max_total_tokens=SERVED,
-        max_batch_prefill_tokens=CHUNK,
-        max_batch_size=8,
-        block_size=BLOCK_SIZE,
-        num_blocks=NUM_BLOCKS,
-        window=capacity.kv_window,
-        num_state_slots=capacity.num_state_slots,
-    )
-    with _running(EngineCore(worker, limits)) as client:
-        for i, prompt in enumerate(prompts):
-            client.core.inbox.put(
-                GenerationRequest(
-                    request_id=i,
-                    prompt_ids=tuple(prompt),
-                    sampling=SamplingParams(temperature=0.0),
-                    max_new_tokens=NEW,
-                )
-            )
-        client.read_until_finished(*range(len(prompts)))
-        preemptions = client.core.metrics.load.preemptions
-    return [client.tokens[i] for i in range(len(prompts))], preemptions
-
-
-@contextmanager
-def _running(core: EngineCore) -> Iterator[Client]:
-    thread = threading.Thread(target=core.run, daemon=True)
-    thread.start()
-    client = Client(core)
-    try:
-        yield client
-    finally:
-        core.inbox.put(Shutdown())
-        while client.read() is not None:
-            pass
-        thread.join(timeout=60)
-
-
 def table(names: Iterable[str]) -> Iterator[str]:
     """The rows of the parity table, in Markdown."""
     yield (
-        "| Model | Maximum difference of logits | On two shards "
-        "| Greedy tokens compared | Identical |"
+        "| Model | Maximum difference of logits | On two shards | Greedy tokens compared "
+        "| Identical | Further samples (n=3), identical | Engine on two shards |"
     )
-    yield "|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|"
     for name in names:
-        case = CASES[name]
+        case = (CASES | ENGINE_CASES)[name]
         with tempfile.TemporaryDirectory() as folder:
             result = check(case, make_checkpoint(case, Path(folder)))
+        sharded = result.sharded_logit_difference
         yield (
             f"| {name} | {result.max_logit_difference:.1e} "
-            f"| {result.sharded_logit_difference:.1e} | {result.compared} | {result.identical} |"
+            f"| {'no plan' if sharded is None else format(sharded, '.1e')} "
+            f"| {result.compared} | {result.identical} "
+            f"| {result.identical_samples} of {result.samples} "
+            f"| {_SAID[result.sharded_run]} |"
         )
 
 
+_SAID = {None: "no plan", True: "identical", False: "different"}
+
+
 def main() -> None:
-    for row in table(sys.argv[1:] or CASES):
+    for row in table(sys.argv[1:] or (*CASES, *ENGINE_CASES)):
         print(row, flush=True)
 
 

@@ -96,10 +96,14 @@ def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     result = check(case, make_checkpoint(case, tmp_path / "model"))
     assert result.max_logit_difference < TOLERANCE
+    assert result.sharded_logit_difference is not None
     assert result.sharded_logit_difference < TOLERANCE
     assert 0.5 < result.logit_std < 5, "the tolerance is to mean something"
     assert result.identical == result.compared
+    assert result.identical_samples == result.samples
+    assert result.sharded_run
     assert result.preemptions > 0, "the pool is to be too small"
+    assert result.reused > 0, "a second turn begins as the first ended"
     assert result.distinct > result.compared / 8, "a model that repeats itself shows little"
 
 
@@ -120,7 +124,7 @@ def test_parity_on_one_shard_alone(name: str, tmp_path: Path) -> None:
         for _ in range(20):
             tokens.append(last)
             last = int(run.step({name: [last]})[name].argmax())
-        assert tokens == oracle.greedy(ids, 20)
+        assert tokens == oracle.greedy(ids, tokens)
     with pytest.raises(UnsupportedModelError, match="no plan of tensor parallelism"):
         load_model(read_config(path), torch.float32, torch.device("cpu"), shard=Shard(0, 2))
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tests.parity import test_fallback
 from tests.parity.cases import CASES
-from tests.parity.families import NEW, Oracle, _generate, _prompts, make_checkpoint
+from tests.parity.engine_run import NEW, run_engine
+from tests.parity.families import Oracle, make_checkpoint, prompts_of
 from tests.parity.test_lora import Models
 from tests.tools import quantized
 from tests.tools.checkpoints import make_llama
@@ -142,10 +143,12 @@ def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
     plain, path, twin = (tmp_path / each for each in ("plain", "quantized", "twin"))
     case = CASES["Qwen 2"]
     write_quantized(make_checkpoint(case, plain), path, GPTQ, twin=twin)
-    oracle, prompts = Oracle(twin, case), _prompts(case)
-    got, preemptions = _generate(path, prompts)
-    assert got == [oracle.greedy(prompt, NEW) for prompt in prompts]
-    assert preemptions > 0
+    oracle, prompts = Oracle(twin, case), prompts_of(case)
+    run = run_engine(path, prompts)
+    assert [len(answer) for answer in run.answers] == [NEW] * len(prompts)
+    pairs = zip(prompts, run.answers, strict=True)
+    assert run.answers == [oracle.greedy(*pair) for pair in pairs]
+    assert run.preemptions > 0
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ class PagedAttention(ABC):
 
         Returns:
             [*shape, head_dim] and [*shape, value_width], in ``dtype``. In place of values that are
-            part of the keys, the whole keys.
+            part of the keys, the whole keys. Not of caches in tiles (native).
         """
         spec = self.specs[layer]
         rows = slots * spec.num_kv_heads + heads

@@ -150,7 +150,7 @@ class CppAttention(PagedAttention):
             and (cache_dtype or dtype) in _CACHE_DTYPES
             and block_size % TILE == 0
             and all(
-                width % 16 == 0 and width <= _MAX_HEAD_DIM and not spec.gathered
+                width % 16 == 0 and width <= _MAX_HEAD_DIM and not (spec.gathered or spec.index)
                 for spec in specs
                 for width in (spec.head_dim, spec.value_width)
             )

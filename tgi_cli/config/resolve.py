@@ -72,6 +72,7 @@ def resolve(
     total = _resolve_total_tokens(serve, model)
     max_input, prefill = _resolve_input_tokens(serve, device, total)
     dtype = _resolve_dtype(serve.dtype, model, device)
+    _check_state_prefill(serve, device, dtype)
     drafts = SpeculativeConfig.read(serve.speculative_config or "{}")
     return EngineConfig(
         **{field.name: getattr(serve, field.name) for field in fields(EngineOptions)},
@@ -98,7 +99,7 @@ def resolve(
         drafts_from_answers=serve.prefix_caching and drafts.method != "ngram",
         explicit_limits=tuple(
             name
-            for name in ("max_input_tokens", "max_total_tokens")
+            for name in ("max_input_tokens", "max_total_tokens", "speculate", "speculative_config")
             if getattr(serve, name) is not None
         ),
     )
@@ -191,6 +192,24 @@ def _resolve_dtype(requested: str | None, model: ModelFacts, device: DeviceFacts
     if device.kind == "cpu":
         return "bfloat16" if device.native_bfloat16 else "float32"
     return "bfloat16" if model.dtype == "float32" else model.dtype
+
+
+def _check_state_prefill(serve: ServeConfig, device: DeviceFacts, dtype: str) -> None:
+    """Refuse chunks of tokens where there are no kernels for them."""
+    if serve.state_prefill != "chunked":
+        return
+    if device.kind != "cuda":
+        raise ConfigError(f"--state-prefill chunked is not for {device.kind}", "leave it off")
+    if serve.disable_custom_kernels:
+        raise ConfigError(
+            "--state-prefill chunked is computed by kernels, and --disable-custom-kernels "
+            "disables those",
+            "leave one of them off",
+        )
+    if dtype == "float32":
+        raise ConfigError(
+            "--state-prefill chunked has no kernels for float32", "use --dtype bfloat16"
+        )
 
 
 def _resolve_attention(serve: ServeConfig, device: DeviceFacts) -> str | None:

@@ -31,6 +31,7 @@ class EngineOptions:
     load_format: str = default("load_format")
     cross_check: bool = False
     measured_limits: bool = default("measured_limits")
+    state_prefill: str = default("state_prefill")
     json_output: bool = False
 
     @property
@@ -159,4 +160,4 @@ class EngineConfig(EngineOptions):
     drafts_from_answers: bool
     """Whether drafts may come from recent answers to others with the same salt and adapter."""
     explicit_limits: tuple[str, ...]
-    """Limits that the user set: warm-up does not lower them."""
+    """Limits that the user set: warm-up does not lower them. Those of drafts are among them."""

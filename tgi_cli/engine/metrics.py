@@ -192,20 +192,22 @@ class StageTimer:
         """The result has been applied."""
         self._updated = time.perf_counter()
 
-    def end(self) -> None:
-        """The outputs of the oldest step have been handed over."""
+    def end(self) -> float:
+        """The outputs of the oldest step have been handed over; returns its duration."""
         method, joined, schedule, launched = self._launched.popleft()
         forward = self._arrived - max(launched, self._previous)
         update, send = self._updated - self._arrived, time.perf_counter() - self._updated
         self._previous = self._arrived
         histograms = self._metrics.histograms
-        histograms["total", method].observe(schedule + forward + update + send)
+        total = schedule + forward + update + send
+        histograms["total", method].observe(total)
         histograms["schedule", method].observe(schedule)
         histograms["forward", method].observe(forward)
         histograms["update", method].observe(update)
         histograms["send", method].observe(send)
         if joined:
             histograms["schedule", "join"].observe(schedule)
+        return total
 
     def fail(self) -> None:
         """The oldest step has failed, and has no durations."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from tests.tools.paged_run import CPU, kernels_add_up_rows_alike, make_metadata
 from tests.unit.attention.workload import FP8
-from tgi_cli.attention import KVSpec, PagedAttention, create_attention
+from tgi_cli.attention import KVSpec, PagedAttention, attention_name, create_attention
 from tgi_cli.attention.sparse import (
     BlockRule,
     Choice,
@@ -20,7 +19,6 @@ from tgi_cli.attention.sparse import (
     choose_blocks,
     choose_tokens,
 )
-from tgi_cli.kernels import cpp_library
 
 BLOCK, HEADS, INDEX_HEADS, DIM = 16, 6, 5, 32
 COUNT = 24
@@ -171,11 +169,6 @@ def expected(text: Text, seen: Tensor, sinks: Tensor | None = None) -> Tensor:
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
-def native() -> Any:
-    missing = cpp_library() is None
-    return pytest.param("native", marks=pytest.mark.skipif(missing, reason="not compiled"))
-
-
 LENGTHS = {"long": 130, "short": COUNT, "longer": 59, "one more": COUNT + 1, "one": 1}
 
 
@@ -201,7 +194,7 @@ def test_each_head_attends_to_its_best_blocks(backend: str) -> None:
         torch.testing.assert_close(got[name].double(), wanted, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("backend", ["cpu", native()])
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("rule", [None, RULE])
 def test_bfloat16_loses_no_more_than_its_rounding(backend: str, rule: BlockRule | None) -> None:
     spec, heads = (LATENT, INDEX_HEADS) if rule is None else (GROUPED, 2)
@@ -222,20 +215,21 @@ def test_of_equal_scores_the_first_are_chosen() -> None:
     torch.testing.assert_close(got.double(), expected(text, seen), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("backend", ["cpu", native()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rule", [None, RULE])
-def test_neither_cuts_nor_other_texts_change_a_bit(backend: str, rule: BlockRule | None) -> None:
-    dtype = torch.bfloat16 if backend == "native" else torch.float32
+def test_neither_cuts_nor_other_texts_change_a_bit(
+    dtype: torch.dtype, rule: BlockRule | None
+) -> None:
     if not kernels_add_up_rows_alike(dtype):
         pytest.skip("the products of this processor depend on the number of rows")
     spec, heads = (LATENT, INDEX_HEADS) if rule is None else (GROUPED, 2)
     texts = {n: Text(length, length, spec, dtype, heads) for n, length in LENGTHS.items()}
     alone = {
-        name: Layer(backend, spec, dtype, rule=rule).step({name: text.cut(0, text.length)})[name]
+        name: Layer("cpu", spec, dtype, rule=rule).step({name: text.cut(0, text.length)})[name]
         for name, text in texts.items()
     }
     for seed in range(3):
-        got = Layer(backend, spec, dtype, rule=rule).in_pieces(texts, seed)
+        got = Layer("cpu", spec, dtype, rule=rule).in_pieces(texts, seed)
         for name in texts:
             assert torch.equal(got[name], alone[name])
 
@@ -249,16 +243,11 @@ def test_texts_that_are_short_enough_are_attended_to_as_ever() -> None:
     assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize(
-    ("backend", "dtype"),
-    [("torch", torch.float32), ("cpu", torch.bfloat16), pytest.param("native", torch.bfloat16)],
-)
+@pytest.mark.parametrize(("backend", "dtype"), [("torch", torch.float32), ("cpu", torch.bfloat16)])
 @pytest.mark.parametrize("cache_dtype", [None, *FP8])
 def test_single_tokens_are_read_as_they_were_written(
     backend: str, dtype: torch.dtype, cache_dtype: torch.dtype | None
 ) -> None:
-    if backend == "native" and cpp_library() is None:
-        pytest.skip("not compiled")
     specs = [KVSpec(3, 32, value_dim=48), LATENT]
     attention = create_attention(backend, specs, 32, dtype, CPU, cache_dtype)
     attention.allocate(4)
@@ -278,16 +267,12 @@ def test_single_tokens_are_read_as_they_were_written(
 
 
 def test_a_second_plan_leaves_the_first_as_it_was() -> None:
-    for backend, dtype in (
-        ("torch", torch.float32),
-        ("cpu", torch.float32),
-        ("native", torch.bfloat16),
-    ):
-        if backend == "native" and cpp_library() is None:
-            continue
-        attention: PagedAttention = create_attention(backend, [KVSpec(1, 16)], BLOCK, dtype, CPU)
+    for backend in ("torch", "cpu"):
+        attention: PagedAttention = create_attention(
+            backend, [KVSpec(1, 16)], BLOCK, torch.float32, CPU
+        )
         attention.allocate(4)
-        tokens = torch.randn(20, 1, 16).to(dtype)
+        tokens = torch.randn(20, 1, 16)
         attention.plan(make_metadata([[2, 0]], [20], [20], BLOCK))
         wanted = attention(0, tokens, tokens, tokens, 1.0)
         second = attention.beside()
@@ -295,3 +280,11 @@ def test_a_second_plan_leaves_the_first_as_it_was() -> None:
         part = second(0, tokens[6:9], None, None, 1.0)
         assert torch.equal(attention(0, tokens, None, None, 1.0), wanted)
         torch.testing.assert_close(part, wanted[6:9])
+
+
+def test_kernels_over_tiles_are_not_given_index_keys() -> None:
+    index = KVSpec(1, 32, values_in_keys=True, index=True)
+    chosen = create_attention(None, [index, LATENT], BLOCK, torch.bfloat16, CPU)
+    assert attention_name(chosen) == "cpu"
+    with pytest.raises(ValueError, match="kernels"):
+        create_attention("native", [index, LATENT], BLOCK, torch.bfloat16, CPU)

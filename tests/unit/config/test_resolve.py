@@ -309,6 +309,19 @@ def test_an_attention_backend_for_another_device_is_rejected(
         resolved(device=device, attention=asked)
 
 
+def test_prompts_in_chunks_need_kernels_on_cuda() -> None:
+    assert resolved().state_prefill == "recurrent"
+    assert resolved(device=CUDA, state_prefill="chunked").state_prefill == "chunked"
+    with pytest.raises(ConfigError, match="--state-prefill chunked is not for cpu"):
+        resolved(state_prefill="chunked")
+    with pytest.raises(ConfigError, match="--disable-custom-kernels"):
+        resolved(device=CUDA, state_prefill="chunked", disable_custom_kernels=True)
+    with pytest.raises(ConfigError, match="float32"):
+        resolved(device=CUDA, state_prefill="chunked", dtype="float32")
+    with pytest.raises(ConfigError, match="--state-prefill"):
+        resolved(device=CUDA, state_prefill="fast")
+
+
 def test_disabled_kernels_cannot_be_requested() -> None:
     assert resolved(disable_custom_kernels=True).attention is None
     with pytest.raises(ConfigError, match="--attention native is a kernel"):
@@ -341,3 +354,13 @@ def test_sparse_attention_is_served_as_far_as_it_is_dense(
     with pytest.raises(UnsupportedModelError, match="more than 512 tokens") as error:
         resolved(sparse, max_total_tokens=513)
     assert "--max-total-tokens 512" in error.value.remedy
+
+
+def test_drafts_are_verified_on_a_cpu_unless_the_user_says_otherwise() -> None:
+    assert resolved().speculate == 7
+    assert resolved(device=CUDA).speculate == 0
+    for device in (CPU, CUDA):
+        assert resolved(device=device, speculate=3).speculate == 3
+        assert resolved(device=device, speculate=0).speculate == 0
+    assert "speculate" in resolved(speculate=3).explicit_limits
+    assert "speculate" not in resolved().explicit_limits

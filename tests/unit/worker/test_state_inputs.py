@@ -28,7 +28,7 @@ from tgi_cli.worker.sizing import kv_cache
 from tgi_cli.worker.sizing.profile_steps import with_slots
 from tgi_cli.worker.step_inputs import InputPreparer, StepBatch
 from tgi_cli.worker.upload import Uploader
-from tgi_cli.worker.worker import GRAPH_FACTORIES, ModelWorker
+from tgi_cli.worker.worker import ModelWorker
 
 SPEC = StateSpec((StateTensor("digest", (1,), torch.int64),))
 
@@ -163,21 +163,6 @@ def load(path: Path) -> ModelWorker:
     worker, _ = load_worker(serve, path)
     assert isinstance(worker, ModelWorker)
     return worker
-
-
-def test_graphs_are_refused_for_models_with_states(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def make_graphs() -> Any:
-        raise AssertionError("a graph is made")
-
-    monkeypatch.setitem(GRAPH_FACTORIES, "cpu", make_graphs)
-    with caplog.at_level(logging.INFO):
-        worker = load(checkpoint)
-        capacity = worker.warmup()
-    assert "without CUDA graphs" in caplog.text
-    assert not capacity.graphs
-    worker.close()
 
 
 def test_warm_up_allocates_as_many_slots_as_the_scheduler_may_use(checkpoint: Path) -> None:

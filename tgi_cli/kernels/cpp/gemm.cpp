@@ -18,6 +18,9 @@ constexpr int64_t MAX_PANELS = 8;
 constexpr int64_t SLAB = 1024;
 // A single tile has no use for a panel that is still in the cache.
 constexpr int64_t LONG_SLAB = 4096;
+// How far a single tile fetches: a few microseconds of what one core reads.
+constexpr int64_t FAR_AHEAD = 8192;
+constexpr bool FETCHES_FAR = TILE_ROWS == 12;
 constexpr int64_t MARGIN = 32;  // keeps the rows of a slab off each other's cache sets
 constexpr int64_t MIN_GROUP = 32;
 
@@ -260,6 +263,11 @@ void linear_run(const Linear& linear, int64_t ticket) {
         tile.ahead += weight.chunk_bytes();  // of the other panel, while memory is read there
         tile.ahead_step = weight.chunk_stride();
         tile.ahead_near = true;
+      } else if (FETCHES_FAR && weight.interleaved() == 1) {
+        // With six rows and more, loads are too far apart to keep the memory busy: 8 rows of bfloat16
+        // take 15 % less time, 12 rows 24 %.
+        tile.ahead += FAR_AHEAD;
+        tile.ahead_step = weight.chunk_stride();
       }
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t row = row_of(t) - first_row;
@@ -277,19 +285,6 @@ void linear_run(const Linear& linear, int64_t ticket) {
 }
 
 }  // namespace tgi
-
-// Each head's numbers times a matrix of its own, `in` and `out` numbers apart.
-TGI_EXPORT void tgi_heads(const tgi::Linear* linear, int64_t heads, int64_t in, int64_t out, int threads) {
-  const int64_t tickets = tgi::linear_tickets(*linear);
-  tgi::share_out(threads, heads * tickets, [&](int64_t ticket, int) {
-    tgi::Linear one = *linear;
-    const int64_t head = ticket / tickets;
-    one.x += head * in;
-    one.y = static_cast<tgi::bf16*>(one.y) + head * out;
-    one.weight += head;
-    tgi::linear_run(one, ticket % tickets);
-  });
-}
 
 // One product on `threads` threads.
 TGI_EXPORT void tgi_linear(const tgi::Linear* linear, int threads) {

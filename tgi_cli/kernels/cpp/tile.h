@@ -225,6 +225,7 @@ void multiply(const Tile& tile) {
   const uint8_t *panel = tile.panel, *ahead = tile.ahead;
   const int64_t ahead_step = tile.ahead_step;
   const bool ahead_near = tile.ahead_near;
+  const bool far_lines = tile.ahead_step > 64;
   // Every third row has a pointer: the two behind it are reached by its stride.
   constexpr int POINTERS = (ROWS + 2) / 3;
   const bf16* rows[POINTERS];
@@ -252,6 +253,7 @@ void multiply(const Tile& tile) {
           if (Panel::STRIDE > Panel::BYTES) __builtin_prefetch(ahead + 64, 0, 3);
         } else {
           __builtin_prefetch(ahead, 0, 2);
+          if (far_lines) __builtin_prefetch(ahead + 64, 0, 2);
         }
         ahead += ahead_step;
       }

@@ -1,0 +1,239 @@
+"""Compare decoding with and without drafts, on texts that repeat much and on texts that do not.
+
+    python -m tests.tools.trained_model /tmp/trained
+    python -m tests.benchmarks.speculation /tmp/trained --clients 1 4 8 32 [--peer URL]
+
+Starts the server twice, with ``--speculate 0`` and with ``--speculate auto``, and sends both the
+same waves in turns: C concurrent streams of ``/v1/completions`` with ``ignore_eos``. A peer is any
+server with that route, started by hand with the same model and its own speculation (llama.cpp:
+``llama-server --spec-type ...``). Figures are medians over the rounds of the tokens per second
+between the first and the last byte of a wave. ``accepted`` is the share of draft tokens that were
+accepted, ``a step`` the tokens of a stream per step, both from ``/metrics``.
+
+=========  ========================================================================================
+workload   prompt
+=========  ========================================================================================
+rewrite    a module of the standard library, and its first lines again
+quote      several modules, and the first half of a line out of one of them
+records    records of JSON with the same keys, up to the fifth
+chat       the beginning of a module, sampled at temperature 1
+=========  ========================================================================================
+
+Weights decide what is accepted. Random weights fall into cycles, which drafts predict perfectly:
+use a trained model, such as that of the first command, which has not seen the modules used here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import sysconfig
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.tools.demo import corpus
+from tests.tools.server_process import ServerProcess, stop
+
+_COUNTER = re.compile(r"^(tgi_draft\w*_total)(?:\{[^}]*\})? (\S+)$", re.M)
+
+
+def modules() -> list[str]:
+    """Return the sources that the trained model has not seen."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    return [each.text for each in corpus.read_modules(stdlib) if corpus.is_heldout(each)]
+
+
+def rewrite(texts: list[str], chance: random.Random) -> str:
+    """A passage of about 40 lines twice, the second time only its beginning."""
+    lines = chance.choice(texts).splitlines()
+    start = chance.randrange(max(1, len(lines) - 40))
+    passage = lines[start : start + 40]
+    return "\n".join([*passage, "", *passage[:4], ""])
+
+
+def quote(texts: list[str], chance: random.Random) -> str:
+    """Passages, and the beginning of one of them again."""
+    passages = []
+    for _ in range(3):
+        lines = chance.choice(texts).splitlines()
+        start = chance.randrange(max(1, len(lines) - 20))
+        passages.append("\n".join(lines[start : start + 20]))
+    found = passages[chance.randrange(3)].splitlines()
+    return "\n\n".join(passages) + "\n\n" + "\n".join(found[:3])
+
+
+def records(texts: list[str], chance: random.Random) -> str:
+    """JSON records, of which the next one is to be written."""
+    words = re.findall(r"[a-z]{4,}", chance.choice(texts))
+    rows = [
+        {
+            "name": chance.choice(words),
+            "kind": "module",
+            "lines": chance.randrange(900),
+            "tests": [],
+        }
+        for _ in range(8)
+    ]
+    return json.dumps(rows, indent=2)[:-2] + ',\n  {\n    "name": "'
+
+
+def chat(texts: list[str], chance: random.Random) -> str:
+    """The beginning of a text."""
+    text = chance.choice(texts)
+    start = chance.randrange(max(1, len(text) - 400))
+    return text[start : start + 400]
+
+
+WORKLOADS: dict[str, tuple[Callable[[list[str], random.Random], str], float]] = {
+    "rewrite": (rewrite, 0.0),
+    "quote": (quote, 0.0),
+    "records": (records, 0.0),
+    "chat": (chat, 1.0),
+}
+"""How a prompt is made, and its temperature."""
+
+
+@dataclass
+class Server:
+    """A server under test, and the rates that were measured."""
+
+    name: str
+    url: str
+    rates: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    drafts: dict[tuple[str, int], list[float]] = field(
+        default_factory=lambda: defaultdict(lambda: [0.0, 0.0, 0.0])
+    )
+
+    async def counters(self, client: httpx.AsyncClient) -> list[float]:
+        """Return the totals of drafts, draft tokens and accepted tokens; zeros without them."""
+        text = (await client.get(f"{self.url}/metrics")).text
+        found = {name: float(value) for name, value in _COUNTER.findall(text)}
+        names = ("tgi_drafts_total", "tgi_draft_tokens_total", "tgi_draft_accepted_tokens_total")
+        return [found.get(name, 0.0) for name in names]
+
+    async def wave(self, key: tuple[str, int], bodies: list[dict[str, Any]], keep: bool) -> None:
+        """Send a wave and record its rate."""
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+            before = await self.counters(client)
+            spans = await asyncio.gather(*(self._stream(client, body) for body in bodies))
+            after = await self.counters(client)
+        tokens = sum(body["max_tokens"] - 1 for body in bodies)
+        seconds = max(end for _, end in spans) - min(first for first, _ in spans)
+        if keep:
+            self.rates[key].append(tokens / seconds)
+            totals = self.drafts[key]
+            for index in range(3):
+                totals[index] += after[index] - before[index]
+
+    async def _stream(self, client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, float]:
+        first, content = 0.0, b""
+        async with client.stream("POST", f"{self.url}/v1/completions", json=body) as response:
+            async for chunk in response.aiter_raw():
+                first = first or time.perf_counter()
+                content += chunk
+        if response.status_code != 200 or b'"completion_tokens":%d' % body["max_tokens"] not in (
+            content.replace(b" ", b"")
+        ):
+            raise RuntimeError(f"{self.name}: {response.status_code} {content[-300:]!r}")
+        return first, time.perf_counter()
+
+
+def bodies(workload: str, clients: int, tokens: int, chance: random.Random) -> list[dict[str, Any]]:
+    """Return the requests of a wave."""
+    make, temperature = WORKLOADS[workload]
+    texts = modules()
+    return [
+        {
+            "model": "tgi",
+            "prompt": make(texts, chance),
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": temperature,
+            "seed": chance.randrange(1 << 31),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        for _ in range(clients)
+    ]
+
+
+async def measure(servers: list[Server], options: argparse.Namespace) -> None:
+    """Send every server the same waves, in turns."""
+    chance = random.Random(options.seed)
+    for workload in options.workloads:
+        for clients in options.clients:
+            for number in range(options.rounds + 1):  # the first one warms up
+                wave = bodies(workload, clients, options.tokens, chance)
+                turn = number % len(servers)
+                for server in servers[turn:] + servers[:turn]:
+                    await server.wave((workload, clients), wave, number > 0)
+
+
+def report(servers: list[Server], options: argparse.Namespace) -> None:
+    """Print a table."""
+    off = servers[0]
+    names = " | ".join(f"{server.name} tok/s | ratio" for server in servers[1:])
+    print(f"| workload | clients | off tok/s | {names} | accepted | a step |")
+    print("|---" * (5 + 2 * (len(servers) - 1)) + "|")
+    for workload in options.workloads:
+        for clients in options.clients:
+            key = (workload, clients)
+            base = statistics.median(off.rates[key])
+            cells = []
+            for server in servers[1:]:
+                ratios = [a / b for a, b in zip(server.rates[key], off.rates[key], strict=True)]
+                middle, ratio = statistics.median(server.rates[key]), statistics.median(ratios)
+                cells.append(f"{middle:.1f} | {ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
+            _, drafted, accepted = servers[1].drafts[key]
+            tokens = options.rounds * clients * (options.tokens - 1)
+            share = f"{accepted / drafted:.0%}" if drafted else "-"
+            steps = f"{tokens / (tokens - accepted):.2f}" if tokens > accepted else "-"
+            print(
+                f"| {workload} | {clients} | {base:.1f} | {' | '.join(cells)} | {share} | {steps} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 32])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--peer", action="append", default=[], help="URL of a peer")
+    parser.add_argument("--serve", nargs="*", default=[], help="extra flags of `tgi serve`: --x=y")
+    options = parser.parse_args()
+    started: list[ServerProcess] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            servers = []
+            for name, value in (("off", "0"), ("on", options.speculate)):
+                flags = [f"--speculate={value}", "--port=0", "--no-prefix-caching", *options.serve]
+                process = ServerProcess(Path(folder) / name, ["serve", str(options.model), *flags])
+                started.append(process)
+                process.wait_ready()
+                servers.append(Server(name, process.url))
+            servers += [Server(url, url) for url in options.peer]
+            asyncio.run(measure(servers, options))
+            report(servers, options)
+        finally:
+            for process in started:
+                stop(process.process)
+
+
+if __name__ == "__main__":
+    main()
