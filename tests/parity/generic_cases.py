@@ -50,11 +50,6 @@ ENGINE_CASES: dict[str, Case] = {
     # The same by calls of the module for each sequence.
     "MiniMax": _surveyed("MiniMaxConfig"),
     "Zaya": _surveyed("ZayaConfig"),
-    "Qwen 4": _surveyed("Qwen4ExpTextConfig"),
-    # Biases that a model computes from its tokens, some beside convolutions.
-    "Doge": _surveyed("DogeConfig"),
-    "Inkling": _surveyed("InklingTextConfig"),
-    "Inkling 2": _surveyed("Inkling2TextConfig"),
     # Latent and sparse attention.
     "A.X K1": _surveyed("AXK1Config"),
     "A.X K2": _surveyed("AXK2Config"),
