@@ -6,7 +6,6 @@ likely each token was must come out again from prefixes, forks, chunks and preem
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,11 +64,9 @@ class Listener(Client):
 def worker(request: Any, tmp_path_factory: Any) -> Iterator[ModelWorker]:
     path = make_checkpoint(MODELS[request.param], tmp_path_factory.mktemp("states"))
     serve = ServeConfig(model_id="miniature", dtype="float32", **SAID)
-    gc.freeze()
     worker, _ = load_worker(serve, path)
     assert isinstance(worker, ModelWorker)
     capacity = worker.warmup()
-    gc.unfreeze()
     assert capacity.num_state_slots >= ROWS + SPARE
     assert worker.attention.states is not None
     for tensors in worker.attention.states.tensors:

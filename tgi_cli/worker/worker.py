@@ -92,10 +92,11 @@ class ModelWorker:
         self._grammars = grammars
         rows = InputBatch(
             config.max_batch_size,
-            config.max_total_tokens,
+            config.max_sequence_tokens,
             config.block_size,
             self._device,
             Uploader(self._device),
+            has_encoder=config.decoder is not None,
         )
         model, vocab_size = loaded.model, loaded.facts.vocab_size
         self.runner = ModelRunner(
@@ -105,7 +106,9 @@ class ModelWorker:
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
         make = GRAPH_FACTORIES.get(self._device.type)
         own_attention = any(spec.gathered or spec.index for spec in self.attention.specs)
-        if make is not None and sizes and own_attention:
+        if make is not None and sizes and config.decoder is not None:
+            log.info("an encoder-decoder model runs without CUDA graphs")
+        elif make is not None and sizes and own_attention:
             if shard.rank == 0:
                 log.info("a model with attention of its own runs without CUDA graphs")
         elif make is not None and sizes:
@@ -296,6 +299,7 @@ class ModelWorker:
             num_shard=config.num_shard,
             step_seconds=capacity.step_seconds,
             speculate=config.speculate,
+            decoder_start_ids=() if config.decoder is None else (config.decoder.start_id,),
         )
 
 

@@ -94,7 +94,7 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
     part = part_of_worst(config)
     size, rows = config.block_size, max(1, config.max_batch_size // part)
     budget = max(1, config.max_batch_prefill_tokens // part)
-    longest = max(1, min(config.max_total_tokens - 1, cacheable_tokens))
+    longest = max(1, min(_longest_prompt(config), cacheable_tokens))
     context = max(1, min(longest, cacheable_tokens // rows))
     if config.device == "cpu":
         longest = min(longest, budget + CPU_CONTEXT)
@@ -111,9 +111,15 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
         yield _step(size, longest, loras, decodes=1, context=context)
 
 
+def _longest_prompt(config: EngineConfig) -> int:
+    """The most tokens before a chosen one, or those of an encoder and the decoder's first."""
+    longest = config.max_total_tokens - 1
+    return longest if config.decoder is None else min(longest, config.max_input_tokens + 1)
+
+
 def first_steps(config: EngineConfig) -> Iterator[Step]:
     """A short prompt and a decode: they trigger initialisation, and compute little."""
-    length = min(config.block_size, config.max_total_tokens - 1)
+    length = min(config.block_size, _longest_prompt(config))
     yield _step(config.block_size, length, config.max_loras, prefill=length)
     yield _step(config.block_size, length, config.max_loras, decodes=1, context=length)
 
