@@ -223,7 +223,10 @@ class LLGuidance:
         for part in [[each] for each in behind] if alone else [behind]:
             begun = time.monotonic()
             self._executor.unsafe_compute_mask_ptr_with_draft_token(
-                [(matcher.inner, *entry) for matcher, *entry in part], address, size, count
+                [(matcher.inner, first, tokens) for matcher, first, tokens in part],
+                address,
+                size,
+                count,
             )
             seconds = time.monotonic() - begun
             if alone:

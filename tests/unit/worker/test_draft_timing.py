@@ -66,7 +66,7 @@ def timed(recorder: Recorder, monkeypatch: pytest.MonkeyPatch, **limits: Any) ->
 def test_rows_sequences_and_contexts_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     times = timed(Recorder(500, 0.001), monkeypatch, max_total_tokens=9000, max_batch_size=8)
     rows = sorted(t.rows for t in times if t.sequences == 1 and t.context == 128)
-    assert rows == [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32]
+    assert rows == [1, 2, 3, 4, 6, 8, 12, 16, 32]
     assert sorted(t.sequences for t in times if t.sequences > 1) == [2, 4, 8]
     assert {t.rows for t in times if t.context == 2048} == {1, 8}
     assert all(t.seconds == pytest.approx(0.001, abs=1e-6) for t in times)
@@ -84,7 +84,7 @@ def test_without_room_for_drafts_nothing_is_timed() -> None:
 
 
 def test_a_slow_model_is_timed_where_it_matters_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(500, 0.1)
+    recorder = Recorder(500, 0.06)
     times = timed(recorder, monkeypatch, max_total_tokens=9000, max_batch_size=64)
     assert [t.rows for t in times] == [1, 2, 4, 8, 3]
     assert recorder.now < draft_timing.MAX_SECONDS + 1
