@@ -35,6 +35,7 @@ class ChunkCall:
     Attributes:
         tokens: their tokens in the flat batch: a slice, or indices, int64 [T] on the device.
         starts: int64 [N+1], where each sequence begins among these tokens, on the device.
+        starts_host: the same on the host.
         slots_in: int64 [N], read before a sequence's first token; -1 for a fresh state of zeros.
         kept: int64 [M], the sequences whose states after their last tokens are stored.
         slots: int64 [M], where.
@@ -42,6 +43,7 @@ class ChunkCall:
 
     tokens: slice | Tensor
     starts: Tensor
+    starts_host: Tensor
     slots_in: Tensor
     kept: Tensor
     slots: Tensor
@@ -107,9 +109,11 @@ def _call(pieces: list[_Piece], device: torch.device) -> ChunkCall:
     stored = [
         (index, slot) for index, piece in enumerate(pieces) for slot in piece.targets if slot >= 0
     ]
+    starts = torch.tensor([0, *lengths]).cumsum(0)
     return ChunkCall(
         tokens,
-        on_device(np.cumsum([0, *lengths])),
+        starts.to(device),
+        starts,
         on_device([piece.source for piece in pieces]),
         on_device([index for index, _ in stored]),
         on_device([slot for _, slot in stored]),

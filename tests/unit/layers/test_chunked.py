@@ -34,7 +34,13 @@ class Package:
         self.calls: list[str] = []
 
     def check(
-        self, q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor, cu_seqlens: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        initial_state: Tensor,
+        cu_seqlens: Tensor,
+        cu_seqlens_cpu: Tensor,
     ) -> None:
         assert q.shape == k.shape
         assert q.shape[:2] == v.shape[:2]
@@ -48,6 +54,7 @@ class Package:
             v.shape[3],
         )
         assert cu_seqlens.dtype == torch.int64
+        assert torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu)
         assert cu_seqlens[-1] == q.shape[1]
 
     def delta(self, name: str, rule: Any) -> Any:
@@ -62,9 +69,10 @@ class Package:
             output_final_state: bool,
             use_qk_l2norm_in_kernel: bool,
             cu_seqlens: Tensor,
+            cu_seqlens_cpu: Tensor,
         ) -> tuple[Tensor, Tensor]:
             self.calls.append(name)
-            self.check(q, k, v, initial_state, cu_seqlens)
+            self.check(q, k, v, initial_state, cu_seqlens, cu_seqlens_cpu)
             assert g.dtype == beta.dtype == torch.float32
             assert g.shape == (*v.shape[:3], *k.shape[3:]) if name == "kda" else v.shape[:3]
             assert beta.shape == v.shape[:3]
@@ -101,9 +109,10 @@ class Package:
         initial_state: Tensor,
         output_final_state: bool,
         cu_seqlens: Tensor,
+        cu_seqlens_cpu: Tensor,
     ) -> tuple[Tensor, Tensor]:
         self.calls.append("simple_gla")
-        self.check(q, k, v, initial_state, cu_seqlens)
+        self.check(q, k, v, initial_state, cu_seqlens, cu_seqlens_cpu)
         assert q.shape[2] == v.shape[2]
         assert g.shape == v.shape[:3]
         assert g.dtype == torch.float32

@@ -21,7 +21,8 @@ from tests.unit.worker.fakes import CPU, VOCAB, FakeModel, make_runner, new_row,
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import Snapshot
-from tgi_cli.worker.factory import load_worker
+from tgi_cli.errors import ConfigError
+from tgi_cli.worker.factory import load_worker, use_chunks
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing import kv_cache
@@ -188,3 +189,26 @@ def test_a_batch_whose_states_do_not_fit_is_lowered(
     assert worker.info().max_batch_size == capacity.config.max_batch_size == 1
     assert "1 of 2 sequences: max_batch_size is 1" in caplog.text
     worker.close()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "chunked"),
+    [
+        (StateTensor("recurrent", (2, 16, 8), torch.float32), True),
+        (StateTensor("recurrent", (40, 16), torch.float32), False),  # Mamba's scan
+        (StateTensor("conv", (3, 40), torch.float32), False),
+        (None, False),
+    ],
+)
+def test_prompts_in_chunks_are_for_models_with_matrices_as_states(
+    tensor: StateTensor | None, chunked: bool
+) -> None:
+    states = None if tensor is None else StateCache([SPEC, StateSpec((tensor,))], CPU)
+    if chunked:
+        assert states is not None
+        assert not states.chunked
+        use_chunks(states)
+        assert states.chunked
+    else:
+        with pytest.raises(ConfigError, match="linear attention or Mamba-2"):
+            use_chunks(states)

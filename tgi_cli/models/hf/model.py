@@ -37,7 +37,7 @@ from tgi_cli.models.hf.layers import (
     linear,
     own_part,
     planned,
-    share_experts,
+    set_shard,
 )
 from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
@@ -308,7 +308,7 @@ def _replace(
                 if style not in (None, "replicate", "replicated_with_grad_allreduce"):
                     shares[name] = own_part(style, build.shard, f"{path}.{name}")
             if shares and planned(plan, path[start:]) == "moe_tp_experts":
-                share_experts(module, build.shard)
+                set_shard(module, build.shard)
             loose = UnreplacedWeights(module, path, stored, shares)
             if len(loose):
                 yield loose
