@@ -70,7 +70,7 @@ steps = st.builds(
     rows=ids,
     starts=ids,
     counts=ids,
-    samples=st.lists(st.booleans(), max_size=40),
+    samples=st.lists(st.integers(0, 9), max_size=40),
     state_in=st.lists(st.integers(-1, 100), max_size=40),
     state_out=ids,
     snapshots=st.lists(st.builds(Snapshot, index=small, count=small, slot=small), max_size=3),

@@ -73,7 +73,7 @@ class AdaptiveSpeculator:
         if not any(survivals):
             return [[] for _ in sequences]
         lengths = choose_lengths(survivals, costs.durations)
-        proposals = []
+        proposals: list[list[int]] = []
         for sequence, draftee, length in zip(sequences, draftees, lengths, strict=True):
             draft = draftee.draft
             if draft is None:
