@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PORT ?= 3000
+# Processes that tests run in: a number, or `logical` for as many as there are cores.
+WORKERS ?= logical
 KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 
 .PHONY: serve bench test lint completions reference proto clean
@@ -14,8 +16,14 @@ serve: $(VENV)/.installed
 bench: $(VENV)/.installed-bench
 	$(BIN)/tgi bench
 
-test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest
+# mypy runs beside the tests; its report follows theirs.
+test: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & mypy=$$!; \
+	trap "kill $$mypy 2>/dev/null; exit 130" INT TERM; \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal; tests=$$?; \
+	wait $$mypy; types=$$?; cat build/mypy.txt; exit $$((tests ? tests : types))
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

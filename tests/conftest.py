@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 # A shell that starts a test run in the background lets it ignore Ctrl-C, and a process hands
@@ -13,3 +16,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 settings.register_profile("untimed", deadline=None)  # how busy the machine is says nothing of us
 settings.load_profile("untimed")
+
+# Processes of pytest-xdist share the cores, and so do the servers that tests start. torch reads it
+# when it is imported. Tests of what several threads compute set their number themselves.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def freeze_heap() -> None:
+    """Exclude all objects alive from garbage collections to come.
+
+    Each load and each warm-up of a model collects: beside all of transformers and thousands of
+    tests, that takes longer than the rest of it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _heap_frozen_for_module() -> None:
+    freeze_heap()

@@ -1,16 +1,20 @@
-"""Correctness on a device: compares a miniature model with the same model on the CPU in float32."""
+"""Correctness on a device: compares miniature models with the same on the CPU in float32."""
 
 from __future__ import annotations
 
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.benchmarks.gpu_engine import Played, make, play, random_prompts
+from tests.parity.cases import CASES
+from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
 
 SHAPE: dict[str, Any] = {
@@ -42,22 +46,46 @@ TESTS = ("tests/unit/attention", "tests/unit/layers", "tests/unit/worker")
 """Folders with tests of device code, in files named after the device or kernel language."""
 
 
+def _llama(folder: Path) -> Path:
+    return make_llama(folder / "miniature", seed=3, **SHAPE)
+
+
+def _recurrent(folder: Path) -> Path:
+    case = CASES["Qwen 3.5"]
+    values = dict(case.values) | {"max_position_embeddings": SHAPE["max_position_embeddings"]}
+    return make_checkpoint(replace(case, values=values), folder / "recurrent", seed=3)
+
+
+MINIATURES: dict[str, tuple[int, Callable[[Path], Path]]] = {
+    "attention": (SHAPE["vocab_size"], _llama),
+    "recurrent states": (256, _recurrent),
+}
+"""Sizes of vocabularies, and what writes a checkpoint."""
+
+
 def parity(folder: Path, kind: str) -> dict[str, Any]:
     """Generate greedy tokens on the device: with and without graphs and overlapping steps.
 
     Raises:
         AssertionError: they differ from the CPU's by more than the tolerance.
     """
-    checkpoint = make_llama(folder / "miniature", seed=3, **SHAPE)
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for name, (vocab_size, make_miniature) in MINIATURES.items():
+        found[name] = _compared(make_miniature(folder), vocab_size, kind, wrong)
+    assert not wrong, "; ".join(wrong)
+    return found
+
+
+def _compared(checkpoint: Path, vocab_size: int, kind: str, wrong: list[str]) -> dict[str, Any]:
+    """How one miniature does; adds to ``wrong``."""
     prompts = [
-        random_prompts(1, length, SHAPE["vocab_size"], seed)[0]
-        for seed, length in enumerate(LENGTHS)
+        random_prompts(1, length, vocab_size, seed)[0] for seed, length in enumerate(LENGTHS)
     ]
     torch.backends.cuda.matmul.allow_tf32 = False
     reference = make(checkpoint, "cpu", dtype="float32", **LIMITS)
     expected = play(*reference, prompts, NEW_TOKENS, depth=0)
     found: dict[str, Any] = {"tokens": expected.count}
-    wrong = []
     for dtype in ("float32", "bfloat16"):
         for graphs in (False, True):
             worker, limits = make(checkpoint, kind, dtype=dtype, graphs=graphs, **LIMITS)
@@ -72,7 +100,6 @@ def parity(folder: Path, kind: str) -> dict[str, Any]:
                 if not difference <= TOLERANCES[dtype]:
                     wrong.append(f"{how}: {found[how]}")
             del worker
-    assert not wrong, "; ".join(wrong)
     return found
 
 

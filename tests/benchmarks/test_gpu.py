@@ -135,8 +135,9 @@ def test_the_check_finds_wrong_logprobs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(gpu_check, "LENGTHS", (1, 17))
     monkeypatch.setattr(gpu_check, "NEW_TOKENS", 4)
     found = gpu_check.parity(tmp_path, "cpu")
-    assert found["tokens"] == 8
-    assert "8 equal tokens" in found["float32, graphs, depth 1"]
+    for miniature in ("attention", "recurrent states"):
+        assert found[miniature]["tokens"] == 8
+        assert "8 equal tokens" in found[miniature]["float32, graphs, depth 1"]
     honest = gpu_check.play
 
     def wrong_when_overlapped(worker: Any, limits: Any, prompts: Any, new: int, depth: int) -> Any:

@@ -171,6 +171,7 @@ VARIABLES = {
     "ROPE_FACTOR": ("rope_factor", 4.0),
     "DISABLE_CUSTOM_KERNELS": ("disable_custom_kernels", True),
     "MEASURED_LIMITS": ("measured_limits", False),
+    "STATE_PREFILL": ("state_prefill", "chunked"),
     "SHARD_UDS_PATH": ("shard_uds_path", Path("/tmp/tgi-shard")),
     "WATERMARK_GAMMA": ("watermark_gamma", 0.25),
     "WATERMARK_DELTA": ("watermark_delta", 3.5),

@@ -43,6 +43,10 @@ ENGINE_CASES: dict[str, Case] = {
     "Falcon-H1": _surveyed("FalconH1Config"),
     "Zamba 2": _surveyed("Zamba2Config"),
     "Ling 3": _surveyed("BailingHybridConfig"),
+    # States that the models keep in places of their own.
+    "RecurrentGemma": _surveyed("RecurrentGemmaConfig"),
+    "RWKV 4": _surveyed("RwkvConfig"),
+    "xLSTM": _surveyed("xLSTMConfig"),
     # The same by calls of the module for each sequence.
     "MiniMax": _surveyed("MiniMaxConfig"),
     "Zaya": _surveyed("ZayaConfig"),

@@ -6,7 +6,6 @@ likely each token was must come out again from prefixes, forks, chunks and preem
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from tests.unit.engine.test_core import Client, running
 from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import Cancel, GenerationRequest, StepOutputs
+from tgi_cli.errors import ConfigError
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.worker import ModelWorker
@@ -64,11 +64,9 @@ class Listener(Client):
 def worker(request: Any, tmp_path_factory: Any) -> Iterator[ModelWorker]:
     path = make_checkpoint(MODELS[request.param], tmp_path_factory.mktemp("states"))
     serve = ServeConfig(model_id="miniature", dtype="float32", **SAID)
-    gc.freeze()
     worker, _ = load_worker(serve, path)
     assert isinstance(worker, ModelWorker)
     capacity = worker.warmup()
-    gc.unfreeze()
     assert capacity.num_state_slots >= ROWS + SPARE
     assert worker.attention.states is not None
     for tensors in worker.attention.states.tensors:
@@ -197,3 +195,15 @@ def test_two_shards_keep_their_states_in_the_same_slots(tmp_path: Path) -> None:
         finally:
             worker.close()
     assert all(each == answers[0] for each in answers)
+
+
+def test_nothing_is_speculated_where_a_state_cannot_be_rolled_back(tmp_path: Path) -> None:
+    path = make_checkpoint(ALONE, tmp_path)
+    serve = ServeConfig(model_id="miniature", dtype="float32", **SAID)
+    worker, config = load_worker(serve, path)
+    capacity = worker.warmup()
+    worker.close()
+    assert config.speculate == 7
+    assert (capacity.config.speculate, capacity.step_times) == (0, ())
+    with pytest.raises(ConfigError, match="--speculate 3: the recurrent states"):
+        load_worker(replace(serve, speculate=3), path)

@@ -26,22 +26,22 @@ class Piece:
     snapshot_slot: int = -1
 
 
-def make_states(*tensors: StateTensor) -> StateCache:
+def make_states(*tensors: StateTensor, device: torch.device = CPU) -> StateCache:
     """One layer's cache, full of NaN: nothing that was not written may be read."""
-    cache = StateCache([StateSpec(tensors)], CPU)
+    cache = StateCache([StateSpec(tensors)], device)
     cache.allocate(SLOTS)
     for tensor in cache.tensors[0].values():
         tensor.fill_(float("nan"))
     return cache
 
 
-def state_metadata(pieces: Sequence[Piece]) -> StateMetadata:
+def state_metadata(pieces: Sequence[Piece], device: torch.device = CPU) -> StateMetadata:
     """The slots of a step of these pieces, in their order."""
     return StateMetadata.of(
         [piece.length for piece in pieces],
         [piece.slot_in for piece in pieces],
         [piece.slot_out for piece in pieces],
-        CPU,
+        device,
         {
             index: (piece.snapshot_after, piece.snapshot_slot)
             for index, piece in enumerate(pieces)
@@ -58,7 +58,7 @@ def run_whole(states: StateCache, lengths: Sequence[int], run: Run) -> Tensor:
     """Texts one after the other, each in a step of its own: outputs [all tokens, ...]."""
     outputs, start = [], 0
     for slot, length in enumerate(lengths):
-        states.plan(state_metadata([Piece(length, -1, slot)]))
+        states.plan(state_metadata([Piece(length, -1, slot)], states.device))
         outputs.append(run(torch.arange(start, start + length)))
         start += length
     return torch.cat(outputs)
@@ -98,7 +98,7 @@ def run_mixed(
             free |= {slots[i], out, snapshot} - {kept, -1}
         if not pieces:
             continue
-        states.plan(state_metadata(pieces))
+        states.plan(state_metadata(pieces, states.device))
         for row, output in zip(rows, run(torch.tensor(rows)), strict=True):
             if row in outputs:
                 limit = 0.0 if exact else 1e-4

@@ -17,6 +17,8 @@ OF_WRAPPERS: dict[str, dict[str, Any]] = {
         "vision_config.moe_intermediate_size": 32,
         "audio_config.adapter_input_size": 32,
         "audio_config.num_attention_heads": 2,
+        "audio_config.num_key_value_heads": 2,
+        "audio_config.head_dim": 16,
     },
     "Emu3Config": {
         "vocabulary_map": {"<image>": 252, "<|extra_200|>": 253, "<|visual token 000000|>": 254},
@@ -36,6 +38,7 @@ OF_WRAPPERS: dict[str, dict[str, Any]] = {
         "audio_config.hidden_sizes": [8, 8, 8, 8],
         "audio_config.depths": [1, 1, 1, 1],
     },
+    "PerceptionLMConfig": {"vision_config.model_args": {"embed_dim": 32}},
     "Qwen2_5OmniThinkerConfig": _IMAGES,
     "Qwen3OmniMoeThinkerConfig": _IMAGES,
 }

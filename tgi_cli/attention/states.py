@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from tgi_cli.attention.memory import empty
+from tgi_cli.attention.state_chunks import Entry, StepChunks
 from tgi_cli.kernels.recurrence import StepSlots
 
 
@@ -59,7 +60,8 @@ class StateMetadata:
         snapshot_after: int64 [B], how many of its tokens precede its snapshot; 0 for none.
         snapshot_slots: int64 [B], written after those tokens; -1 for none.
         query_lens_host: tokens of each sequence.
-        slots_in_host, slots_out_host, snapshot_after_host, snapshot_slots_host: the same values.
+        slots_in_host, slots_out_host, snapshot_after_host, snapshot_slots_host: the same values;
+            empty where the device alone knows them (:meth:`of_decodes`).
     """
 
     query_start_loc: Tensor
@@ -73,6 +75,8 @@ class StateMetadata:
     snapshot_after_host: list[int]
     snapshot_slots_host: list[int]
     _for_kernels: StepSlots | None = field(default=None, init=False, repr=False, compare=False)
+    _chunks: StepChunks | None = field(default=None, init=False, repr=False, compare=False)
+    _has_chunks: bool | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -101,6 +105,31 @@ class StateMetadata:
             snapshot_slots_host=kept,
         )
 
+    @classmethod
+    def of_decodes(cls, slots_in: Tensor, slots_out: Tensor) -> StateMetadata:
+        """A step of one token per sequence, whose slots the host does not know.
+
+        For CUDA graphs, which read ``slots_in`` and ``slots_out`` (int64 [B]) at each replay.
+        """
+        rows = len(slots_in)
+        return cls(
+            query_start_loc=torch.arange(rows + 1, dtype=torch.int32, device=slots_in.device),
+            slots_in=slots_in,
+            slots_out=slots_out,
+            snapshot_after=torch.zeros_like(slots_in),
+            snapshot_slots=torch.full_like(slots_in, -1),
+            query_lens_host=[1] * rows,
+            slots_in_host=[],
+            slots_out_host=[],
+            snapshot_after_host=[],
+            snapshot_slots_host=[],
+        )
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host knows the slots."""
+        return len(self.slots_out_host) == len(self.query_lens_host)
+
     @property
     def has_snapshots(self) -> bool:
         """Whether any sequence of the step leaves a snapshot."""
@@ -113,6 +142,37 @@ class StateMetadata:
             self._for_kernels = StepSlots.of(sum(self.query_lens_host), self.query_start_loc, slots)
         return self._for_kernels
 
+    def chunks(self) -> StepChunks | None:
+        """The prompts of the step, for kernels that take them in chunks; None if there are none."""
+        if self._has_chunks is None:
+            columns = (
+                self.query_lens_host,
+                self.slots_in_host,
+                self.slots_out_host,
+                self.snapshot_after_host,
+                self.snapshot_slots_host,
+            )
+            entries = [Entry(*row) for row in zip(*columns, strict=True)] if self.on_host else []
+            self._chunks = StepChunks.of(entries, self.slots_in.device)
+            self._has_chunks = self._chunks is not None
+        return self._chunks
+
+    def leading(self, count: int) -> StateMetadata:
+        """The first ``count`` sequences as a step of their own."""
+        return replace(
+            self,
+            query_start_loc=self.query_start_loc[: count + 1],
+            slots_in=self.slots_in[:count],
+            slots_out=self.slots_out[:count],
+            snapshot_after=self.snapshot_after[:count],
+            snapshot_slots=self.snapshot_slots[:count],
+            query_lens_host=self.query_lens_host[:count],
+            slots_in_host=self.slots_in_host[:count],
+            slots_out_host=self.slots_out_host[:count],
+            snapshot_after_host=self.snapshot_after_host[:count],
+            snapshot_slots_host=self.snapshot_slots_host[:count],
+        )
+
 
 class StateCache:
     """The states of all layers, slot by slot.
@@ -124,6 +184,8 @@ class StateCache:
         specs: one per layer that has a state, in the order of their indices.
         tensors: per layer, by name: [slots, *shape].
         step: the slots of the step that is planned.
+        chunked: whether kernels on CUDA may carry states over prompts in chunks of tokens; set it
+            before the first step.
     """
 
     def __init__(self, specs: Sequence[StateSpec], device: torch.device) -> None:
@@ -132,6 +194,7 @@ class StateCache:
         self.num_slots = 0
         self.tensors: list[dict[str, Tensor]] = []
         self.step: StateMetadata | None = None
+        self.chunked = False
 
     @property
     def slot_bytes(self) -> int:
@@ -157,6 +220,28 @@ class StateCache:
         """Set the slots that all layers of a step use."""
         self.step = metadata
 
+    @property
+    def planned(self) -> StateMetadata:
+        """The step that is planned."""
+        assert self.step is not None
+        return self.step
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether kernels on CUDA take prompts of the planned step in chunks of tokens."""
+        return self.chunked and self.planned.chunks() is not None
+
+    def step_on_host(self) -> StateMetadata:
+        """The planned step, for operations that read slots on the host.
+
+        Raises:
+            RuntimeError: the host does not know them, as a CUDA graph is to hold the step.
+        """
+        step = self.planned
+        if not step.on_host:
+            raise RuntimeError("a layer reads the slots of its states on the host")
+        return step
+
     def load(self, layer: int, name: str) -> Tensor:
         """A copy of the states before the step, [B, *shape]; zeros for fresh ones."""
         assert self.step is not None
@@ -168,8 +253,7 @@ class StateCache:
 
     def store(self, layer: int, name: str, states: Tensor, *, snapshots: bool = False) -> None:
         """Keep the states after the step, [B, *shape], or those of its snapshots."""
-        assert self.step is not None
-        step, target = self.step, self.tensors[layer][name]
+        step, target = self.step_on_host(), self.tensors[layer][name]
         slots = step.snapshot_slots if snapshots else step.slots_out
         states = states.to(target.dtype)
         if min(step.snapshot_slots_host if snapshots else step.slots_out_host) >= 0:
@@ -185,8 +269,7 @@ class StateCache:
         A sequence that leaves a snapshot is run in two parts. No slot may be one that a sequence of
         the step reads and another one writes.
         """
-        step = self.step
-        assert step is not None
+        step = self.step_on_host()
         states = self.tensors[layer][name]
         start = 0
         for length, source, target, after, snapshot in zip(

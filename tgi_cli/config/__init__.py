@@ -4,13 +4,20 @@ Neither is ever mutated; later findings, such as the number of KV blocks, are re
 """
 
 from tgi_cli.config.resolve import BLOCK_SIZE, resolve
-from tgi_cli.config.schema import DeviceFacts, EngineConfig, ModelFacts, ServeConfig
+from tgi_cli.config.schema import (
+    DecoderFacts,
+    DeviceFacts,
+    EngineConfig,
+    ModelFacts,
+    ServeConfig,
+)
 from tgi_cli.config.settings.engine import DEFAULT_CPU_PREFILL_TOKENS, DEFAULT_PREFILL_TOKENS
 
 __all__ = [
     "BLOCK_SIZE",
     "DEFAULT_CPU_PREFILL_TOKENS",
     "DEFAULT_PREFILL_TOKENS",
+    "DecoderFacts",
     "DeviceFacts",
     "EngineConfig",
     "ModelFacts",

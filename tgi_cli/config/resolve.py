@@ -6,7 +6,14 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
-from tgi_cli.config.schema import DeviceFacts, EngineConfig, EngineOptions, ModelFacts, ServeConfig
+from tgi_cli.config.schema import (
+    DecoderFacts,
+    DeviceFacts,
+    EngineConfig,
+    EngineOptions,
+    ModelFacts,
+    ServeConfig,
+)
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.engine import (
     ATTENTIONS,
@@ -69,12 +76,18 @@ def resolve(
             "leave one of them off",
         )
     ratio, waiting = serve.waiting_served_ratio, serve.max_waiting_tokens
+    options = {field.name: getattr(serve, field.name) for field in fields(EngineOptions)}
+    if model.decoder is not None:
+        _check_for_decoder(serve, model)
+        # Each token's keys and values depend on the whole prompt.
+        options["prefix_caching"] = False
     total = _resolve_total_tokens(serve, model)
-    max_input, prefill = _resolve_input_tokens(serve, device, total)
+    max_input, prefill = _resolve_input_tokens(serve, device, total, model.decoder)
     dtype = _resolve_dtype(serve.dtype, model, device)
+    _check_state_prefill(serve, device, dtype)
     drafts = SpeculativeConfig.read(serve.speculative_config or "{}")
     return EngineConfig(
-        **{field.name: getattr(serve, field.name) for field in fields(EngineOptions)},
+        **options,
         model_path=model_path,
         revision=serve.revision or "",
         device=device.kind,
@@ -87,20 +100,21 @@ def resolve(
         waiting_served_ratio=WAITING_SERVED_RATIO if ratio is None else ratio,
         max_waiting_tokens=MAX_WAITING_TOKENS if waiting is None else waiting,
         kv_cache_dtype=KV_CACHE_DTYPES[serve.kv_cache_dtype] or dtype,
-        attention=_resolve_attention(serve, device),
+        attention="torch" if model.decoder is not None else _resolve_attention(serve, device),
         cuda_graphs=() if 0 in (serve.cuda_graphs or ()) else serve.cuda_graphs,
         quantize=_resolve_quantize(serve.quantize, model, device),
         max_loras=serve.max_loras or (DEFAULT_LORAS if serve.lora_adapters else 0),
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
         num_shard=_resolve_num_shard(serve, model, device),
-        speculate=_resolve_speculate(serve, drafts, device),
+        speculate=_resolve_speculate(serve, drafts, device) if model.decoder is None else 0,
         drafts_from_answers=serve.prefix_caching and drafts.method != "ngram",
         explicit_limits=tuple(
             name
-            for name in ("max_input_tokens", "max_total_tokens")
+            for name in ("max_input_tokens", "max_total_tokens", "speculate", "speculative_config")
             if getattr(serve, name) is not None
         ),
+        decoder=model.decoder,
     )
 
 
@@ -137,7 +151,8 @@ def _resolve_total_tokens(serve: ServeConfig, model: ModelFacts) -> int:
         log.warning("%s, which is not supported: longer ones are not served", sparse)
         context = dense
     if total is None:
-        total = context if cache is None else min(context, cache)
+        usual = None if model.decoder is None else model.decoder.usual_total_tokens
+        total = min(each for each in (context, cache, usual) if each is not None)
         if serve.max_input_tokens is not None:
             total = max(total, min(serve.max_input_tokens + 1, context))
     if total > context:
@@ -156,9 +171,19 @@ def _resolve_total_tokens(serve: ServeConfig, model: ModelFacts) -> int:
     return total
 
 
-def _resolve_input_tokens(serve: ServeConfig, device: DeviceFacts, total: int) -> tuple[int, int]:
+def _resolve_input_tokens(
+    serve: ServeConfig, device: DeviceFacts, total: int, decoder: DecoderFacts | None
+) -> tuple[int, int]:
     """Maximum prompt tokens per request, and per step."""
     max_input = total - 1 if serve.max_input_tokens is None else serve.max_input_tokens
+    encoded = None if decoder is None else decoder.max_input_tokens
+    if encoded is not None and max_input > encoded:
+        if serve.max_input_tokens is not None:
+            raise ConfigError(
+                f"--max-input-tokens {max_input} is more than the encoder's {encoded} positions",
+                f"set at most {encoded}",
+            )
+        max_input = encoded
     if max_input >= total:
         raise ConfigError(
             f"--max-input-tokens {max_input} must be less than --max-total-tokens {total}"
@@ -170,19 +195,51 @@ def _resolve_input_tokens(serve: ServeConfig, device: DeviceFacts, total: int) -
         raise ConfigError(
             f"--max-batch-prefill-tokens {prefill} must be at most --max-batch-total-tokens {cache}"
         )
-    if serve.batching == "inflight" and prefill < max_input:
+    if (serve.batching == "inflight" or decoder is not None) and prefill < max_input:
         # Prompts are not chunked: a step has to hold the longest.
         if serve.max_batch_prefill_tokens is None:
             prefill = max_input
         elif serve.max_input_tokens is None:
             max_input = prefill
         else:
+            why = "with --batching inflight" if decoder is None else "of an encoder-decoder model"
             raise ConfigError(
-                "with --batching inflight, --max-batch-prefill-tokens must be >= "
+                f"{why}, --max-batch-prefill-tokens must be >= "
                 f"--max-input-tokens. Given: {prefill} and {max_input}",
                 "raise the former, lower the latter, or leave one of them unset",
             )
     return max_input, prefill
+
+
+def _check_for_decoder(serve: ServeConfig, model: ModelFacts) -> None:
+    """Refuse what encoder-decoder models are not served with.
+
+    Raises:
+        ConfigError: a setting, named as its flag.
+        UnsupportedModelError: a quantized checkpoint.
+    """
+    if model.quantization is not None:
+        raise UnsupportedModelError(
+            f"quantized weights ({model.quantization}) of encoder-decoder models are not read",
+            "serve the plain checkpoint; --quantize quantizes it as it is loaded",
+        )
+    refused = {
+        "--lora-adapters": bool(serve.lora_adapters),
+        "--max-loras": bool(serve.max_loras),
+        "--num-shard": (serve.num_shard or 1) > 1,
+        "--sharded": bool(serve.sharded),
+        "--cross-check": serve.cross_check,
+        f"--attention {serve.attention}": serve.attention not in ("auto", "torch"),
+        "--shard-uds-path": serve.shard_uds_path is not None,
+        "--speculate": bool(serve.speculate),
+        "--speculative-config": serve.speculative_config is not None,
+    }
+    for flag, given in refused.items():
+        if given:
+            raise ConfigError(
+                f"{flag} is not supported for encoder-decoder models such as {model.architecture}",
+                "leave it off",
+            )
 
 
 def _resolve_dtype(requested: str | None, model: ModelFacts, device: DeviceFacts) -> str:
@@ -191,6 +248,24 @@ def _resolve_dtype(requested: str | None, model: ModelFacts, device: DeviceFacts
     if device.kind == "cpu":
         return "bfloat16" if device.native_bfloat16 else "float32"
     return "bfloat16" if model.dtype == "float32" else model.dtype
+
+
+def _check_state_prefill(serve: ServeConfig, device: DeviceFacts, dtype: str) -> None:
+    """Refuse chunks of tokens where there are no kernels for them."""
+    if serve.state_prefill != "chunked":
+        return
+    if device.kind != "cuda":
+        raise ConfigError(f"--state-prefill chunked is not for {device.kind}", "leave it off")
+    if serve.disable_custom_kernels:
+        raise ConfigError(
+            "--state-prefill chunked is computed by kernels, and --disable-custom-kernels "
+            "disables those",
+            "leave one of them off",
+        )
+    if dtype == "float32":
+        raise ConfigError(
+            "--state-prefill chunked has no kernels for float32", "use --dtype bfloat16"
+        )
 
 
 def _resolve_attention(serve: ServeConfig, device: DeviceFacts) -> str | None:

@@ -31,6 +31,7 @@ class EngineOptions:
     load_format: str = default("load_format")
     cross_check: bool = False
     measured_limits: bool = default("measured_limits")
+    state_prefill: str = default("state_prefill")
     json_output: bool = False
 
     @property
@@ -82,6 +83,27 @@ class ServeConfig(EngineOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderFacts:
+    """How an encoder-decoder model answers: the prompt is the encoder's, the answer the decoder's.
+
+    Token ids are those of the generation config, under the names in parentheses.
+    """
+
+    start_id: int
+    """Token that the decoder is given first, no part of the answer (``decoder_start_token_id``)."""
+    first_id: int | None = None
+    """Token that every answer begins with (``forced_bos_token_id``), such as a language code."""
+    last_id: int | None = None
+    """Token that an answer of the full length ends with (``forced_eos_token_id``)."""
+    max_input_tokens: int | None = None
+    """Positions of the encoder, or None if there is no limit."""
+    max_tokens: int | None = None
+    """Positions of the decoder, likewise."""
+    usual_total_tokens: int | None = None
+    """Default of ``max_total_tokens``, or None for the model's context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Properties of a checkpoint."""
 
@@ -104,6 +126,8 @@ class ModelFacts:
     dense_positions: int | None = None
     """Longest text that a model with sparse attention attends to as a whole, or None if attention
     is not sparse. Longer ones are not served."""
+    decoder: DecoderFacts | None = None
+    """Of an encoder-decoder model; its ``max_position_embeddings`` are those of both parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,4 +183,11 @@ class EngineConfig(EngineOptions):
     drafts_from_answers: bool
     """Whether drafts may come from recent answers to others with the same salt and adapter."""
     explicit_limits: tuple[str, ...]
-    """Limits that the user set: warm-up does not lower them."""
+    """Limits that the user set: warm-up does not lower them. Those of drafts are among them."""
+    decoder: DecoderFacts | None = None
+    """Of an encoder-decoder model, or None."""
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens of the longest request, with the one that a decoder starts with."""
+        return self.max_total_tokens + (self.decoder is not None)

@@ -34,7 +34,7 @@ from tgi_cli.engine.step import (
     StepResult,
     TokenAppend,
 )
-from tgi_cli.engine.validation import validate_length
+from tgi_cli.engine.validation import validate_for_decoder, validate_length
 from tgi_cli.engine.waiting_queue import WaitingQueue
 
 
@@ -79,7 +79,11 @@ class Batch:
         """Check that a request can run some day. Raises ValueError."""
         if request.request_id in self.live:
             raise ValueError(f"request id {request.request_id} is in use")
-        validate_length(len(request.prompt_ids), request.max_new_tokens, self.config)
+        decoder = self.config.decoder
+        length = len(request.prompt_ids) + (decoder is not None)
+        validate_length(length, request.max_new_tokens, self.config)
+        if decoder is not None:
+            validate_for_decoder(request, decoder)
         parent = None if request.fork_of is None else self.live.get(request.fork_of)
         if parent is not None:
             source = parent.request
@@ -95,7 +99,7 @@ class Batch:
     def add(self, request: GenerationRequest) -> Sequence:
         """Let a valid request wait, while its adapter is read and its grammar compiled."""
         self._arrivals += 1
-        sequence = Sequence(request, self._arrivals)
+        sequence = Sequence(request, self._arrivals, self.config.decoder)
         self.live[request.request_id] = sequence
         if request.fork_of is not None:
             sequence.parent = parent = self.live.get(request.fork_of)

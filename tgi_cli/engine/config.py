@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from tgi_cli.config import EngineConfig
+from tgi_cli.config import DecoderFacts, EngineConfig
 from tgi_cli.config.settings.engine import MAX_WAITING_TOKENS, WAITING_SERVED_RATIO
 from tgi_cli.config.settings.model import DEFAULT_CPU_LORAS
 
@@ -36,7 +36,8 @@ class SchedulerConfig:
     """Limits and policies of the engine; counts are tokens unless named otherwise.
 
     Attributes:
-        max_total_tokens: prompt and generated tokens of one request.
+        max_total_tokens: prompt and generated tokens of one request, with the token that a decoder
+            starts with.
         max_batch_prefill_tokens: prompt tokens computed in one step.
         max_batch_size: sequences that run at once.
         block_size: tokens per KV block.
@@ -51,6 +52,7 @@ class SchedulerConfig:
         max_cpu_loras: LoRA adapters cached on the host.
         max_queued_requests, max_queued_tokens: upper bounds of waiting requests and of their
             prompt tokens, beyond which new requests are refused, or None for no bound.
+        decoder: how an encoder-decoder model answers, or None for other models.
     """
 
     max_total_tokens: int
@@ -69,6 +71,7 @@ class SchedulerConfig:
     max_queued_tokens: int | None = None
     max_loras: int = 0
     max_cpu_loras: int = DEFAULT_CPU_LORAS
+    decoder: DecoderFacts | None = None
 
     @property
     def max_input_tokens(self) -> int:
@@ -97,6 +100,7 @@ class SchedulerConfig:
             for field in fields(cls)
             if field.name not in ("num_blocks", "window", "num_state_slots")
         }
+        values["max_total_tokens"] = config.max_sequence_tokens
         values["batching"] = Batching(config.batching)
         values["capacity_policy"] = CapacityPolicy(config.capacity_policy)
         return cls(num_blocks=num_blocks, window=window, num_state_slots=num_state_slots, **values)

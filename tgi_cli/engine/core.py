@@ -93,7 +93,8 @@ class EngineCore:
         self._on_step = on_step
         self._metrics = EngineMetrics()
         self._timer = StageTimer(self._metrics)
-        self._pending: deque[PendingResult] = deque()
+        self._pending: deque[tuple[Step, PendingResult]] = deque()
+        self._speculator = speculator
         self._finished: list[Finished] = []
         self._failures = 0
         self._stalled = False
@@ -226,7 +227,7 @@ class EngineCore:
             try:
                 handle = self._worker.launch(step)
                 masks = self._masks() if self._batch.grammars.needs_mask else None
-                self._pending.append(self._worker.sample(handle, masks))
+                self._pending.append((step, self._worker.sample(handle, masks)))
             except ShardError:  # nothing that was launched will arrive
                 raise
             except Exception as error:  # a step's failure, whatever it is, ends its requests only
@@ -283,7 +284,7 @@ class EngineCore:
 
     def _collect(self) -> None:
         """Wait for the oldest result and apply it."""
-        pending = self._pending.popleft()
+        step, pending = self._pending.popleft()
         try:
             result = pending.wait()
         except ShardError:
@@ -297,7 +298,9 @@ class EngineCore:
         self._timer.update()
         if outputs:
             self.outbox.put(outputs)
-        self._timer.end()
+        seconds = self._timer.end()
+        if self._speculator is not None:
+            self._speculator.timed(step, seconds)
 
     def _arrive(self) -> None:
         """The oldest result is there."""

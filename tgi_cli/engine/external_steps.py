@@ -189,6 +189,8 @@ class ExternalStepScheduler:
         call.added = True
         for request in call.message.new:
             try:
+                if self.batch.config.decoder is not None:
+                    raise ValueError("encoder-decoder models are not served to TGI's own router")
                 self.batch.validate(request)
             except ValueError as error:
                 raise AdvanceError(AdvanceFault.INVALID, str(error), request.request_id) from None

@@ -1,4 +1,5 @@
-"""Tokens that follow without a choice: what a grammar forces, and the end of spent reasoning.
+"""Tokens that follow without a choice: what a grammar forces, the end of spent reasoning, and what
+answers of an encoder-decoder model begin and end with.
 
 They are appended to their sequence as known tokens, which the scheduler's rule turns into a prefill
 chunk of the next step. No step samples them.
@@ -18,7 +19,7 @@ def follow(
     """Follow the token that was just appended, and append those that are forced then.
 
     Args:
-        sequence: has a grammar, a thinking budget or both.
+        sequence: one that is followed.
         outputs: end with the token.
         eos_token_ids: end tokens that a complete grammar allows, the usual one first.
 
@@ -68,6 +69,8 @@ def _forced_after(
                 return forced + eos[:remaining], FinishReason.EOS_TOKEN, ""
         if not remaining:
             return forced, FinishReason.LENGTH, ""
+        if remaining == 1 and not queue and matcher is None and sequence.last_id is not None:
+            queue = [sequence.last_id]
         queue = queue or _next_forced(sequence)
         if not queue:
             return forced, None, ""

@@ -351,7 +351,9 @@ class EngineInfo:
     Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
     whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
     ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown; ``speculate`` the
-    most draft tokens of a request in one step, or 0 without speculative decoding.
+    most draft tokens of a request in one step, or 0 without speculative decoding;
+    ``decoder_start_ids`` what the decoder of an encoder-decoder model is given before its answer,
+    empty for other models.
     """
 
     model_id: str
@@ -374,8 +376,10 @@ class EngineInfo:
     num_shard: int = 1
     step_seconds: float = 0.0
     speculate: int = 0
+    decoder_start_ids: tuple[int, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:
         """The inverse of :func:`dataclasses.asdict`, through JSON too, which has no tuples."""
-        return cls(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+        lists = ("eos_token_ids", "decoder_start_ids")
+        return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in lists}})

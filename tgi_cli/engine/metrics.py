@@ -145,7 +145,7 @@ class EngineMetrics:
         self.oldest_ns = oldest_ns
 
     def step_updated(self, outputs: StepOutputs) -> None:
-        """Record what a step has given, 2 us at 32 requests.
+        """Record what a step has given: 0.8 us for 32 requests, 40 with four tokens each.
 
         As in TGI, every request that got tokens counts, by those beyond the first: accepted drafts,
         and tokens that a grammar forced.
@@ -157,10 +157,12 @@ class EngineMetrics:
         if len(set(ids)) == len(ids):
             skipped.observe(0, len(ids))
         else:
-            for count in Counter(ids).values():
-                skipped.observe(count - 1)
-        for verified in outputs.drafts:
-            self.histograms["accepted_drafts", ""].observe(verified.accepted)
+            for count, times in Counter(Counter(ids).values()).items():
+                skipped.observe(count - 1, times)
+        if outputs.drafts:
+            accepted = self.histograms["accepted_drafts", ""]
+            for count, times in Counter(drafts.accepted for drafts in outputs.drafts).items():
+                accepted.observe(count, times)
 
 
 def _method(step: Step) -> str:
@@ -192,20 +194,22 @@ class StageTimer:
         """The result has been applied."""
         self._updated = time.perf_counter()
 
-    def end(self) -> None:
-        """The outputs of the oldest step have been handed over."""
+    def end(self) -> float:
+        """The outputs of the oldest step have been handed over; returns its duration."""
         method, joined, schedule, launched = self._launched.popleft()
         forward = self._arrived - max(launched, self._previous)
         update, send = self._updated - self._arrived, time.perf_counter() - self._updated
         self._previous = self._arrived
         histograms = self._metrics.histograms
-        histograms["total", method].observe(schedule + forward + update + send)
+        total = schedule + forward + update + send
+        histograms["total", method].observe(total)
         histograms["schedule", method].observe(schedule)
         histograms["forward", method].observe(forward)
         histograms["update", method].observe(update)
         histograms["send", method].observe(send)
         if joined:
             histograms["schedule", "join"].observe(schedule)
+        return total
 
     def fail(self) -> None:
         """The oldest step has failed, and has no durations."""

@@ -8,6 +8,7 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from operator import attrgetter
 
+from tgi_cli.config import DecoderFacts
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.step import FRESH, GrammarMatcher
 from tgi_cli.engine.thinking import ThinkingProgress
@@ -28,11 +29,13 @@ class Sequence:
 
     Attributes:
         token_ids: prompt and generated tokens that the host knows.
-        prompt_tokens: length of the prompt.
+        prompt_tokens: length of the prompt, with the token that a decoder starts with.
         max_tokens: upper bound of prompt and generated tokens.
         stop_ids: token ids that end it.
         skip_forced: whether tokens that its grammar forces may be appended without being sampled.
-        followed: whether it has a grammar or a thinking budget, which follow its tokens.
+        followed: whether it has a grammar, a thinking budget or forced tokens of a decoder, which
+            follow its tokens.
+        last_id: token that is forced as the last one that it may have, or None.
         thinking: its progress in its thinking budget, or None without one.
         num_unreported: tokens that were forced before the first choice; reported with that.
         priority_key: sorts by priority, then arrival; the lowest is served first and preempted
@@ -75,12 +78,14 @@ class Sequence:
 
     request: GenerationRequest
     order: InitVar[int]
+    decoder: InitVar[DecoderFacts | None] = None
     token_ids: list[int] = field(init=False)
     prompt_tokens: int = field(init=False)
     max_tokens: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     skip_forced: bool = field(init=False)
     followed: bool = field(init=False)
+    last_id: int | None = field(init=False, default=None)
     thinking: ThinkingProgress | None = field(init=False, default=None)
     num_unreported: int = field(init=False, default=0)
     priority_key: tuple[int, int] = field(init=False)
@@ -115,9 +120,11 @@ class Sequence:
     prompt_reached: int | None = None
     last_advanced: float = -math.inf
 
-    def __post_init__(self, order: int) -> None:
+    def __post_init__(self, order: int, decoder: DecoderFacts | None) -> None:
         request = self.request
         self.token_ids = list(request.prompt_ids)
+        if decoder is not None:
+            self.token_ids.append(decoder.start_id)
         self.prompt_tokens = len(self.token_ids)
         self.max_tokens = self.prompt_tokens + request.max_new_tokens
         self.stop_ids = frozenset() if request.ignore_eos else request.stop_token_ids
@@ -129,10 +136,28 @@ class Sequence:
             or request.sampling.allowed_token_ids
         )
         self.followed = request.grammar is not None or request.thinking is not None
+        if decoder is not None:
+            self._begin_answer(decoder)
         if request.thinking is not None:
             self.thinking = ThinkingProgress(request.thinking)
             self._begin()
         self.priority_key = (-request.priority, order)
+
+    def _begin_answer(self, decoder: DecoderFacts) -> None:
+        """Append the token that every answer begins with; limit the answer to the decoder's length.
+
+        The last token of an answer needs no position.
+        """
+        if decoder.max_tokens is not None:
+            self.max_tokens = min(self.max_tokens, self.prompt_tokens + decoder.max_tokens)
+        first, room = decoder.first_id, self.max_tokens - self.prompt_tokens
+        if first is not None and room > 1 and first not in self.stop_ids:
+            self.token_ids.append(first)
+            self.num_unreported = 1
+            self.followed = True
+        if decoder.last_id is not None and not self.request.ignore_eos:
+            self.last_id = decoder.last_id
+            self.followed = True
 
     def _begin(self) -> None:
         """Append what a budget of 0 forces behind a prompt that ends within reasoning."""
@@ -145,7 +170,7 @@ class Sequence:
         for token_id in due:
             self.thinking.accept(token_id)
         self.token_ids.extend(due)
-        self.num_unreported = len(due)
+        self.num_unreported += len(due)
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from tgi_cli.engine.sequence import Sequence
+from tgi_cli.engine.step import Step
 
 
 class Speculator(Protocol):
@@ -35,4 +36,8 @@ class Speculator(Protocol):
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended, perhaps without having run."""
+        ...
+
+    def timed(self, step: Step, seconds: float) -> None:
+        """A step has been applied, ``seconds`` after its scheduling began."""
         ...

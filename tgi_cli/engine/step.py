@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tgi_cli.engine.messages import GenerationRequest, LogitsProcessor
 from tgi_cli.sampling.params import SamplingParams
@@ -172,6 +172,19 @@ class Step:
         return self.num_tokens - self.num_decodes - self.num_drafts
 
 
+MAX_DRAFT_ROWS = 64
+"""Draft tokens in one step at most, over all sequences."""
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step of ``rows`` tokens in all, of ``sequences`` with ``context`` each."""
+
+    sequences: int
+    rows: int
+    context: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkLogprobs:
     """Log-probabilities of the prompt tokens that follow a chunk's positions.
@@ -248,6 +261,10 @@ class GrammarMatcher(Protocol):
 
     def allows(self, token_ids: Sequence[int]) -> bool:
         """Whether these tokens may all follow, one after another; none is accepted."""
+        ...
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, may follow one after another."""
         ...
 
     def forced(self) -> list[int]:

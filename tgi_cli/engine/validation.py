@@ -6,6 +6,7 @@ from enum import Enum
 from itertools import chain
 from typing import Protocol
 
+from tgi_cli.config import DecoderFacts
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.sampling.params import MAX_TOKEN_IDS
 
@@ -61,6 +62,17 @@ def validate_length(prompt_tokens: int, max_new_tokens: int, limits: LengthLimit
         raise LengthError(LengthFault.PROMPT_TOO_LONG, cause)
     if max_new_tokens < 1:
         raise LengthError(LengthFault.NO_NEW_TOKENS, "max_new_tokens must be at least 1")
+
+
+def validate_for_decoder(request: GenerationRequest, decoder: DecoderFacts) -> None:
+    """Check what a request wants of an encoder-decoder model. Raises ValueError."""
+    if decoder.max_input_tokens is not None and len(request.prompt_ids) > decoder.max_input_tokens:
+        raise ValueError(f"the encoder takes {decoder.max_input_tokens} tokens")
+    if request.computes_whole_prompt:
+        raise ValueError("an encoder gives its tokens neither log-probabilities nor logits")
+    forced = decoder.first_id is not None or decoder.last_id is not None
+    if request.return_generation_logits and forced:
+        raise ValueError("the model's generation config forces tokens, and those have no logits")
 
 
 def validate_request(request: GenerationRequest, info: EngineInfo) -> None:

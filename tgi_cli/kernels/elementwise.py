@@ -74,8 +74,13 @@ def layer_norm(
     return y
 
 
-def activate(x: Tensor, activation: str, gated: bool = False) -> Tensor:
-    """``activation`` of x [T, width]; ``gated``: of its first half, times the second."""
+def activate(
+    x: Tensor, activation: str, gated: bool = False, deviations: float | None = None
+) -> Tensor:
+    """``activation`` of x [T, width]; ``gated``: of its first half, times the second.
+
+    ``deviations``: gates are sparse, as those of :func:`tgi_cli.layers.ops.sparse_gated`.
+    """
     library = cpp_library()
     assert library is not None
     x, rows, width = _rows(x)
@@ -87,6 +92,8 @@ def activate(x: Tensor, activation: str, gated: bool = False) -> Tensor:
         c_void_p(y.data_ptr()),
         int(gated),
         ACTIVATIONS[activation],
+        int(deviations is not None),
+        c_float(deviations or 0.0),
         c_int64(rows),
         c_int64(width),
         threads(),

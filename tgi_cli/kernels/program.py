@@ -8,106 +8,26 @@ least, would add a tenth to its step.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import Structure, byref, c_int64, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tgi_cli.kernels.heads import HeadMatrices
 from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import PackedMatrix
-from tgi_cli.kernels.program_args import NormKind, OpArgs, OpKind, RunArgs
+from tgi_cli.kernels.program_args import MixArgs, OpArgs, OpKind, ProgramInputs, RunArgs, ViewArgs
+from tgi_cli.kernels.program_parts import (
+    BufferView,
+    HeadLayout,
+    HeadNorms,
+    Mix,
+    NormWeights,
+    RecurrenceViews,
+    Rope,
+    ScoreRule,
+)
 from tgi_cli.kernels.recurrence import ConvolutionLayer, GateLayer, RecurrenceLayer
-
-
-@dataclass(frozen=True, slots=True)
-class BufferView:
-    """Part of a buffer: the buffer's number, and the offset in a token's row."""
-
-    buffer: int
-    offset: int = 0
-
-    def at(self, offset: int) -> BufferView:
-        return BufferView(self.buffer, self.offset + offset)
-
-
-@dataclass(frozen=True, slots=True)
-class NormWeights:
-    """A norm over ``width`` numbers; its tensors are float32."""
-
-    kind: NormKind
-    width: int
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    eps: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class HeadLayout:
-    """The attention heads of the layer whose KV cache has the index ``layer``."""
-
-    layer: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int | None = None
-    """Of values. Default: ``head_dim``."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrenceViews:
-    """Where the inputs of linear attention are; ``beta`` is of the delta rule alone."""
-
-    query: BufferView
-    key: BufferView
-    value: BufferView
-    decay: BufferView
-    beta: BufferView | None = None
-
-
-@dataclass(slots=True)
-class ProgramInputs:
-    """What the parts of a program are given in one step.
-
-    Attributes:
-        step, caches: of the attention backend that was planned for the step.
-        rotations: arrays of pointers to the cosines and sines of the step's positions, for each
-            rope.
-        slots: of the step's states, of models that have some.
-        states: an array of pointers, two per layer with states: of its convolution, and of its
-            recurrence.
-        kept: what the arrays point to.
-    """
-
-    step: Structure
-    caches: Any
-    rotations: tuple[Any, Any]
-    slots: Structure | None
-    states: Any
-    kept: Any
-
-    @classmethod
-    def of(
-        cls,
-        step: Structure,
-        caches: Any,
-        rotations: Sequence[tuple[Tensor, Tensor]],
-        slots: Structure | None = None,
-        states: Any = None,
-    ) -> ProgramInputs:
-        """With ``rotations`` as tensors."""
-        pointers = c_void_p * len(rotations)
-        cosines = pointers(*(cosine.data_ptr() for cosine, _ in rotations))
-        sines = pointers(*(sine.data_ptr() for _, sine in rotations))
-        return cls(step, caches, (cosines, sines), slots, states, rotations)
-
-
-RESIDUAL = BufferView(0)
-"""The embeddings at first; overwritten."""
-OUTPUT = BufferView(1)
 
 
 class Program:
@@ -116,19 +36,23 @@ class Program:
     Tensors are bfloat16; norms' weights are float32. The program keeps its tensors alive.
 
     Args:
-        hidden_size: of the residual and of the result.
+        hidden_size: of the result.
+        residual_size: default: ``hidden_size``.
+        per_layer_size: of a token's embeddings for all layers.
 
     Raises:
         RuntimeError: there is no library of kernels.
     """
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(
+        self, hidden_size: int, residual_size: int | None = None, per_layer_size: int = 0
+    ) -> None:
         library = cpp_library()
         if library is None:
             raise RuntimeError("the kernels are not compiled for this processor")
         self._library = library
         self.hidden_size = hidden_size
-        self._widths = [hidden_size, hidden_size]
+        self._widths = [residual_size or hidden_size, hidden_size, per_layer_size]
         self._ops: list[OpArgs] = []
         self._kept: list[Any] = []
         self._cuts = [0]
@@ -161,7 +85,7 @@ class Program:
             label, OpKind.NORM, source, target, width=norm.width, norm=norm.kind, eps=norm.eps
         )
         op.weight, op.bias = self._keep(norm.weight), self._keep(norm.bias)
-        op.residual = -1 if residual is None else residual.buffer
+        op.residual = _view(residual)
         op.scale = scale
 
     def linear(
@@ -193,21 +117,26 @@ class Program:
     def rotate(
         self,
         label: str,
-        qkv: BufferView,
         heads: HeadLayout,
+        queries: BufferView,
+        values: BufferView | None,
         *,
-        rope: int | None,
-        rotated: int = 0,
-        weight: Tensor | None = None,
-        eps: float = 0.0,
+        rope: Rope | None,
+        norms: HeadNorms,
+        values_from_keys: bool = False,
     ) -> None:
-        """Norm (``weight`` float32 [heads, head_dim]) and rotate queries and keys in place.
+        """Norm and rotate queries, and the keys behind them, in place.
 
-        Keys, and the values behind them, then go into the layer's cache.
+        Keys and ``values`` then go into the layer's cache; without ``values`` there are no keys.
+        ``values_from_keys``: they are what keys are before their norm, copied there first.
         """
-        op = self._add(label, OpKind.ROTATE, qkv, qkv, heads, eps=eps, rotated=rotated)
-        op.rope = -1 if rope is None else rope
-        op.weight = self._keep(weight)
+        op = self._add(label, OpKind.ROTATE, queries, queries, heads, eps=norms.eps)
+        _set_rope(op, rope)
+        _set_others(op, values)
+        if values is None:
+            op.kv_heads = 0
+        op.values_from_keys = values_from_keys
+        op.weight, op.value_weight = self._keep(norms.weight), self._keep(norms.value_weight)
 
     def attend(
         self,
@@ -215,17 +144,15 @@ class Program:
         queries: BufferView,
         target: BufferView,
         heads: HeadLayout,
-        *,
-        scale: float,
-        window: int | None,
-        chunk: int | None = None,
-        softcap: float | None,
-        sinks: Tensor | None,
+        rule: ScoreRule,
     ) -> None:
-        """target = attention of the queries over the cache; ``sinks`` are float32 [heads]."""
-        op = self._add(label, OpKind.ATTEND, queries, target, heads, softcap=softcap or 0.0)
-        op.attention_scale, op.sinks = scale, self._keep(sinks)
-        op.window, op.chunk = window or 0, chunk or 0
+        """target = attention of the queries over the cache."""
+        op = self._add(label, OpKind.ATTEND, queries, target, heads, softcap=rule.softcap or 0.0)
+        op.attention_scale, op.sinks = rule.scale, self._keep(rule.sinks)
+        op.window, op.chunk = rule.window or 0, rule.chunk or 0
+        if rule.bias is not None:
+            # The kernel reads keys in their order, which is that of falling distances.
+            op.attention_bias, op.distances = self._keep(rule.bias.flip(1)), rule.bias.shape[1]
 
     def convolve(
         self,
@@ -303,19 +230,66 @@ class Program:
         heads: HeadLayout,
         *,
         stride: int,
-        rope: int | None,
-        rotated: int = 0,
+        rope: Rope | None,
     ) -> None:
         """Rotate the last dimensions of queries and of the row, which goes into the cache.
 
         Of each head in ``queries``, ``stride`` numbers apart, these dimensions come behind those of
         the latent in ``target``, [heads, head_dim].
         """
-        op = self._add(
-            label, OpKind.LATENT, queries, target, heads, head_input=stride, rotated=rotated
-        )
-        op.rope = -1 if rope is None else rope
+        op = self._add(label, OpKind.LATENT, queries, target, heads, head_input=stride)
+        _set_rope(op, rope)
         _set_others(op, row)
+
+    def multiply(
+        self,
+        label: str,
+        source: BufferView,
+        target: BufferView,
+        by: BufferView | Tensor,
+        width: int,
+    ) -> None:
+        """target = source times ``by``, a token's numbers or float32 [width]; may be source."""
+        op = self._add(label, OpKind.MULTIPLY, source, target, width=width)
+        if isinstance(by, Tensor):
+            op.weight = self._keep(by)
+        else:
+            _set_others(op, by)
+
+    def gate_sparsely(
+        self,
+        label: str,
+        source: BufferView,
+        target: BufferView,
+        width: int,
+        activation: int,
+        deviations: float,
+    ) -> None:
+        """target = activation(gate) * up of source, as :func:`tgi_cli.layers.ops.sparse_gated`."""
+        self._add(
+            label,
+            OpKind.SPARSE,
+            source,
+            target,
+            width=width,
+            activation=activation,
+            scale=deviations,
+        )
+
+    def mix(
+        self,
+        label: str,
+        source: BufferView,
+        base: BufferView,
+        factors: BufferView,
+        target: BufferView,
+        mix: Mix,
+    ) -> None:
+        """target = base plus source's rows times factors [streams, sources]; not source."""
+        op = self._add(label, OpKind.MIX, source, target)
+        _set_others(op, base, factors)
+        args = MixArgs(mix.streams, mix.sources, mix.width, mix.plus)
+        op.mix = self._keep_layer(mix, args)
 
     def cut(self) -> None:
         """End a part: between it and the next one, its caller does something with its result."""
@@ -334,7 +308,7 @@ class Program:
     def run(
         self, residual: Tensor, inputs: ProgramInputs, part: int = 0, seconds: Any = None
     ) -> Tensor:
-        """Embeddings [T, hidden], which become the residual, to the result [T, hidden].
+        """Embeddings [T, residual], which become the residual, to the result [T, hidden].
 
         Args:
             residual: contiguous; overwritten.
@@ -345,13 +319,16 @@ class Program:
         Raises:
             MemoryError: no memory for the buffers of so many tokens.
         """
-        output = torch.empty_like(residual)
+        output = residual.new_empty(residual.shape[0], self.hidden_size)
         run = self._run
         run.first, run.last = self._cuts[part], self._cuts[part + 1]
         run.tokens = residual.shape[0]
-        run.residual, run.output = residual.data_ptr(), output.data_ptr()
+        run.callers[0], run.callers[1] = residual.data_ptr(), output.data_ptr()
+        run.callers[2] = None if inputs.per_layer is None else inputs.per_layer.data_ptr()
         run.step, run.caches = ctypes.addressof(inputs.step), ctypes.addressof(inputs.caches)
-        run.cosines, run.sines = map(ctypes.addressof, inputs.rotations)
+        ropes = inputs.ropes
+        run.cosines, run.sines = ctypes.addressof(ropes.cosines), ctypes.addressof(ropes.sines)
+        run.temperatures = ctypes.addressof(ropes.temperatures)
         run.slots = None if inputs.slots is None else ctypes.addressof(inputs.slots)
         run.states = None if inputs.states is None else ctypes.addressof(inputs.states)
         run.seconds = seconds
@@ -369,9 +346,10 @@ class Program:
         layout: HeadLayout | None = None,
         **fields: Any,
     ) -> OpArgs:
-        op = OpArgs(kind=kind, residual=-1, **{"scale": 1.0, **fields})
-        op.input, op.input_offset = source.buffer, source.offset
-        op.output, op.output_offset = target.buffer, target.offset
+        op = OpArgs(kind=kind, **{"scale": 1.0, **fields})
+        op.input, op.output, op.residual = _view(source), _view(target), _view(None)
+        op.rope = -1
+        _set_others(op)
         if layout is not None:
             op.layer, op.head_dim = layout.layer, layout.head_dim
             op.heads, op.kv_heads = layout.num_heads, layout.num_kv_heads
@@ -392,6 +370,15 @@ class Program:
         return tensor.data_ptr()
 
 
+def _view(view: BufferView | None) -> ViewArgs:
+    return ViewArgs(-1, 0) if view is None else ViewArgs(view.buffer, view.offset)
+
+
 def _set_others(op: OpArgs, *views: BufferView | None) -> None:
-    for other, view in zip(op.others, (*views, None, None, None, None), strict=False):
-        other.buffer, other.offset = (-1, 0) if view is None else (view.buffer, view.offset)
+    for i in range(len(op.others)):
+        op.others[i] = _view(views[i] if i < len(views) else None)
+
+
+def _set_rope(op: OpArgs, rope: Rope | None) -> None:
+    if rope is not None:
+        op.rope, op.rotated = rope.index, rope.rotated

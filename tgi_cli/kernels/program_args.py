@@ -1,9 +1,14 @@
-"""What a program hands to C++: the structures of ``cpp/program.h``."""
+"""What a program hands to C++: the structures of ``cpp/program.h``, and a step's inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
+
+from torch import Tensor
 
 
 class OpKind(IntEnum):
@@ -18,6 +23,9 @@ class OpKind(IntEnum):
     GATE = 6
     HEADS = 7
     LATENT = 8
+    MULTIPLY = 9
+    SPARSE = 10
+    MIX = 11
 
 
 class ViewArgs(Structure):
@@ -26,16 +34,26 @@ class ViewArgs(Structure):
     _fields_ = (("buffer", c_int32), ("offset", c_int32))
 
 
+class MixArgs(Structure):
+    """``Mix`` of ``cpp/streams.h``."""
+
+    _fields_ = (
+        ("streams", c_int64),
+        ("sources", c_int64),
+        ("width", c_int64),
+        ("plus", c_float),
+    )
+
+
 class OpArgs(Structure):
     """``Op`` of ``cpp/program.h``."""
 
     _fields_ = (
         ("kind", c_int32),
-        ("input", c_int32),
-        ("input_offset", c_int32),
-        ("output", c_int32),
-        ("output_offset", c_int32),
-        ("residual", c_int32),
+        ("input", ViewArgs),
+        ("output", ViewArgs),
+        ("others", ViewArgs * 4),
+        ("residual", ViewArgs),
         ("norm", c_int32),
         ("width", c_int64),
         ("weight", c_void_p),
@@ -53,6 +71,8 @@ class OpArgs(Structure):
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
         ("value_dim", c_int32),
+        ("values_from_keys", c_int32),
+        ("value_weight", c_void_p),
         ("window", c_int64),
         ("chunk", c_int64),
         ("attention_scale", c_float),
@@ -60,12 +80,12 @@ class OpArgs(Structure):
         ("sinks", c_void_p),
         ("attention_bias", c_void_p),
         ("distances", c_int64),
-        ("others", ViewArgs * 4),
-        ("head_input", c_int64),
-        ("head_output", c_int64),
         ("convolution", c_void_p),
         ("recurrence", c_void_p),
         ("gate", c_void_p),
+        ("head_input", c_int64),
+        ("head_output", c_int64),
+        ("mix", c_void_p),
     )
 
 
@@ -76,12 +96,12 @@ class RunArgs(Structure):
         ("first", c_int64),
         ("last", c_int64),
         ("tokens", c_int64),
-        ("residual", c_void_p),
-        ("output", c_void_p),
+        ("callers", c_void_p * 3),
         ("step", c_void_p),
         ("caches", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("temperatures", c_void_p),
         ("slots", c_void_p),
         ("states", c_void_p),
         ("seconds", POINTER(c_double)),
@@ -95,3 +115,49 @@ class NormKind(IntEnum):
     NONE = 0
     RMS = 1
     LAYER = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgramInputs:
+    """What the parts of a program are given in one step.
+
+    Attributes:
+        step, caches: of the attention backend that was planned for the step.
+        ropes: what :func:`rope_pointers` makes of the step's positions.
+        slots: of the step's states, of models that have some.
+        states: an array of pointers, two per layer with states: of its convolution, and of its
+            recurrence.
+        per_layer: each layer's own embeddings of the tokens, [T, layers, width], of models that
+            have some.
+    """
+
+    step: Structure
+    caches: Any
+    ropes: RopePointers
+    slots: Structure | None = None
+    states: Any = None
+    per_layer: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RopePointers:
+    """Arrays of pointers, one per rope each; null where it has no such tensor."""
+
+    cosines: Any
+    sines: Any
+    temperatures: Any
+    kept: Any
+    """What they point to."""
+
+
+def rope_pointers(ropes: Sequence[tuple[Tensor, Tensor] | Tensor]) -> RopePointers:
+    """Of the cosines and sines of a step's positions, or the factors of queries, float32."""
+    pointers = c_void_p * len(ropes)
+
+    def addresses(part: int) -> Any:
+        return pointers(
+            *(rope[part].data_ptr() if isinstance(rope, tuple) else None for rope in ropes)
+        )
+
+    factors = (None if isinstance(rope, tuple) else rope.data_ptr() for rope in ropes)
+    return RopePointers(addresses(0), addresses(1), pointers(*factors), ropes)

@@ -307,6 +307,7 @@ class GateArgs(Structure):
         ("wide", c_int32),
         ("activation", c_int32),
         ("gate_first", c_int32),
+        ("per_group", c_int32),
         ("eps", c_float),
     )
 
@@ -320,12 +321,14 @@ class GateLayer:
         weight: of the norm, float32 [width] or [groups, width]; None: there is no norm.
         eps: of the norm.
         gate_first: norm(x * act(gate)) instead of norm(x) * act(gate).
+        per_group: the gate is one number per group.
     """
 
     activation: str
     weight: Tensor | None = None
     eps: float = 0.0
     gate_first: bool = False
+    per_group: bool = False
 
     def args(self, groups: int, width: int) -> GateArgs:
         """The layer's own fields, for inputs in bfloat16."""
@@ -337,12 +340,13 @@ class GateLayer:
             width=width,
             activation=ACTIVATIONS[self.activation],
             gate_first=self.gate_first,
+            per_group=self.per_group,
             eps=self.eps,
         )
 
 
 def gate(layer: GateLayer, x: Tensor, by: Tensor) -> Tensor:
-    """x [T, groups, width], gated by as many numbers."""
+    """x [T, groups, width], gated by as many numbers, or ``per_group`` by [T, groups, 1]."""
     x, by = _tokens(x), _tokens(by)
     output = torch.empty(x.shape, dtype=x.dtype)
     call = layer.args(x.shape[1], x.shape[2])

@@ -12,7 +12,7 @@ from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
-from tgi_cli.layers.norm import QKNorm, UnitRMSNorm, WideRMSNorm
+from tgi_cli.layers.norm import QKNorm, WideRMSNorm
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines of a step's positions, [T, 1, rotated dimensions] each."""
@@ -134,11 +134,10 @@ class Attention(nn.Module):
             build, num_heads * self.value_dim, hidden_size, output_bias, units=num_heads
         )
         self.slopes = Slopes(build, slopes) if slopes else None
-        self.v_norm = (
-            UnitRMSNorm(build, self.value_dim, qk_norm_eps or 0.0)
-            if value_norm and not shared
-            else None
-        )
+        self.v_norm: QKNorm | None = None
+        if value_norm and not shared:
+            eps = qk_norm_eps or 0.0
+            self.v_norm = QKNorm(build, self.all_heads[1], 0, self.value_dim, eps, unit=True)
         self.head_gate: ColumnParallelLinear | None = None
         if head_gate:
             one_each = {"": Projection(num_heads)}
@@ -223,15 +222,13 @@ class Attention(nn.Module):
         else:
             value = parts[2].view(len(projected), -1, self.value_dim)
         if self.v_norm is not None:
-            value = self.v_norm(value)
+            self.v_norm(value, None)
         return rotated, query, key, value, gate
 
     def _project(self, attended: Tensor, gate: Tensor | None, hidden: Tensor) -> Tensor:
         if gate is not None:
             attended = ops.gate(attended, gate.view(attended.shape), "sigmoid")
         if self.head_gate is not None:
-            # In float64, since a CPU rounds a float32's sigmoid by its position in a tensor.
-            factors = self.head_gate(hidden).double().sigmoid_().to(attended.dtype)
-            attended = attended * factors[..., None]
+            attended = ops.gate(attended, self.head_gate(hidden)[..., None], "sigmoid")
         output: Tensor = self.o_proj(attended.flatten(1))
         return output

@@ -19,6 +19,7 @@ from tgi_cli.layers import recurrent
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.conv import CausalConv
+from tgi_cli.layers.gates import DeltaGates
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from tgi_cli.layers.norm import GatedRMSNorm
 
@@ -49,10 +50,10 @@ class DeltaDecay(Loadable):
         self.rate.copy_(logarithms[self.own]).exp_()
 
     @property
-    def gates(self) -> recurrent.DeltaGates:
+    def gates(self) -> DeltaGates:
         """The parameters as the operation takes them."""
         channels = self.key_dim > 1
-        return recurrent.DeltaGates(self.rate, self.bias, channels, factor=self.factor)
+        return DeltaGates(self.rate, self.bias, channels, factor=self.factor)
 
 
 class LowRankGates(nn.Module):

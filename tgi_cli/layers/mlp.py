@@ -30,8 +30,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.shard = build.shard
         self.cutoff = NormalDist().inv_cdf(sparsity) if sparsity else None
-        """In standard deviations above the mean of the gates; those below count as zero."""
-        self.intermediate_size = intermediate_size
+        """In standard deviations of the gates above their mean; those below count as zero."""
         parts = {
             "gate_proj": Projection(intermediate_size),
             "up_proj": Projection(intermediate_size),
@@ -43,18 +42,12 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         gate_up = self.gate_up_proj(hidden)
-        if self.cutoff is not None:
-            gates = gate_up[:, : gate_up.shape[1] // 2]
-            gates.copy_((gates - self._cutoff(gates)).relu_())
-        output: Tensor = self.down_proj(ops.gated(gate_up, self.activation))
+        if self.cutoff is None:
+            inner = ops.gated(gate_up, self.activation)
+        else:
+            inner = ops.sparse_gated(gate_up, self.activation, self.cutoff, self.shard)
+        output: Tensor = self.down_proj(inner)
         return output
-
-    def _cutoff(self, gates: Tensor) -> Tensor:
-        """What a token's gates must exceed, [T, 1], from those of all shards."""
-        mean = self.shard.all_reduce(gates.sum(-1, keepdim=True)) / self.intermediate_size
-        squares = self.shard.all_reduce((gates - mean).square_().sum(-1, keepdim=True))
-        assert self.cutoff is not None
-        return mean + (squares / self.intermediate_size).sqrt_() * self.cutoff
 
 
 class MLP(nn.Module):

@@ -164,6 +164,6 @@ class QKNorm(Loadable):
     def forward(self, heads: Tensor, rotation: tuple[Tensor, Tensor] | None) -> None:
         """Norm, and rotate, queries and keys [T, heads, head_dim] in place."""
         if rotation is None:
-            heads.copy_(ops.rms_norm(heads, self.weight, self.eps))
+            ops.norm_heads_(heads, self.weight, self.eps)
         else:
             ops.norm_rotate_(heads, self.weight, self.eps, *rotation)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.kernels import custom_kernels_enabled, elementwise, recurrence
 
 log = logging.getLogger(__name__)
@@ -148,11 +149,55 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](gate).mul_(up)
 
 
+def sparse_gated(
+    gate_up: Tensor, activation: str, deviations: float, shard: Shard = ALONE
+) -> Tensor:
+    """:func:`gated` [T, 2 I], of gates that are cut off below: [T, I] (Gemma 3n).
+
+    What a token's gates, of all shards, are on average, and so many of their standard deviations,
+    is taken off each of them; those that come out negative count as zero.
+    """
+    if shard.size == 1 and elementwise.usable(gate_up):
+        return elementwise.activate(gate_up, activation, gated=True, deviations=deviations)
+    gates, ups = gate_up.chunk(2, dim=-1)
+    wide = gates.float()
+    count = gates.shape[-1] * shard.size
+    mean = shard.all_reduce(wide.sum(-1, keepdim=True)) / count
+    squares = shard.all_reduce((wide - mean).square_().sum(-1, keepdim=True))
+    cutoff = mean + (squares / count).sqrt_() * deviations
+    cut = (wide - cutoff).relu_().to(gates.dtype)
+    return ACTIVATIONS[activation](cut).mul_(ups)
+
+
 def gate(x: Tensor, by: Tensor, activation: str) -> Tensor:
-    """x * activation(by) of [T, heads, n] each, ``activation`` being ``silu`` or ``sigmoid``."""
+    """x * activation(by) of [T, heads, n] each, ``activation`` being ``silu`` or ``sigmoid``.
+
+    ``by`` may be [T, heads, 1], one number per head.
+    """
     if recurrence.usable(x, by):
-        return recurrence.gate(recurrence.GateLayer(activation), x, by)
-    return x * (torch.sigmoid(by) if activation == "sigmoid" else F.silu(by))
+        layer = recurrence.GateLayer(activation, per_group=by.shape[2] == 1)
+        return recurrence.gate(layer, x, by)
+    function = torch.sigmoid if activation == "sigmoid" else F.silu
+    if by.shape[2] > 1:
+        return x * function(by)
+    # In float64, since a CPU rounds a few numbers' sigmoids otherwise than many's.
+    return x * function(by.double()).to(x.dtype)
+
+
+def norm_heads_(heads: Tensor, weight: Tensor, eps: float) -> None:
+    """:func:`rms_norm` of heads [T, heads, head_dim] in place; ``weight`` [heads, head_dim]."""
+    if elementwise.usable(heads, weight):
+        elementwise.rotate_(heads, None, None, weight, eps)
+        return
+    heads.copy_(rms_norm(heads, weight, eps))
+
+
+def tanh(x: Tensor) -> Tensor:
+    """tanh of [T, n] where n is small: a row's does not depend on the rows beside it."""
+    if elementwise.usable(x):
+        return elementwise.activate(x, "tanh")
+    # In float64, since a CPU rounds a few numbers' tangents otherwise than many's.
+    return torch.tanh(x.double()).to(x.dtype)
 
 
 def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
@@ -188,5 +233,5 @@ def norm_rotate_(heads: Tensor, weight: Tensor, eps: float, cosines: Tensor, sin
     if elementwise.usable(heads, weight):
         elementwise.rotate_(heads, cosines, sines, weight, eps)
         return
-    heads.copy_(rms_norm(heads, weight, eps))
+    norm_heads_(heads, weight, eps)
     rotate_(heads, cosines, sines)

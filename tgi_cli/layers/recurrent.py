@@ -1,32 +1,38 @@
-"""The operations of layers that keep a state: C++ kernels on the CPU, or a reference in torch.
+"""The operations of layers that keep a state: kernels, or a reference in torch.
 
 They take a flat batch and the slots of its step, read each sequence's state before its first token,
-and leave it after its last one, and where a snapshot is due. References compute in float32, token
-by token, and round once: neither the cut of a text into steps nor the sequences beside it change
-a bit of a result on a CPU.
+and leave it after its last one, and where a snapshot is due. On CUDA the kernels are Triton's
+(:mod:`tgi_cli.layers.triton_recurrent`), on a CPU those in C++. References compute in float32,
+token by token, and round once: neither the cut of a text into steps nor the sequences beside it
+change a bit of a result on a CPU.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tgi_cli.attention import StateCache
+from tgi_cli.attention import StateCache, StateMetadata
 from tgi_cli.kernels import recurrence as kernels
 from tgi_cli.kernels.linear import ACTIVATIONS
-from tgi_cli.kernels.recurrence import ConvolutionLayer, DecayForm, GateLayer, RecurrenceLayer
+from tgi_cli.kernels.recurrence import ConvolutionLayer, GateLayer
+from tgi_cli.layers import chunked, ops
+from tgi_cli.layers.gates import DeltaGates, GivenGates, StepSizes, by_rows
 
 L2_EPS = 1e-6
 """Added to the squares of queries and keys."""
 
-_VECTOR = 64
-"""Divisible by what torch computes at once on any CPU, unrolled."""
+
+def triton_for(x: Tensor) -> ModuleType | None:
+    """The kernels for ``x`` on CUDA; None on a CPU, or where Triton cannot compile."""
+    if not x.is_cuda or ops.triton_kernels() is None:
+        return None
+    from tgi_cli.layers import triton_recurrent
+
+    return triton_recurrent
 
 
 def causal_conv(
@@ -59,6 +65,10 @@ def causal_conv(
     if size <= kernels.MAX_TAPS and activation in (None, *ACTIVATIONS) and kernels.usable(x, own):
         convolution = ConvolutionLayer(weight, bias, activation)
         return kernels.convolution(convolution, x, own, step.for_kernels())
+    if (triton := triton_for(x)) is not None:
+        convolution = ConvolutionLayer(weight, bias, activation)
+        convolved: Tensor = triton.convolution(convolution, x, own, step)
+        return convolved
     before = states.load(layer, "conv")
     lengths = step.query_start_loc.diff()
     # All inputs in one tensor, each sequence's behind its earlier ones.
@@ -82,99 +92,6 @@ def causal_conv(
         after = (own + step.snapshot_after)[:, None] + rows
         states.store(layer, "conv", inputs[after], snapshots=True)
     return y.to(x.dtype)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeltaGates:
-    """How a layer of the gated delta rule makes decays and gains of numbers a and b of a token.
-
-    A head's state, or with ``channels`` each of its rows, is multiplied by exp(g) for a token:
-
-    - ``softplus``: g = -rate * softplus(a + bias) (Gated DeltaNet, Kimi Delta Attention)
-    - ``sigmoid``: g = floor * sigmoid(rate * (a + bias)) (Kimi Delta Attention with a lower bound)
-
-    The gain is factor * sigmoid(b).
-
-    Attributes:
-        rate: float32 [heads], above 0.
-        bias: float32 [heads], or [heads * key_dim] with ``channels``.
-        channels: whether there is a decay for each row of a state.
-        form: of g.
-        floor: of g, below 0 (sigmoid).
-        factor: of the gain.
-    """
-
-    rate: Tensor
-    bias: Tensor
-    channels: bool = False
-    form: Literal["softplus", "sigmoid"] = "softplus"
-    floor: float = 0.0
-    factor: float = 1.0
-
-    def decays(self, a: Tensor) -> Tensor:
-        """exp(g) float32 of a [T, heads], or of [T, heads * key_dim] with channels."""
-        rate = self.rate
-        if self.channels:
-            rate = rate.repeat_interleave(len(self.bias) // len(rate))
-        a = a.float() + self.bias
-        if self.form == "softplus":
-            return by_rows(torch.exp, by_rows(F.softplus, a) * -rate)
-        return by_rows(torch.exp, by_rows(torch.sigmoid, a * rate) * self.floor)
-
-    def gains(self, b: Tensor) -> Tensor:
-        """float32 of b [T, heads]."""
-        return by_rows(torch.sigmoid, b.float()) * self.factor
-
-    def layer(self, key_heads: int, key_dim: int, value_dim: int, eps: float) -> RecurrenceLayer:
-        """The gated delta rule as kernels take it; see :func:`gated_delta`."""
-        return RecurrenceLayer(
-            heads=len(self.rate),
-            key_heads=key_heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            form=DecayForm.SOFTPLUS if self.form == "softplus" else DecayForm.SIGMOID,
-            rate=self.rate,
-            bias=self.bias,
-            channels=self.channels,
-            floor=0.0 if self.form == "softplus" else self.floor,
-            beta_factor=self.factor,
-            norm_eps=eps,
-            scale=key_dim**-0.5,
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GivenGates:
-    """As :class:`DeltaGates`, of logarithms of decays and of gains that are given as they are.
-
-    Attributes:
-        heads: of values.
-        channels: whether there is a decay for each row of a state.
-    """
-
-    heads: int
-    channels: bool = False
-
-    def decays(self, a: Tensor) -> Tensor:
-        """exp(a), float32."""
-        return by_rows(torch.exp, a.float())
-
-    def gains(self, b: Tensor) -> Tensor:
-        """b in float32."""
-        return b.float()
-
-    def layer(self, key_heads: int, key_dim: int, value_dim: int, eps: float) -> RecurrenceLayer:
-        """The gated delta rule as kernels take it; see :func:`gated_delta`."""
-        return RecurrenceLayer(
-            heads=self.heads,
-            key_heads=key_heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            form=DecayForm.GIVEN,
-            channels=self.channels,
-            norm_eps=eps,
-            scale=key_dim**-0.5,
-        )
 
 
 def gated_delta(
@@ -209,6 +126,17 @@ def gated_delta(
         assert states.step is not None
         rule = gates.layer(key_heads, key_dim, qkv[2].shape[2], eps)
         return kernels.recurrence(rule, qkv, a, b, own, states.step.for_kernels())
+    if (triton := triton_for(qkv[2])) is not None:
+        rule = gates.layer(key_heads, key_dim, qkv[2].shape[2], eps)
+
+        def recurrent(tokens: slice, part: StateMetadata) -> Tensor:
+            some = (qkv[0][tokens], qkv[1][tokens], qkv[2][tokens])
+            read: Tensor = triton.recurrence(rule, some, a[tokens], b[tokens], own, part)
+            return read
+
+        if states.in_chunks and eps == chunked.NORM_EPS:
+            return chunked.gated_delta(qkv, a, b, gates, own, states.planned, recurrent)
+        return recurrent(slice(None), states.planned)
     value = qkv[2].float()
     shared = value.shape[1] // qkv[0].shape[1]
     query, key = (
@@ -231,45 +159,6 @@ def gated_delta(
 
     states.advance(layer, "recurrent", run)
     return output.to(qkv[2].dtype)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepSizes:
-    """What the heads of a Mamba-2 layer make of a token's number dt.
-
-    The step is softplus(dt + bias) within the bounds, the state's decay exp(-rate * step).
-
-    Attributes:
-        rate: float32 [heads], above 0.
-        bias: float32 [heads].
-        skip: float32 [heads], the factor of the input in the output.
-        smallest, largest: bounds of a step.
-    """
-
-    rate: Tensor
-    bias: Tensor
-    skip: Tensor
-    smallest: float = 0.0
-    largest: float = math.inf
-
-    def steps(self, dt: Tensor) -> Tensor:
-        """float32 of dt [T, heads]."""
-        return by_rows(F.softplus, dt.float() + self.bias).clamp(self.smallest, self.largest)
-
-    def layer(self, groups: int, state_size: int, head_dim: int) -> RecurrenceLayer:
-        """The model as kernels take it; see :func:`state_space`."""
-        return RecurrenceLayer(
-            heads=len(self.rate),
-            key_heads=groups,
-            key_dim=state_size,
-            value_dim=head_dim,
-            delta=False,
-            rate=self.rate,
-            bias=self.bias,
-            skip=self.skip,
-            floor=self.smallest,
-            ceiling=self.largest,
-        )
 
 
 def state_space(
@@ -302,8 +191,19 @@ def state_space(
         assert states.step is not None
         model = sizes.layer(groups, state_size, x.shape[2])
         return kernels.recurrence(model, (c, b, x), dt, None, own, states.step.for_kernels())
+    if (triton := triton_for(x)) is not None:
+        model = sizes.layer(groups, state_size, x.shape[2])
+
+        def recurrent(tokens: slice, part: StateMetadata) -> Tensor:
+            some = (c[tokens], b[tokens], x[tokens])
+            read: Tensor = triton.recurrence(model, some, dt[tokens], None, own, part)
+            return read
+
+        if states.in_chunks:
+            return chunked.state_space(x, b, c, dt, sizes, own, states.planned, recurrent)
+        return recurrent(slice(None), states.planned)
     wide, step = x.float(), sizes.steps(dt)
-    decay = by_rows(torch.exp, step * -sizes.rate)[:, :, None, None]
+    decay = sizes.decays(step)[:, :, None, None]
     scaled = (wide * step[..., None]).view(len(x), groups, -1, 1, x.shape[2])
     b, c = (part.float()[:, :, None, :, None] for part in (b, c))
     output = torch.empty_like(wide)
@@ -352,15 +252,3 @@ def gated_norm(
     normed = wide * squares.div_(x.shape[-1]).add_(eps).rsqrt_() * weight.float()
     output: Tensor = normed if gate_first else normed.mul_(factors)
     return output.to(x.dtype)
-
-
-def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """An elementwise function of [T, n], with the same bits however many rows there are.
-
-    torch computes the last elements of a tensor one by one, by other approximations of exp than
-    many at once: rows are padded so that none are left over.
-    """
-    rest = -x.shape[-1] % _VECTOR if x.device.type == "cpu" else 0
-    if not rest:
-        return function(x.contiguous())
-    return function(F.pad(x, (0, rest)))[..., : x.shape[-1]]

@@ -13,6 +13,7 @@ from tgi_cli.layers import recurrent
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.conv import CausalConv
+from tgi_cli.layers.gates import StepSizes, by_rows
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 
 
@@ -23,7 +24,7 @@ class Heads(Loadable):
         steps: what follows from them.
     """
 
-    steps: recurrent.StepSizes
+    steps: StepSizes
 
     def __init__(self, build: Build, num_heads: int, min_step: float, max_step: float) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Heads(Loadable):
             yield self.slot(f"{parent}.{name}", name, (self.num_heads,), self.own)
 
     def finish(self) -> None:
-        self.steps = recurrent.StepSizes(self.A_log.exp(), self.dt_bias, self.D, *self.bounds)
+        self.steps = StepSizes(self.A_log.exp(), self.dt_bias, self.D, *self.bounds)
 
 
 class GroupNorm(Loadable):
@@ -74,7 +75,7 @@ class GroupNorm(Loadable):
         return recurrent.gated_norm(x, gate, weight, self.eps, gate_first=True).flatten(1)
 
     def _across_shards(self, x: Tensor, gate: Tensor) -> Tensor:
-        gated = recurrent.by_rows(torch.nn.functional.silu, gate.float()).mul_(x)
+        gated = by_rows(torch.nn.functional.silu, gate.float()).mul_(x)
         squares = gated.new_zeros(len(x), self.num_groups)
         group = self.own.start // self.width
         squares[:, group] = torch.linalg.vector_norm(gated, dim=-1).square_()

@@ -129,6 +129,7 @@ class AltUp(nn.Module):
         super().__init__()
         self.active = active
         self.num_streams = num_streams
+        self.router_scale = 1.0 / hidden_size
         self.router_norm = RMSNorm(build, hidden_size, eps)
         self.modality_router = ReplicatedLinear(build, hidden_size, num_streams, bias=False)
         self.prediction_coefs = ReplicatedLinear(build, num_streams, num_streams**2, bias=False)
@@ -165,9 +166,7 @@ class AltUp(nn.Module):
         return active if self.output_scale is None else active * self.output_scale.weight
 
     def _modalities(self, active: Tensor) -> Tensor:
-        routed = self.modality_router(self.router_norm(active) / active.shape[-1])
-        # In float64, since a CPU rounds a few numbers' tangents otherwise than many's.
-        return torch.tanh(routed.double()).to(active.dtype)
+        return ops.tanh(self.modality_router(self.router_norm(active) * self.router_scale))
 
 
 class Streams(nn.Module):

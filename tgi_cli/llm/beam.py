@@ -164,6 +164,8 @@ def search(
         TgiError: A beam failed.
         EngineDeadError: The engine's loop has ended.
     """
+    if info.decoder_start_ids:
+        raise ValueError("beams of encoder-decoder models are not supported")
     for prompt in prompts:
         new_tokens_of(prompt, options.max_new_tokens, info)
     hypotheses: list[list[BeamHypothesis]] = [[] for _ in prompts]

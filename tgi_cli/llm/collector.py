@@ -36,12 +36,17 @@ class Collector:
         stops: StopStrings,
         tokenizer: Tokenizer,
         hidden_ids: frozenset[int],
+        start_ids: tuple[int, ...] = (),
     ) -> None:
+        """Begin. ``start_ids`` precede the answer of an encoder-decoder model, not the prompt."""
         self.request = request
         self.prompt = prompt
         self._index = index
         self._text = SequenceText(
-            tokenizer, prompt.ids, stops, hidden_ids=hidden_ids | request.stop_token_ids
+            tokenizer,
+            start_ids or prompt.ids,
+            stops,
+            hidden_ids=hidden_ids | request.stop_token_ids,
         )
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []

@@ -28,6 +28,7 @@ from tgi_cli.engine.messages import (
     StepOutputs,
 )
 from tgi_cli.engine.metrics import StepStats
+from tgi_cli.engine.speculator import Speculator
 from tgi_cli.engine.step import GrammarCompiler, Worker
 from tgi_cli.errors import TgiError
 from tgi_cli.llm.outputs import EngineDeadError
@@ -71,6 +72,7 @@ class InProcessEngine:
         model_id: Id of the base model; adapters may not have this name.
         on_end: Called when the loop has ended, on its thread.
         grammars: Compiles grammars. Default: requests with one are refused.
+        speculator: Proposes draft tokens. Default: no speculative decoding.
 
     Attributes:
         request_ids: Unique ids for requests.
@@ -86,10 +88,11 @@ class InProcessEngine:
         model_id: str = "",
         on_end: Callable[[], None] | None = None,
         grammars: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.request_ids: Iterator[int] = itertools.count(1)
         on_step = None if on_stats is None else _json_callback(on_stats)
-        core = EngineCore(worker, limits, depth, grammars, on_step)
+        core = EngineCore(worker, limits, depth, grammars, speculator, on_step)
         self._inbox, self._outbox = core.inbox, core.outbox
         self.adapters = AdapterRegistry(core.inbox.put, limits.max_loras, model_id)
         self._lock = threading.RLock()

@@ -322,7 +322,15 @@ class LLM:
         grammar = read_grammar(options.grammar, tokenizer, self.info.eos_token_ids)
         stops = StopStrings(options.stops)
         return [
-            Collector(request, prompt, index, stops, tokenizer, self._hidden_ids)
+            Collector(
+                request,
+                prompt,
+                index,
+                stops,
+                tokenizer,
+                self._hidden_ids,
+                self.info.decoder_start_ids,
+            )
             for prompt, params, adapter_id in zip(read, sampling, ids, strict=True)
             for index, request in enumerate(
                 requests_of(

@@ -12,6 +12,7 @@ from tgi_cli import demo
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.engine.speculation import create_speculator
 from tgi_cli.hub import (
     LocalModel,
     download_progress,
@@ -105,7 +106,14 @@ def start_engine(
         capacity.warmup_seconds,
     )
     engine = InProcessEngine(
-        worker, limits, depth, on_stats, info.model_id, worker.close, worker.grammars
+        worker,
+        limits,
+        depth,
+        on_stats,
+        info.model_id,
+        worker.close,
+        worker.grammars,
+        create_speculator(capacity.config, capacity.step_times),
     )
     worker.watch(engine.fail)
     try:

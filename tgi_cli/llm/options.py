@@ -48,6 +48,8 @@ class EngineSettings(TypedDict, total=False):
         quantize_head: Quantize the output head to 8-bit integers.
         num_shard: Processes that share the model, including this one: a GPU each, or the cores
             of the CPU.
+        speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
+            Default: 7 on a CPU, 0 on a GPU.
         max_loras: LoRA adapters that share a batch. Default: 4 if adapters are named, else 0.
         max_cpu_loras: LoRA adapters in the CPU's memory.
         max_lora_rank: Highest rank of a LoRA adapter.
@@ -68,6 +70,7 @@ class EngineSettings(TypedDict, total=False):
     quantize: str | None
     quantize_head: bool
     num_shard: int | None
+    speculate: int | None
     max_loras: int | None
     max_cpu_loras: int | None
     max_lora_rank: int | None

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import Fail, Shutdown
+from tgi_cli.engine.speculation import create_speculator
 from tgi_cli.errors import ExitCode, ShardError, TgiError
 from tgi_cli.model_server.adapters import EngineEndedError
 from tgi_cli.model_server.config import ModelServerConfig
@@ -102,6 +103,7 @@ def _serve(
         ),
         0 if config.device == "cpu" else 1,
         compiler=worker.grammars,
+        speculator=create_speculator(config, capacity.step_times),
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()

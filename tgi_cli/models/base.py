@@ -1,9 +1,10 @@
-"""The interface of every causal language model."""
+"""The interfaces of causal language models and of encoder-decoder models."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -84,3 +85,47 @@ class CausalLM(nn.Module):
                     for module in expert.modules():
                         add(module, share)
         return int(sum(sizes.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderTokens:
+    """What a step computes of one sequence of an encoder-decoder model.
+
+    The sequence's blocks hold its encoder tokens from position 0 on, and those of the decoder,
+    which begin with the one that it starts with, behind them.
+
+    Attributes:
+        ids: int64 [n], the decoder's next known tokens, at least one.
+        start: decoder tokens before them.
+        samples: after how many of them, the last ones, logits are wanted.
+        encoder_tokens: length P of the prompt.
+        encoder_ids: int64 [P], if the encoder is to compute the prompt now; None if it has done so.
+        block_table: int64 [blocks], all blocks of the sequence; later entries are not read.
+    """
+
+    ids: Tensor
+    start: int
+    samples: int
+    encoder_tokens: int
+    encoder_ids: Tensor | None
+    block_table: Tensor
+
+
+class EncoderDecoderLM(CausalLM):
+    """An encoder that takes prompts, and a decoder that answers; not over flat batches."""
+
+    @abstractmethod
+    def decode(self, sequences: Iterable[DecoderTokens], attention: PagedAttention) -> Tensor:
+        """Compute a step.
+
+        Returns:
+            float32 [N, vocab], the logits of all samples, in the order of their sequences.
+        """
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        """Raises TypeError: see :meth:`decode`."""
+        raise TypeError("an encoder-decoder model has no flat batches")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Raises TypeError: see :meth:`decode`."""
+        raise TypeError("an encoder-decoder model computes its logits with its decoder")

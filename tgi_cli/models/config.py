@@ -203,6 +203,32 @@ def text_part(config: ModelConfig, tied: bool = False) -> ModelConfig:
     return replace(config, raw=inner | stated)
 
 
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """The decoder of a model that may take more than text.
+
+    Attributes:
+        config: of the decoder.
+        prefix: of its tensors' names in the checkpoint.
+        notice: a warning about what is left out, for the log.
+    """
+
+    config: ModelConfig
+    prefix: str
+    notice: str
+
+    @classmethod
+    def of(cls, config: ModelConfig, alone: str, tied: bool = False) -> TextPart:
+        """Of a checkpoint of the architecture ``alone``, or of one that has it as a part.
+
+        Raises:
+            ModelError: as :func:`text_part`.
+        """
+        if config.architecture == alone:
+            return cls(config, "model", "")
+        return cls(text_part(config, tied), "model.language_model", TEXT_ALONE)
+
+
 def shown(value: object) -> str:
     """A value for an error message, shortened if it is long."""
     if isinstance(value, int) and abs(value) >= _LARGEST:

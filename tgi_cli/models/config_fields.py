@@ -8,7 +8,7 @@ from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models.config import ModelConfig, shown
-from tgi_cli.models.spec import RopeSpec
+from tgi_cli.models.spec import AttentionSpec, MLPSpec, RopeSpec
 
 ACTIVATIONS = (
     "silu",
@@ -100,6 +100,31 @@ def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, in
             f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads"
         )
     return num_heads, num_kv_heads, head_dim
+
+
+def attention(
+    config: ModelConfig, num_kv_heads: int | None = None, **options: Any
+) -> AttentionSpec:
+    """Attention with the heads that :func:`heads` reads.
+
+    ``attention_bias`` is that of all its projections, and off where it is absent. ``options`` are
+    further fields.
+    """
+    num_heads, num_kv_heads, head_dim = heads(config, num_kv_heads)
+    bias = config.get("attention_bias", bool, False)
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        bias=bias,
+        output_bias=bias,
+        **options,
+    )
+
+
+def gated_mlp(config: ModelConfig, size: str = "intermediate_size") -> MLPSpec:
+    """A feed-forward block whose width has the key ``size``."""
+    return MLPSpec(intermediate_size=config.positive(size), activation=activation(config))
 
 
 def rope_parameters(config: ModelConfig, theta: float = 10000.0) -> dict[str, Any]:
@@ -215,6 +240,21 @@ def layer_kinds(
                 f"supported: {', '.join(supported)}",
             )
     return kinds
+
+
+def rotated_layers(config: ModelConfig) -> list[bool]:
+    """Whether each layer rotates positions.
+
+    The misnamed list of config.json has 1 for layers that do; without one, every fourth does not
+    (``no_rope_layer_interval``). Raises ModelError.
+    """
+    num_layers = config.positive("num_hidden_layers")
+    interval = config.positive("no_rope_layer_interval", 4)
+    default = [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    rotated = (config.get("no_rope_layers", list, default) or default)[:num_layers]
+    if len(rotated) != num_layers:
+        raise config.invalid(f"'no_rope_layers' names {len(rotated)} of {num_layers} layers")
+    return [bool(each) for each in rotated]
 
 
 def per_layer(

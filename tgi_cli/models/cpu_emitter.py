@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor, nn
+
+from tgi_cli.attention import KVSpec
 from tgi_cli.kernels.linear import Epilogue, PackedMatrix
-from tgi_cli.kernels.program import RESIDUAL, BufferView, NormWeights, Program
+from tgi_cli.kernels.program import Program
 from tgi_cli.kernels.program_args import NormKind
+from tgi_cli.kernels.program_parts import RESIDUAL, BufferView, NormWeights
 from tgi_cli.layers import LayerNorm, RMSNorm
 from tgi_cli.layers.linear import LinearBase
 
 
 class UnsupportedLayer(Exception):
     """No operation computes a part of the model; the message names the part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a block's result goes, and how."""
+
+    target: BufferView
+    epilogue: Epilogue = Epilogue.STORE
+    scale: float = 1.0
 
 
 class Emitter:
@@ -24,11 +38,21 @@ class Emitter:
 
     Args:
         hidden_size: of the model.
+        kv_specs: of its KV caches.
+        residual_size: default: ``hidden_size``.
+        per_layer_size: of a token's embeddings for all layers.
     """
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        kv_specs: Sequence[KVSpec],
+        residual_size: int | None = None,
+        per_layer_size: int = 0,
+    ) -> None:
         self.hidden_size = hidden_size
-        self.program = Program(hidden_size)
+        self.kv_specs = kv_specs
+        self.program = Program(hidden_size, residual_size, per_layer_size)
         self.normed = self.program.buffer(hidden_size)
         self.branch = self.program.buffer(hidden_size)
         self.waiting: tuple[BufferView, float] | None = None
@@ -51,11 +75,22 @@ class Emitter:
             return target
         source, scale = waiting
         if norm is None:
-            nothing = NormWeights(NormKind.NONE, self.hidden_size)
-            self.program.norm(label, source, target, nothing, RESIDUAL, scale)
+            self.add(label, source, RESIDUAL, scale)
             return RESIDUAL
         self.norm(label, norm, source, target, RESIDUAL, scale)
         return target
+
+    def add(self, label: str, source: BufferView, target: BufferView, scale: float = 1.0) -> None:
+        """target += scale * source."""
+        nothing = NormWeights(NormKind.NONE, self.hidden_size)
+        self.program.norm(label, source, target, nothing, target, scale)
+
+    def scale(
+        self, label: str, source: BufferView, target: BufferView, factor: float | Tensor
+    ) -> None:
+        """target = factor * source; ``factor`` is one number."""
+        by = torch.full((self.hidden_size,), float(factor), dtype=torch.float32)
+        self.program.multiply(label, source, target, by, self.hidden_size)
 
     def norm(
         self,
@@ -108,3 +143,8 @@ class Emitter:
             activation=activation,
             scale=scale,
         )
+
+    def project(self, label: str, layer: LinearBase, source: BufferView, output: Output) -> None:
+        """The last product of a block."""
+        target, epilogue, scale = output.target, output.epilogue, output.scale
+        self.linear(label, layer, source, target, epilogue, scale=scale)

@@ -1,8 +1,8 @@
 """A decoder's layers as one program for the C++ kernels: what a CUDA graph is to a GPU.
 
 The program computes what the modules compute, with the same roundings. The modules remain the
-oracle, and run models with layers that no operation of the program computes, models with several
-shards, and steps with adapters. Experts, which depend on what a router chooses, run as modules
+oracle, and run models whose weights are not packed for the kernels, models with several shards, and
+steps with adapters. Experts, which depend on what a router chooses, run as modules
 between the parts of a program.
 """
 
@@ -18,14 +18,23 @@ from torch import Tensor, nn
 
 from tgi_cli.attention import PagedAttention, StateCache
 from tgi_cli.attention.cpu_cpp import CppAttention
-from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue
-from tgi_cli.kernels.program import OUTPUT, RESIDUAL, BufferView, ProgramInputs
-from tgi_cli.layers import MLP, GatedMLP, RotaryEmbedding
-from tgi_cli.layers.moe import MoE
+from tgi_cli.kernels.linear import Epilogue
+from tgi_cli.kernels.program_args import ProgramInputs, rope_pointers
+from tgi_cli.kernels.program_parts import OUTPUT, RESIDUAL, Rope
+from tgi_cli.layers import RotaryEmbedding, Streams
+from tgi_cli.layers.moe import MLPAndExperts, MoE
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.cpu_emitter import Emitter, UnsupportedLayer
-from tgi_cli.models.cpu_mixers import Output, Rope, emit_mixer
-from tgi_cli.models.decoder import DecoderForCausalLM, DecoderLayer, DecoderModel, Norm
+from tgi_cli.models.cpu_emitter import Emitter, Output, UnsupportedLayer
+from tgi_cli.models.cpu_mixers import emit_mixer
+from tgi_cli.models.cpu_mlp import emit_mlp, emit_per_layer
+from tgi_cli.models.cpu_streams import emit_altup_layer
+from tgi_cli.models.decoder import (
+    AltUpLayer,
+    DecoderForCausalLM,
+    DecoderLayer,
+    DecoderModel,
+    Norm,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +44,14 @@ class ExpertsPart:
     """What runs as a module behind a part of the program: residual += scale * norm(experts)."""
 
     module: nn.Module
+    takes_residual: bool
+    """It has norms of its own: else it is given the part's result, which is normed."""
     norm: Norm | None
     scale: float
 
-    def add(self, normed: Tensor, residual: Tensor) -> None:
-        """Add the experts of ``normed``, as a :class:`DecoderLayer` does."""
-        added = self.module(normed)
+    def add(self, result: Tensor, residual: Tensor) -> None:
+        """Add the experts after a part with that ``result``, as a :class:`DecoderLayer` does."""
+        added = self.module(residual if self.takes_residual else result)
         if self.norm is not None:
             added = self.norm(added)
         residual.add_(added if self.scale == 1.0 else added.mul_(self.scale))
@@ -59,17 +70,29 @@ class CpuProgram:
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
         """See :meth:`tgi_cli.models.CausalLM.forward`; for steps without adapters."""
         assert isinstance(attention, CppAttention)
-        hidden, rotations = self._model.embed(input_ids, positions)
-        # A model that scales queries by position has no program.
-        rotary = [each for each in rotations if isinstance(each, tuple)]
-        inputs = ProgramInputs.of(attention.step, attention.caches, rotary)
+        hidden, given = self._model.embed(input_ids, positions)
+        inputs = ProgramInputs(
+            step=attention.step,
+            caches=attention.caches,
+            ropes=rope_pointers(given.rotations),
+            per_layer=given.per_layer,
+        )
         if attention.states is not None:
             assert attention.states.step is not None
             inputs.slots = attention.states.step.for_kernels().args
             inputs.states = self._pointers(attention.states)
+        if self._model.streams is not None:
+            return self._forward_streams(self._model.streams, hidden, inputs)
         for part, experts in enumerate(self._experts):
             experts.add(self.program.run(hidden, inputs, part), hidden)
         return self.program.run(hidden, inputs, len(self._experts))
+
+    def _forward_streams(self, streams: Streams, hidden: Tensor, inputs: ProgramInputs) -> Tensor:
+        """With a token's streams side by side in the residual."""
+        residual = streams.open(hidden).transpose(0, 1).contiguous()
+        self.program.run(residual.flatten(1), inputs)
+        output: Tensor = self._model.norm(streams.close(residual.transpose(0, 1).contiguous()))
+        return output
 
     def _pointers(self, states: StateCache) -> Any:
         """To each layer's states of its convolution, and of its recurrence."""
@@ -99,22 +122,41 @@ class _Compiler:
     """Emits a model's operations in one pass."""
 
     def __init__(self, model: DecoderModel) -> None:
-        self.emitter = Emitter(model.norm.size)
+        size = model.norm.size
+        self.emitter = Emitter(
+            size,
+            model.caches.kv,
+            None if model.streams is None else size * (1 + len(model.streams.split)),
+            0 if model.per_layer is None else len(model.layers) * model.per_layer.width,
+        )
         self.experts: list[ExpertsPart] = []
-        ropes = {
-            index: Rope(index, 2 * len(rope.frequencies))
+        ropes = [
+            Rope(index, 2 * len(rope.frequencies) if isinstance(rope, RotaryEmbedding) else 0)
             for index, rope in enumerate(model.ropes)
-            if isinstance(rope, RotaryEmbedding)
-        }
-        for index, layer in enumerate(model.layers):
-            path = f"layers.{index}"
-            if type(layer) is not DecoderLayer or layer.per_layer is not None or layer.scalar:
-                raise UnsupportedLayer(f"{path}: more than a mixer and an MLP")
-            if layer.rope is not None and layer.rope not in ropes:
-                raise UnsupportedLayer(f"{path}: queries that grow with their position")
-            self._layer(layer, path, None if layer.rope is None else ropes[layer.rope])
-        self.emitter.take_waiting("norm", model.norm, OUTPUT)
+        ]
+        for layer in model.layers:
+            assert isinstance(layer, DecoderLayer)
+            path = f"layers.{layer.index}"
+            rope = None if layer.rope is None else ropes[layer.rope]
+            if isinstance(layer, AltUpLayer):
+                emit_altup_layer(self.emitter, path, layer, rope)
+                continue
+            self._layer(layer, path, rope)
+            self._behind(layer, path)
+        if model.streams is None:
+            self.emitter.take_waiting("norm", model.norm, OUTPUT)
         self.emitter.program.seal()
+
+    def _behind(self, layer: DecoderLayer, path: str) -> None:
+        """What follows on mixer and MLP: the layer's own embedding, and its factor."""
+        emitter = self.emitter
+        if layer.per_layer is not None:
+            source = emitter.take_waiting(f"{path}.add", None, RESIDUAL)
+            emit_per_layer(emitter, f"{path}.per_layer", layer.per_layer, layer.index, source)
+            emitter.waiting = (emitter.branch, 1.0)
+        if layer.scalar is not None:
+            source = emitter.take_waiting(f"{path}.add", None, RESIDUAL)
+            emitter.scale(f"{path}.scalar", source, source, layer.scalar.weight)
 
     def _layer(self, layer: DecoderLayer, path: str, rope: Rope | None) -> None:
         mixer, mlp, scale, emitter = layer.mixer, layer.mlp, layer.residual_scale, self.emitter
@@ -128,7 +170,7 @@ class _Compiler:
                 raise UnsupportedLayer(f"{path}: parallel blocks without a norm")
             # The residual still lacks what waits there: nothing, since the norm above added it.
             output = Output(emitter.branch, Epilogue.ADD)
-            self._mlp(f"{path}.mlp", mlp, emitter.normed, output)
+            emit_mlp(emitter, f"{path}.mlp", mlp, emitter.normed, output)
             emitter.waiting = (emitter.branch, 1.0)
             return
         if mixer is not None:
@@ -139,19 +181,18 @@ class _Compiler:
                 scale,
                 lambda output: emit_mixer(emitter, label, mixer, rope, normed, output),
             )
-        if isinstance(mlp, MoE):
-            if layer.mlp_norm is None:
-                raise UnsupportedLayer(f"{path}: experts without a norm before them")
-            emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, OUTPUT)
+        if isinstance(mlp, MoE | MLPAndExperts):
+            given = emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, OUTPUT)
             emitter.program.cut()
-            self.experts.append(ExpertsPart(mlp, layer.mlp_output_norm, scale))
+            part = ExpertsPart(mlp, given == RESIDUAL, layer.mlp_output_norm, scale)
+            self.experts.append(part)
         elif mlp is not None:
             source = emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, emitter.normed)
             self._block(
                 layer.mlp_output_norm,
                 f"{path}.mlp_output_norm",
                 scale,
-                lambda output: self._mlp(f"{path}.mlp", mlp, source, output),
+                lambda output: emit_mlp(emitter, f"{path}.mlp", mlp, source, output),
             )
 
     def _block(
@@ -163,20 +204,3 @@ class _Compiler:
         emit(Output(self.emitter.branch))
         self.emitter.norm(label, norm, self.emitter.branch, self.emitter.branch)
         self.emitter.waiting = (self.emitter.branch, scale)
-
-    def _mlp(self, label: str, mlp: nn.Module, source: BufferView, output: Output) -> None:
-        if not isinstance(mlp, GatedMLP | MLP):
-            raise UnsupportedLayer(f"{label}: {type(mlp).__name__}")
-        if isinstance(mlp, GatedMLP) and mlp.cutoff is not None:
-            raise UnsupportedLayer(f"{label}: sparse gates")
-        if mlp.activation not in ACTIVATIONS:
-            raise UnsupportedLayer(f"{label}: {mlp.activation}")
-        activation = ACTIVATIONS[mlp.activation]
-        inner = self.emitter.buffer("inner", mlp.down_proj.in_features)
-        if isinstance(mlp, GatedMLP):
-            up, kind = mlp.gate_up_proj, Epilogue.GATED
-        else:
-            up, kind = mlp.up_proj, Epilogue.ACTIVATE
-        self.emitter.linear(f"{label}.up", up, source, inner, kind, activation)
-        target, epilogue, scale = output.target, output.epilogue, output.scale
-        self.emitter.linear(f"{label}.down", mlp.down_proj, inner, target, epilogue, scale=scale)

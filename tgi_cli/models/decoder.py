@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -148,6 +147,9 @@ class AltUpLayer(DecoderLayer):
     Its hidden states are [streams, T, hidden], its residual None.
     """
 
+    MIXED_SCALE = 0.5**0.5
+    """Of attention and what is beside it, added up."""
+
     def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
         super().__init__(build, spec, hidden_size, caches)
         assert spec.altup is not None
@@ -170,7 +172,7 @@ class AltUpLayer(DecoderLayer):
         normed = self.input_norm(active)
         rotation = None if self.rope is None else inputs.rotations[self.rope]
         mixed = self._output(self.mixer_output_norm, self.mixer(normed, rotation, attention))
-        mixed = (active + mixed + self.altup.laurel(normed)) / math.sqrt(2)
+        mixed = (active + mixed + self.altup.laurel(normed)) * self.MIXED_SCALE
         computed = mixed + self._output(self.mlp_output_norm, self.mlp(self.mlp_norm(mixed)))
         streams = self.altup.correct(predictions, computed)
         if self.per_layer is not None and inputs.per_layer is not None:
@@ -209,21 +211,21 @@ class DecoderModel(nn.Module):
         assert norm is not None
         self.norm = norm
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, list[ByPosition]]:
-        """What goes into the first layer, [T, hidden], and each rope's rotation of the step."""
+    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, LayerInputs]:
+        """The tokens' vectors, [T, hidden], and what all layers are given beside them."""
         hidden: Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             # The factor is rounded to the model's dtype, as where these models were trained.
             hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype)
         if self.embed_positions is not None:
             hidden = hidden.add_(self.embed_positions(positions))
-        return hidden, [rope(positions) for rope in self.ropes]
-
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        hidden, rotations = self.embed(input_ids, positions)
-        inputs = LayerInputs(rotations)
+        inputs = LayerInputs([rope(positions) for rope in self.ropes])
         if self.per_layer is not None:
             inputs.per_layer = self.per_layer(input_ids, hidden)
+        return hidden, inputs
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+        hidden, inputs = self.embed(input_ids, positions)
         if self.streams is not None:
             hidden = self.streams.open(hidden)
         residual = None

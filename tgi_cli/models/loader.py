@@ -35,7 +35,7 @@ from tgi_cli.models.checkpoint import (
 )
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
-from tgi_cli.models.registry import checkpoint_format, decoder_spec, is_builtin
+from tgi_cli.models.registry import checkpoint_format, decoder_spec, has_encoder, is_builtin
 from tgi_cli.models.weight_files import unreadable
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
@@ -193,6 +193,10 @@ def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
                 f"no model can be built of {config.file} ({shown_error(error)})",
                 "download the model again, or correct it",
             ) from error
+    if has_encoder(config):
+        from tgi_cli.models.hf.encoder_decoder import TransformersEncoderDecoder
+
+        return TransformersEncoderDecoder(config, build, device)
     from tgi_cli.models.hf.model import TransformersForCausalLM  # imports transformers
 
     return TransformersForCausalLM(config, build, device)

@@ -9,7 +9,6 @@ from tgi_cli.models import config_fields
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig
 from tgi_cli.models.delta_fields import delta_spec, stacked_qkv
 from tgi_cli.models.spec import (
-    AttentionSpec,
     DecoderSpec,
     DeltaSpec,
     LayerSpec,
@@ -18,9 +17,10 @@ from tgi_cli.models.spec import (
     NormSpec,
 )
 from tgi_cli.models.weight_map import (
+    PRE_NORMS,
     ModuleSource,
-    Names,
     StackedExperts,
+    decoder_names,
     has_stacked_experts,
     has_tensor,
     interleaved,
@@ -46,10 +46,7 @@ Table = Mapping[str, str | ModuleSource]
 
 def dense(config: ModelConfig) -> MLPSpec:
     """A layer's feed-forward block."""
-    return MLPSpec(
-        intermediate_size=config.positive("intermediate_size"),
-        activation=config_fields.activation(config),
-    )
+    return config_fields.gated_mlp(config)
 
 
 def experts(config: ModelConfig, num_experts: int, top_k: int) -> MoESpec:
@@ -78,16 +75,10 @@ def hybrid(
         projections: where the checkpoint has those of the delta rule.
     """
     config = config_fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float, 1e-6), one_plus=True)
-    bias = config.get("attention_bias", bool, False)
-    attention = AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        bias=bias,
-        output_bias=bias,
+    attention = config_fields.attention(
+        config,
         qk_norm_eps=norm.eps,
         qk_norm="one_plus",
         output_gate=True,
@@ -99,17 +90,15 @@ def hybrid(
     # Text models, too, may have been cut out of multimodal ones by their configuration alone.
     whole = sees or has_tensor(config.path, f"{within}.norm.weight")
     root = within if whole else "model"
-    names = Names(
-        layers=f"{root}.layers",
-        modules={
-            "input_norm": "input_layernorm",
-            "mlp_norm": "post_attention_layernorm",
+    names = decoder_names(
+        root,
+        {
+            **PRE_NORMS,
             "mlp.router": "mlp.gate",
-            **interleaved(num_heads, queries, head_dim, "self_attn.q_proj"),
+            **interleaved(attention.num_heads, queries, attention.head_dim, "self_attn.q_proj"),
             **stacked_qkv(delta, "conv", "linear_attn.conv1d"),
             **projections(delta),
         },
-        top={"model.embed_tokens": f"{root}.embed_tokens", "model.norm": f"{root}.norm"},
     )
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
@@ -125,7 +114,7 @@ def hybrid(
             for layer, kind in enumerate(_kinds(config))
         ),
         final_norm=norm,
-        ropes=(config_fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, attention.head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=StackedExperts(names) if has_stacked_experts(config.path) else names,
         # Of layers that draft tokens, and of those that see.

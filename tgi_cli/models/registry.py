@@ -81,6 +81,12 @@ def is_builtin(config: ModelConfig) -> bool:
     return config.architecture in FAMILIES
 
 
+def has_encoder(config: ModelConfig) -> bool:
+    """Whether the architecture is an encoder and a decoder together."""
+    own = is_builtin(config) or config.architecture.endswith("ForCausalLM")
+    return config.raw.get("is_encoder_decoder") is True and not own
+
+
 def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
     """How the checkpoint's weights are quantized; None if they are plain or a family unpacks them.
 
@@ -130,6 +136,10 @@ def model_facts(config: ModelConfig) -> ModelFacts:
 
     For other architectures than those of built-in families it imports transformers and torch.
     """
+    if has_encoder(config):
+        from tgi_cli.models.hf.encoder_decoder import encoder_decoder_facts
+
+        return replace(encoder_decoder_facts(config), quantization=quantization_name(config))
     if not is_builtin(config):
         from tgi_cli.models.hf.model import transformers_facts
 

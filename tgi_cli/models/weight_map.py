@@ -20,7 +20,7 @@ A family declares other names, and how to take a tensor out of a larger one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,24 @@ class Names:
         return Source((_joined(path, parameter),), stored.rows, stored.transposed)
 
 
+def decoder_names(
+    prefix: str,
+    modules: Mapping[str, str | ModuleSource],
+    top: Sequence[str] | Mapping[str, str] = ("embed_tokens", "norm"),
+) -> Names:
+    """Names of a checkpoint in which all of a decoder is below ``prefix``.
+
+    ``top`` has what is outside of the layers: the model's names, and the checkpoint's if they
+    differ.
+    """
+    table = top if isinstance(top, Mapping) else {name: name for name in top}
+    return Names(
+        layers=f"{prefix}.layers",
+        modules=modules,
+        top={f"model.{ours}": f"{prefix}.{theirs}" for ours, theirs in table.items()},
+    )
+
+
 def _split(name: str) -> tuple[str, str]:
     """Module and parameter; a bare tensor (``sinks``) is a module with no parameter."""
     module, _, parameter = name.rpartition(".")
@@ -106,6 +124,21 @@ def _split(name: str) -> tuple[str, str]:
 
 def _joined(module: str, parameter: str) -> str:
     return f"{module}.{parameter}" if parameter else module
+
+
+PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+"""What most checkpoints call the norms before a layer's mixer and MLP."""
+
+NUMBERED = ("w1", "w3", "w2")
+"""What Mixtral's checkpoints, and others', call the projections of :func:`gated_parts`."""
+
+
+def gated_parts(
+    ours: str, theirs: str, names: Sequence[str] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, str]:
+    """The projections of a gated feed-forward block, gate, up and down."""
+    parts = ("gate_proj", "up_proj", "down_proj")
+    return {f"{ours}.{part}": f"{theirs}.{name}" for part, name in zip(parts, names, strict=True)}
 
 
 def stacked(

@@ -63,9 +63,11 @@ def _penalize_group(
     upload: Upload,
 ) -> None:
     count, vocab_size = len(batch), scores.shape[1]
-    total = int(batch.positions.sum())
-    lengths, rows, targets, prompts, repetition, frequency, presence, relative = upload(
-        batch.positions,
+    begins = batch.column("context_start")
+    total = int((batch.positions - begins).sum())
+    lengths, first, rows, targets, prompts, repetition, frequency, presence, relative = upload(
+        batch.positions - begins,
+        begins,
         batch.rows,
         entries,
         batch.column("prompt_tokens"),
@@ -79,7 +81,7 @@ def _penalize_group(
     # repeat_interleave does not wait for the device.
     owner = torch.repeat_interleave(torch.arange(count, device=device), lengths, output_size=total)
     starts = lengths.cumsum(0) - lengths
-    offset = torch.arange(total, device=device) - starts[owner]
+    offset = torch.arange(total, device=device) + (first - starts)[owner]
     token = pool.view(-1)[rows[owner] * pool.shape[1] + offset].long()
 
     flat = scores.view(-1)

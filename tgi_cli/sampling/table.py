@@ -36,6 +36,7 @@ _RECORD = np.dtype(
         ("top_p", np.float64),
         ("typical_p", np.float64),
         ("prompt_tokens", np.int64),
+        ("context_start", np.int64),
         ("top_logprobs", np.int64),
         ("min_new_tokens", np.int64),
         ("watermark_gamma", np.float64),
@@ -144,10 +145,12 @@ class SamplingTable:
         params: SamplingParams,
         prompt_tokens: int,
         stop_token_ids: Iterable[int] = (),
+        context_start: int = 0,
     ) -> None:
         """Give ``row`` to a sequence whose first ``prompt_tokens`` tokens are its prompt.
 
-        ``stop_token_ids`` are not chosen before ``params.min_new_tokens`` tokens.
+        ``stop_token_ids`` are not chosen before ``params.min_new_tokens`` tokens. Penalties are for
+        tokens from position ``context_start`` on: those of an encoder do not count.
         """
         lists = self._lists[row] = _token_lists(params, stop_token_ids)
         self._records[row] = (
@@ -156,6 +159,7 @@ class SamplingTable:
             params.top_p,
             params.typical_p,
             prompt_tokens,
+            context_start,
             params.top_logprobs,
             params.min_new_tokens,
             params.watermark_gamma,

@@ -7,8 +7,8 @@ by one, it is slower than the device. A graph launches them at once, always on t
 ======================  ==============================================================
 on the host             one column of numbers per row, in a pinned buffer; padding columns
 one copy                the buffer to :class:`_Inputs`, where graphs read it
-in the graph            token ids from the pool, block tables from the rows', the model, the
-                        head (where its logits are few)
+in the graph            token ids from the pool, block tables from the rows', the model, which
+                        reads and writes slots of states, the head (where its logits are few)
 after it                the sampler, over the rows without padding
 ======================  ==============================================================
 
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tgi_cli.attention import AttentionMetadata, PagedAttention
+from tgi_cli.attention import AttentionMetadata, PagedAttention, StateMetadata
 from tgi_cli.device import available_memory
 from tgi_cli.worker.executors import ForwardOutput, RunnableModel
 from tgi_cli.worker.input_batch import InputBatch
@@ -47,11 +47,12 @@ MAX_HEAD_LOGITS = 1 << 22
 MiB at most for all sizes together. A larger head takes the device longer than its launch takes the
 host."""
 
-ROW, TOKEN, POSITION, SLOT, TARGET, LENGTH, ADAPTER = range(7)
-_PADDING = np.array([[0], [0], [0], [-1], [0], [0], [-1]], np.int64)
+ROW, TOKEN, POSITION, SLOT, TARGET, LENGTH, ADAPTER, STATE_IN, STATE_OUT = range(9)
+_PADDING = np.array([[0], [0], [0], [-1], [0], [0], [-1], [-1], [-1]], np.int64)
 """A column of inputs for each row of a step, and the column of a padding row: row; flat index of
 its token in the pool; position; slot for its KV (-1 for none); flat index of its next token; KV
-length (0 attends to nothing); slot of its adapter (-1 for none)."""
+length (0 attends to nothing); slot of its adapter (-1 for none); slots of its recurrent states
+before the step (-1 for fresh ones) and after it (-1 for none)."""
 
 
 class Graph(Protocol):
@@ -148,6 +149,9 @@ class DecodeGraphs:
         )
         self._buffers: AttentionMetadata | None = None
         self._hidden: Tensor | None = None
+        self._states = attention.states
+        self._state_slots: dict[int, StateMetadata] = {}
+        """By size. Graphs read their tensors."""
         self.captured: dict[tuple[int, bool], tuple[Graph, Tensor]] = {}
 
     @torch.inference_mode()
@@ -186,11 +190,17 @@ class DecodeGraphs:
         """Free the memory of all graphs."""
         self.captured.clear()
         self._buffers = self._hidden = None
+        self._state_slots.clear()
         release_unused_memory(self._attention.device)
 
     def supports(self, batch: StepBatch) -> bool:
         """Whether it is of decodes alone, and of no more than there are graphs for."""
-        return batch.only_decodes and len(batch.rows) <= self.largest and not batch.reports_prompts
+        return (
+            batch.only_decodes
+            and len(batch.rows) <= self.largest
+            and not batch.reports_prompts
+            and not batch.step.snapshots
+        )
 
     def run(self, batch: StepBatch) -> ForwardOutput:
         """See :meth:`tgi_cli.worker.executors.Executor.run`."""
@@ -212,6 +222,9 @@ class DecodeGraphs:
         np.multiply(table.host_blocks[rows, block], table.block_size, out=values[SLOT])
         values[SLOT] += offset
         values[ADAPTER] = -1 if slots is None else slots
+        if self._states is not None:
+            values[STATE_IN] = batch.step.state_in
+            values[STATE_OUT] = batch.step.state_out
         inputs = self._view(size)
         inputs.copy_(staged, non_blocking=True)
         if slots is not None and self._lora is not None:
@@ -231,7 +244,7 @@ class DecodeGraphs:
                 yield size, adapted
 
     def _view(self, size: int) -> Tensor:
-        """int64 [7, size]: the beginning of the same memory, whatever the size."""
+        """int64 [9, size]: the beginning of the same memory, whatever the size."""
         return self._inputs[: len(_PADDING) * size].view(-1, size)
 
     def _prepare(self, keys: Sequence[tuple[int, bool]]) -> None:
@@ -256,6 +269,11 @@ class DecodeGraphs:
             slots = np.array([0 if adapted else -1], np.int32)
             self._lora.plan(slots, inputs[ADAPTER] if adapted else None)
         self._attention.plan_padded(None, size)
+        if self._states is not None:
+            if size not in self._state_slots:
+                slots_of = StateMetadata.of_decodes(inputs[STATE_IN], inputs[STATE_OUT])
+                self._state_slots[size] = slots_of
+            self._states.plan(self._state_slots[size])
 
     def _record(self, key: tuple[int, bool], make: Callable[[], Graph]) -> None:
         size, adapted = key

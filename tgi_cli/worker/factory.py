@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from tgi_cli import kernels
-from tgi_cli.attention import create_attention
+from tgi_cli.attention import StateCache, create_attention
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.device import default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
+from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError
+from tgi_cli.layers import chunked
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.cpu_program import compile_program
@@ -95,6 +97,8 @@ def make_worker(
             "--cross-check compares with transformers' own weights, and these are quantized",
             "leave it off, or serve plain weights",
         )
+    if config.state_prefill == "chunked":
+        chunked.functions()  # before the weights, which take a while
     constrained = not (config.disable_grammar_support or shard.rank)
     grammars = _load_grammars(config, facts) if constrained else None
     table = _make_table(config)
@@ -121,6 +125,13 @@ def make_worker(
 
             served = config.max_total_tokens
             cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
+    explicit = {"speculate", "speculative_config"}.intersection(config.explicit_limits)
+    if model.state_specs and config.speculate and explicit:
+        raise ConfigError(
+            f"--speculate {config.speculate}: the recurrent states of {facts.architecture} cannot "
+            "be rolled back to before a draft token that is rejected",
+            "leave it off",
+        )
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
@@ -137,6 +148,8 @@ def make_worker(
         )
     except ValueError as error:
         raise ConfigError(f"--attention {config.attention}: {error}", "leave it off") from error
+    if config.state_prefill == "chunked":
+        use_chunks(attention.states)
     kernels.set_threads(None)
     program = compile_program(model, attention)
     if program is not None and table is None:
@@ -147,6 +160,22 @@ def make_worker(
     loaded = LoadedModel(facts, model, attention, lora, program, time.monotonic() - began)
     with out_of_memory_as_error():  # the tables of rows, as long as the context
         return ModelWorker(config, loaded, shard, grammars)
+
+
+def use_chunks(states: StateCache | None) -> None:
+    """Have prompts computed in chunks of tokens.
+
+    Raises:
+        ConfigError: no layer of the model can be computed so.
+    """
+    specs = () if states is None else states.specs
+    tensors = [tensor for spec in specs for tensor in spec.tensors]
+    matrices = [each for each in tensors if each.name == "recurrent" and len(each.shape) == 3]
+    if states is None or not matrices:
+        raise ConfigError(
+            "--state-prefill chunked is for models with linear attention or Mamba-2", "leave it off"
+        )
+    states.chunked = True
 
 
 def _load_grammars(config: EngineConfig, facts: ModelFacts) -> Future[LLGuidance | None]:
@@ -170,4 +199,6 @@ def _make_table(config: EngineConfig) -> LoraTable | None:
     if not config.max_loras:
         return None
     tokens = config.max_batch_prefill_tokens + config.max_batch_size
+    if config.speculate:
+        tokens += MAX_DRAFT_ROWS
     return LoraTable(config.max_loras, config.max_lora_rank, tokens)

@@ -80,7 +80,11 @@ class Matcher:
         return not self.error and (accepted or not self.failed())
 
     def allows(self, token_ids: Sequence[int]) -> bool:
-        return self.inner.validate_tokens(list(token_ids)) == len(token_ids)
+        return self.num_allowed(token_ids) == len(token_ids)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        count: int = self.inner.validate_tokens(list(token_ids))
+        return count
 
     def forced(self) -> list[int]:
         return self.inner.compute_ff_tokens() if self._canonical else []
@@ -202,24 +206,34 @@ class LLGuidance:
         count = sum(1 + len(tokens) for tokens in drafts)
         # Where a draft is forbidden, the library stops filling.
         self._bits[:count] = -1
-        triples, begin = [], 0
-        seconds: list[float] = []
+        address, size, begin = self._bits.ctypes.data, self._bits.strides[0], 0
+        behind: list[tuple[Matcher, int, list[int]]] = []
         for matcher, tokens in zip(matchers, drafts, strict=True):
             assert isinstance(matcher, Matcher)
-            triples.append((matcher.inner, begin, list(tokens)))
+            if tokens:
+                behind.append((matcher, begin, list(tokens)))
+            else:
+                start = time.thread_time()
+                matcher.inner.unsafe_compute_mask_ptr(address + begin * size, size)
+                matcher.took(time.thread_time() - start)
+                if matcher.failed():
+                    self._bits[begin] = 0
             begin += 1 + len(tokens)
         alone, self._look_for_slow = self._look_for_slow, False
-        for part in [[each] for each in triples] if alone else [triples]:
+        for part in [[each] for each in behind] if alone else [behind]:
             begun = time.monotonic()
             self._executor.unsafe_compute_mask_ptr_with_draft_token(
-                part, self._bits.ctypes.data, self._bits.strides[0], count
+                [(matcher.inner, first, tokens) for matcher, first, tokens in part],
+                address,
+                size,
+                count,
             )
-            seconds.append(time.monotonic() - begun)
-        self._look_for_slow = max(seconds) > _SLOW_SECONDS
-        for index, (matcher, (_, begin, tokens)) in enumerate(zip(matchers, triples, strict=True)):
-            assert isinstance(matcher, Matcher)
+            seconds = time.monotonic() - begun
             if alone:
-                matcher.took(seconds[index])
+                part[0][0].took(seconds)
+            elif seconds > _SLOW_SECONDS:
+                self._look_for_slow = True
+        for matcher, begin, tokens in behind:
             if matcher.failed():
                 self._bits[begin : begin + 1 + len(tokens)] = 0
         return self._bits[:count]

@@ -8,6 +8,7 @@ block table      int32 [max_rows, max_blocks], host         a new row; appended 
 its device copy  the same, device                           the same
 sampling         one record per row, host                   a new row
 adapter slots    int32 [max_rows], host                     a new row
+encoder tokens   int64 [max_rows], host                     a new row
 row options      rows that want more than tokens, host      a new row; a freed one
 ===============  =========================================  ================================
 
@@ -49,6 +50,7 @@ class InputBatch:
         device: of tokens and block tables.
         upload: copies host arrays to the device.
         shared: whether the device reads the host's memory. Default: a CPU does; tests set it.
+        has_encoder: whether all tokens of a prompt but the last are an encoder's.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class InputBatch:
         device: torch.device,
         upload: Uploader,
         shared: bool | None = None,
+        has_encoder: bool = False,
     ) -> None:
         self.block_size = block_size
         self.width = max_tokens + 1
@@ -71,6 +74,8 @@ class InputBatch:
         self.blocks = table if self._shared else table.to(device, copy=True)
         self.sampling = SamplingTable(max_rows)
         self.adapter_slots: NDArray[np.int32] = np.full(max_rows, -1, np.int32)
+        self._has_encoder = has_encoder
+        self.encoder_tokens: NDArray[np.int64] = np.zeros(max_rows, np.int64)
         self.row_options: dict[int, RowOptions] = {}
         self.upload = upload
 
@@ -112,9 +117,12 @@ class InputBatch:
         self.write(indices, token_ids)
 
     def _write_options(self, new: NewRow) -> None:
-        extras = new.extras
+        extras, encoder_tokens = new.extras, new.prompt_tokens - 1 if self._has_encoder else 0
         self.adapter_slots[new.row] = new.adapter_slot
-        self.sampling.set(new.row, new.sampling, new.prompt_tokens, extras.stop_token_ids)
+        self.encoder_tokens[new.row] = encoder_tokens
+        self.sampling.set(
+            new.row, new.sampling, new.prompt_tokens, extras.stop_token_ids, encoder_tokens
+        )
         self.row_options.pop(new.row, None)
         if (
             extras.logits_processors

@@ -19,9 +19,11 @@ from torch import Tensor
 from tgi_cli.attention import PagedAttention
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.step import Step
+from tgi_cli.models.base import EncoderDecoderLM
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.sampler import Sampler
 from tgi_cli.worker.cuda_graphs import DecodeGraphs
+from tgi_cli.worker.encoder_decoder import EncoderDecoderExecutor
 from tgi_cli.worker.executors import (
     EagerExecutor,
     Executor,
@@ -103,6 +105,9 @@ class ModelRunner:
         self._flat_executors: list[Executor] = [EagerExecutor(model, attention, self._inputs)]
         if program is not None:
             self._flat_executors.insert(0, ProgramExecutor(program, attention, self._inputs))
+        if isinstance(model, EncoderDecoderLM):
+            alone = EncoderDecoderExecutor(model, attention, self._inputs, rows)
+            self._flat_executors = [alone]
         self._vocab_size = vocab_size
         self.logits_at_once = max(1, MAX_LOGITS[self._device.type] // vocab_size)
         self.scores_at_once = max(1, MAX_SCORES[self._device.type] // vocab_size)

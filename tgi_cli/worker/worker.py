@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tgi_cli.attention import PagedAttention
@@ -14,7 +14,7 @@ from tgi_cli.config import EngineConfig, ModelFacts
 from tgi_cli.device import available_memory
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.engine.step import PendingResult, Step
+from tgi_cli.engine.step import PendingResult, Step, StepTime
 from tgi_cli.errors import TgiError
 from tgi_cli.models import CausalLM
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, cuda_graphs, graph_sizes
@@ -22,6 +22,7 @@ from tgi_cli.worker.executors import Forward
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.runner import ModelRunner
+from tgi_cli.worker.sizing.draft_timing import time_steps
 from tgi_cli.worker.sizing.kv_cache import Capacity, KVCacheSizing
 from tgi_cli.worker.sizing.memory import release_unused_memory
 from tgi_cli.worker.sizing.profile_steps import WARMUP_SLOTS, replays_agree, with_slots
@@ -91,10 +92,11 @@ class ModelWorker:
         self._grammars = grammars
         rows = InputBatch(
             config.max_batch_size,
-            config.max_total_tokens,
+            config.max_sequence_tokens,
             config.block_size,
             self._device,
             Uploader(self._device),
+            has_encoder=config.decoder is not None,
         )
         model, vocab_size = loaded.model, loaded.facts.vocab_size
         self.runner = ModelRunner(
@@ -103,10 +105,10 @@ class ModelWorker:
         self._graphs: DecodeGraphs | None = None
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
         make = GRAPH_FACTORIES.get(self._device.type)
-        if make is not None and sizes and self.attention.states is not None:
-            if shard.rank == 0:
-                log.info("a model with recurrent states runs without CUDA graphs")
-        elif make is not None and sizes and any(s.gathered or s.index for s in model.kv_specs):
+        own_attention = any(spec.gathered or spec.index for spec in self.attention.specs)
+        if make is not None and sizes and config.decoder is not None:
+            log.info("an encoder-decoder model runs without CUDA graphs")
+        elif make is not None and sizes and own_attention:
             if shard.rank == 0:
                 log.info("a model with attention of its own runs without CUDA graphs")
         elif make is not None and sizes:
@@ -166,6 +168,11 @@ class ModelWorker:
             states.allocate(num_slots)
         release_unused_memory(self._device)  # the small cache
         self._capture_graphs(effective, num_blocks)
+        if states is not None and effective.speculate:
+            if shard.rank == 0:
+                log.info("nothing is speculated: recurrent states cannot be rolled back")
+            effective = replace(effective, speculate=0)
+        step_times = self._time_steps(effective, num_blocks, profile.step_times)
         self.capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
@@ -179,6 +186,7 @@ class ModelWorker:
             warmup_seconds=time.monotonic() - began,
             step_seconds=profile.step_seconds,
             graphs=self._graphs is not None,
+            step_times=step_times,
         )
         if effective.max_total_tokens < config.max_total_tokens and shard.rank == 0:
             log.warning(
@@ -188,6 +196,16 @@ class ModelWorker:
                 effective.max_total_tokens,
             )
         return self.capacity
+
+    def _time_steps(
+        self, config: EngineConfig, num_blocks: int, known: tuple[StepTime, ...]
+    ) -> tuple[StepTime, ...]:
+        """The durations of steps with and without drafts, measured unless every shard has them."""
+        if not config.speculate or self._shard.smallest(len(known)):
+            return known
+        return time_steps(
+            lambda step: self.sample(self.launch(step)).wait(), config, self._shard, num_blocks
+        )
 
     def _measure_graphs(self) -> int | None:
         """Bytes that graphs will take, or None if none can be captured."""
@@ -214,7 +232,7 @@ class ModelWorker:
         self._drop_graphs_if(problem)
         if self._graphs is None:
             return
-        agree = replays_agree(self.runner, graphs, config, num_blocks)
+        agree = replays_agree(self.runner, graphs, config, num_blocks, self.attention.states)
         self._drop_graphs_if("" if agree else "they compute something else than the model")
         self.runner.graphs = self._graphs
         if self._graphs is not None and self._shard.rank == 0:
@@ -280,6 +298,8 @@ class ModelWorker:
             quantize=", ".join(filter(None, (weights, head))),
             num_shard=config.num_shard,
             step_seconds=capacity.step_seconds,
+            speculate=config.speculate,
+            decoder_start_ids=() if config.decoder is None else (config.decoder.start_id,),
         )
 
 

@@ -123,3 +123,41 @@ def test_metadata_says_whether_there_are_snapshots() -> None:
     assert with_one.snapshot_slots_host == with_one.snapshot_slots.tolist() == [-1, 4]
     assert with_one.query_start_loc.tolist() == [0, 3, 6]
     assert not StateMetadata.of([3], [-1], [1], CPU).has_snapshots
+
+
+def test_a_step_that_a_graph_holds_is_known_to_the_device_alone() -> None:
+    """What would move states on the host fails; what reads slots on the device sees changes."""
+    states = make()
+    slots = torch.tensor([[3, -1], [3, 4]])
+    step = StateMetadata.of_decodes(slots[0], slots[1])
+    assert step.query_start_loc.tolist() == [0, 1, 2]
+    assert step.query_start_loc.dtype == torch.int32
+    assert step.query_lens_host == [1, 1]
+    assert step.snapshot_slots.tolist() == [-1, -1]
+    assert step.snapshot_after.tolist() == [0, 0]
+    assert not step.on_host
+    assert not step.has_snapshots
+    assert step.chunks() is None
+    states.plan(step)
+    states.tensors[0]["sum"][3:5] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert states.load(0, "sum").tolist() == [[1.0, 2.0], [0.0, 0.0]]
+    slots[0] = torch.tensor([4, 3])
+    assert states.load(0, "sum").tolist() == [[3.0, 4.0], [1.0, 2.0]]
+    with pytest.raises(RuntimeError, match="on the host"):
+        states.advance(0, "sum", lambda tokens, state: None)
+    with pytest.raises(RuntimeError, match="on the host"):
+        states.store(0, "sum", torch.zeros(2, 2))
+    states.plan(StateMetadata.of([1, 1], [3, -1], [3, 4], CPU))
+    states.store(0, "sum", torch.zeros(2, 2))
+    assert not states.tensors[0]["sum"][3:5].any()
+
+
+def test_the_leading_sequences_are_a_step_of_their_own() -> None:
+    whole = StateMetadata.of([1, 3, 2], [4, -1, 2], [5, 0, 2], CPU, {1: (2, 3), 2: (1, 1)})
+    part = whole.leading(2)
+    assert part.query_start_loc.tolist() == [0, 1, 4]
+    assert part.query_lens_host == [1, 3]
+    assert part.slots_in.tolist() == part.slots_in_host == [4, -1]
+    assert part.slots_out.tolist() == part.slots_out_host == [5, 0]
+    assert part.snapshot_after.tolist() == part.snapshot_after_host == [0, 2]
+    assert part.snapshot_slots.tolist() == part.snapshot_slots_host == [-1, 3]

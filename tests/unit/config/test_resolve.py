@@ -11,6 +11,7 @@ import pytest
 from tgi_cli.config import (
     BLOCK_SIZE,
     DEFAULT_CPU_PREFILL_TOKENS,
+    DecoderFacts,
     DeviceFacts,
     EngineConfig,
     ModelFacts,
@@ -309,6 +310,19 @@ def test_an_attention_backend_for_another_device_is_rejected(
         resolved(device=device, attention=asked)
 
 
+def test_prompts_in_chunks_need_kernels_on_cuda() -> None:
+    assert resolved().state_prefill == "recurrent"
+    assert resolved(device=CUDA, state_prefill="chunked").state_prefill == "chunked"
+    with pytest.raises(ConfigError, match="--state-prefill chunked is not for cpu"):
+        resolved(state_prefill="chunked")
+    with pytest.raises(ConfigError, match="--disable-custom-kernels"):
+        resolved(device=CUDA, state_prefill="chunked", disable_custom_kernels=True)
+    with pytest.raises(ConfigError, match="float32"):
+        resolved(device=CUDA, state_prefill="chunked", dtype="float32")
+    with pytest.raises(ConfigError, match="--state-prefill"):
+        resolved(device=CUDA, state_prefill="fast")
+
+
 def test_disabled_kernels_cannot_be_requested() -> None:
     assert resolved(disable_custom_kernels=True).attention is None
     with pytest.raises(ConfigError, match="--attention native is a kernel"):
@@ -341,3 +355,64 @@ def test_sparse_attention_is_served_as_far_as_it_is_dense(
     with pytest.raises(UnsupportedModelError, match="more than 512 tokens") as error:
         resolved(sparse, max_total_tokens=513)
     assert "--max-total-tokens 512" in error.value.remedy
+
+
+def test_drafts_are_verified_on_a_cpu_unless_the_user_says_otherwise() -> None:
+    assert resolved().speculate == 7
+    assert resolved(device=CUDA).speculate == 0
+    for device in (CPU, CUDA):
+        assert resolved(device=device, speculate=3).speculate == 3
+        assert resolved(device=device, speculate=0).speculate == 0
+    assert "speculate" in resolved(speculate=3).explicit_limits
+    assert "speculate" not in resolved().explicit_limits
+
+
+SEQ2SEQ = replace(
+    MODEL,
+    architecture="BartForConditionalGeneration",
+    max_position_embeddings=96,
+    decoder=DecoderFacts(start_id=2, max_input_tokens=64, max_tokens=32),
+)
+
+
+def test_an_encoder_decoder_model_computes_prompts_whole_and_reuses_none() -> None:
+    config = resolved(SEQ2SEQ, max_batch_prefill_tokens=None)
+    assert (config.max_total_tokens, config.max_input_tokens) == (96, 64)
+    assert config.max_sequence_tokens == 97
+    assert config.max_batch_prefill_tokens >= 64
+    assert not config.prefix_caching
+    assert config.attention == "torch"
+    assert config.speculate == 0, "a decoder takes one token at a time"
+    long = replace(SEQ2SEQ, max_position_embeddings=1 << 14, decoder=DecoderFacts(start_id=2))
+    assert resolved(long, max_total_tokens=9000).max_batch_prefill_tokens >= 8999
+    usual = replace(long, decoder=DecoderFacts(start_id=2, usual_total_tokens=1024))
+    assert resolved(usual).max_total_tokens == 1024
+    assert resolved(usual, max_total_tokens=5000).max_total_tokens == 5000
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"lora_adapters": ("a=/a",)}, "--lora-adapters"),
+        ({"max_loras": 1}, "--max-loras"),
+        ({"num_shard": 2}, "--num-shard"),
+        ({"sharded": True}, "--sharded"),
+        ({"cross_check": True}, "--cross-check"),
+        ({"attention": "cpu"}, "--attention cpu"),
+        ({"shard_uds_path": Path("/tmp/s")}, "--shard-uds-path"),
+        ({"speculate": 2}, "--speculate"),
+        ({"speculative_config": "{}"}, "--speculative-config"),
+        ({"max_input_tokens": 65}, "--max-input-tokens 65 is more than the encoder's 64"),
+        ({"max_input_tokens": 60, "max_batch_prefill_tokens": 50}, "of an encoder-decoder model"),
+    ],
+)
+def test_what_encoder_decoder_models_are_not_served_with_is_named(
+    said: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        resolved(SEQ2SEQ, **said)
+
+
+def test_quantized_encoder_decoder_checkpoints_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="gptq"):
+        resolved(replace(SEQ2SEQ, quantization="gptq"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,11 @@ class FakeMatcher:
         return copy
 
     def allows(self, token_ids: Sequence[int]) -> bool:
-        return all(map(self.copy().accept, token_ids))
+        return self.num_allowed(token_ids) == len(token_ids)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        ahead = self.copy()
+        return sum(1 for _ in takewhile(ahead.accept, token_ids))
 
     def forced(self) -> list[int]:
         ahead = self.copy()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from tgi_cli.engine.sequence import Sequence as Running
+from tgi_cli.engine.step import Step
 
 DRAFTERS = ("perfect", "wrong", "partly", "random", "repeats")
 
@@ -16,9 +17,17 @@ class FakeSpeculator:
     Args:
         kind: one of DRAFTERS.
         expected: the whole answer of a request id.
+        vocab_size: number of tokens.
     """
 
-    def __init__(self, kind: str, expected: Callable[[int], Sequence[int]], seed: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        expected: Callable[[int], Sequence[int]],
+        seed: int = 0,
+        vocab_size: int = 1000,
+    ) -> None:
+        self._vocab_size = vocab_size
         self.kind = kind
         self.drafted = self.accepted = 0
         self.finished: list[int] = []
@@ -37,14 +46,14 @@ class FakeSpeculator:
         if self.kind == "perfect":
             return right
         if self.kind == "wrong":
-            return [(token + 1) % 1000 for token in right]
+            return [(token + 1) % self._vocab_size for token in right]
         if self.kind == "partly" and right:
             at = random.randrange(len(right))
-            right[at] = (right[at] + 1) % 1000
+            right[at] = (right[at] + 1) % self._vocab_size
             return right
         if self.kind == "repeats":
             return [sequence.token_ids[-1]] * length
-        return [random.randrange(1000) for _ in range(length)]
+        return [random.randrange(self._vocab_size) for _ in range(length)]
 
     def learn(self, sequence: Running, drafts: Sequence[int], accepted: int) -> None:
         assert 0 <= accepted <= len(drafts)
@@ -53,3 +62,6 @@ class FakeSpeculator:
 
     def finish(self, sequence: Running) -> None:
         self.finished.append(sequence.request.request_id)
+
+    def timed(self, step: Step, seconds: float) -> None:
+        assert seconds > 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request, with_states
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
@@ -205,6 +206,32 @@ def test_every_step_is_counted_and_timed(depth: int) -> None:
         assert sums[0] == pytest.approx(sum(sums[1:]))
         for stage in STAGES:
             assert sum(histograms[stage, method].counts) == timed[method]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_drafts_change_no_tokens(kind: str, depth: int) -> None:
+    prompts = {i: list(range(100 * (i % 3), 100 * (i % 3) + 5 + 7 * i)) for i in range(1, 9)}
+    answers = {i: continuation(prompt, 40, 1000) for i, prompt in prompts.items()}
+    speculator = FakeSpeculator(kind, answers.__getitem__)
+    timed: list[Step] = []
+    speculator.timed = lambda step, seconds: timed.append(step)  # type: ignore[method-assign]
+    core = EngineCore(FakeWorker(4), limits(), depth, speculator=speculator)
+    thread = threading.Thread(target=core.run, daemon=True)
+    thread.start()
+    client = Client(core)
+    for i, prompt in prompts.items():
+        core.inbox.put(request(i, prompt, 40))
+    client.read_until_finished(*prompts)
+    core.inbox.put(Shutdown())
+    thread.join(timeout=20)
+    assert client.tokens == answers
+    assert (speculator.accepted > 100) == (kind in ("perfect", "partly"))
+    load = core.metrics.load
+    assert (load.drafted_tokens, load.accepted_tokens) == (speculator.drafted, speculator.accepted)
+    assert load.context_tokens == load.prompt_tokens - load.reused_tokens
+    assert len(timed) == core.steps, "each step that has been applied"
+    assert sum(step.num_drafts for step in timed) == speculator.drafted
 
 
 class _Lost(FakeWorker):

@@ -23,7 +23,10 @@ from tgi_cli.engine.config import Batching, CapacityPolicy
 from tgi_cli.engine.messages import Finished, FinishReason, LoadAdapter, StepOutputs
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Sequence, Status
-from tgi_cli.engine.step import PendingResult
+from tgi_cli.engine.speculation.adaptive import AdaptiveSpeculator
+from tgi_cli.engine.speculation.lookup import GrammarDrafter, LookupDrafter
+from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.step import PendingResult, StepTime
 
 MOST = 48
 GRAMMARS = [
@@ -37,6 +40,7 @@ RULES_OF_REQUESTS = st.sampled_from(
         *({"thinking": budget(tokens)} for tokens in (0, 3, 12)),
     ]
 )
+ROWS_FOR_NOTHING = [StepTime(1, 1, 8, 1.0), StepTime(1, 64, 8, 1.001)]
 EXAMPLES, RULES = 120, 100
 """Together at least 10,000 steps of the machine."""
 
@@ -54,7 +58,7 @@ class Engine(RuleBasedStateMachine):
         loras=st.sampled_from([0, 1, 2]),
         cpu_loras=st.sampled_from([1, 2, 9]),
         snapshots=st.sampled_from([None, 0, 1, 2, 5, 20]),
-        drafter=st.sampled_from([None, *DRAFTERS]),
+        drafter=st.sampled_from([None, "looks up", *DRAFTERS]),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -77,8 +81,11 @@ class Engine(RuleBasedStateMachine):
             block_size, window=more["window"], slow=True, state_slots=bounds.num_state_slots
         )
         self.compiler = FakeCompiler(slow=True)
-        self.speculator = None
-        if more["drafter"] is not None and more["snapshots"] is None:
+        self.speculator: FakeSpeculator | AdaptiveSpeculator | None = None
+        if more["drafter"] == "looks up" and more["snapshots"] is None:
+            drafters = (GrammarDrafter(), LookupDrafter())
+            self.speculator = AdaptiveSpeculator(7, StepCosts(ROWS_FOR_NOTHING, 7), drafters)
+        elif more["drafter"] is not None and more["snapshots"] is None:
             self.speculator = FakeSpeculator(more["drafter"], lambda key: self.expected[key])
         self.scheduler = Scheduler(bounds, self.worker, self.compiler, self.speculator)
         self.batch = self.scheduler.batch
@@ -128,8 +135,6 @@ class Engine(RuleBasedStateMachine):
         grammar, thinking = more.get("grammar"), more.get("thinking")
         adapter_id = more["adapter_id"]
         stops = frozenset({EOS} if grammar else ())
-        sent = request(request_id, prompt, new, stop_token_ids=stops, **more)
-        assert self.scheduler.add(sent) is None
         self.used_adapters[request_id] = adapter_id
         if grammar:
             self.expected[request_id] = constrained(prompt, new, grammar, adapter_id)
@@ -137,6 +142,11 @@ class Engine(RuleBasedStateMachine):
             self.expected[request_id] = budgeted(prompt, new, thinking, adapter_id)
         else:
             self.expected[request_id] = continuation(prompt, new, 1000, adapter_id)
+        # Every third token of the prediction is another one.
+        answer = self.expected[request_id]
+        prediction = tuple(t + (i % 3 == request_id % 5) for i, t in enumerate(answer))
+        sent = request(request_id, prompt, new, stop_token_ids=stops, prediction=prediction, **more)
+        assert self.scheduler.add(sent) is None
         self.prompts[request_id] = prompt
         self.seen[request_id] = []
 
@@ -292,7 +302,7 @@ class Engine(RuleBasedStateMachine):
         assert not self.live, "no progress"
         self.answers_are_right_so_far()
         assert self.batch.pool.num_used == 0
-        if self.speculator is not None:
+        if isinstance(self.speculator, FakeSpeculator):
             assert sorted(self.speculator.finished) == sorted(self.expected)
             load = self.scheduler.load()
             assert self.speculator.drafted <= load.drafted_tokens  # steps that broke

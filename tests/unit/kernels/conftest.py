@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,7 +17,10 @@ def runnable_levels() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _threads_as_torch() -> None:
+def _two_threads() -> Iterator[None]:
+    """However many torch has, which is one where tests run on all cores at once."""
+    library.set_threads(2)
+    yield
     library.set_threads(None)
 
 

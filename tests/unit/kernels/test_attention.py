@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.tools.paged_run import CPU, make_metadata
 from tests.unit.attention.workload import BATCHES, BLOCK, FP8, WIDER, Batch, make, wider
 from tgi_cli.attention import KVSpec, PagedAttention, create_attention
+from tgi_cli.kernels import library
 
 BF16 = torch.bfloat16
 DIM = 64
@@ -348,13 +349,9 @@ def test_tokens_come_out_alike_over_an_8_bit_cache(cache_dtype: torch.dtype) -> 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     lonely = Lonely(KVSpec(2, 64), 1100, 6, SCORINGS["both"])
-    before = torch.get_num_threads()
     outputs = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            outputs.append(lonely.attend([1040, *[1] * 60], [20, 900]))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        library.set_threads(threads)
+        outputs.append(lonely.attend([1040, *[1] * 60], [20, 900]))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])

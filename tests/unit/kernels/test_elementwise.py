@@ -90,3 +90,29 @@ def test_nan_stays_in_its_row() -> None:
     assert normed[1].isnan().all()
     assert normed[0].isfinite().all()
     assert normed[2].isfinite().all()
+
+
+@pytest.mark.parametrize("width", [16, 40, 2050])
+def test_sparse_gates(width: int) -> None:
+    gate_up = bf16(9, 2 * width) + 0.3
+    ours = ops.sparse_gated(gate_up, "gelu_pytorch_tanh", 0.8)
+    gates, ups = gate_up.double().chunk(2, -1)
+    cutoff = gates.mean(-1, True) + 0.8 * gates.std(-1, correction=0, keepdim=True)
+    cut = (gates - cutoff).relu()
+    wanted = torch.nn.functional.gelu(cut, approximate="tanh") * ups
+    # The gate, its activation and the product are rounded.
+    torch.testing.assert_close(ours.double(), wanted, atol=1e-3, rtol=2**-6)
+    alone = torch.cat([ops.sparse_gated(row[None], "gelu_pytorch_tanh", 0.8) for row in gate_up])
+    assert torch.equal(ours, alone)
+    with without_cpp_kernels():
+        close(ours, ops.sparse_gated(gate_up, "gelu_pytorch_tanh", 0.8))
+
+
+def test_norms_of_heads_are_those_of_rows() -> None:
+    qkv, weight = bf16(300, 6, 48), torch.randn(4, 48).bfloat16()
+    normed = qkv.clone()
+    ops.norm_heads_(normed[:, :4], weight, 1e-6)
+    assert torch.equal(normed[:, 4:], qkv[:, 4:])
+    for head in range(4):
+        wanted = ops.rms_norm(qkv[:, head], weight[head], 1e-6)
+        assert torch.equal(normed[:, head], wanted)

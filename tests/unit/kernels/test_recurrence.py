@@ -324,6 +324,17 @@ def test_gate(dtype: torch.dtype, groups: int, width: int, activation: str, norm
         assert torch.equal(ours, alone)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gate_of_one_number_per_group(dtype: torch.dtype) -> None:
+    layer = GateLayer("sigmoid", per_group=True)
+    for tokens in (1, 5, 300):
+        x, by = torch.randn(tokens, 3, 40).to(dtype), 3 * torch.randn(tokens, 3, 1).to(dtype)
+        ours = gate(layer, x, by)
+        near(ours, x.double() * by.double().sigmoid(), dtype)
+        alone = torch.cat([gate(layer, x[i : i + 1], by[i : i + 1]) for i in range(tokens)])
+        assert torch.equal(ours, alone)
+
+
 def test_a_step_without_tokens() -> None:
     layer = ConvolutionLayer(torch.randn(3, 16))
     states = torch.full((2, 2, 16), float("nan"))

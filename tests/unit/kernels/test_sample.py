@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.sampling.helpers import batch_of, upload
-from tgi_cli.kernels import without_cpp_kernels
+from tgi_cli.kernels import library, without_cpp_kernels
 from tgi_cli.kernels.sample import Draw, sample
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.sampling.sampler import Sampled, Sampler
@@ -121,8 +121,10 @@ def test_every_row_gets_alone_to_the_bit_what_it_gets_among_others():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
+        library.set_threads(2)
         together = Sampler(upload)(logits, batch_of(wanted), POOL)
         torch.set_num_threads(1)
+        library.set_threads(1)
         for row, each in enumerate(wanted):
             alone = Sampler(upload)(logits[row : row + 1], batch_of([each]), POOL)
             assert alone.token_ids[0] == together.token_ids[row]

@@ -18,7 +18,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 from tests.tools.state_steps import Run, make_states, run_mixed, run_whole
 from tgi_cli.attention import StateCache, StateTensor
 from tgi_cli.kernels import without_cpp_kernels
-from tgi_cli.layers.recurrent import DeltaGates, by_rows, causal_conv, gated_delta, gated_norm
+from tgi_cli.layers.gates import DeltaGates, by_rows
+from tgi_cli.layers.recurrent import causal_conv, gated_delta, gated_norm
 
 LENGTHS = (1, 2, 3, 40, 17, 9)
 

@@ -20,7 +20,8 @@ from tgi_cli.attention import StateCache, StateTensor
 from tgi_cli.device.distributed import Shard
 from tgi_cli.kernels import without_cpp_kernels
 from tgi_cli.layers.base import Build
-from tgi_cli.layers.recurrent import StepSizes, state_space
+from tgi_cli.layers.gates import StepSizes
+from tgi_cli.layers.recurrent import state_space
 from tgi_cli.layers.ssm import GroupNorm
 from tgi_cli.quantization import Unquantized
 

@@ -21,7 +21,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    ("file", "interpret"), [("triton_ops_results.py", "1"), ("triton_ops_compile.py", "0")]
+    ("file", "interpret"),
+    [
+        ("triton_ops_results.py", "1"),
+        ("triton_ops_compile.py", "0"),
+        ("triton_recurrent_results.py", "1"),
+        ("triton_recurrent_compile.py", "0"),
+    ],
 )
 def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
     folder = Path(__file__).parent

@@ -27,9 +27,7 @@ from tgi_cli.models.hf.masks import Unsupported, WindowMask, _describe
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Encoders, and other senses than text.
-    "T5ForConditionalGeneration": ({}, "has an encoder"),
-    "BartForConditionalGeneration": ({}, "has an encoder"),
-    "WhisperForConditionalGeneration": ({}, "has an encoder"),
+    "WhisperForConditionalGeneration": ({}, "not among transformers' encoder-decoder models"),
     "LlamaForSequenceClassification": (SMALL, "is not a causal language model"),
     # Attention of another kind.
     "BertLMHeadModel": ({}, "attention that is not causal"),

@@ -10,6 +10,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from tests.unit.sampling.helpers import batch_of, upload
 from tgi_cli.sampling import penalties
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.sampling.table import SamplingTable
 
 VOCAB = 50
 
@@ -93,3 +94,19 @@ def test_the_relative_frequency_penalty_is_a_share_of_prompt_and_output():
     penalties.penalize(scores, batch, make_pool([[3, 3, 3, 5, 3, 3, 3, 8]] * 2), upload)
     assert scores[0, [3, 5, 8]].tolist() == [-2 * 6 / 8, -2 / 8, -2 / 8]
     assert scores.count_nonzero() == 3
+
+
+def test_penalties_leave_out_what_precedes_the_context():
+    """The tokens of an encoder: only those of the decoder are penalized."""
+    params = SamplingParams(
+        temperature=0, repetition_penalty=2.0, frequency_penalty=1.0, relative_frequency_penalty=1.5
+    )
+    table = SamplingTable(2)
+    table.set(0, params, prompt_tokens=4, context_start=3)
+    table.set(1, params, prompt_tokens=2)
+    batch = table.select(np.arange(2), np.array([6, 3]))
+    pool = torch.tensor([[1, 2, 3, 4, 5, 5, 0], [1, 2, 3, 0, 0, 0, 0]], dtype=torch.int32)
+    scores = torch.full((2, 8), 8.0)
+    penalties.penalize(scores, batch, pool, upload)
+    assert scores[0].tolist() == [8, 8, 8, 8, 4 - 0.5, 4 - 2 - 1, 8, 8]
+    assert scores[1].tolist() == [8, 4 - 0.5, 4 - 0.5, 4 - 1 - 0.5, 8, 8, 8, 8]

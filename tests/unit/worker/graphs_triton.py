@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.unit.worker.fake_graphs import TinyModel
 from tests.unit.worker.fakes import CPU, new_row, run, step_of
-from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.attention import KVSpec, PagedAttention, StateCache
 from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.attention.triton import TritonAttention
 from tgi_cli.sampling.params import SamplingParams
@@ -31,17 +31,22 @@ class Model(TinyModel):
 
 
 class Again:
-    """Implements :class:`tgi_cli.worker.cuda_graphs.Graph` for one attention."""
+    """Implements :class:`tgi_cli.worker.cuda_graphs.Graph` for one attention, and its states."""
 
-    def __init__(self, attention: PagedAttention) -> None:
+    def __init__(self, attention: PagedAttention, states: StateCache | None = None) -> None:
         self._attention = attention
+        self._states = states
 
     def capture(self, work: Callable[[], Tensor]) -> Tensor:
         self._work, self._output = work, work()
+        self._step = None if self._states is None else self._states.step
         return self._output
 
     def replay(self) -> None:
         self._attention.plan_padded(None, len(self._output))
+        if self._states is not None:
+            assert self._step is not None
+            self._states.plan(self._step)
         self._output.copy_(self._work())
 
 

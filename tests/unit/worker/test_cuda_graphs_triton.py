@@ -7,12 +7,21 @@ import sys
 import pytest
 
 
-def test_steps_of_a_fixed_size_run_on_tritons_attention():
-    """Its kernels read what the step itself writes into the buffers: no plan in between."""
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["graphs_triton"],
+        ["graphs_triton_states", "Qwen 3.5", "Granite 4"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_steps_of_a_fixed_size_run_on_tritons_kernels(command: list[str]) -> None:
+    """They read what the step itself writes into the buffers: no plan in between."""
     pytest.importorskip("triton", reason="Triton is for Linux on x86-64")
+    module, *names = command
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.worker.graphs_triton"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        [sys.executable, "-m", f"tests.unit.worker.{module}", *names],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,

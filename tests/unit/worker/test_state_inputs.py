@@ -21,14 +21,15 @@ from tests.unit.worker.fakes import CPU, VOCAB, FakeModel, make_runner, new_row,
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.step import Snapshot
-from tgi_cli.worker.factory import load_worker
+from tgi_cli.errors import ConfigError
+from tgi_cli.worker.factory import load_worker, use_chunks
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing import kv_cache
 from tgi_cli.worker.sizing.profile_steps import with_slots
 from tgi_cli.worker.step_inputs import InputPreparer, StepBatch
 from tgi_cli.worker.upload import Uploader
-from tgi_cli.worker.worker import GRAPH_FACTORIES, ModelWorker
+from tgi_cli.worker.worker import ModelWorker
 
 SPEC = StateSpec((StateTensor("digest", (1,), torch.int64),))
 
@@ -165,21 +166,6 @@ def load(path: Path) -> ModelWorker:
     return worker
 
 
-def test_graphs_are_refused_for_models_with_states(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def make_graphs() -> Any:
-        raise AssertionError("a graph is made")
-
-    monkeypatch.setitem(GRAPH_FACTORIES, "cpu", make_graphs)
-    with caplog.at_level(logging.INFO):
-        worker = load(checkpoint)
-        capacity = worker.warmup()
-    assert "without CUDA graphs" in caplog.text
-    assert not capacity.graphs
-    worker.close()
-
-
 def test_warm_up_allocates_as_many_slots_as_the_scheduler_may_use(checkpoint: Path) -> None:
     worker = load(checkpoint)
     capacity = worker.warmup()
@@ -203,3 +189,26 @@ def test_a_batch_whose_states_do_not_fit_is_lowered(
     assert worker.info().max_batch_size == capacity.config.max_batch_size == 1
     assert "1 of 2 sequences: max_batch_size is 1" in caplog.text
     worker.close()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "chunked"),
+    [
+        (StateTensor("recurrent", (2, 16, 8), torch.float32), True),
+        (StateTensor("recurrent", (40, 16), torch.float32), False),  # Mamba's scan
+        (StateTensor("conv", (3, 40), torch.float32), False),
+        (None, False),
+    ],
+)
+def test_prompts_in_chunks_are_for_models_with_matrices_as_states(
+    tensor: StateTensor | None, chunked: bool
+) -> None:
+    states = None if tensor is None else StateCache([SPEC, StateSpec((tensor,))], CPU)
+    if chunked:
+        assert states is not None
+        assert not states.chunked
+        use_chunks(states)
+        assert states.chunked
+    else:
+        with pytest.raises(ConfigError, match="linear attention or Mamba-2"):
+            use_chunks(states)

@@ -44,6 +44,9 @@ ATTENTIONS = {
 }
 """Attention backends, and the device that each needs; TGI's last two mean auto."""
 
+STATE_PREFILLS = ("recurrent", "chunked")
+"""Forms of linear attention and Mamba-2 over prompts on CUDA."""
+
 _ENGINE = (SERVE, SERVER, WARMUP)
 _ALL = (SERVE, SERVER, ROUTER, WARMUP)
 _SCHEDULED = {ROUTER: "the model server decides that: give it to `tgi model-server`"}
@@ -147,6 +150,14 @@ ENGINE_SETTINGS = (
             SIZES,
             "Batch sizes to capture CUDA graphs for, as 1,2,4,8; 0: no graphs. Default: sizes up "
             "to the maximum batch size.",
+        ),
+        state_prefill=Setting(
+            one_of("FORM", *STATE_PREFILLS),
+            "How linear attention and Mamba-2 compute prompts on CUDA: recurrent (token by token) "
+            "or chunked (64 tokens at once, by the kernels of the extra fla). Chunked costs "
+            "determinism: where a prompt is cut into steps, by other requests, prefix reuse or "
+            "preemption, changes the last bits of a result, and so may change its tokens.",
+            "recurrent",
         ),
         measured_limits=Setting(
             SWITCH,

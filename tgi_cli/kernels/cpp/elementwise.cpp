@@ -2,7 +2,7 @@
 #include "elementwise.h"
 
 #include "activation.h"
-#include "pool.h"
+#include "states.h"
 
 #define TGI_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -44,23 +44,39 @@ void norm_heads(bf16* heads, int64_t stride, const Weight* weight, float eps, in
   });
 }
 
-// y = act(gate) for numbers in a row, times up if there is one.
-void activate_row(const bf16* gate, const bf16* up, bf16* y, int64_t width, int activation) {
-  auto one = [&](const bf16* from, const bf16* with, bf16* to) {
-    f32x16 x = activate(load(from), activation);
-    store(to, with ? through_bf16(x) * load(with) : x);
-  };
-  int64_t i = 0;
-  for (; i + 16 <= width; i += 16) one(gate + i, up ? up + i : nullptr, y + i);
-  if (i == width) return;
-  bf16 from[16] = {}, with[16] = {}, to[16];
-  std::memcpy(from, gate + i, size_t(width - i) * sizeof(bf16));
-  if (up) std::memcpy(with, up + i, size_t(width - i) * sizeof(bf16));
-  one(from, up ? with : nullptr, to);
-  std::memcpy(y + i, to, size_t(width - i) * sizeof(bf16));
+// y = act(gate - below) for numbers in a row, times up if there is one.
+void activate_row(const bf16* gate, const bf16* up, bf16* y, int64_t width, int32_t activation,
+                  const float* below = nullptr) {
+  in_vectors(0, width, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
+    f32x16 x = load_part(gate + i, left);
+    if (below) {
+      x = x - *below;
+      x = through_bf16(x < 0.0f ? splat(0.0f) : x);
+    }
+    x = activate(x, activation);
+    store_part(y + i, up ? through_bf16(x) * load_part(up + i, left) : x, left);
+  });
 }
 
 }  // namespace
+
+void sparse_gated_row(const bf16* gate_up, bf16* y, int64_t width, int32_t activation, float deviations) {
+  f32x16 sums = {}, squares = {};
+  in_vectors(0, width, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
+    sums += load_part(gate_up + i, left);
+  });
+  const float mean = sum_of(sums) / float(width);
+  in_vectors(0, width, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
+    const f32x16 off = load_part(gate_up + i, left) - mean;
+    squares = fused(off, off, squares);
+  });
+  // Behind the last of fewer than 16 numbers there are zeros, whose squares do not count.
+  const int64_t none = (16 - width % 16) % 16;
+  const float variance = (sum_of(squares) - float(none) * mean * mean) / float(width);
+  const float below = mean + deviations * std::sqrt(std::max(variance, 0.0f));
+  activate_row(gate_up, gate_up + width, y, width, activation, &below);
+}
+
 }  // namespace tgi
 
 using namespace tgi;
@@ -107,11 +123,12 @@ TGI_EXPORT void tgi_layer_norm(const bf16* x, int64_t x_stride, bf16* y, bf16* r
 }
 
 // y [rows, width] = activation of x [rows, width], or of the first half of x [rows, 2 width] times
-// the second.
-TGI_EXPORT void tgi_activate(const bf16* x, int64_t x_stride, bf16* y, int gated, int activation,
-                             int64_t rows, int64_t width, int threads) {
+// the second; with `sparse`, as sparse_gated_row has it.
+TGI_EXPORT void tgi_activate(const bf16* x, int64_t x_stride, bf16* y, int gated, int activation, int sparse,
+                             float deviations, int64_t rows, int64_t width, int threads) {
   rows_of(threads, rows, width, [&](int64_t row) {
     const bf16* gate = x + row * x_stride;
+    if (sparse) return sparse_gated_row(gate, y + row * width, width, activation, deviations);
     activate_row(gate, gated ? gate + width : nullptr, y + row * width, width, activation);
   });
 }

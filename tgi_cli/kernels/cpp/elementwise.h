@@ -24,6 +24,24 @@ TGI_INLINE void add_row(bf16* sum, const bf16* x, float scale, int64_t width) {
   }
 }
 
+// y = x * by over one row, where y may be either.
+template <class By>
+inline void multiply_row(const bf16* x, const By* by, bf16* y, int64_t width) {
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) store(y + i, load(x + i) * load(by + i));
+  for (; i < width; ++i) y[i] = to_bf16(to_float(x[i]) * to_float(by[i]));
+}
+
+inline void scale_row(bf16* x, float factor, int64_t width) {
+  int64_t i = 0;
+  for (; i + 16 <= width; i += 16) store(x + i, load(x + i) * factor);
+  for (; i < width; ++i) x[i] = to_bf16(to_float(x[i]) * factor);
+}
+
+// y [width] = activation(gate) * up of gate_up [2 width], where the mean and so many standard
+// deviations of its gates are taken off each gate, and those below 0 count as 0.
+void sparse_gated_row(const bf16* gate_up, bf16* y, int64_t width, int32_t activation, float deviations);
+
 // x / sqrt(mean(x^2) + eps) * weight (https://arxiv.org/abs/1910.07467); x may be y.
 template <class Weight>
 inline void rms_norm_row(const bf16* x, bf16* y, const Weight* weight, float eps, int64_t width) {

@@ -15,10 +15,14 @@ void gate_group(const Gate& g, const T* x, const T* gate, T* y, const float* wei
   if (room.size() < size_t(g.width) + 16) room.resize(size_t(g.width) + 16);
   float* const products = room.data();
   const bool first = g.gate_first || !weight;
+  const f32x16 whole = g.per_group ? activate(splat(to_float(*gate)), g.activation) : f32x16{};
+  auto factor = [&](int64_t i, int64_t left) __attribute__((always_inline)) {
+    return g.per_group ? whole : activate(load_part(gate + i, left), g.activation);
+  };
   f32x16 squares = {};
   in_vectors(0, g.width, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
     f32x16 value = load_part(x + i, left);
-    if (first) value = value * activate(load_part(gate + i, left), g.activation);
+    if (first) value = value * factor(i, left);
     squares = fused(value, value, squares);
     store(products + i, value);
   });
@@ -26,7 +30,7 @@ void gate_group(const Gate& g, const T* x, const T* gate, T* y, const float* wei
   in_vectors(0, g.width, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
     f32x16 value = load(products + i);
     if (weight) value = value * scale * load_part(weight + i, left);
-    if (!first) value = value * activate(load_part(gate + i, left), g.activation);
+    if (!first) value = value * factor(i, left);
     store_part(y + i, value, left);
   });
 }
@@ -38,7 +42,8 @@ void gate_groups(const Gate& g, int64_t token) {
   T* y = static_cast<T*>(g.output) + token * g.output_stride;
   for (int64_t group = 0; group < g.groups; ++group) {
     const int64_t at = group * g.width;
-    gate_group(g, x + at, gate + at, y + at, g.weight ? g.weight + group * g.weight_stride : nullptr);
+    const float* weight = g.weight ? g.weight + group * g.weight_stride : nullptr;
+    gate_group(g, x + at, gate + (g.per_group ? group : at), y + at, weight);
   }
 }
 

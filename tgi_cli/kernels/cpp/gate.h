@@ -9,7 +9,7 @@ namespace tgi {
 // norms over each group. Computed in float32 and rounded once.
 struct Gate {
   const void* x;     // [tokens, groups, width], bfloat16, or float32 if `wide`
-  const void* gate;  // likewise
+  const void* gate;  // likewise, or [tokens, groups] if `per_group`
   void* output;      // likewise; may be x
   int64_t x_stride, gate_stride, output_stride;  // between tokens
   const float* weight;  // [width], or [groups, width]; null: no norm
@@ -18,6 +18,7 @@ struct Gate {
   int32_t wide;
   int32_t activation;  // of the gate
   int32_t gate_first;
+  int32_t per_group;
   float eps;
 };
 

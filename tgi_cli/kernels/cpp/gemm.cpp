@@ -286,19 +286,6 @@ void linear_run(const Linear& linear, int64_t ticket) {
 
 }  // namespace tgi
 
-// Each head's numbers times a matrix of its own, `in` and `out` numbers apart.
-TGI_EXPORT void tgi_heads(const tgi::Linear* linear, int64_t heads, int64_t in, int64_t out, int threads) {
-  const int64_t tickets = tgi::linear_tickets(*linear);
-  tgi::share_out(threads, heads * tickets, [&](int64_t ticket, int) {
-    tgi::Linear one = *linear;
-    const int64_t head = ticket / tickets;
-    one.x += head * in;
-    one.y = static_cast<tgi::bf16*>(one.y) + head * out;
-    one.weight += head;
-    tgi::linear_run(one, ticket % tickets);
-  });
-}
-
 // One product on `threads` threads.
 TGI_EXPORT void tgi_linear(const tgi::Linear* linear, int threads) {
   tgi::share_out(threads, tgi::linear_tickets(*linear),

@@ -18,8 +18,8 @@ from tgi_cli.models.deepseek_fields import (
     latent_rope,
     sparse_layers,
 )
-from tgi_cli.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, NormSpec
+from tgi_cli.models.weight_map import Names, StackedExperts, gated_parts, has_stacked_experts
 
 _V3: dict[str, Any] = {
     "n_shared_experts": 1, "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536,
@@ -64,10 +64,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float))
     mixer = latent_attention(config)
-    dense = MLPSpec(
-        intermediate_size=config.positive("intermediate_size"),
-        activation=config_fields.activation(config),
-    )
+    dense = config_fields.gated_mlp(config)
     interleaved = config.get("rope_interleave", bool)
     names = Names(modules={**_MODULES, **latent_modules(mixer, interleaved)})
     layers = config.positive("num_hidden_layers")
@@ -103,8 +100,5 @@ _MODULES = {
     "mlp_norm": "post_attention_layernorm",
     "mlp.router": "mlp.gate",
     "mlp.router.correction": "mlp.gate.e_score_correction_bias",
-    **{
-        f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj"
-        for part in ("gate", "up", "down")
-    },
+    **gated_parts("mlp.shared_expert", "mlp.shared_experts"),
 }

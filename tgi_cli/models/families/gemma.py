@@ -11,10 +11,10 @@ from typing import Any
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import Names
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import PRE_NORMS, Names
 
-NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
+NAMES = Names(modules=PRE_NORMS)
 
 SANDWICH = {
     "input_norm": "input_layernorm",
@@ -55,17 +55,11 @@ def read(config: ModelConfig) -> DecoderSpec:
     config_fields.refuse(config, "use_bidirectional_attention")
     second = config.architecture == "Gemma2ForCausalLM"
     config = config_fields.filled(config, _SECOND_DEFAULTS if second else _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     num_layers = config.positive("num_hidden_layers")
     norm = NormSpec(config.get("rms_norm_eps", float), one_plus=True)
-    bias = config.get("attention_bias", bool, False)
-    attention = AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        bias=bias,
-        output_bias=bias,
+    attention = config_fields.attention(
+        config,
         scale=config_fields.inverse_root(config, "query_pre_attn_scalar") if second else None,
         softcap=config_fields.factor(config, "attn_logit_softcapping") if second else None,
     )
@@ -97,7 +91,7 @@ def read(config: ModelConfig) -> DecoderSpec:
             for window in windows
         ),
         final_norm=norm,
-        ropes=(config_fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, attention.head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.positive("hidden_size") ** 0.5,
         logit_softcap=config_fields.factor(config, "final_logit_softcapping") if second else None,

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from tgi_cli.models import config_fields
-from tgi_cli.models.config import TEXT_ALONE, ModelConfig, text_part
+from tgi_cli.models.config import ModelConfig, TextPart
 from tgi_cli.models.families.gemma import SANDWICH
-from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import Names
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import decoder_names
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208,
@@ -33,15 +33,6 @@ _DEFAULTS: dict[str, Any] = {
     "rope_local_base_freq": 1e4,
 }
 
-_SEEING = "Gemma3ForConditionalGeneration"
-_SEEING_NAMES = Names(
-    layers="model.language_model.layers",
-    modules=SANDWICH,
-    top={
-        "model.embed_tokens": "model.language_model.embed_tokens",
-        "model.norm": "model.language_model.norm",
-    },
-)
 _OF_IMAGES = (
     r"(model\.)?vision_tower\..*",
     r"(model\.)?multi_modal_projector\..*",
@@ -50,21 +41,14 @@ _OF_IMAGES = (
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gemma3"""
-    seeing = config.architecture == _SEEING
-    if seeing:
-        config = text_part(config, tied=True)
+    part = TextPart.of(config, "Gemma3ForCausalLM", tied=True)
+    config = part.config
     config_fields.refuse(config, "use_bidirectional_attention", "attn_logit_softcapping")
     config = config_fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float), one_plus=True)
-    bias = config.get("attention_bias", bool, False)
-    attention = AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        bias=bias,
-        output_bias=bias,
+    attention = config_fields.attention(
+        config,
         scale=config_fields.inverse_root(config, "query_pre_attn_scalar"),
         qk_norm_eps=norm.eps,
         qk_norm="one_plus",
@@ -93,13 +77,13 @@ def read(config: ModelConfig) -> DecoderSpec:
             for kind, window in _kinds(config, context)
         ),
         final_norm=norm,
-        ropes=config_fields.ropes_by_kind(config, head_dim, context, thetas),
+        ropes=config_fields.ropes_by_kind(config, attention.head_dim, context, thetas),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.positive("hidden_size") ** 0.5,
         logit_softcap=config_fields.factor(config, "final_logit_softcapping"),
-        source=_SEEING_NAMES if seeing else Names(modules=SANDWICH),
-        ignored=_OF_IMAGES if seeing else (),
-        notice=TEXT_ALONE if seeing else "",
+        source=decoder_names(part.prefix, SANDWICH),
+        ignored=_OF_IMAGES if part.notice else (),
+        notice=part.notice,
     )
 
 

@@ -10,18 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tgi_cli.models import config_fields
-from tgi_cli.models.config import TEXT_ALONE, ModelConfig, text_part
-from tgi_cli.models.families import gemma4_names
+from tgi_cli.models import config_fields, gemma_fields
+from tgi_cli.models.config import ModelConfig, TextPart
 from tgi_cli.models.families.gemma import SANDWICH
-from tgi_cli.models.families.gemma4_names import FULL, SLIDING
-from tgi_cli.models.spec import (
-    AltUpSpec,
-    AttentionSpec,
-    DecoderSpec,
-    MLPSpec,
-    NormSpec,
-)
+from tgi_cli.models.gemma_fields import FULL, SLIDING
+from tgi_cli.models.spec import AltUpSpec, DecoderSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import decoder_names
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 262400, "hidden_size": 2048, "intermediate_size": 16384,
@@ -37,45 +31,22 @@ _ALTUP = {
     "altup.laurel_right": "laurel.linear_right",
     "altup.laurel_norm": "laurel.post_laurel_norm",
 }
-_MODULES = SANDWICH | gemma4_names.PER_LAYER | _ALTUP
+_MODULES = SANDWICH | gemma_fields.PER_LAYER | _ALTUP
 
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gemma3n"""
-    seeing = config.architecture != "Gemma3nForCausalLM"
-    config = config_fields.filled(text_part(config, tied=True) if seeing else config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
-    context, num_layers = (
-        config.positive(key) for key in ("max_position_embeddings", "num_hidden_layers")
-    )
-    default = [SLIDING if (layer + 1) % 5 else FULL for layer in range(num_layers)]
-    kinds = config_fields.layer_kinds(config, default)
-    windows = config_fields.windows(config, num_layers, context, kinds=kinds)
+    part = TextPart.of(config, "Gemma3nForCausalLM", tied=True)
+    config = config_fields.filled(part.config, _DEFAULTS)
+    part = replace(part, config=config)
+    context = config.positive("max_position_embeddings")
+    kinds = gemma_fields.layer_kinds(config, full_every=5)
+    windows = config_fields.windows(config, len(kinds), context, kinds=kinds)
     norm = NormSpec(config.get("rms_norm_eps", float))
-    bias = config.get("attention_bias", bool, False)
-    attention = AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        bias=bias,
-        output_bias=bias,
-        scale=1.0,
-        qk_norm_eps=norm.eps,
-        value_norm=True,
-    )
-    attentions = [
-        replace(
-            attention,
-            rope=0 if kind == FULL else 1,
-            window=window,
-            cache=gemma4_names.shared_cache(config, kinds, layer),
-        )
-        for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True))
-    ]
-    activation = gemma4_names.activation(config)
+    attention = config_fields.attention(config, scale=1.0, qk_norm_eps=norm.eps, value_norm=True)
     streams = config.positive("altup_num_inputs")
     layer = replace(
-        gemma4_names.layer(config, norm),
+        gemma_fields.layer(config, norm),
         altup=AltUpSpec(
             num_streams=streams,
             active=config.get("altup_active_idx", int) % streams,
@@ -84,46 +55,45 @@ def read(config: ModelConfig) -> DecoderSpec:
             scale_active=config.get("altup_correct_scale", bool),
         ),
     )
-    sizes = config_fields.per_layer(config, "intermediate_size", num_layers, None)
-    sparse = [0.95] * 10 if num_layers > 10 else []
-    shares = config_fields.per_layer(
-        config,
-        "activation_sparsity_pattern",
-        num_layers,
-        sparse + [0.0] * (num_layers - len(sparse)),
-    )
-    top = gemma4_names.TOP | {
+    top = gemma_fields.TOP | {
         f"streams.{ours}.{n}": f"{theirs}.{n}"
         for ours, theirs in (("split", "altup_projections"), ("merge", "altup_unembed_projections"))
         for n in range(streams - 1)
     }
-    decoder = "model.language_model" if seeing else "model"
-    return DecoderSpec(
-        vocab_size=config.positive("vocab_size"),
-        hidden_size=config.positive("hidden_size"),
-        max_position_embeddings=context,
-        layers=tuple(
+    thetas = {
+        FULL: config.get("rope_theta", float, 1e6),
+        SLIDING: config.get("rope_local_base_freq", float, 1e4),
+    }
+    return gemma_fields.decoder(
+        part,
+        [
             replace(
                 layer,
-                mixer=each,
-                mlp=MLPSpec(intermediate_size=int(size), activation=activation, sparsity=share),
+                mixer=replace(
+                    attention,
+                    rope=list(thetas).index(kind),
+                    window=window,
+                    cache=gemma_fields.shared_cache(config, kinds, index),
+                ),
+                mlp=mlp,
             )
-            for each, size, share in zip(attentions, sizes, shares, strict=True)
-        ),
-        final_norm=norm,
-        ropes=config_fields.ropes_by_kind(
-            config,
-            head_dim,
-            context,
-            {
-                FULL: config.get("rope_theta", float, 1e6),
-                SLIDING: config.get("rope_local_base_freq", float, 1e4),
-            },
-        ),
-        tie_word_embeddings=config.get("tie_word_embeddings", bool),
-        embedding_scale=config.positive("hidden_size") ** 0.5,
-        logit_softcap=config_fields.factor(config, "final_logit_softcapping"),
-        source=gemma4_names.names(decoder, _MODULES, top),
-        ignored=gemma4_names.ignored(attentions),
-        notice=TEXT_ALONE if seeing else "",
+            for index, (kind, window, mlp) in enumerate(
+                zip(kinds, windows, _mlps(config, len(kinds)), strict=True)
+            )
+        ],
+        ropes=config_fields.ropes_by_kind(config, attention.head_dim, context, thetas),
+        source=decoder_names(part.prefix, _MODULES, top),
     )
+
+
+def _mlps(config: ModelConfig, num_layers: int) -> list[MLPSpec]:
+    """Of each layer; where config.json does not say, the gates of the first ten are sparse."""
+    sparse = [0.95] * 10 if num_layers > 10 else []
+    default = sparse + [0.0] * (num_layers - len(sparse))
+    shares = config_fields.per_layer(config, "activation_sparsity_pattern", num_layers, default)
+    sizes = config_fields.per_layer(config, "intermediate_size", num_layers, None)
+    activation = gemma_fields.activation(config)
+    return [
+        MLPSpec(intermediate_size=int(size), activation=activation, sparsity=share)
+        for size, share in zip(sizes, shares, strict=True)
+    ]

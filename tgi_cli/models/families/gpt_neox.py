@@ -9,7 +9,7 @@ from __future__ import annotations
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import Names, interleaved
+from tgi_cli.models.weight_map import PRE_NORMS, Names, interleaved
 
 
 def read(config: ModelConfig) -> DecoderSpec:
@@ -50,8 +50,7 @@ def read(config: ModelConfig) -> DecoderSpec:
                 "self_attn.o_proj": "attention.dense",
                 "mlp.up_proj": "mlp.dense_h_to_4h",
                 "mlp.down_proj": "mlp.dense_4h_to_h",
-                "input_norm": "input_layernorm",
-                "mlp_norm": "post_attention_layernorm",
+                **PRE_NORMS,
             },
             top={
                 "model.embed_tokens": "gpt_neox.embed_in",

@@ -14,9 +14,9 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
-from tgi_cli.models.weight_map import Names, Source, pick
+from tgi_cli.models.weight_map import PRE_NORMS, Names, Source, pick
 
-NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
+NAMES = Names(modules=PRE_NORMS)
 
 _ROPE = {
     "rope_type": "yarn",

@@ -9,10 +9,10 @@ from typing import Any
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
-from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import Names
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from tgi_cli.models.weight_map import PRE_NORMS, Names
 
-NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
+NAMES = Names(modules=PRE_NORMS)
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000,
@@ -32,22 +32,14 @@ _DEFAULTS: dict[str, Any] = {
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/granite"""
     config = config_fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
+    attention = config_fields.attention(config, scale=config.get("attention_multiplier", float))
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float))
-    bias = config.get("attention_bias", bool, False)
     logits_scaling = config.get("logits_scaling", float)
     if logits_scaling == 0:
         raise config.invalid("'logits_scaling' is 0")
     layer = LayerSpec(
-        mixer=AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            bias=bias,
-            output_bias=bias,
-            scale=config.get("attention_multiplier", float),
-        ),
+        mixer=attention,
         mlp=MLPSpec(
             intermediate_size=config.positive("intermediate_size"),
             activation=config_fields.activation(config),
@@ -63,7 +55,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         max_position_embeddings=context,
         layers=(layer,) * config.positive("num_hidden_layers"),
         final_norm=norm,
-        ropes=(config_fields.rope(config, head_dim, context),),
+        ropes=(config_fields.rope(config, attention.head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         embedding_scale=config.get("embedding_multiplier", float),
         logit_scale=1 / logits_scaling,

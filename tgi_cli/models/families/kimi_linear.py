@@ -13,8 +13,8 @@ from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.deepseek_fields import grouped_experts, latent_attention, sparse_layers
 from tgi_cli.models.delta_fields import SeparateConvs, delta_spec
-from tgi_cli.models.spec import DecoderSpec, LayerSpec, Mixer, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import ModuleSource, Names, has_tensor
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, Mixer, NormSpec
+from tgi_cli.models.weight_map import NUMBERED, ModuleSource, Names, gated_parts, has_tensor
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216,
@@ -43,31 +43,23 @@ def read(config: ModelConfig) -> DecoderSpec:
     config = _uniform(config)
     norm = NormSpec(config.get("rms_norm_eps", float))
     latent = replace(latent_attention(config), rope=None)
-    delta = delta_spec(
-        config, norm.eps, gate="sigmoid", rank=config.positive("linear_key_head_dim")
-    )
+    rank = config.positive("linear_key_head_dim")
+    delta = delta_spec(config, norm.eps, gate="sigmoid", rank=rank)
     mixers: dict[str, Mixer] = {"full_attention": latent, "linear_attention": delta}
     num_layers = config.positive("num_hidden_layers")
     turns = [
         "full_attention" if i and i % 4 == 0 else "linear_attention" for i in range(num_layers)
     ]
     kinds = config_fields.layer_kinds(config, turns, tuple(mixers))
-    dense = MLPSpec(
-        intermediate_size=config.positive("intermediate_size"),
-        activation=config_fields.activation(config),
-    )
+    dense = config_fields.gated_mlp(config)
     experts = grouped_experts(config, softmax=False)
+    layer = LayerSpec(mixer=None, mlp=None, input_norm=norm, mlp_norm=norm)
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive("hidden_size"),
         max_position_embeddings=config.positive("max_position_embeddings"),
         layers=tuple(
-            LayerSpec(
-                mixer=mixers[kind],
-                mlp=experts if sparse else dense,
-                input_norm=norm,
-                mlp_norm=norm,
-            )
+            replace(layer, mixer=mixers[kind], mlp=experts if sparse else dense)
             for kind, sparse in zip(kinds, sparse_layers(config, num_layers), strict=True)
         ),
         final_norm=norm,
@@ -100,7 +92,6 @@ def _names(config: ModelConfig) -> Names:
     low_rank = ("f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj")
     moe = "block_sparse_moe"
     dense = moe if has_tensor(config.path, f"model.layers.0.{moe}.down_proj.weight") else "mlp"
-    parts = ("gate_proj", "up_proj", "down_proj")
     return Names(
         modules={
             "input_norm": "input_layernorm",
@@ -110,12 +101,10 @@ def _names(config: ModelConfig) -> Names:
             "linear_attn.A_log": ModuleSource("self_attn.A_log", lambda tensor: tensor.flatten()),
             "linear_attn.norm": "self_attn.o_norm",
             "linear_attn.out_proj": "self_attn.o_proj",
-            **{f"mlp.{part}": f"{dense}.{part}" for part in parts},
-            **{f"mlp.shared_expert.{part}": f"{moe}.shared_experts.{part}" for part in parts},
+            **gated_parts("mlp", dense),
+            **gated_parts("mlp.shared_expert", f"{moe}.shared_experts"),
             "mlp.router": f"{moe}.gate",
             "mlp.router.correction": f"{moe}.gate.e_score_correction_bias",
-            "mlp.experts.*.gate_proj": f"{moe}.experts.*.w1",
-            "mlp.experts.*.up_proj": f"{moe}.experts.*.w3",
-            "mlp.experts.*.down_proj": f"{moe}.experts.*.w2",
+            **gated_parts("mlp.experts.*", f"{moe}.experts.*", NUMBERED),
         }
     )

@@ -8,14 +8,7 @@ from typing import Any
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.families.lfm2 import MODULES, TOP
-from tgi_cli.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    Mixer,
-    MLPSpec,
-    NormSpec,
-)
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, Mixer, MLPSpec, NormSpec
 from tgi_cli.models.state_fields import short_conv, short_conv_modules
 from tgi_cli.models.weight_map import Names
 
@@ -48,17 +41,12 @@ _KINDS = ("full_attention", "sliding_attention", "conv")
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/lfm3"""
     config = config_fields.filled(config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config, 4)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("norm_eps", float, 1e-5))
     output_norm = norm if config.get("use_sandwich_norm", bool, True) else None
-    bias = config.get("attention_bias", bool, False)
-    full = AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        bias=bias,
-        output_bias=bias,
+    full = config_fields.attention(
+        config,
+        4,
         qk_norm_eps=norm.eps,
         head_gate=config.get("use_attention_gate", bool, True),
     )
@@ -90,7 +78,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         ),
         final_norm=norm,
         ropes=config_fields.ropes_by_kind(
-            config, head_dim, context, {"full_attention": 1e6, "sliding_attention": 1e6}
+            config, full.head_dim, context, {"full_attention": 1e6, "sliding_attention": 1e6}
         ),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, True),
         source=Names(modules={**_MODULES, **short_conv_modules(config)}, top=TOP),

@@ -11,18 +11,17 @@ from functools import partial
 from typing import Any
 
 from tgi_cli.models import config_fields
-from tgi_cli.models.config import TEXT_ALONE, ModelConfig, text_part
-from tgi_cli.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-    RopeSpec,
-    TemperatureSpec,
+from tgi_cli.models.config import ModelConfig, TextPart
+from tgi_cli.models.spec import DecoderSpec, LayerSpec, MoESpec, NormSpec, TemperatureSpec
+from tgi_cli.models.weight_map import (
+    PRE_NORMS,
+    ModuleSource,
+    Names,
+    Source,
+    StackedExperts,
+    decoder_names,
+    paired_halves,
 )
-from tgi_cli.models.weight_map import ModuleSource, Names, Source, StackedExperts, paired_halves
 
 CHUNKED, FULL = "chunked_attention", "full_attention"
 _DEFAULTS: dict[str, Any] = {
@@ -38,97 +37,68 @@ _DEFAULTS: dict[str, Any] = {
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/llama4"""
-    seeing = config.architecture != "Llama4ForCausalLM"
-    config = config_fields.filled(text_part(config) if seeing else config, _DEFAULTS)
-    num_heads, num_kv_heads, head_dim = config_fields.heads(config)
-    context, num_layers = (
-        config.positive(key) for key in ("max_position_embeddings", "num_hidden_layers")
-    )
-    norm, bias = (
-        NormSpec(config.get("rms_norm_eps", float)),
-        config.get("attention_bias", bool, False),
-    )
-    attention = AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        bias=bias,
-        output_bias=bias,
-        qk_norm="unit",
-    )
-    activation = config_fields.activation(config)
-    dense = MLPSpec(
-        intermediate_size=config.positive("intermediate_size_mlp"), activation=activation
-    )
+    part = TextPart.of(config, "Llama4ForCausalLM")
+    config = config_fields.filled(part.config, _DEFAULTS)
+    context = config.positive("max_position_embeddings")
+    norm = NormSpec(config.get("rms_norm_eps", float))
+    dense = config_fields.gated_mlp(config, "intermediate_size_mlp")
     experts = MoESpec(
         num_experts=config.positive("num_local_experts"),
         top_k=config.positive("num_experts_per_tok"),
         intermediate_size=config.positive("intermediate_size"),
-        activation=activation,
+        activation=dense.activation,
         router="sigmoid_topk",
         normalize=False,
         shared_intermediate_size=config.positive("intermediate_size"),
         scale_inputs=True,
     )
-    step, interval = (
-        config.positive(key) for key in ("interleave_moe_layer_step", "no_rope_layer_interval")
-    )
-    sparse = config.get("moe_layers", list, list(range(step - 1, num_layers, step)))
-    turned = config.raw.get("no_rope_layers") or [
-        (layer + 1) % interval != 0 for layer in range(num_layers)
-    ]
-    kinds = config_fields.layer_kinds(
-        config, [CHUNKED if turned[n] else FULL for n in range(num_layers)], (CHUNKED, FULL)
-    )
-    ropes: list[RopeSpec | TemperatureSpec] = [
-        config_fields.rope(config, head_dim, context, 500000.0)
-    ]
     temperature = None
     if config.raw.get("attn_temperature_tuning"):
-        temperature = len(ropes)
         scale, period = (config.get(key, float) for key in ("attn_scale", "floor_scale"))
-        ropes.append(TemperatureSpec(scale=scale, period=period))
+        temperature = TemperatureSpec(scale=scale, period=period)
+    behind = None if temperature is None else 1
+    still = config_fields.attention(config, qk_norm="unit", rope=behind)
+    eps = norm.eps if config.get("use_qk_norm", bool) else None
+    turning = replace(still, rope=0, qk_norm_eps=eps)
     chunk = None
     if config.raw.get("attention_chunk_size") is not None:
         chunk = config.positive("attention_chunk_size")
-    eps = norm.eps if config.get("use_qk_norm", bool) else None
-    decoder = "model.language_model" if seeing else "model"
-    halves = paired_halves(0, head_dim, head_dim)
-    names = Names(
-        layers=f"{decoder}.layers",
-        modules={
-            "input_norm": "input_layernorm",
-            "mlp_norm": "post_attention_layernorm",
-            "self_attn.q_proj": ModuleSource("self_attn.q_proj", halves),
-            "self_attn.k_proj": ModuleSource("self_attn.k_proj", halves),
-        },
-        top={f"model.{name}": f"{decoder}.{name}" for name in ("embed_tokens", "norm")},
-    )
+    rope = config_fields.rope(config, still.head_dim, context, 500000.0)
+    halves = paired_halves(0, still.head_dim, still.head_dim)
+    modules: dict[str, str | ModuleSource] = {
+        **PRE_NORMS,
+        **{f"self_attn.{x}_proj": ModuleSource(f"self_attn.{x}_proj", halves) for x in "qk"},
+    }
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive("hidden_size"),
         max_position_embeddings=context,
         layers=tuple(
             LayerSpec(
-                mixer=replace(
-                    attention,
-                    rope=0 if turns else temperature,
-                    chunk=chunk if kind == CHUNKED else None,
-                    qk_norm_eps=eps if turns else None,
-                ),
-                mlp=experts if layer in sparse else dense,
+                mixer=replace(turning if turns else still, chunk=chunk if chunked else None),
+                mlp=experts if sparse else dense,
                 input_norm=norm,
                 mlp_norm=norm,
             )
-            for layer, (kind, turns) in enumerate(zip(kinds, turned, strict=False))
+            for turns, chunked, sparse in _layers(config)
         ),
         final_norm=norm,
-        ropes=tuple(ropes),
+        ropes=(rope,) if temperature is None else (rope, temperature),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=partial(_source, names),
-        ignored=(r"(vision_model|multi_modal_projector)\..*",) if seeing else (),
-        notice=TEXT_ALONE if seeing else "",
+        source=partial(_source, decoder_names(part.prefix, modules)),
+        ignored=(r"(vision_model|multi_modal_projector)\..*",) if part.notice else (),
+        notice=part.notice,
     )
+
+
+def _layers(config: ModelConfig) -> list[tuple[bool, bool, bool]]:
+    """Whether each layer rotates positions, sees a chunk, and has experts."""
+    turning = config_fields.rotated_layers(config)
+    default = [CHUNKED if turns else FULL for turns in turning]
+    kinds = config_fields.layer_kinds(config, default, (CHUNKED, FULL))
+    step = config.positive("interleave_moe_layer_step")
+    sparse = config.get("moe_layers", list, list(range(step - 1, len(kinds), step)))
+    return [(turning[n], kind == CHUNKED, n in sparse) for n, kind in enumerate(kinds)]
 
 
 def _source(names: Names, name: str) -> Source:

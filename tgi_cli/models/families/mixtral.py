@@ -8,31 +8,25 @@ from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec, NormSpec
 from tgi_cli.models.weight_map import (
+    NUMBERED,
+    PRE_NORMS,
     Names,
     Source,
     StackedExperts,
     expert_names,
+    gated_parts,
     has_stacked_experts,
 )
 
 NAMES = Names(
     modules={
-        "input_norm": "input_layernorm",
-        "mlp_norm": "post_attention_layernorm",
+        **PRE_NORMS,
         "mlp.router": "block_sparse_moe.gate",
-        "mlp.experts.*.gate_proj": "block_sparse_moe.experts.*.w1",
-        "mlp.experts.*.up_proj": "block_sparse_moe.experts.*.w3",
-        "mlp.experts.*.down_proj": "block_sparse_moe.experts.*.w2",
+        **gated_parts("mlp.experts.*", "block_sparse_moe.experts.*", NUMBERED),
     }
 )
 
-RENAMED = Names(
-    modules={
-        "input_norm": "input_layernorm",
-        "mlp_norm": "post_attention_layernorm",
-        "mlp.router": "mlp.gate",
-    }
-)
+RENAMED = Names(modules={**PRE_NORMS, "mlp.router": "mlp.gate"})
 """transformers 5's own, which gptqmodel 7 writes, too: ``mlp.experts.*.gate_proj``."""
 
 STACKED = StackedExperts(RENAMED)

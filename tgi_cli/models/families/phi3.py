@@ -19,7 +19,7 @@ from tgi_cli.models.spec import (
     NormSpec,
     RopeSpec,
 )
-from tgi_cli.models.weight_map import Names, stacked
+from tgi_cli.models.weight_map import PRE_NORMS, Names, stacked
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 32064,
@@ -83,8 +83,7 @@ def _names(queries: int, keys: int, intermediate_size: int) -> Names:
     mlp = {"mlp.gate_proj": intermediate_size, "mlp.up_proj": intermediate_size}
     return Names(
         modules={
-            "input_norm": "input_layernorm",
-            "mlp_norm": "post_attention_layernorm",
+            **PRE_NORMS,
             **stacked(attention, "self_attn.qkv_proj"),
             **stacked(mlp, "mlp.gate_up_proj"),
         }

@@ -16,12 +16,11 @@ from tgi_cli.models.spec import (
     MoESpec,
     NormSpec,
 )
-from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts
+from tgi_cli.models.weight_map import PRE_NORMS, Names, StackedExperts, has_stacked_experts
 
 NAMES = Names(
     modules={
-        "input_norm": "input_layernorm",
-        "mlp_norm": "post_attention_layernorm",
+        **PRE_NORMS,
         "mlp.router": "mlp.gate",
     }
 )

@@ -7,9 +7,9 @@ from typing import Any
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import Names
+from tgi_cli.models.weight_map import PRE_NORMS, Names
 
-NAMES = Names(modules={"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"})
+NAMES = Names(modules=PRE_NORMS)
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 155136,

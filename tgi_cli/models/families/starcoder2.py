@@ -5,7 +5,7 @@ from __future__ import annotations
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
-from tgi_cli.models.weight_map import Names
+from tgi_cli.models.weight_map import PRE_NORMS, Names
 
 
 def read(config: ModelConfig) -> DecoderSpec:
@@ -48,8 +48,7 @@ def read(config: ModelConfig) -> DecoderSpec:
             modules={
                 "mlp.up_proj": "mlp.c_fc",
                 "mlp.down_proj": "mlp.c_proj",
-                "input_norm": "input_layernorm",
-                "mlp_norm": "post_attention_layernorm",
+                **PRE_NORMS,
             }
         ),
     )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tgi_cli.attention import PagedAttention
+from tgi_cli.device.distributed import ALONE, Shard
 
 _MORE = 16
 """Dimensions by which a key grows for its bias: kernels take multiples of 16."""
@@ -117,7 +118,9 @@ def _of_keys(
     keep_window_size: int = 0,
     attention_mask: Any = None,
 ) -> KeyBias:
-    return KeyBias(dt_states, attention_mask)
+    """``dt_states`` [1, kv_heads, T] are of all shards, whose sums they are."""
+    own = cast(Shard, getattr(module, "tgi_shard", ALONE)).share(dt_states.shape[1])
+    return KeyBias(dt_states[:, own], attention_mask)
 
 
 def _of_distances(module: Any, relative_states: Tensor, *_: object, **__: object) -> DistanceBias:

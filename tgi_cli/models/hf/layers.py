@@ -188,6 +188,8 @@ def linear(
         UnsupportedModelError: it cannot be shared out so.
     """
     sizes, bias = (module.in_features, module.out_features), module.bias is not None
+    if hasattr(parent, "prepare_dynamic_mask"):  # Doge: a bias of all heads' keys on each shard
+        set_shard(parent, build.shard)
     if build.shard.size == 1 or style in _WHOLE:
         return _Replicated(build, *sizes, bias)
     if style == "colwise":
@@ -272,7 +274,7 @@ def tame_routing(decoder: nn.Module) -> None:
     for module in decoder.modules():
         if type(module).__name__ == "JetMoeTopKGating":
             module.forward = MethodType(_dry_gating, module)
-        elif type(module).__name__ == "DbrxExperts":
+        elif type(module).__name__ in ("DbrxExperts", "Step3p7Experts"):
             module.forward = MethodType(_dry_experts, module)
         elif type(module).__name__ == "XmodOutput":
             module.lang_adapter = MethodType(_dry_adapter, module)  # type: ignore[assignment]
@@ -298,7 +300,8 @@ def _dry_adapter(module: Any, languages: Tensor, hidden: Tensor) -> Any:
 def _dry_experts(module: Any, hidden: Tensor, *routing: Any, **more: Any) -> Any:
     if hidden.is_meta:
         return torch.empty_like(hidden)
-    return type(module).forward(module, hidden, *routing, **more)
+    output: Tensor = type(module).forward(module, hidden, *routing, **more)
+    return _shard_of(module).all_reduce(output)
 
 
 def _identity_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -319,8 +322,8 @@ def _identity_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tens
     return summed.add_((hidden * own).to(hidden.dtype))
 
 
-def share_experts(module: nn.Module, shard: Shard) -> None:
-    """Sum up the shards' results of this module of experts."""
+def set_shard(module: nn.Module, shard: Shard) -> None:
+    """Tell a module which shard it is on; experts' results are summed up over shards."""
     module.tgi_shard = shard  # type: ignore[assignment]  # any object may be an attribute
 
 

@@ -37,7 +37,7 @@ from tgi_cli.models.hf.layers import (
     linear,
     own_part,
     planned,
-    share_experts,
+    set_shard,
 )
 from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
@@ -67,7 +67,7 @@ class TransformersForCausalLM(CausalLM):
 
     def __init__(self, config: ModelConfig, build: Build, device: torch.device) -> None:
         super().__init__()
-        with _refusals(config):
+        with refusals(config):
             skeleton = build_skeleton(config, build.dtype, build.max_positions)
             whole, decoder = skeleton.whole, skeleton.decoder
             weights = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
@@ -78,7 +78,7 @@ class TransformersForCausalLM(CausalLM):
             self.loose = nn.ModuleList(_replace(skeleton, build, self._sources))
             skeleton, output = _probe(skeleton)
             self._attention = skeleton.attention
-            _fill_buffers(whole, decoder, build, device, self._sources)
+            fill_buffers(whole, decoder, build, device, self._sources)
             at = skeleton.path(decoder)
             self._skeleton, self._head = skeleton, _LogitsHead(skeleton, output)
             hidden = output[0][0]
@@ -115,7 +115,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
         UnsupportedModelError: it cannot be run; the message has the reason.
     """
     check_sizes(config.path, config.raw, config.quantization is not None)
-    with _refusals(config), torch.inference_mode():
+    with refusals(config), torch.inference_mode():
         skeleton = build_skeleton(config, torch.float32)
         keep_all_latents(skeleton.decoder)
         skeleton, _ = _probe(skeleton)
@@ -208,7 +208,7 @@ class _FixedOutput(nn.Module):
 
 
 @contextmanager
-def _refusals(config: ModelConfig) -> Iterator[None]:
+def refusals(config: ModelConfig) -> Iterator[None]:
     """Raise UnsupportedModelError, naming the architecture, for errors of the model's code."""
     cannot = f"architecture {config.architecture} cannot be run through transformers"
     try:
@@ -285,7 +285,7 @@ def _replace(
             new = BatchedHead(build, width, vocab, tie, head.bias is not None)
         elif module is table and ours is not None:
             new = ours
-        elif type(module) is nn.Linear and _reads_weight(
+        elif type(module) is nn.Linear and reads_weight(
             cast(Hashable, type(parent)), path.rpartition(".")[2]
         ):
             yield UnreplacedWeights(module, path, stored, {})
@@ -305,10 +305,12 @@ def _replace(
             shares = {}
             for name in own if build.shard.size > 1 else ():
                 style = planned(plan, f"{path[start:]}.{name}")
+                if (name, style) == ("gate_up_proj", "colwise") and module.is_concatenated:
+                    style = "packed_colwise"  # what Inkling's plan means
                 if style not in (None, "replicate", "replicated_with_grad_allreduce"):
                     shares[name] = own_part(style, build.shard, f"{path}.{name}")
             if shares and planned(plan, path[start:]) == "moe_tp_experts":
-                share_experts(module, build.shard)
+                set_shard(module, build.shard)
             loose = UnreplacedWeights(module, path, stored, shares)
             if len(loose):
                 yield loose
@@ -323,12 +325,14 @@ def _replace(
 
 
 @cache
-def _reads_weight(parent: Hashable, name: str) -> bool:
+def reads_weight(parent: Hashable, name: str) -> bool:
     """Whether the code of a module computes with the weight of its layer ``name``, as it is."""
     try:
         code = inspect.getsource(cast(type[nn.Module], parent))
     except (OSError, TypeError):
         return False
+    # Some code looks whether it is a tensor before it reads its dtype.
+    code = re.sub(r"isinstance\(self\.\w+\.weight, torch\.Tensor\)", "", code)
     return re.search(rf"self\.{name}\.weight(?!\.dtype|\.device)\b(?! is )", code) is not None
 
 
@@ -346,7 +350,7 @@ def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, a
         parent.add_module(name, child)
 
 
-def _fill_buffers(
+def fill_buffers(
     whole: Any,
     decoder: Any,
     build: Build,
@@ -358,7 +362,7 @@ def _fill_buffers(
         names = [
             name
             for name, buffer in module.named_buffers(recurse=False)
-            if f"{path}.{name}" not in stored
+            if (f"{path}.{name}" if path else name) not in stored
         ]
         size = sum(cast(Tensor, module._buffers[name]).nbytes for name in names)
         if size > _BUFFER_BYTES:

@@ -178,7 +178,7 @@ def build_skeleton(config: ModelConfig, dtype: torch.dtype, longest: int | None 
         Unsupported: its configuration or its classes show that it cannot be run.
     """
     refuse(config.architecture)
-    known, own, trusted = _class_and_config(config)
+    known, own, trusted = class_and_config(config)
     _check(own, known)
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()
@@ -205,7 +205,7 @@ def takes_more(config: Any) -> bool:
     return config.get_text_config() is not config
 
 
-def _class_and_config(config: ModelConfig) -> tuple[Any, Any, bool]:
+def class_and_config(config: ModelConfig) -> tuple[Any, Any, bool]:
     """The model's class, its configuration, and whether the class comes with the checkpoint."""
     name = config.architecture
     known: Any = getattr(transformers, _PUBLISHED.get(name, name), None)

@@ -168,8 +168,7 @@ class SplitCache(StepCache):
 
 def _pieces(states: StateCache) -> Iterator[_Piece]:
     """All decodes at once, then each prefill; cut where a snapshot is due."""
-    step = states.step
-    assert step is not None
+    step = states.step_on_host()
     device = step.slots_in.device
 
     def tensor(*numbers: int) -> Tensor:

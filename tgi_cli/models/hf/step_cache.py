@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from tgi_cli.attention import StateCache, StateSpec, StateTensor
 from tgi_cli.layers import recurrent
+from tgi_cli.layers.gates import GivenGates, StepSizes
 from tgi_cli.models.hf.attention import AttentionContext
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.own_attention import stand_ins
@@ -188,7 +189,7 @@ class StepCache:
         if value.is_meta:
             return torch.empty_like(value), value.new_empty(0)
         assert self._states is not None
-        gates = recurrent.GivenGates(value.shape[2], channels=g.ndim == 4)
+        gates = GivenGates(value.shape[2], channels=g.ndim == 4)
         qkv = (query[0], key[0], value[0])
         given = (g[0].flatten(1).float(), beta[0].float())
         y = recurrent.gated_delta(qkv, *given, gates, self._states, index)
@@ -219,7 +220,7 @@ class StepCache:
             y = torch.empty_like(x)
         else:
             assert self._states is not None
-            sizes = recurrent.StepSizes(-A.float(), dt_bias.float(), D.float(), *dt_limit)
+            sizes = StepSizes(-A.float(), dt_bias.float(), D.float(), *dt_limit)
             parts = (x[0], B[0], C[0], dt[0])
             y = recurrent.state_space(*parts, sizes, self._states, index)[None]
         return (y, x.new_empty(0)) if return_final_states else y
@@ -301,6 +302,11 @@ def selective_scan(
     """
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     b, c = b.float().T.contiguous(), c.float().T.contiguous()
+    if recurrent.triton_for(x) is not None:
+        from tgi_cli.layers import triton_scan
+
+        own, packed = states.tensors[layer]["recurrent"], (x.contiguous(), step.contiguous())
+        return triton_scan.selective_scan(*packed, a.contiguous(), b, c, own, states.planned)
     scaled = step * x
 
     def run(tokens: slice, state: Tensor) -> None:

@@ -198,6 +198,12 @@ def _specs(body: CompletionRequest, adapter: str, state: RouterState) -> list[Ge
         prompt_only=bool(body.echo) and requested_length(body)[1] == 0,
     )
     prompt_logprobs = body.logprobs if body.echo else None
+    if prompt_logprobs is not None and state.generator.info.decoder_start_ids:
+        raise errors.validation(
+            "`echo` with `logprobs` is not supported for encoder-decoder models: an encoder gives "
+            "its tokens no log-probabilities",
+            "logprobs",
+        )
     if body.suffix:
         infill = fill_in_middle(state, "suffix")
         if spec.truncate is not None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from msgspec import UNSET
 from starlette.responses import Response
 
+from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.router.api.schemas.tgi import Info
 from tgi_cli.router.api.schemas.tokenize import Version
 from tgi_cli.router.http.bodies import json_response
@@ -41,6 +42,11 @@ async def check_health(state: RouterState) -> None:
         raise ApiError(503, "unhealthy", "healthcheck", headers={"retry-after": "5"})
 
 
+def _pipeline(engine: EngineInfo) -> str:
+    """The Hub's name of what the model does."""
+    return "text2text-generation" if engine.decoder_start_ids else "text-generation"
+
+
 async def info(context: RequestContext[None]) -> Response:
     """The served model, its limits, and the adapters where there may be any."""
     state = context.state
@@ -51,7 +57,7 @@ async def info(context: RequestContext[None]) -> Response:
         Info(
             model_id=config.model_id,
             model_sha=config.revision or engine.revision or None,
-            model_pipeline_tag="text-generation",
+            model_pipeline_tag=_pipeline(engine),
             max_concurrent_requests=config.max_concurrent_requests,
             max_best_of=config.max_best_of,
             max_stop_sequences=config.max_stop_sequences,

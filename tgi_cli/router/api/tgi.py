@@ -62,8 +62,9 @@ async def generate_stream(context: RequestContext[schemas.GenerateRequest]) -> E
 async def compat_generate(context: RequestContext[schemas.CompatRequest]) -> Response | EventStream:
     """A stream, or an array of one complete answer; the prompt precedes the text by default."""
     if context.body.parameters.return_full_text is None:
-        # TGI's default for models whose pipeline is text-generation, as all here are.
-        context.body.parameters.return_full_text = True
+        # TGI's default for models whose pipeline is text-generation, not text2text-generation.
+        decoder = context.state.generator.info.decoder_start_ids
+        context.body.parameters.return_full_text = not decoder
     if context.body.stream:
         return await generate_stream(context)
     answer, winner = await _generate(context)
@@ -113,6 +114,10 @@ async def _prefill(generation: Generation, state: RouterState) -> list[schemas.P
     """The prompt's tokens if requested; a worker thread renders long prompts."""
     if generation.spec.prompt_logprobs is None:
         return []
+    begun = state.generator.info.decoder_start_ids
+    if begun:  # as in TGI, what the decoder is given is all that precedes the answer
+        surface = state.text.tokenizer.surface
+        return [schemas.PrefillToken(token_id, surface(token_id), None) for token_id in begun]
     if generation.prompt_tokens <= _INLINE_TOKENS:
         return _prefill_tokens(generation, state.text.tokenizer)
     return await state.workers.run(_prefill_tokens, generation, state.text.tokenizer)

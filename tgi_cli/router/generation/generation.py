@@ -98,7 +98,7 @@ class Generation:
             self._hidden_ids |= spec.stop_token_ids
         self._text = SequenceText(
             context.tokenizer,
-            request.prompt_ids,
+            context.client.info.decoder_start_ids or request.prompt_ids,
             spec.stops,
             hidden_ids=self._hidden_ids,
             shown_ids=spec.shown_ids,

@@ -232,7 +232,8 @@ class Generator:
             grammar=grammar,
             thinking=spec.thinking,
             prediction=prediction[: self.info.max_total_tokens],
-            prompt_logprobs=spec.prompt_logprobs,
+            # An encoder gives its tokens none.
+            prompt_logprobs=None if self.info.decoder_start_ids else spec.prompt_logprobs,
         )
 
     def _max_new_tokens(self, input_length: int, spec: GenerationSpec) -> int:

@@ -12,7 +12,7 @@ from tgi_cli.attention import PagedAttention
 from tgi_cli.config import EngineConfig
 from tgi_cli.device import available_memory, total_memory
 from tgi_cli.device.distributed import Shard
-from tgi_cli.engine.step import Step
+from tgi_cli.engine.step import Step, StepTime
 from tgi_cli.errors import OutOfMemoryError
 from tgi_cli.process.units import format_memory
 from tgi_cli.worker.sizing import saved_profile
@@ -73,6 +73,7 @@ class Capacity:
         warmup_seconds: of the warm-up itself.
         step_seconds: estimate for the worst step on a CPU; 0 if unknown.
         graphs: whether decode steps are CUDA graphs.
+        step_times: durations of steps with and without drafts; empty without speculative decoding.
     """
 
     config: EngineConfig
@@ -87,6 +88,7 @@ class Capacity:
     state_bytes: int = 0
     step_seconds: float = 0.0
     graphs: bool = False
+    step_times: tuple[StepTime, ...] = ()
 
     @property
     def max_batch_total_tokens(self) -> int:
@@ -101,6 +103,7 @@ class Capacity:
             graphs=self.graphs,
             step_seconds=self.step_seconds,
             max_total_tokens=self.config.max_total_tokens,
+            step_times=self.step_times,
         )
 
 

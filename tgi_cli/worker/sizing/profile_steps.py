@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
+from tgi_cli.attention import StateCache
 from tgi_cli.config import EngineConfig
 from tgi_cli.engine.step import NO_EXTRAS, NewRow, OptionalOutputs, Step
 from tgi_cli.sampling.params import SamplingParams
@@ -60,8 +62,8 @@ CHECKED_LENGTHS = (5, 18, 33)
 """Contexts on which graphs are compared with eager steps, with different numbers of blocks."""
 
 MAX_DEVIATION = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
-"""Tolerance of that comparison, as a share of the logits' root mean square: sums may be split in
-other ways. A value that a graph recorded at its capture causes larger deviations."""
+"""Tolerance of that comparison, as a share of the logits' (or states') root mean square: sums may
+be split in other ways. A value that a graph recorded at its capture causes larger deviations."""
 
 
 def part_of_worst(config: EngineConfig) -> int:
@@ -92,7 +94,7 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
     part = part_of_worst(config)
     size, rows = config.block_size, max(1, config.max_batch_size // part)
     budget = max(1, config.max_batch_prefill_tokens // part)
-    longest = max(1, min(config.max_total_tokens - 1, cacheable_tokens))
+    longest = max(1, min(_longest_prompt(config), cacheable_tokens))
     context = max(1, min(longest, cacheable_tokens // rows))
     if config.device == "cpu":
         longest = min(longest, budget + CPU_CONTEXT)
@@ -109,32 +111,64 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
         yield _step(size, longest, loras, decodes=1, context=context)
 
 
+def _longest_prompt(config: EngineConfig) -> int:
+    """The most tokens before a chosen one, or those of an encoder and the decoder's first."""
+    longest = config.max_total_tokens - 1
+    return longest if config.decoder is None else min(longest, config.max_input_tokens + 1)
+
+
 def first_steps(config: EngineConfig) -> Iterator[Step]:
     """A short prompt and a decode: they trigger initialisation, and compute little."""
-    length = min(config.block_size, config.max_total_tokens - 1)
+    length = min(config.block_size, _longest_prompt(config))
     yield _step(config.block_size, length, config.max_loras, prefill=length)
     yield _step(config.block_size, length, config.max_loras, decodes=1, context=length)
 
 
 def replays_agree(
-    runner: ModelRunner, graphs: DecodeGraphs, config: EngineConfig, num_blocks: int
+    runner: ModelRunner,
+    graphs: DecodeGraphs,
+    config: EngineConfig,
+    num_blocks: int,
+    states: StateCache | None = None,
 ) -> bool:
     """Whether graphs compute what the model does, on contexts other than those of the capture.
 
-    A varying value that was recorded as a constant (a length, an address) produces wrong tokens
-    and no error; a model's own code may contain one.
+    A varying value that was recorded as a constant (a length, a slot, an address) produces wrong
+    tokens and no error; a model's own code may contain one. ``states`` are the model's, which a
+    replay has to leave as a step does.
     """
-    prefill, decode = _checked_steps(config, num_blocks)
+    num_slots = 0 if states is None else states.num_slots
+    prefill, decode = (with_slots(step, num_slots) for step in _checked_steps(config, num_blocks))
     runner.graphs = None
-    runner.sample(runner.launch(prefill)).wait()
-    expected = runner.logits(runner.launch(decode)).clone()
-    runner.graphs = graphs
+    found = []
     try:
-        got = runner.logits(runner.launch(decode))
+        for executor in (None, graphs):
+            # Before either: a decode leaves other states than it found.
+            runner.sample(runner.launch(prefill)).wait()
+            runner.graphs = executor
+            logits = runner.logits(runner.launch(decode)).clone()
+            runner.graphs = None
+            found.append([logits, *_states_of(decode, states)])
     finally:
         runner.graphs = None
-    apart, size = (each.square().mean().sqrt() for each in (got - expected, expected))
-    return bool(apart <= MAX_DEVIATION[getattr(torch, config.dtype)] * size)
+    limit = MAX_DEVIATION[getattr(torch, config.dtype)]
+    for expected, got in zip(*found, strict=True):
+        apart, size = (each.square().mean().sqrt() for each in (got - expected, expected))
+        if not apart <= limit * size:
+            return False
+    return True
+
+
+def _states_of(step: Step, states: StateCache | None) -> list[Tensor]:
+    """What a step has written, float32, per layer and kind.
+
+    On the host: the device's memory may be full.
+    """
+    if states is None:
+        return []
+    slots = torch.tensor(step.state_out, device=states.device)
+    tensors = [tensor for layer in states.tensors for tensor in layer.values()]
+    return [tensor.index_select(0, slots).float().cpu() for tensor in tensors]
 
 
 def _checked_steps(config: EngineConfig, num_blocks: int) -> tuple[Step, Step]:
@@ -209,4 +243,4 @@ def add_row(step: Step, row: int, start: int, count: int, samples: bool = True) 
     step.rows.append(row)
     step.starts.append(start)
     step.counts.append(count)
-    step.samples.append(samples)
+    step.samples.append(int(samples))

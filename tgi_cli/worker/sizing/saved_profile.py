@@ -24,6 +24,7 @@ import torch
 from tgi_cli import kernels
 from tgi_cli.config import EngineConfig
 from tgi_cli.device import default_threads, describe
+from tgi_cli.engine.step import StepTime
 from tgi_cli.files import read_json
 from tgi_cli.kernels import build
 from tgi_cli.version import __version__
@@ -45,6 +46,8 @@ _NOT_IN_KEY = frozenset(
         "measured_limits",
         "explicit_limits",
         "json_output",
+        "speculate",
+        "drafts_from_answers",
     ]
 )
 """Fields of a configuration that the figures do not depend on."""
@@ -62,6 +65,7 @@ class SavedProfile:
         graphs: whether decode steps can be recorded as graphs.
         step_seconds: estimate for the worst step on a CPU; 0 if unknown.
         max_total_tokens: that the memory allowed.
+        step_times: durations of steps with and without drafts; empty if they were not measured.
         when: seconds since the epoch.
     """
 
@@ -69,6 +73,7 @@ class SavedProfile:
     graphs: bool
     step_seconds: float
     max_total_tokens: int
+    step_times: tuple[StepTime, ...] = ()
     when: float = 0.0
 
     @property
@@ -122,7 +127,9 @@ def load(key: dict[str, Any]) -> SavedProfile | None:
     path = path_of(key)
     try:
         record = read_json(path)
-        profile = SavedProfile(**record["measured"])
+        measured = record["measured"]
+        times = tuple(StepTime(*time) for time in measured.pop("step_times", ()))
+        profile = SavedProfile(**measured, step_times=times)
         same = _encode(record["key"]) == _encode(key)
     except FileNotFoundError:
         return None

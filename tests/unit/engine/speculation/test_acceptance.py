@@ -1,0 +1,62 @@
+"""Estimates begin with a prior and follow what happened, per class and request."""
+
+from __future__ import annotations
+
+import pytest
+
+from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, Source, class_of
+
+SHORT, LONG = class_of(Source.CONTEXT, 1), class_of(Source.CONTEXT, 20)
+
+
+def test_classes_are_by_source_and_by_doubling_lengths() -> None:
+    kinds = [class_of(Source.CONTEXT, length) for length in (1, 2, 3, 4, 5, 8, 9, 16, 17, 500)]
+    assert kinds == [kinds[0] + step for step in (0, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
+    assert len(
+        {class_of(source, length) for source in Source for length in (1, 2, 3, 5, 9, 17)}
+    ) == (len(Source) * 6)
+
+
+def test_longer_matches_are_likelier_from_the_beginning() -> None:
+    acceptance = Acceptance()
+    for source in (Source.PREDICTION, Source.CONTEXT, Source.RECENT):
+        chances = [
+            acceptance.chance(Averages(), class_of(source, length), 1.0)
+            for length in (1, 2, 3, 5, 9, 17)
+        ]
+        assert chances == sorted(chances)
+        assert len(set(chances)) == 6
+
+
+def test_a_share_of_the_votes_scales_the_chance() -> None:
+    acceptance = Acceptance()
+    whole = acceptance.chance(Averages(), LONG, 1.0)
+    assert acceptance.chance(Averages(), LONG, 0.5) == pytest.approx(whole / 2)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_request_learns_fast_and_others_slowly(right: bool) -> None:
+    acceptance, own = Acceptance(), Averages()
+    before = acceptance.chance(own, SHORT, 1.0)
+    for _ in range(10):
+        acceptance.learn(own, SHORT, 1.0, right)
+    mine, others = (acceptance.chance(each, SHORT, 1.0) for each in (own, Averages()))
+    assert (mine > others > before) if right else (mine < others < before)
+    assert acceptance.chance(own, LONG, 1.0) == Acceptance().chance(own, LONG, 1.0)
+
+
+def test_drafts_of_half_the_votes_that_are_always_right_count_double() -> None:
+    acceptance, own = Acceptance(), Averages()
+    for _ in range(300):
+        acceptance.learn(own, SHORT, 0.5, True)
+    assert acceptance.chance(own, SHORT, 0.5) > 0.8
+    assert acceptance.chance(own, SHORT, 1.0) == 0.99, "never certain"
+
+
+def test_what_happened_is_forgotten() -> None:
+    acceptance, own = Acceptance(), Averages()
+    for right in (True, False):
+        for _ in range(300):
+            acceptance.learn(own, SHORT, 1.0, right)
+    assert acceptance.chance(own, SHORT, 1.0) < 0.1
+    assert acceptance.chance(Averages(), SHORT, 1.0) < 0.1

@@ -1,0 +1,178 @@
+"""The speculator verifies what pays, and learns from what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import pytest
+
+from tests.unit.engine.fake_grammar import FakeMatcher, slots
+from tests.unit.engine.speculation.sequences import sequence
+from tgi_cli.engine.sequence import Sequence
+from tgi_cli.engine.speculation.acceptance import Source
+from tgi_cli.engine.speculation.adaptive import MAX_IDLE, AdaptiveSpeculator
+from tgi_cli.engine.speculation.drafter import Draft
+from tgi_cli.engine.speculation.lookup import LookupDrafter
+from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.step import NewRow, Step, StepTime, TokenAppend
+from tgi_cli.sampling.params import SamplingParams
+
+FREE = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 1.01)]
+STEEP = [StepTime(1, 1, 8, 1.0), StepTime(1, 2, 8, 1.5), StepTime(1, 100, 8, 50.0)]
+CHEAP = [StepTime(1, 1, 8, 1.0), StepTime(1, 101, 8, 21.0)]
+DEAR = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 100.0)]
+
+
+class Script:
+    """Drafts whatever it is told to; counts how often it is asked."""
+
+    def __init__(self, token_ids: Many[int], length: int = 20) -> None:
+        self.token_ids = list(token_ids)
+        self.length = length
+        self.asked: list[int] = []
+        self.finished: list[int] = []
+
+    def draft(self, asked: Sequence, most: int) -> Draft | None:
+        self.asked.append(most)
+        if not self.token_ids:
+            return None
+        tokens = self.token_ids[:most]
+        return Draft(Source.CONTEXT, self.length, tokens, [1.0] * len(tokens))
+
+    def finish(self, ended: Sequence) -> None:
+        self.finished.append(ended.request.request_id)
+
+
+def speculator(drafter: Script, times: list[StepTime], most: int = 7) -> AdaptiveSpeculator:
+    return AdaptiveSpeculator(most, StepCosts(times, most), [drafter])
+
+
+def test_rows_that_cost_nothing_are_all_used() -> None:
+    drafter = Script([5, 6, 7, 8, 9, 10, 11, 12])
+    asked = sequence([1, 2, 3])
+    assert speculator(drafter, FREE).propose([asked], False) == [[5, 6, 7, 8, 9, 10, 11]]
+    assert speculator(drafter, FREE, most=3).propose([asked], False) == [[5, 6, 7]]
+
+
+def test_no_more_is_drafted_than_may_follow() -> None:
+    drafter = Script(range(10))
+    asked = sequence([1, 2, 3], [4, 5], new=6)
+    assert speculator(drafter, FREE).propose([asked], False) == [[0, 1, 2]]
+    assert drafter.asked == [3]
+
+
+def test_where_no_draft_can_pay_nothing_is_looked_up() -> None:
+    drafter = Script([5, 6])
+    assert speculator(drafter, DEAR).propose([sequence([1])] * 3, False) == [[], [], []]
+    assert not drafter.asked
+
+
+def test_each_sequence_gets_the_drafts_that_it_deserves() -> None:
+    """The one whose drafts were right has more of them verified than the other."""
+    drafter = Script([5, 6, 7])
+    good, bad = sequence([1], request_id=1), sequence([2], request_id=2)
+    tested = speculator(drafter, CHEAP)
+    for _ in range(30):
+        proposals = tested.propose([good, bad], False)
+        good.token_ids += [5, 6, 7, 1]
+        bad.token_ids += [9]
+    assert len(proposals[0]) > len(proposals[1])
+
+
+def test_drafts_that_are_never_right_are_given_up_without_being_verified_again() -> None:
+    drafter = Script([5])
+    asked, tested = sequence([1]), speculator(drafter, STEEP)
+    verified = 0
+    for _ in range(100):
+        verified += len(tested.propose([asked], False)[0])
+        asked.token_ids.append(9)
+    assert 1 <= verified <= 10
+    assert len(drafter.asked) < 60, "it is looked up less and less"
+    assert len(drafter.asked) >= 100 // (MAX_IDLE + 1)
+
+
+def test_drafts_that_become_right_are_verified_again() -> None:
+    """Nothing is verified meanwhile: what follows tells that they would have been right."""
+    drafter = Script([5])
+    asked, tested = sequence([1]), speculator(drafter, STEEP)
+    for _ in range(100):
+        tested.propose([asked], False)
+        asked.token_ids.append(9)
+    assert tested.propose([asked], False) == [[]]
+    for _ in range(300):
+        asked.token_ids.append(5)
+        verified = tested.propose([asked], False)
+    assert verified == [[5]]
+
+
+def test_a_draft_that_the_grammar_forbids_is_cut() -> None:
+    drafter = Script([11, 99, 13])
+    asked = sequence([1], grammar="x")
+    asked.matcher = FakeMatcher(slots([11, 12], [12, 13], [13]))
+    assert speculator(drafter, FREE).propose([asked], False) == [[11]]
+    asked.matcher = FakeMatcher(slots([12], [12]))
+    assert speculator(drafter, FREE).propose([asked], False) == [[]]
+
+
+def test_whether_drafts_are_of_the_prediction_is_told() -> None:
+    tested = AdaptiveSpeculator(7, StepCosts(FREE, 7), [LookupDrafter()])
+    first = sequence([1, 2], prediction=(5, 6, 7), request_id=1)
+    second = sequence([1, 2, 3, 1, 2], request_id=2)
+    assert tested.propose([first, second], False) == [[5, 6, 7], [3, 1, 2, 3, 1, 2, 3]]
+    assert (first.drafts_predicted, second.drafts_predicted) == (True, False)
+
+
+def test_the_first_drafter_that_has_something_is_asked_alone() -> None:
+    nothing, one, two = Script([]), Script([5]), Script([6])
+    tested = AdaptiveSpeculator(7, StepCosts(FREE, 7), [nothing, one, two])
+    assert tested.propose([sequence([1])], False) == [[5]]
+    assert (nothing.asked, one.asked, two.asked) == ([7], [7], [])
+
+
+def test_an_ended_request_leaves_nothing_behind() -> None:
+    drafter = Script([5])
+    tested = speculator(drafter, STEEP)
+    asked = sequence([1], request_id=4)
+    for _ in range(40):
+        tested.propose([asked], False)
+        asked.token_ids.append(9)
+    assert tested.propose([asked], False) == [[]]
+    tested.finish(asked)
+    tested.finish(sequence([1], request_id=5))  # never ran
+    assert drafter.finished == [4, 5]
+    drafter.asked.clear()
+    tested.propose([sequence([1], request_id=4)], False)
+    assert drafter.asked == [7], "another request of the same id does not pause"
+
+
+def step(*, drafts: int = 0, prefill: int = 0, new: bool = False) -> Step:
+    made = Step(0, num_decodes=1, rows=[0], starts=[10], counts=[1 + drafts], samples=[1 + drafts])
+    if drafts:
+        made.drafts.append(TokenAppend(0, 11, [5] * drafts))
+    if prefill:
+        made.rows.append(1)
+        made.starts.append(0)
+        made.counts.append(prefill)
+        made.samples.append(0)
+    if new:
+        made.new.append(NewRow(0, 0, [1], 1, [0], SamplingParams()))
+    return made
+
+
+def test_measured_steps_change_what_is_worth_it() -> None:
+    drafter = Script([5])
+    tested = speculator(drafter, FREE)
+    assert tested.propose([sequence([1])], False) == [[5]]
+    for _ in range(64):
+        tested.timed(step(), 1.0)
+        tested.timed(step(drafts=1), 3.0)
+    assert tested.propose([sequence([1])], False) == [[]]
+
+
+@pytest.mark.parametrize("of", [{"prefill": 5}, {"new": True}])
+def test_steps_that_do_more_than_decode_are_no_measure(of: dict[str, int]) -> None:
+    tested = speculator(Script([5]), FREE)
+    for _ in range(64):
+        tested.timed(step(), 1.0)
+        tested.timed(step(drafts=1, **of), 3.0)  # type: ignore[arg-type]
+    assert tested.propose([sequence([1])], False) == [[5]]

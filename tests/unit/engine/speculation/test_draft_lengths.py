@@ -1,0 +1,64 @@
+"""Drafts are verified as long as the rate of tokens rises."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tgi_cli.engine.speculation.draft_lengths import MARGIN, choose_lengths, may_pay
+
+FALLING = st.lists(st.floats(0.01, 0.99), max_size=3).map(lambda row: sorted(row, reverse=True))
+
+
+def rate(survivals: list[list[float]], lengths: tuple[int, ...], durations: list[float]) -> float:
+    tokens = sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+    return (len(survivals) + tokens) / durations[sum(lengths)]
+
+
+@given(
+    st.lists(FALLING, min_size=1, max_size=3),
+    st.lists(st.floats(0, 0.5), min_size=9, max_size=9),
+)
+def test_no_other_choice_gives_more_tokens_per_second(
+    survivals: list[list[float]], more: list[float]
+) -> None:
+    durations = [1 + sum(more[:count]) for count in range(10)]
+    chosen = tuple(choose_lengths(survivals, durations))
+    best = max(
+        rate(survivals, lengths, durations)
+        for lengths in product(*(range(len(row) + 1) for row in survivals))
+    )
+    if best > MARGIN * len(survivals):
+        assert rate(survivals, chosen, durations) == pytest.approx(best)
+    else:
+        assert not any(chosen)
+
+
+def test_rows_that_cost_nothing_are_all_taken_and_dear_ones_are_not() -> None:
+    assert choose_lengths([[0.5, 0.25, 0.1]], [1, 1, 1, 1]) == [3]
+    assert choose_lengths([[0.5, 0.25, 0.1]], [1, 1.6, 2.2, 2.8]) == [0]
+    assert choose_lengths([[0.5, 0.25, 0.1]], [1, 1.1, 1.2, 1.5]) == [2]
+
+
+def test_a_step_that_is_dear_may_be_passed_over_for_a_longer_one() -> None:
+    """As with tiles of a product: the second row costs what the second to fourth do."""
+    assert choose_lengths([[0.9, 0.8, 0.7]], [1, 2, 2, 2]) == [3]
+
+
+def test_the_likeliest_drafts_of_all_sequences_come_first() -> None:
+    survivals = [[0.9, 0.8], [], [0.5, 0.4], [0.85]]
+    assert choose_lengths(survivals, [1, 1, 1, 1, 9, 9]) == [2, 0, 0, 1]
+
+
+def test_no_more_rows_are_taken_than_durations_are_known_of() -> None:
+    assert sum(choose_lengths([[0.9] * 5] * 3, [1, 1, 1])) == 2
+
+
+def test_whether_anything_can_pay_assumes_that_all_drafts_are_right() -> None:
+    assert may_pay(1, [1, 1.9])
+    assert not may_pay(1, [1, 2.0])
+    assert may_pay(4, [1, 1.3, 1.3])
+    assert not may_pay(4, [1, 1.26, 1.52])

@@ -1,0 +1,125 @@
+"""Durations of steps follow the measured ones, and those of steps that ran."""
+
+from __future__ import annotations
+
+import pytest
+
+from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.step import MAX_DRAFT_ROWS, StepTime
+
+ROWS = [
+    StepTime(1, 1, 128, 0.010),
+    StepTime(1, 2, 128, 0.011),
+    StepTime(1, 4, 128, 0.012),
+    StepTime(1, 8, 128, 0.020),
+    StepTime(1, 16, 128, 0.036),
+]
+SEQUENCES = [StepTime(2, 2, 128, 0.014), StepTime(4, 4, 128, 0.020), StepTime(8, 8, 128, 0.030)]
+LONGER = [StepTime(1, 1, 1128, 0.012), StepTime(1, 8, 1128, 0.029)]
+
+
+def costs_of(*times: StepTime, most: int = 7) -> StepCosts:
+    return StepCosts(times, most)
+
+
+def test_the_rows_of_one_sequence_cost_what_they_were_measured_to() -> None:
+    costs = costs_of(*ROWS).of(1, 128)
+    assert costs.seconds == 0.010
+    expected = [1.0, 1.1, 1.15, 1.2, 1.4, 1.6, 1.8, 2.0]
+    assert costs.measured == pytest.approx(expected), "between points on a line"
+    assert costs.durations == costs.measured
+
+
+def test_draft_rows_of_a_batch_cost_what_rows_cost_on_top_of_its_sequences() -> None:
+    costs = costs_of(*ROWS, *SEQUENCES).of(4, 128)
+    assert costs.seconds == pytest.approx(0.020)
+    assert len(costs.measured) == 29
+    assert costs.measured[4] == pytest.approx((0.020 + 0.008) / 0.020)
+    assert costs.measured[12] == pytest.approx((0.020 + 0.024) / 0.020)
+    assert costs.measured[28] == pytest.approx((0.020 + 0.056) / 0.020), "on beyond the last"
+
+
+def test_a_longer_context_costs_each_sequence_and_each_draft_more() -> None:
+    costs = costs_of(*ROWS, *SEQUENCES, *LONGER).of(4, 128 + 2 * 1024)
+    more = 2048 - 128  # contexts are rounded down to a multiple of 512
+    a, b = 0.002 / 1000, (0.009 - 0.002) / 1000 / 7
+    seconds = 0.020 + 4 * a * more
+    assert costs.seconds == pytest.approx(seconds)
+    assert costs.measured[4] == pytest.approx((seconds + 0.008 + 4 * b * more) / seconds)
+
+
+def test_rows_never_count_as_a_gain() -> None:
+    """Noise may have made fewer rows look slower than more."""
+    costs = costs_of(StepTime(1, 1, 8, 1.0), StepTime(1, 2, 8, 0.8)).of(1, 8)
+    assert min(costs.measured) == 1.0
+
+
+def test_without_measurements_rows_cost_something() -> None:
+    costs = StepCosts([], 4).of(1, 500)
+    assert costs.measured == pytest.approx([1, 1.05, 1.1, 1.15, 1.2])
+
+
+def test_the_rows_of_a_step_are_limited() -> None:
+    assert len(costs_of(*ROWS).of(500, 10).measured) == MAX_DRAFT_ROWS + 1
+
+
+def test_whether_drafts_can_pay_is_known_for_each_number_of_sequences() -> None:
+    flat = [StepTime(1, rows, 1, 1 + 0.05 * (rows > 8) * (rows - 8)) for rows in (1, 8, 9, 100)]
+    costs = costs_of(*flat, StepTime(64, 64, 1, 1.0))
+    assert costs.of(1, 1).pay
+    steep = costs_of(StepTime(1, 1, 1, 1.0), StepTime(1, 100, 1, 100.0))
+    assert not steep.of(1, 1).pay
+
+
+def test_a_slower_machine_changes_nothing_that_compares_steps() -> None:
+    costs = costs_of(*ROWS)
+    for _ in range(200):
+        for drafts, seconds in ((0, 0.020), (1, 0.022), (7, 0.040)):
+            costs.learn(1, drafts, 128, seconds)
+    assert costs.of(1, 128).durations == pytest.approx([1, 1.1, 1.15, 1.2, 1.4, 1.6, 1.8, 2], 0.05)
+
+
+def test_steps_that_ran_correct_what_was_measured() -> None:
+    costs = costs_of(*ROWS)
+    for _ in range(200):
+        costs.learn(1, 0, 128, 0.010)
+        costs.learn(1, 7, 128, 0.014)
+    durations = costs.of(1, 128).durations
+    assert durations[7] == pytest.approx(1.4, 0.05)
+    assert durations[5] == pytest.approx(1.6 * 0.7, 0.05), "of the same class"
+    assert durations[1] == pytest.approx(1.1), "of another one"
+    assert costs.of(2, 128).durations[7] == costs.of(2, 128).measured[7], "of another batch"
+
+
+def test_a_correction_that_is_not_measured_again_is_forgotten() -> None:
+    costs = costs_of(*ROWS)
+    for _ in range(50):
+        costs.learn(1, 1, 128, 0.044)
+    assert costs.of(1, 128).durations[1] > 3
+    for _ in range(2000):
+        costs.learn(1, 0, 128, 0.010)
+    assert costs.of(1, 128).durations[1] == pytest.approx(1.1, 0.01)
+
+
+def test_a_step_that_was_interrupted_hardly_counts() -> None:
+    costs = costs_of(*ROWS)
+    for _ in range(50):
+        costs.learn(1, 3, 128, 0.012)
+    costs.learn(1, 3, 128, 10.0)
+    for _ in range(14):
+        costs.learn(1, 0, 128, 0.010)
+    assert costs.of(1, 128).durations[3] < 1.2 * 1.3
+
+
+def test_steps_of_more_rows_than_are_ever_chosen_are_ignored() -> None:
+    costs = costs_of(*ROWS)
+    for _ in range(32):
+        costs.learn(1, 40, 128, 1.0)
+    assert costs.of(1, 128).durations == costs.of(1, 128).measured
+
+
+def test_short_steps_must_gain_what_looking_up_takes() -> None:
+    """A look-up of 20 us counts for a step of 0.1 ms, and for one of 10 ms hardly."""
+    short = [time._replace(seconds=time.seconds / 100) for time in ROWS]
+    assert costs_of(*ROWS).of(1, 128).margin == pytest.approx(1.022)
+    assert costs_of(*short).of(1, 128).margin == pytest.approx(1.22)

@@ -1,0 +1,192 @@
+"""How long a step takes with draft rows, from what was measured at warm-up and since.
+
+The warm-up times rows of one sequence, which read the same keys, and sequences of one row, which
+each cost the host and the attention more. A step of B sequences with d draft rows takes
+
+    sequences(B) + rows(B + d) - rows(B) + (B a + d b) (context - measured context)
+
+where a and b are the seconds per token of context of a sequence and of one more row of it. While
+the engine runs, the durations of its steps correct the figures, by classes of B and d.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tgi_cli.engine.speculation.draft_lengths import MARGIN, may_pay
+from tgi_cli.engine.step import MAX_DRAFT_ROWS, StepTime
+
+_ROW_SHARE = 0.05
+"""Cost of a row, as a share of a step of one, where nothing was measured."""
+
+_LOOK_UP_SECONDS = 2e-5
+"""Of a sequence. It is spent on each step for as long as drafts are worth it."""
+
+_CONTEXTS = 512
+"""Contexts that differ by less have the same costs."""
+
+_REFRESH = 16
+"""Steps with drafts after which costs are calculated anew."""
+
+_LEAST_WEIGHT = 0.05
+"""Of a new duration in an average: the average is of the last twenty or so."""
+
+_FORGET = 0.004
+"""Share of a correction that a step without drafts takes back: what is never measured again must
+not stay wrong."""
+
+_OUTLIER = 4.0
+"""Most by which a duration may differ from the expected one: others had the processor then."""
+
+
+class _Curve:
+    """A function of a whole number, between and beyond measured points."""
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        self._x = sorted(points)
+        self._y = [points[x] for x in self._x]
+
+    def __call__(self, x: int) -> float:
+        xs, ys = self._x, self._y
+        if len(xs) == 1:
+            return ys[0] * (1 + _ROW_SHARE * (x - xs[0]))
+        right = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+        slope = (ys[right] - ys[right - 1]) / (xs[right] - xs[right - 1])
+        if x > xs[-1]:
+            slope = max(slope, 0.0)
+        return ys[right - 1] + slope * (x - xs[right - 1])
+
+
+@dataclass(slots=True)
+class _Average:
+    """A moving average of ratios; 1 before the first."""
+
+    value: float = 1.0
+    count: int = 0
+
+    def add(self, ratio: float) -> None:
+        self.count += 1
+        ratio = min(max(ratio, self.value / _OUTLIER), self.value * _OUTLIER)
+        self.value += (ratio - self.value) * max(_LEAST_WEIGHT, 0.5 / self.count)
+
+
+@dataclass(slots=True)
+class Costs:
+    """Of steps of one number of sequences and about one context.
+
+    Attributes:
+        seconds: without drafts, as measured at warm-up.
+        measured: durations with 0, 1, 2, ... draft rows as multiples of that.
+        durations: the same, corrected.
+        margin: least gain that drafts must promise, as a factor.
+        pay: whether any number of drafts may be worth it.
+    """
+
+    seconds: float
+    measured: list[float]
+    durations: list[float] = field(default_factory=list)
+    margin: float = MARGIN
+    pay: bool = False
+
+
+class StepCosts:
+    """Predicts the durations of steps with drafts.
+
+    Args:
+        times: as measured at warm-up; without any, a draft row is taken to cost a twentieth of a
+            step of one row.
+        most_drafts: of a sequence.
+    """
+
+    def __init__(self, times: Iterable[StepTime], most_drafts: int) -> None:
+        times = list(times) or [StepTime(1, 1, 0, 1.0)]
+        self._most_drafts = most_drafts
+        self._context = min(time.context for time in times)
+        near = [time for time in times if time.context == self._context]
+        self._rows = _Curve({time.rows: time.seconds for time in near if time.sequences == 1})
+        self._sequences = _Curve(
+            {time.sequences: time.seconds for time in near if time.rows == time.sequences}
+        )
+        self._per_sequence, self._per_draft = _context_slopes(times, self._context)
+        self._speeds: dict[int, _Average] = {}
+        self._corrections: dict[tuple[int, int], _Average] = {}
+        self._costs: dict[tuple[int, int], Costs] = {}
+        self._observed = 0
+
+    def of(self, sequences: int, context: int) -> Costs:
+        """The costs of steps of ``sequences`` with ``context`` tokens each; 0.3 us if known."""
+        key = (sequences, context // _CONTEXTS)
+        costs = self._costs.get(key)
+        if costs is None:
+            if len(self._costs) >= 256:
+                self._costs.clear()
+            costs = self._costs[key] = self._measured(sequences, key[1] * _CONTEXTS)
+            self._correct(sequences, costs)
+        return costs
+
+    def _measured(self, sequences: int, context: int) -> Costs:
+        more = max(0, context - self._context)
+        seconds = self._sequences(sequences) + sequences * self._per_sequence * more
+        rows, row = self._rows(sequences), self._per_draft * more
+        count = min(sequences * self._most_drafts, MAX_DRAFT_ROWS)
+        added = (
+            max(0.0, self._rows(sequences + drafts) - rows) + drafts * row
+            for drafts in range(count + 1)
+        )
+        return Costs(seconds, [(seconds + each) / seconds for each in added])
+
+    def _correct(self, sequences: int, costs: Costs) -> None:
+        corrections = self._corrections
+        kind, unknown = _class_of(sequences), _Average()
+        costs.durations = [
+            each * corrections.get((kind, _class_of(drafts)), unknown).value if drafts else each
+            for drafts, each in enumerate(costs.measured)
+        ]
+        costs.margin = MARGIN + sequences * _LOOK_UP_SECONDS / costs.seconds
+        costs.pay = may_pay(sequences, costs.durations, costs.margin)
+
+    def learn(self, sequences: int, drafts: int, context: int, seconds: float) -> None:
+        """A step of ``sequences`` and so many draft rows took ``seconds``; 1 to 2 us."""
+        costs = self.of(sequences, context)
+        if drafts >= len(costs.measured):
+            return
+        kind = _class_of(sequences)
+        speed = self._speeds.setdefault(kind, _Average())
+        if not drafts:
+            speed.add(seconds / costs.seconds)
+            for (of, _), correction in self._corrections.items():
+                if of == kind:
+                    correction.value += (1 - correction.value) * _FORGET
+        else:
+            expected = costs.seconds * speed.value * costs.measured[drafts]
+            key = (kind, _class_of(drafts))
+            self._corrections.setdefault(key, _Average()).add(seconds / expected)
+        self._observed += 1
+        if self._observed % _REFRESH == 0:
+            for (count, _), known in self._costs.items():
+                self._correct(count, known)
+
+
+def _context_slopes(times: list[StepTime], context: int) -> tuple[float, float]:
+    """Seconds per token of context, of a sequence and of each draft row of it."""
+    seconds = {(t.rows, t.context): t.seconds for t in times if t.sequences == 1}
+    longest = max((t.context for t in times if t.sequences == 1), default=context)
+    if longest == context:
+        return 0.0, 0.0
+    slopes = {
+        rows: (there - seconds[rows, context]) / (longest - context)
+        for (rows, at), there in seconds.items()
+        if at == longest and (rows, context) in seconds
+    }
+    sequence = max(0.0, slopes.pop(1, 0.0))
+    if not slopes:
+        return sequence, 0.0
+    rows = max(slopes)
+    return sequence, max(0.0, (slopes[rows] - sequence) / (rows - 1))
+
+
+def _class_of(count: int) -> int:
+    """Numbers that are corrected alike: 1, 2, 3 to 4, 5 to 8, and so on."""
+    return (count - 1).bit_length()

@@ -1,0 +1,106 @@
+#include "program_rows.h"
+
+#include <cstring>
+
+#include "elementwise.h"
+#include "paged.h"
+
+namespace tgi {
+namespace {
+
+void rotate(const Op& op, const Run& run, int64_t token, bf16* head) {
+  rotate_head(head, run.cosines[op.rope] + token * op.rotated, run.sines[op.rope] + token * op.rotated, op.rotated);
+}
+
+void norm_row(const Buffers& buffers, const Op& op, const Run& run, int64_t token) {
+  const bf16* x = buffers.rows(op.input, run).of(token);
+  if (op.residual.buffer >= 0) {
+    bf16* sum = buffers.rows(op.residual, run).of(token);
+    add_row(sum, x, op.scale, op.width);
+    x = sum;
+  }
+  if (op.norm == NO_NORM) return;
+  bf16* y = buffers.rows(op.output, run).of(token);
+  if (op.norm == RMS_NORM) rms_norm_row(x, y, op.weight, op.eps, op.width);
+  if (op.norm == LAYER_NORM) layer_norm_row(x, y, op.weight, op.bias, op.eps, op.width);
+}
+
+void rotate_row(const Buffers& buffers, const Op& op, const Run& run, int64_t token) {
+  const int64_t dims = op.head_dim, queries = op.heads * dims;
+  bf16* heads = buffers.rows(op.input, run).of(token);
+  const Rows values = buffers.rows(op.others[0], run);
+  if (op.values_from_keys)
+    std::memcpy(values.of(token), heads + queries, size_t(op.kv_heads * op.value_dim) * sizeof(bf16));
+  if (op.value_weight)
+    for (int64_t head = 0; head < op.kv_heads; ++head) {
+      bf16* value = values.of(token) + head * op.value_dim;
+      rms_norm_row(value, value, op.value_weight + head * op.value_dim, op.eps, op.value_dim);
+    }
+  for (int64_t head = 0; head < op.heads + op.kv_heads; ++head) {
+    bf16* one = heads + head * dims;
+    if (op.weight) rms_norm_row(one, one, op.weight + head * dims, op.eps, dims);
+    if (op.rotated) rotate(op, run, token, one);
+  }
+  if (op.rope >= 0 && !op.rotated) scale_row(heads, run.temperatures[op.rope][token], queries);
+  if (values.first) store_kv(run.caches[op.layer], run.step->slots[token], heads + queries, values.of(token));
+}
+
+void latent_row(const Buffers& buffers, const Op& op, const Run& run, int64_t token) {
+  const int64_t rope_dim = op.head_dim - op.value_dim;
+  const bf16* from = buffers.rows(op.input, run).of(token) + op.head_input - rope_dim;
+  bf16* to = buffers.rows(op.output, run).of(token) + op.value_dim;
+  for (int64_t head = 0; head < op.heads; ++head, from += op.head_input, to += op.head_dim) {
+    std::memcpy(to, from, size_t(rope_dim) * sizeof(bf16));
+    if (op.rotated) rotate(op, run, token, to);
+  }
+  bf16* row = buffers.rows(op.others[0], run).of(token);
+  if (op.rotated) rotate(op, run, token, row + op.value_dim);
+  store_kv(run.caches[op.layer], run.step->slots[token], row, nullptr);
+}
+
+void product_row(const Buffers& buffers, const Op& op, const Run& run, int64_t token) {
+  const bf16* x = buffers.rows(op.input, run).of(token);
+  bf16* y = buffers.rows(op.output, run).of(token);
+  if (op.weight) return multiply_row(x, op.weight, y, op.width);
+  multiply_row(x, buffers.rows(op.others[0], run).of(token), y, op.width);
+}
+
+}  // namespace
+
+void run_rows(const Buffers& buffers, const Op& op, const Run& run, int64_t first, int64_t last) {
+  const Rows x = buffers.rows(op.input, run), y = buffers.rows(op.output, run);
+  switch (op.kind) {
+    case NORM:
+      for (int64_t token = first; token < last; ++token) norm_row(buffers, op, run, token);
+      return;
+    case ROTATE:
+      for (int64_t token = first; token < last; ++token) rotate_row(buffers, op, run, token);
+      return;
+    case LATENT:
+      for (int64_t token = first; token < last; ++token) latent_row(buffers, op, run, token);
+      return;
+    case MULTIPLY:
+      for (int64_t token = first; token < last; ++token) product_row(buffers, op, run, token);
+      return;
+    case SPARSE:
+      for (int64_t token = first; token < last; ++token)
+        sparse_gated_row(x.of(token), y.of(token), op.width, op.activation, op.scale);
+      return;
+    case MIX: {
+      const Rows base = buffers.rows(op.others[0], run), factors = buffers.rows(op.others[1], run);
+      for (int64_t token = first; token < last; ++token)
+        mix_row(*op.mix, x.of(token), base.of(token), factors.of(token), y.of(token));
+      return;
+    }
+    case GATE: {
+      Gate gate = *op.gate;
+      x.put(gate.x, gate.x_stride);
+      y.put(gate.output, gate.output_stride);
+      buffers.rows(op.others[0], run).put(gate.gate, gate.gate_stride);
+      for (int64_t token = first; token < last; ++token) gate_row(gate, token);
+      return;
+    }
+  }
+}
+
+}  // namespace tgi

@@ -1,0 +1,107 @@
+"""Times steps at warm-up, to know what draft tokens cost: rows of one sequence, and sequences.
+
+The blocks of all rows repeat a few, whose content no prefix can find; what attention computes from
+them costs what it always does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tgi_cli.config import EngineConfig
+from tgi_cli.device.distributed import Shard
+from tgi_cli.engine.step import NewRow, Step, StepTime, TokenAppend
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.worker.sizing.profile_steps import WARMUP_BLOCKS, add_row
+
+CONTEXTS = (128, 2048)
+"""Contexts of the sequences, as far as the limits allow."""
+
+MAX_SECONDS = 1.0
+"""About the most that the steps may take together. What there is no time for is interpolated."""
+
+_REPEATS = 2
+"""Of each step, after a first one. The quickest counts: other programs only ever delay steps."""
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+class _Shape(NamedTuple):
+    """A step of ``sequences``, with ``drafts`` behind each."""
+
+    sequences: int
+    drafts: int
+    context: int
+
+    @property
+    def rows(self) -> int:
+        return self.sequences * (1 + self.drafts)
+
+
+def time_steps(
+    run: Callable[[Step], object], config: EngineConfig, shard: Shard, num_blocks: int
+) -> tuple[StepTime, ...]:
+    """The durations of steps with and without drafts; all shards get the same.
+
+    Args:
+        run: runs a step to its end.
+        config: with the limits that hold.
+        shard: this process's share of the model.
+        num_blocks: KV blocks.
+    """
+    times: list[StepTime] = []
+    left, latest = MAX_SECONDS, 0.0
+    for shape in _shapes(config):
+        if times and left < latest * (_REPEATS + 1):
+            break
+        first, *steps = _steps(shape, config.block_size, min(num_blocks, WARMUP_BLOCKS))
+        run(first)
+        durations = []
+        for step in steps:
+            began = time.perf_counter()
+            run(step)
+            durations.append(time.perf_counter() - began)
+        # In microseconds, for all shards to agree.
+        latest = -shard.smallest(-int(min(durations) * 1e6)) / 1e6
+        left -= latest * (_REPEATS + 1)
+        times.append(StepTime(shape.sequences, shape.rows, shape.context, latest))
+    return tuple(times)
+
+
+def _shapes(config: EngineConfig) -> Iterator[_Shape]:
+    """The steps that the limits allow, those that matter most first."""
+    most = config.max_total_tokens - 2
+    context, longer = (min(each, most // 2) for each in CONTEXTS)
+    room = most - context
+    if context < 1:
+        return
+    yield _Shape(1, 0, context)
+    for drafts in (1, 3, 7, 2, 5, 15, 31, 11):
+        if drafts <= room:
+            yield _Shape(1, drafts, context)
+    for sequences in (2, 4, 8, 16, 32):
+        if sequences <= config.max_batch_size:
+            yield _Shape(sequences, 0, context)
+    if longer >= 4 * context:
+        for drafts in (0, 7):
+            yield _Shape(1, min(drafts, most - longer), longer)
+
+
+def _steps(shape: _Shape, block_size: int, num_blocks: int) -> Iterator[Step]:
+    """A step that brings the rows along, and others that repeat it, as if no draft were right."""
+    end = shape.context + 1 + shape.drafts
+    blocks = [block % num_blocks for block in range(-(-end // block_size))]
+    known = [token % 7 for token in range(shape.context + 1)]
+    for number in range(_REPEATS + 1):
+        step = Step(number, num_decodes=shape.sequences)
+        for row in range(shape.sequences):
+            if not number:
+                step.new.append(NewRow(row, row, known, len(known), blocks, _GREEDY))
+            add_row(step, row, shape.context, 1 + shape.drafts)
+            step.samples[-1] = 1 + shape.drafts
+            if shape.drafts:
+                drafts = [token % 7 for token in range(shape.drafts)]
+                step.drafts.append(TokenAppend(row, shape.context + 1, drafts))
+        yield step
