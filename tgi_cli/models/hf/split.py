@@ -229,6 +229,8 @@ def _joined(output: Any, part: Any, tokens: Tensor, total: int) -> Any:
         return part  # not of tokens: a state that the caller does not use
     if output is None:
         output = part.new_empty(1, total, *part.shape[2:])
+    elif output.shape[:2] != (1, total):
+        return part  # as many heads as this piece has tokens
     output[0][tokens] = part
     return output
 
