@@ -18,7 +18,7 @@ from tests.tools.server_process import ServerProcess
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 REQUESTS = 300
-CACHE_TOKENS = 3072
+CACHE_TOKENS = 2048
 FORMS = 12
 WORDS = (
     *("def", "class", "return", "import", "the", "of", "file", "list", "string", "value"),

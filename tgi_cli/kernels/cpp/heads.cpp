@@ -12,7 +12,7 @@ namespace {
 
 // Rows of a ticket of a prompt. A head's matrix is small: what takes time beside the product is to
 // have the rows ready, which is done once for all of the head's outputs.
-constexpr int64_t BLOCK = 96;
+constexpr int64_t BLOCK = 48;
 constexpr int64_t MARGIN = 32;  // keeps copied rows off each other's cache sets
 
 Linear of_head(const Heads& heads, int64_t head) {
@@ -23,7 +23,7 @@ Linear of_head(const Heads& heads, int64_t head) {
   return one;
 }
 
-bool in_blocks(const Heads& heads) { return heads.first.rows > BLOCK / 2; }
+bool in_blocks(const Heads& heads) { return heads.first.rows > BLOCK; }
 
 int64_t blocks_of(const Heads& heads) { return (heads.first.rows + BLOCK - 1) / BLOCK; }
 

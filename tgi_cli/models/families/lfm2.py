@@ -11,19 +11,14 @@ from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tgi_cli.models.state_fields import short_conv, short_conv_modules
-from tgi_cli.models.weight_map import (
-    NUMBERED,
-    Names,
-    Source,
-    StackedExperts,
-    gated_parts,
-    has_stacked_experts,
-)
+from tgi_cli.models.weight_map import Names, Source, StackedExperts, has_stacked_experts
 
 MODULES = {
     "input_norm": "operator_norm",
     "mlp_norm": "ffn_norm",
-    **gated_parts("mlp", "feed_forward", NUMBERED),
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
 }
 TOP = {"model.norm": "model.embedding_norm"}
 _MODULES = MODULES | {
@@ -32,7 +27,9 @@ _MODULES = MODULES | {
     "self_attn.k_norm": "self_attn.k_layernorm",
     "mlp.router": "feed_forward.gate",
     "mlp.router.correction": "feed_forward.expert_bias",
-    **gated_parts("mlp.experts.*", "feed_forward.experts.*", NUMBERED),
+    "mlp.experts.*.gate_proj": "feed_forward.experts.*.w1",
+    "mlp.experts.*.up_proj": "feed_forward.experts.*.w3",
+    "mlp.experts.*.down_proj": "feed_forward.experts.*.w2",
 }
 _KINDS = ("conv", "full_attention")
 _DEFAULTS = {

@@ -305,6 +305,8 @@ def _replace(
             shares = {}
             for name in own if build.shard.size > 1 else ():
                 style = planned(plan, f"{path[start:]}.{name}")
+                if (name, style) == ("gate_up_proj", "colwise") and module.is_concatenated:
+                    style = "packed_colwise"  # what Inkling's plan means
                 if style not in (None, "replicate", "replicated_with_grad_allreduce"):
                     shares[name] = own_part(style, build.shard, f"{path}.{name}")
             if shares and planned(plan, path[start:]) == "moe_tp_experts":
