@@ -64,6 +64,7 @@ steps = st.builds(
     forced_tokens=st.lists(
         st.builds(TokenAppend, row=small, start=small, token_ids=ids), max_size=4
     ),
+    drafts=st.lists(st.builds(TokenAppend, row=small, start=small, token_ids=ids), max_size=4),
     appended=st.lists(st.builds(BlockAppend, row=small, start=small, block_ids=ids), max_size=4),
     copies=st.lists(st.tuples(small, small), max_size=3),
     adapters=st.lists(st.tuples(small, small), max_size=3),
