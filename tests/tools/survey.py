@@ -43,7 +43,7 @@ from tgi_cli.models.base import CausalLM
 from tgi_cli.models.hf.towers import towers_without_timm
 
 SECONDS = 120
-"""For one class."""
+"""Of the processor, for one class."""
 
 _NEVER = -1e30
 """Logits of tokens that a model never answers with are below."""
@@ -299,19 +299,19 @@ def main() -> None:
     quiet: Any = transformers.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
-    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGPROF, _alarm)
     counts: Counter[str] = Counter()
     for name in options.classes or _classes(options.text_parts):
         with tempfile.TemporaryDirectory() as folder, towers_without_timm():
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
                 outcome, why = survey(name, Path(folder))
             except _Late:
-                outcome, why = "unmade", f"it takes more than {SECONDS} s"
+                outcome, why = "unmade", f"it takes more than {SECONDS} s of the processor"
             except Exception as error:  # one class more or less shall not end the survey
                 outcome, why = "WRONG", f"{type(error).__name__}: {error}"
             finally:
-                signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
         counts[outcome] += 1
         print(f"{outcome:8} {name:40} {' '.join(why.split())[:240]}", flush=True)
     print(dict(counts))

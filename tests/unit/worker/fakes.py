@@ -134,7 +134,7 @@ def step_of(*entries: tuple[int, int, int, bool], **changes: Any) -> Step:
         step.rows.append(row)
         step.starts.append(start)
         step.counts.append(count)
-        step.samples.append(samples)
+        step.samples.append(int(samples))
     uniform = [count == 1 and samples for _, _, count, samples in entries]
     step.num_decodes = uniform.index(False) if False in uniform else len(uniform)
     return step

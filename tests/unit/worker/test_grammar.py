@@ -87,8 +87,12 @@ def matcher_of(compiler: LLGuidance, text: str) -> Matcher:
     return matcher
 
 
-def allowed(compiler: LLGuidance, *matchers: GrammarMatcher) -> list[set[int]]:
-    bits = compiler.fill(matchers)
+def allowed(
+    compiler: LLGuidance,
+    *matchers: GrammarMatcher,
+    drafts: Sequence[Sequence[int]] | None = None,
+) -> list[set[int]]:
+    bits = compiler.fill(matchers, drafts)
     rows = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=1, bitorder="little")
     return [set(np.flatnonzero(row).tolist()) for row in rows]
 
@@ -203,6 +207,29 @@ def test_each_mask_is_that_of_its_matcher_however_many_are_filled(
     matchers = [matcher_of(compiler, text) for text in texts]
     together = allowed(compiler, *matchers)
     assert together == [allowed(compiler, matcher)[0] for matcher in matchers]
+
+
+def test_masks_behind_drafts_are_those_of_matchers_that_accepted_them(
+    compiler: LLGuidance,
+) -> None:
+    """Of rows with drafts and without, in one call; behind a forbidden draft, all are allowed."""
+    text = grammar("regex", "([a-m]x){60}")
+    walk = matcher_of(compiler, text)
+    path: list[int] = []
+    expected = allowed(compiler, walk)
+    for _ in range(3):
+        path.append(max(expected[-1]))
+        assert walk.accept(path[-1])
+        expected += allowed(compiler, walk)
+    assert len(set(map(frozenset, expected))) > 1
+    everything = set(range(VOCAB))
+    wrong = min(everything - expected[1])
+    matchers = [matcher_of(compiler, text) for _ in range(3)]
+    drafts = [path, [], [path[0], wrong, path[1]]]
+    found = allowed(compiler, *matchers, drafts=drafts)
+    assert found == [*expected, expected[0], *expected[:2], everything, everything]
+    assert allowed(compiler, *matchers) == [expected[0]] * 3, "no draft was accepted"
+    assert [matchers[0].num_allowed(each) for each in drafts] == [3, 0, 1]
 
 
 def test_requests_with_one_grammar_share_its_compilation_and_nothing_else(

@@ -64,13 +64,14 @@ steps = st.builds(
     forced_tokens=st.lists(
         st.builds(TokenAppend, row=small, start=small, token_ids=ids), max_size=4
     ),
+    drafts=st.lists(st.builds(TokenAppend, row=small, start=small, token_ids=ids), max_size=4),
     appended=st.lists(st.builds(BlockAppend, row=small, start=small, block_ids=ids), max_size=4),
     copies=st.lists(st.tuples(small, small), max_size=3),
     adapters=st.lists(st.tuples(small, small), max_size=3),
     rows=ids,
     starts=ids,
     counts=ids,
-    samples=st.lists(st.booleans(), max_size=40),
+    samples=st.lists(st.integers(0, 9), max_size=40),
     state_in=st.lists(st.integers(-1, 100), max_size=40),
     state_out=ids,
     snapshots=st.lists(st.builds(Snapshot, index=small, count=small, slot=small), max_size=3),

@@ -20,7 +20,7 @@ from tgi_cli.worker.tensor_parallel.group import WorkerGroup
 from tgi_cli.worker.tensor_parallel.messages import RunStep
 
 FAKE = Path(__file__).with_name("fake_shard.py")
-STEP = RunStep(Step(0, rows=[0], starts=[0], counts=[1], samples=[True]))
+STEP = RunStep(Step(0, rows=[0], starts=[0], counts=[1], samples=[1]))
 
 Start = Callable[[str], WorkerGroup]
 

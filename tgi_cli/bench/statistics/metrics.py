@@ -22,6 +22,8 @@ from tgi_cli.config.settings.setting import BENCH
 
 MERGED = 1.05
 """Tokens per event above which ITL and TPOT differ."""
+TOGETHER = 0.05
+"""Share of events that arrive together above which the ITL is no reading speed."""
 FEW = 20
 """Requests below which a p95 is little more than the maximum."""
 
@@ -42,6 +44,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
         acceptance: Share of the draft tokens that the server verified and accepted (speculative
             decoding), or None without any.
         tokens_per_event: Above 1 if the server sends several tokens in one event.
+        together: Share of events that arrived together with the one before, as accepted drafts do.
         concurrency: Mean number of requests in flight.
         counted_by: Number of requests by what counted their tokens.
         warnings: Caveats about these metrics.
@@ -62,6 +65,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float | None
     acceptance: float | None
     tokens_per_event: float
+    together: float
     concurrency: float
     counted_by: dict[str, int]
     warnings: list[str]
@@ -84,10 +88,12 @@ def step_metrics(
     requests = without_warmup(record.requests)
     answered = [request for request in requests if request.error is None]
     errors = Counter(request.error for request in requests if request.error is not None)
+    observed = latencies_of(record.requests)
     latencies = {
         name: summarize(values, clusters if name == "itl" else None, intervals=intervals)
-        for name, (values, clusters) in latencies_of(record.requests).items()
+        for name, (values, clusters) in observed.items()
     }
+    gaps = observed["itl"].values
     rates, rate_intervals = _rates(record, requests, slo or {}, intervals) if requests else ({}, {})
     batches = {
         name: summarize(values, intervals=intervals)
@@ -112,6 +118,7 @@ def step_metrics(
         attainment=float(meets_slo(requests, slo).mean()) if slo and requests else None,
         acceptance=_acceptance(record.server),
         tokens_per_event=output / events if events else 0.0,
+        together=float((gaps == 0).mean()) if gaps.size else 0.0,
         concurrency=busy / record.duration if record.duration > 0 else 0.0,
         counted_by=dict(Counter(request.counted_by for request in answered)),
         warnings=[],
@@ -154,6 +161,11 @@ def _warnings(record: StepRecord, metrics: StepMetrics) -> list[str]:
         )
     if metrics.tokens_per_event > MERGED:
         warnings.append(f"{metrics.tokens_per_event:.2f} tokens per event: gaps are between events")
+    if metrics.together > TOGETHER:
+        warnings.append(
+            f"{metrics.together:.0%} of the events arrived together with the one before: their "
+            "ITL is 0, compare TPOT"
+        )
     if metrics.counted_by.get("events"):
         warnings.append("the server reports no token counts: events are counted")
     if record.stopped:

@@ -72,8 +72,8 @@ class AdaptiveSpeculator:
         survivals = [self._survivals(draftee) for draftee in draftees]
         if not any(survivals):
             return [[] for _ in sequences]
-        lengths = choose_lengths(survivals, costs.durations)
-        proposals = []
+        lengths = choose_lengths(survivals, costs.durations, costs.margin)
+        proposals: list[list[int]] = []
         for sequence, draftee, length in zip(sequences, draftees, lengths, strict=True):
             draft = draftee.draft
             if draft is None:

@@ -16,12 +16,15 @@ MARGIN = 1.02
 """Gain below which it is not worth it: estimates are no better than that."""
 
 
-def choose_lengths(survivals: Sequence[Sequence[float]], durations: Sequence[float]) -> list[int]:
+def choose_lengths(
+    survivals: Sequence[Sequence[float]], durations: Sequence[float], margin: float = MARGIN
+) -> list[int]:
     """The number of drafts that the next step verifies for each sequence.
 
     Args:
         survivals: of the drafts of each sequence, in order and falling; empty for none.
         durations: of a step with 0, 1, 2, ... draft rows, in any unit.
+        margin: least gain, as a factor.
 
     Returns:
         A number per sequence. It takes 1.5 us for one sequence with 7 drafts, 25 us for 8.
@@ -29,7 +32,7 @@ def choose_lengths(survivals: Sequence[Sequence[float]], durations: Sequence[flo
     offered = [(chance, index) for index, row in enumerate(survivals) for chance in row]
     offered.sort(reverse=True)
     tokens = float(len(survivals))
-    best, taken = MARGIN * tokens / durations[0], 0
+    best, taken = margin * tokens / durations[0], 0
     for count, ((chance, _), duration) in enumerate(zip(offered, durations[1:], strict=False), 1):
         tokens += chance
         rate = tokens / duration
@@ -41,12 +44,13 @@ def choose_lengths(survivals: Sequence[Sequence[float]], durations: Sequence[flo
     return lengths
 
 
-def may_pay(sequences: int, durations: Sequence[float]) -> bool:
+def may_pay(sequences: int, durations: Sequence[float], margin: float = MARGIN) -> bool:
     """Whether any number of drafts would be worth it, if all of them were right.
 
     Args:
         sequences: of the step.
         durations: as above.
+        margin: as above.
     """
     rates = ((sequences + count) / duration for count, duration in enumerate(durations))
-    return max(rates) > MARGIN * sequences / durations[0]
+    return max(rates) > margin * sequences / durations[0]

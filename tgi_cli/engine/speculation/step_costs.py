@@ -15,11 +15,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tgi_cli.engine.speculation.draft_lengths import may_pay
+from tgi_cli.engine.speculation.draft_lengths import MARGIN, may_pay
 from tgi_cli.engine.step import MAX_DRAFT_ROWS, StepTime
 
 _ROW_SHARE = 0.05
 """Cost of a row, as a share of a step of one, where nothing was measured."""
+
+_LOOK_UP_SECONDS = 2e-5
+"""Of a sequence. It is spent on each step for as long as drafts are worth it."""
 
 _CONTEXTS = 512
 """Contexts that differ by less have the same costs."""
@@ -77,12 +80,14 @@ class Costs:
         seconds: without drafts, as measured at warm-up.
         measured: durations with 0, 1, 2, ... draft rows as multiples of that.
         durations: the same, corrected.
+        margin: least gain that drafts must promise, as a factor.
         pay: whether any number of drafts may be worth it.
     """
 
     seconds: float
     measured: list[float]
     durations: list[float] = field(default_factory=list)
+    margin: float = MARGIN
     pay: bool = False
 
 
@@ -139,7 +144,8 @@ class StepCosts:
             each * corrections.get((kind, _class_of(drafts)), unknown).value if drafts else each
             for drafts, each in enumerate(costs.measured)
         ]
-        costs.pay = may_pay(sequences, costs.durations)
+        costs.margin = MARGIN + sequences * _LOOK_UP_SECONDS / costs.seconds
+        costs.pay = may_pay(sequences, costs.durations, costs.margin)
 
     def learn(self, sequences: int, drafts: int, context: int, seconds: float) -> None:
         """A step of ``sequences`` and so many draft rows took ``seconds``; 1 to 2 us."""

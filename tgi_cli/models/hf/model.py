@@ -259,6 +259,8 @@ def _replace(
     plan = getattr(decoder.config, "base_model_tp_plan", None) or {}
     if build.shard.size > 1 and not plan:
         raise Unsupported("has no plan of tensor parallelism")
+    if build.shard.size > 1 and any(hasattr(m, "rel_logits_proj") for m in decoder.modules()):
+        raise Unsupported("has biases by distance (Inkling), which are not shared out to shards")
     head, table = skeleton.text.get_output_embeddings(), decoder.get_input_embeddings()
     if type(head) is not nn.Linear:
         raise Unsupported("has no plain linear head")

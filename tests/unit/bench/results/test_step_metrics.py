@@ -127,3 +127,15 @@ def test_without_drafts_there_is_no_acceptance(drafted: float | None) -> None:
     assert metrics.acceptance is None
     assert "drafts" not in line(metrics)
     assert "Drafts" not in load_table([metrics])
+
+
+def test_events_that_arrive_together_are_a_warning() -> None:
+    drafted = request(0, arrivals=(1.0, 2.0, 2.0, 2.0, 3.0), counts=(1,) * 5)
+    metrics = step_metrics(record(drafted))
+    assert metrics.together == 0.5
+    assert any(w.startswith("50% of the events arrived together") for w in metrics.warnings)
+    steady = request(0, arrivals=(1.0, 2.0, 3.0), counts=(1, 1, 1))
+    assert step_metrics(record(steady)).together == 0
+    assert not any("together" in w for w in step_metrics(record(steady)).warnings)
+    single = step_metrics(record(request(0, arrivals=(1.0,), counts=(1,))))
+    assert single.together == 0

@@ -116,3 +116,10 @@ def test_steps_of_more_rows_than_are_ever_chosen_are_ignored() -> None:
     for _ in range(32):
         costs.learn(1, 40, 128, 1.0)
     assert costs.of(1, 128).durations == costs.of(1, 128).measured
+
+
+def test_short_steps_must_gain_what_looking_up_takes() -> None:
+    """A look-up of 20 us counts for a step of 0.1 ms, and for one of 10 ms hardly."""
+    short = [time._replace(seconds=time.seconds / 100) for time in ROWS]
+    assert costs_of(*ROWS).of(1, 128).margin == pytest.approx(1.022)
+    assert costs_of(*short).of(1, 128).margin == pytest.approx(1.22)
