@@ -50,6 +50,9 @@ ENGINE_CASES: dict[str, Case] = {
     # The same by calls of the module for each sequence.
     "MiniMax": _surveyed("MiniMaxConfig"),
     "Zaya": _surveyed("ZayaConfig"),
+    "Qwen 4": _surveyed("Qwen4ExpTextConfig"),
+    # Biases that a model computes from its tokens.
+    "Doge": _surveyed("DogeConfig"),
     # Latent and sparse attention.
     "A.X K1": _surveyed("AXK1Config"),
     "A.X K2": _surveyed("AXK2Config", index_n_heads=12),

@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.parity.cases import CASES
 from tests.parity.families import make_checkpoint, random_ids
 from tests.tools.paged_run import PagedRun
+from tgi_cli.attention.cpu_cpp import CppAttention
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.models import CausalLM, load_model, read_config
 
@@ -70,8 +71,7 @@ def test_kernels_are_as_near_to_float32_as_torch_and_a_program_computes_what_mod
         model = load(checkpoint, torch.bfloat16)
         theirs = torch.cat(logits_of(PagedRun(model, torch.bfloat16, "cpu")))
     model = load(checkpoint, torch.bfloat16)
-    heads = {width % 16 for spec in model.kv_specs for width in (spec.head_dim, spec.value_width)}
-    backend = "native" if heads == {0} else "cpu"
+    backend = "native" if CppAttention.supports(model.kv_specs, 16, torch.bfloat16) else "cpu"
     run = PagedRun(model, torch.bfloat16, backend)
     texts = logits_of(run)
     ours = torch.cat(texts)

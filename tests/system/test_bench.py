@@ -87,7 +87,7 @@ def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_p
 
 
 def test_another_server_of_openai_s_routes(tmp_path: Path) -> None:
-    with Stub(prefill=0.05, token=0.01, failing=10).serving() as stub:
+    with Stub(prefill=0.05, token=0.04, failing=10).serving() as stub:
         run, _, err = bench(
             tmp_path,
             *("--url", f"{stub.url}/v1", "-c", "4", "-n", "36", "-w", "1"),
@@ -102,7 +102,7 @@ def test_another_server_of_openai_s_routes(tmp_path: Path) -> None:
     assert figures.output_tokens == figures.succeeded * 8
     assert figures.counted_by == {"usage": figures.succeeded}
     assert figures.latencies["ttft"].p50 >= 50
-    assert figures.latencies["itl"].p50 == pytest.approx(10, rel=0.5)
+    assert figures.latencies["itl"].p50 == pytest.approx(40, rel=0.5)
     assert "http 503" in err
 
 

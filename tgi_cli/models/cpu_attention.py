@@ -94,6 +94,8 @@ def emit_latent(
     expansion, program = mixer.kv_b_proj, emitter.program
     if expansion.packed_keys is None or expansion.packed_values is None:
         raise UnsupportedLayer(f"{label}: its weights are not packed for the kernels")
+    if mixer.indexer is not None:
+        raise UnsupportedLayer(f"{label}: attention to chosen tokens")
     num_heads, rank, plain = mixer.num_heads, mixer.rank, mixer.key_dim
     width, head_dim = rank + mixer.rope_dim, plain + mixer.rope_dim
     heads = HeadLayout(mixer.layer, num_heads, 1, width, rank)

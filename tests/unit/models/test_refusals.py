@@ -22,8 +22,9 @@ from tests.parity.cases import SMALL
 from tgi_cli.config import BLOCK_SIZE
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import model_facts, read_config
-from tgi_cli.models.hf.attention import AttentionContext, _record, _TokenMixingDetector
+from tgi_cli.models.hf.attention import AttentionContext, _record
 from tgi_cli.models.hf.masks import Unsupported, WindowMask, _describe
+from tgi_cli.models.hf.token_mixing import TokenMixingDetector
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Encoders, and other senses than text.
@@ -33,8 +34,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "BertLMHeadModel": ({}, "attention that is not causal"),
     "OlmoeForCausalLM": (SMALL | {"sliding_window": 8}, "a sliding window of 8 that its mask"),
     # Attention that goes past the interface, or biases of its own.
-    "BltForCausalLM": ({}, "looks at numbers while it computes"),
-    "DogeForCausalLM": (SMALL, "looks into the mask"),
+    "BltForCausalLM": ({}, "cuts bytes into patches"),
+    "DogeForCausalLM": (SMALL | {"is_moe": True}, "routes a token to experts by the other tokens"),
 }
 
 
@@ -173,7 +174,7 @@ T = 73
 def test_models_that_mix_tokens_outside_of_attention_are_refused(
     compute: Callable[[Tensor], Any], reason: str
 ) -> None:
-    with pytest.raises(Unsupported, match=reason), _TokenMixingDetector(T):
+    with pytest.raises(Unsupported, match=reason), TokenMixingDetector(T):
         compute(_meta(1, T, 16))
 
 
@@ -192,5 +193,5 @@ def test_models_that_mix_tokens_outside_of_attention_are_refused(
     ],
 )
 def test_operations_within_tokens_are_allowed(compute: Callable[[Tensor], Any]) -> None:
-    with _TokenMixingDetector(T):
+    with TokenMixingDetector(T):
         compute(_meta(1, T, 16))

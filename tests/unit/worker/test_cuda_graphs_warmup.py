@@ -63,6 +63,7 @@ def make_worker(
         "max_input_tokens": 99,
         "max_batch_prefill_tokens": 64,
         "max_batch_total_tokens": 800,
+        "speculate": 0,  # warm-up times no steps
         **config,
     }
     return ModelWorker(

@@ -259,6 +259,8 @@ def _replace(
     plan = getattr(decoder.config, "base_model_tp_plan", None) or {}
     if build.shard.size > 1 and not plan:
         raise Unsupported("has no plan of tensor parallelism")
+    if build.shard.size > 1 and any(hasattr(m, "rel_logits_proj") for m in decoder.modules()):
+        raise Unsupported("has biases by distance (Inkling), which are not shared out to shards")
     head, table = skeleton.text.get_output_embeddings(), decoder.get_input_embeddings()
     if type(head) is not nn.Linear:
         raise Unsupported("has no plain linear head")
@@ -305,8 +307,6 @@ def _replace(
             shares = {}
             for name in own if build.shard.size > 1 else ():
                 style = planned(plan, f"{path[start:]}.{name}")
-                if (name, style) == ("gate_up_proj", "colwise") and module.is_concatenated:
-                    style = "packed_colwise"  # what Inkling's plan means
                 if style not in (None, "replicate", "replicated_with_grad_allreduce"):
                     shares[name] = own_part(style, build.shard, f"{path}.{name}")
             if shares and planned(plan, path[start:]) == "moe_tp_experts":
