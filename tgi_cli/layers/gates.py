@@ -16,9 +16,6 @@ from torch.nn import functional as F
 
 from tgi_cli.kernels.recurrence import DecayForm, RecurrenceLayer
 
-_VECTOR = 64
-"""Divisible by what torch computes at once on any CPU, unrolled."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaGates:
@@ -165,12 +162,11 @@ class StepSizes:
 
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """An elementwise function of [T, n], with the same bits however many rows there are.
+    """An elementwise function of float32 [T, n], with the same bits however many rows there are.
 
-    torch computes the last elements of a tensor one by one, by other approximations of exp than
-    many at once: rows are padded so that none are left over.
+    torch computes the last elements of a tensor, and of each thread's share of one, by other
+    approximations of exp than the rest: in float64 these agree to all bits of a float32.
     """
-    rest = -x.shape[-1] % _VECTOR if x.device.type == "cpu" else 0
-    if not rest:
+    if x.device.type != "cpu":
         return function(x.contiguous())
-    return function(F.pad(x, (0, rest)))[..., : x.shape[-1]]
+    return function(x.double()).float()
