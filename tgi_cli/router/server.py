@@ -28,6 +28,7 @@ from tgi_cli.router.http.tls import server_context
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
+from tgi_cli.text.workers import start_encoders
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def run_router(config: RouterConfig) -> None:
     """
     tgi_cli.logging.setup("router", config.logger_level, config.json_output)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    start_encoders()
     with _bound_socket(config) as listener:
         listener.setblocking(False)
         uvloop.run(_Router(config, listener).run())
