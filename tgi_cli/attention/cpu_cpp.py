@@ -215,11 +215,11 @@ class CppAttention(PagedAttention):
         per_block = self.block_size // TILE
         at = (tiles // per_block, tiles % per_block, heads)
         # As tensors: [head_dim / 2, tokens, 2] of a tile, and [token pairs, value_dim, 2].
-        keys = self.raw(self.key_cache[layer]).unflatten(-1, (-1, TILE, 2))
+        keys = self.raw(self.key_cache[layer]).unflatten(-1, (-1, TILE, 2))  # type: ignore[no-untyped-call]
         keys = keys[*at, :, places].flatten(-2).view(self.cache_dtype).to(self.dtype)
         if self.specs[layer].values_in_keys:
             return keys, keys
-        values = self.raw(self.value_cache[layer]).unflatten(-1, (TILE // 2, -1, 2))
+        values = self.raw(self.value_cache[layer]).unflatten(-1, (TILE // 2, -1, 2))  # type: ignore[no-untyped-call]
         values = values[*at, places // 2, :, places % 2]
         return keys, values.view(self.cache_dtype).to(self.dtype)
 

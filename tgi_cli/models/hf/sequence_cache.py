@@ -63,7 +63,7 @@ def _spec(layer: Any) -> KVSpec:
     return KVSpec(keys.shape[1], keys.shape[3], value_dim=values.shape[3])
 
 
-class _LayerInBlocks(CacheLayerMixin):
+class _LayerInBlocks(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values of one sequence in one layer, at consecutive positions of its blocks."""
 
     is_sliding = False
@@ -79,12 +79,12 @@ class _LayerInBlocks(CacheLayerMixin):
         self._first = first
         self._length = length
 
-    @property
+    @property  # type: ignore[override]
     def keys(self) -> Tensor:
         """[1, heads, length, dimensions]"""
         return self._gather(self._attention.key_cache[self._index])
 
-    @property
+    @property  # type: ignore[override]
     def values(self) -> Tensor:
         """[1, heads, length, dimensions]"""
         return self._gather(self._attention.value_cache[self._index])

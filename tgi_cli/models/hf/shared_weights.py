@@ -89,7 +89,9 @@ def replace_layers(
         named = hasattr(part, "get_input_embeddings")
         table = part.get_input_embeddings() if named else part.embed_tokens
         weight = getattr(table, "weight", None)
-        if type(table) is nn.Embedding and weight.dtype == build.dtype and weight not in tables:
+        if type(table) is not nn.Embedding or weight is None:
+            continue
+        if weight.dtype == build.dtype and weight not in tables:
             others = [module for module in users[weight] if type(module) is not nn.Embedding]
             if all(type(module) is nn.Linear for module in others) and len(others) <= 1:
                 tables[weight] = BatchedEmbedding(build, *weight.shape)
