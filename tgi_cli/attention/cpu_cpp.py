@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
-from typing import Self
 
 import numpy as np
 import torch
@@ -210,27 +209,7 @@ class CppAttention(PagedAttention):
             threads(),
         )
 
-    def read(self, layer: int, slots: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
-        tiles, places = slots // TILE, slots % TILE
-        per_block = self.block_size // TILE
-        at = (tiles // per_block, tiles % per_block, heads)
-        # As tensors: [head_dim / 2, tokens, 2] of a tile, and [token pairs, value_dim, 2].
-        keys = self.raw(self.key_cache[layer]).unflatten(-1, (-1, TILE, 2))  # type: ignore[no-untyped-call]
-        keys = keys[*at, :, places].flatten(-2).view(self.cache_dtype).to(self.dtype)
-        if self.specs[layer].values_in_keys:
-            return keys, keys
-        values = self.raw(self.value_cache[layer]).unflatten(-1, (TILE // 2, -1, 2))  # type: ignore[no-untyped-call]
-        values = values[*at, places // 2, :, places % 2]
-        return keys, values.view(self.cache_dtype).to(self.dtype)
-
-    def beside(self) -> Self:
-        other = super().beside()
-        other.step = StepArgs()
-        other._step_pointer = byref(other.step)
-        return other
-
     def plan(self, metadata: AttentionMetadata) -> None:
-        self.planned = metadata
         starts, kv_lens = metadata.query_start_loc, metadata.kv_lens
         table, slots = metadata.block_table, metadata.slot_mapping
         assert starts.dtype == kv_lens.dtype == table.dtype == torch.int32

@@ -235,7 +235,7 @@ def choose_blocks(
     for part, scores in _scored(attention, layer, query, plan, rule.size):
         own = part.positions[:, None, None]
         seen = scores[:, :heads].masked_fill(_places(scores) > own, -math.inf)
-        highest = seen.unflatten(-1, (-1, rule.size)).amax(-1)  # type: ignore[no-untyped-call]
+        highest = seen.view(*seen.shape[:2], -1, rule.size).amax(-1)
         for back in range(rule.local):
             near = (own // rule.size - back).clamp_min(0).expand(-1, heads, -1)
             highest.scatter_(-1, near, math.inf)

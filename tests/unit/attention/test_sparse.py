@@ -109,7 +109,7 @@ class Layer:
                 self.choose(parts),
                 self.sinks,
             )
-        return dict(zip(order, output.split(query_lens), strict=True))
+        return dict(zip(order, torch.split(output, query_lens), strict=True))
 
     def in_pieces(self, texts: dict[str, Text], seed: int = 3) -> dict[str, Tensor]:
         """All texts, cut at random, their last tokens one by one."""
@@ -143,7 +143,7 @@ def seen_by(text: Text, rule: BlockRule | None = None) -> Tensor:
             best = scores.sort(descending=True, stable=True).indices[:COUNT]
             chosen[:, position, best] = True
             continue
-        blocks = [part.amax(-1) for part in own.split(rule.size, dim=-1)]
+        blocks = [part.amax(-1) for part in torch.split(own, rule.size, dim=-1)]
         for head, scores in enumerate(torch.stack(blocks, -1)):
             last = position // rule.size
             scores[max(0, last - rule.local + 1) :] = float("inf")
