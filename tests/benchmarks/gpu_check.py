@@ -14,7 +14,6 @@ import torch
 
 from tests.benchmarks.gpu_engine import Played, make, play, random_prompts
 from tests.parity.cases import CASES
-from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
 
 SHAPE: dict[str, Any] = {
@@ -51,6 +50,10 @@ def _llama(folder: Path) -> Path:
 
 
 def _recurrent(folder: Path) -> Path:
+    from tests.parity.families import (
+        make_checkpoint,
+    )  # needs transformers, which GPUs' hosts may lack
+
     case = CASES["Qwen 3.5"]
     values = dict(case.values) | {"max_position_embeddings": SHAPE["max_position_embeddings"]}
     return make_checkpoint(replace(case, values=values), folder / "recurrent", seed=3)

@@ -172,6 +172,8 @@ VARIABLES = {
     "DISABLE_CUSTOM_KERNELS": ("disable_custom_kernels", True),
     "MEASURED_LIMITS": ("measured_limits", False),
     "STATE_PREFILL": ("state_prefill", "chunked"),
+    "SPECULATE": ("speculate", 3),
+    "SPECULATIVE_CONFIG": ("speculative_config", '{"method":"ngram"}'),
     "SHARD_UDS_PATH": ("shard_uds_path", Path("/tmp/tgi-shard")),
     "WATERMARK_GAMMA": ("watermark_gamma", 0.25),
     "WATERMARK_DELTA": ("watermark_delta", 3.5),

@@ -26,7 +26,7 @@ from tgi_cli.errors import ExitCode
 
 pytestmark = pytest.mark.system
 
-LONG = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 200}}
+LONG = {"inputs": "def read_json(path):", "parameters": {"max_new_tokens": 900}}
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -79,13 +79,13 @@ class _LayerInBlocks(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._first = first
         self._length = length
 
-    @property  # type: ignore[override]
-    def keys(self) -> Tensor:
+    @property
+    def keys(self) -> Tensor:  # type: ignore[override]
         """[1, heads, length, dimensions]"""
         return self._gather(self._attention.key_cache[self._index])
 
-    @property  # type: ignore[override]
-    def values(self) -> Tensor:
+    @property
+    def values(self) -> Tensor:  # type: ignore[override]
         """[1, heads, length, dimensions]"""
         return self._gather(self._attention.value_cache[self._index])
 
