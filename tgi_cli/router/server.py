@@ -8,7 +8,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -28,7 +27,6 @@ from tgi_cli.router.http.tls import server_context
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
-from tgi_cli.text.workers import start_encoders
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +37,6 @@ _STOPPING = "the server is shutting down"
 _SAME_SIGNAL_SECONDS = 1.0
 """Time within which signals count as one: a service manager that signals all processes also
 signals the launcher, which forwards it."""
-_SWITCH_SECONDS = 0.0005
-"""Time after which a busy thread hands the interpreter lock to another one that waits for it. The
-event loop waits for it at every callback, several times a request: Python's 5 ms add up to 100 ms
-while a thread encodes or writes the tokens of a long text."""
 _FLUSH_SECONDS = 5
 """Time for the last bytes of complete answers after the grace period."""
 
@@ -63,8 +57,6 @@ def run_router(config: RouterConfig) -> None:
         RouterError: the HTTP server stopped by itself.
     """
     tgi_cli.logging.setup("router", config.logger_level, config.json_output)
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    start_encoders()
     with _bound_socket(config) as listener:
         listener.setblocking(False)
         uvloop.run(_Router(config, listener).run())

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
-
-from tokenizers import Tokenizer as Backend
-from tokenizers import models
 
 from tgi_cli.text.fill_in_middle import PromptParts, TextPart
 from tgi_cli.text.spans import Spans
@@ -32,28 +26,8 @@ _SLOW_SECONDS = 0.02
 expressions may take 0.7 s for each match."""
 _LINE = "\n"
 """A word can follow it without a space, and no vocabulary joins it with a letter."""
-_ENCODER_NICE = 10
 _WORD_CHARACTERS = 24
 """Cost of each of several texts in one call, 5 us, in characters of a single text."""
-
-
-def start_encoders() -> None:
-    """Start the threads in which the tokenizer library encodes, with a low priority.
-
-    They never hold the interpreter lock. With more of them than cores to spare, the event loop and
-    the engine would wait for a core while a long text is encoded. The library starts them once, and
-    threads inherit the priority (on Linux, that of the thread that starts them): call this before
-    anything is encoded.
-    """
-
-    def start() -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _ENCODER_NICE)
-        Backend(models.BPE()).encode_batch(["", ""])
-
-    thread = threading.Thread(target=start, name="encoders")
-    thread.start()
-    thread.join()
 
 
 class TextWorkers:
