@@ -153,7 +153,7 @@ def _shortened(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class ChosenRows:
     """The tokens that the queries of a plan attend to.
 
     Attributes:
@@ -169,7 +169,7 @@ class Choice:
 
 def choose_tokens(
     attention: PagedAttention, layer: int, query: Tensor, key: Tensor, weights: Tensor, count: int
-) -> Choice | None:
+) -> ChosenRows | None:
     """Store the index keys of a step, and choose the tokens that its queries attend to.
 
     A token's score is ``sum_h weights[h] * relu(query[h] . key)`` in float32
@@ -200,7 +200,7 @@ def choose_tokens(
         own = part.positions[:, None]
         totals.masked_fill_(_places(totals) > own, -math.inf)
         chosen.append(_slots(attention, part, _best(totals, count).minimum(own)))
-    return Choice(plan, torch.cat(chosen)[:, None])
+    return ChosenRows(plan, torch.cat(chosen)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class BlockRule:
 
 def choose_blocks(
     attention: PagedAttention, layer: int, query: Tensor, key: Tensor, rule: BlockRule
-) -> Choice | None:
+) -> ChosenRows | None:
     """As :func:`choose_tokens`, of the blocks with the highest scores, for each head of ``query``.
 
     A block's score is the highest ``query . key`` of its tokens, in float32. There are as many
@@ -244,7 +244,7 @@ def choose_blocks(
         hidden.append(tokens > own)
         # What is hidden may not have been written yet.
         chosen.append(_slots(attention, part, tokens.minimum(own)))
-    return Choice(plan, torch.cat(chosen), torch.cat(hidden))
+    return ChosenRows(plan, torch.cat(chosen), torch.cat(hidden))
 
 
 def attend_chosen(
@@ -253,7 +253,7 @@ def attend_chosen(
     query: Tensor,
     kv: tuple[Tensor | None, Tensor | None],
     scale: float,
-    choice: Choice | None,
+    choice: ChosenRows | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """As a call of ``attention``, where each query attends to the tokens chosen for it.

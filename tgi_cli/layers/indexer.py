@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec, PagedAttention
-from tgi_cli.attention.sparse import Choice, choose_tokens
+from tgi_cli.attention.sparse import ChosenRows, choose_tokens
 from tgi_cli.layers import ops
 from tgi_cli.layers.attention import Rotation
 from tgi_cli.layers.base import Build
@@ -62,7 +62,7 @@ class Indexer(nn.Module):
         latents: Tensor,
         rotation: Rotation | None,
         attention: PagedAttention,
-    ) -> Choice | None:
+    ) -> ChosenRows | None:
         """The choice for the queries of a step, of hidden [T, H] and latents [T, query_rank].
 
         None if all queries attend to all that they see.

@@ -204,7 +204,7 @@ def text_part(config: ModelConfig, tied: bool = False) -> ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
+class TextModelPart:
     """The decoder of a model that may take more than text.
 
     Attributes:
@@ -218,7 +218,7 @@ class TextPart:
     notice: str
 
     @classmethod
-    def of(cls, config: ModelConfig, alone: str, tied: bool = False) -> TextPart:
+    def of(cls, config: ModelConfig, alone: str, tied: bool = False) -> TextModelPart:
         """Of a checkpoint of the architecture ``alone``, or of one that has it as a part.
 
         Raises:

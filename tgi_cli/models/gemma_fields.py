@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tgi_cli.models import config_fields
-from tgi_cli.models.config import ModelConfig, TextPart
+from tgi_cli.models.config import ModelConfig, TextModelPart
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LayerSpec, NormSpec, PerLayerSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -74,7 +74,7 @@ def shared_cache(config: ModelConfig, kinds: list[str], layer: int) -> int | Non
     return owners[-1]
 
 
-def decoder(part: TextPart, layers: Sequence[LayerSpec], **options: Any) -> DecoderSpec:
+def decoder(part: TextModelPart, layers: Sequence[LayerSpec], **options: Any) -> DecoderSpec:
     """The decoder with these layers; ``options`` are its names and ropes."""
     config, hidden_size = part.config, part.config.positive("hidden_size")
     mixers = (layer.mixer for layer in layers)

@@ -14,7 +14,7 @@ from tests.unit.attention.workload import FP8
 from tgi_cli.attention import KVSpec, PagedAttention, attention_name, create_attention
 from tgi_cli.attention.sparse import (
     BlockRule,
-    Choice,
+    ChosenRows,
     attend_chosen,
     choose_blocks,
     choose_tokens,
@@ -81,7 +81,7 @@ class Layer:
         self.tables: dict[str, list[int]] = {}
         self.lens: dict[str, int] = {}
 
-    def choose(self, parts: dict[str, Tensor]) -> Choice | None:
+    def choose(self, parts: dict[str, Tensor]) -> ChosenRows | None:
         query, key = parts["index_query"], parts["index_key"]
         if self.rule is not None:
             return choose_blocks(self.attention, 0, query, key, self.rule)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Source(IntEnum):
+class DraftSource(IntEnum):
     """Where drafts come from."""
 
     GRAMMAR = 0
@@ -27,10 +27,10 @@ CLASSES_OF_LENGTH = 6
 """Matches of 1, 2, 3 to 4, 5 to 8, 9 to 16, and more tokens."""
 
 _PRIORS = {
-    Source.GRAMMAR: (0.95,) * CLASSES_OF_LENGTH,
-    Source.PREDICTION: (0.35, 0.5, 0.65, 0.8, 0.9, 0.95),
-    Source.CONTEXT: (0.12, 0.3, 0.45, 0.6, 0.75, 0.85),
-    Source.RECENT: (0.1, 0.25, 0.4, 0.55, 0.7, 0.8),
+    DraftSource.GRAMMAR: (0.95,) * CLASSES_OF_LENGTH,
+    DraftSource.PREDICTION: (0.35, 0.5, 0.65, 0.8, 0.9, 0.95),
+    DraftSource.CONTEXT: (0.12, 0.3, 0.45, 0.6, 0.75, 0.85),
+    DraftSource.RECENT: (0.1, 0.25, 0.4, 0.55, 0.7, 0.8),
 }
 """Chances before anything is known."""
 
@@ -45,7 +45,7 @@ _MOST = 0.99
 """Limit of an estimate: no draft is certain."""
 
 
-def class_of(source: Source, length: int) -> int:
+def class_of(source: DraftSource, length: int) -> int:
     """The class of a draft behind ``length`` tokens (at least 1) that match."""
     return source * CLASSES_OF_LENGTH + min((length - 1).bit_length(), CLASSES_OF_LENGTH - 1)
 
@@ -56,8 +56,8 @@ class Averages:
     __slots__ = ("right", "votes")
 
     def __init__(self) -> None:
-        self.right = [0.0] * (len(Source) * CLASSES_OF_LENGTH)
-        self.votes = [0.0] * (len(Source) * CLASSES_OF_LENGTH)
+        self.right = [0.0] * (len(DraftSource) * CLASSES_OF_LENGTH)
+        self.votes = [0.0] * (len(DraftSource) * CLASSES_OF_LENGTH)
 
     def add(self, kind: int, share: float, right: bool, memory: float) -> None:
         self.right[kind] = self.right[kind] * memory + right

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, Source, class_of
+from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, DraftSource, class_of
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
 from tgi_cli.engine.speculation.step_costs import StepCosts
@@ -80,7 +80,7 @@ class AdaptiveSpeculator:
                 proposals.append([])
             elif length:
                 draftee.unused = 0
-                sequence.drafts_predicted = draft.source is Source.PREDICTION
+                sequence.drafts_predicted = draft.source is DraftSource.PREDICTION
                 proposals.append(draft.token_ids[:length])
             else:
                 draftee.unused += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.speculation.acceptance import Source
+from tgi_cli.engine.speculation.acceptance import DraftSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Draft:
         shares: how sure the drafter is of each among the tokens that it knows, at most 1.
     """
 
-    source: Source
+    source: DraftSource
     length: int
     token_ids: list[int]
     shares: list[float]

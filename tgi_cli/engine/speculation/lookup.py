@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.speculation.acceptance import Source
+from tgi_cli.engine.speculation.acceptance import DraftSource
 from tgi_cli.engine.speculation.drafter import Draft
 from tgi_cli.engine.speculation.recent_answers import Key, RecentAnswers
 from tgi_cli.engine.speculation.token_index import LONG, SLICE, TokenIndex
@@ -27,7 +27,7 @@ class _Reader:
     """
 
     index: TokenIndex
-    source: Source
+    source: DraftSource
     behind: int = -1
     at: int = 0
 
@@ -69,7 +69,7 @@ class LookupDrafter:
             best = _better(best, reader.draft(tokens, most))
         if self._recent is not None and (best is None or best.length < LONG):
             for index in self._recent.indexes(_key_of(sequence)):
-                found = _Reader(index, Source.RECENT).draft(tokens, most)
+                found = _Reader(index, DraftSource.RECENT).draft(tokens, most)
                 if found is not None and (best is None or found.length > best.length):
                     best = found
         return best
@@ -83,11 +83,11 @@ class LookupDrafter:
 
 
 def _readers_of(sequence: Sequence) -> list[_Reader]:
-    readers = [_Reader(TokenIndex(sequence.token_ids, open_end=True), Source.CONTEXT)]
+    readers = [_Reader(TokenIndex(sequence.token_ids, open_end=True), DraftSource.CONTEXT)]
     prediction = sequence.request.prediction
     if prediction:
         text = TokenIndex(array("i", prediction))
-        readers.insert(0, _Reader(text, Source.PREDICTION, 0, sequence.prompt_tokens))
+        readers.insert(0, _Reader(text, DraftSource.PREDICTION, 0, sequence.prompt_tokens))
     return readers
 
 
@@ -111,7 +111,7 @@ class GrammarDrafter:
         if matcher is None or sequence.skip_forced or matcher.stopped:
             return None
         forced = matcher.forced()[:most]
-        return Draft(Source.GRAMMAR, 1, forced, [1.0] * len(forced)) if forced else None
+        return Draft(DraftSource.GRAMMAR, 1, forced, [1.0] * len(forced)) if forced else None
 
     def finish(self, sequence: Sequence) -> None:
         """See the protocol."""

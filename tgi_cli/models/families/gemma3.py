@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tgi_cli.models import config_fields
-from tgi_cli.models.config import ModelConfig, TextPart
+from tgi_cli.models.config import ModelConfig, TextModelPart
 from tgi_cli.models.families.gemma import SANDWICH
 from tgi_cli.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
 from tgi_cli.models.weight_map import decoder_names
@@ -41,7 +41,7 @@ _OF_IMAGES = (
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gemma3"""
-    part = TextPart.of(config, "Gemma3ForCausalLM", tied=True)
+    part = TextModelPart.of(config, "Gemma3ForCausalLM", tied=True)
     config = part.config
     config_fields.refuse(config, "use_bidirectional_attention", "attn_logit_softcapping")
     config = config_fields.filled(config, _DEFAULTS)

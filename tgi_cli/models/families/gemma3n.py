@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tgi_cli.models import config_fields, gemma_fields
-from tgi_cli.models.config import ModelConfig, TextPart
+from tgi_cli.models.config import ModelConfig, TextModelPart
 from tgi_cli.models.families.gemma import SANDWICH
 from tgi_cli.models.gemma_fields import FULL, SLIDING
 from tgi_cli.models.spec import AltUpSpec, DecoderSpec, MLPSpec, NormSpec
@@ -36,7 +36,7 @@ _MODULES = SANDWICH | gemma_fields.PER_LAYER | _ALTUP
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gemma3n"""
-    part = TextPart.of(config, "Gemma3nForCausalLM", tied=True)
+    part = TextModelPart.of(config, "Gemma3nForCausalLM", tied=True)
     config = config_fields.filled(part.config, _DEFAULTS)
     part = replace(part, config=config)
     context = config.positive("max_position_embeddings")

@@ -12,7 +12,7 @@ from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.models import config_fields, gemma_fields
-from tgi_cli.models.config import ModelConfig, TextPart
+from tgi_cli.models.config import ModelConfig, TextModelPart
 from tgi_cli.models.families.gemma4_names import Gemma4Names
 from tgi_cli.models.gemma_fields import FULL, SLIDING
 from tgi_cli.models.spec import (
@@ -39,7 +39,7 @@ _ROPES: dict[str, dict[str, Any]] = {
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/gemma4"""
-    part = TextPart.of(config, "Gemma4ForCausalLM", tied=True)
+    part = TextModelPart.of(config, "Gemma4ForCausalLM", tied=True)
     config = config_fields.filled(part.config, _DEFAULTS)
     part = replace(part, config=config)
     if config.raw.get("use_bidirectional_attention") == "all":

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tgi_cli.models import config_fields
-from tgi_cli.models.config import ModelConfig, TextPart
+from tgi_cli.models.config import ModelConfig, TextModelPart
 from tgi_cli.models.spec import DecoderSpec, LayerSpec, MoESpec, NormSpec, TemperatureSpec
 from tgi_cli.models.weight_map import (
     PRE_NORMS,
@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, Any] = {
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/llama4"""
-    part = TextPart.of(config, "Llama4ForCausalLM")
+    part = TextModelPart.of(config, "Llama4ForCausalLM")
     config = config_fields.filled(part.config, _DEFAULTS)
     context = config.positive("max_position_embeddings")
     norm = NormSpec(config.get("rms_norm_eps", float))

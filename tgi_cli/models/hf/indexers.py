@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.attention.sparse import BlockRule, Choice, choose_blocks, choose_tokens
+from tgi_cli.attention.sparse import BlockRule, ChosenRows, choose_blocks, choose_tokens
 from tgi_cli.models.hf.masks import Unsupported, WindowMask
 
 _UNLIMITED = 1 << 62
@@ -65,7 +65,7 @@ class Chosen:
         heads: each of which chose for itself.
     """
 
-    choice: Choice | None
+    choice: ChosenRows | None
     heads: int = 1
 
     @property

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, Source, class_of
+from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, DraftSource, class_of
 
-SHORT, LONG = class_of(Source.CONTEXT, 1), class_of(Source.CONTEXT, 20)
+SHORT, LONG = class_of(DraftSource.CONTEXT, 1), class_of(DraftSource.CONTEXT, 20)
 
 
 def test_classes_are_by_source_and_by_doubling_lengths() -> None:
-    kinds = [class_of(Source.CONTEXT, length) for length in (1, 2, 3, 4, 5, 8, 9, 16, 17, 500)]
+    kinds = [class_of(DraftSource.CONTEXT, length) for length in (1, 2, 3, 4, 5, 8, 9, 16, 17, 500)]
     assert kinds == [kinds[0] + step for step in (0, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
     assert len(
-        {class_of(source, length) for source in Source for length in (1, 2, 3, 5, 9, 17)}
-    ) == (len(Source) * 6)
+        {class_of(source, length) for source in DraftSource for length in (1, 2, 3, 5, 9, 17)}
+    ) == (len(DraftSource) * 6)
 
 
 def test_longer_matches_are_likelier_from_the_beginning() -> None:
     acceptance = Acceptance()
-    for source in (Source.PREDICTION, Source.CONTEXT, Source.RECENT):
+    for source in (DraftSource.PREDICTION, DraftSource.CONTEXT, DraftSource.RECENT):
         chances = [
             acceptance.chance(Averages(), class_of(source, length), 1.0)
             for length in (1, 2, 3, 5, 9, 17)

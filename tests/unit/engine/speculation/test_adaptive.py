@@ -9,7 +9,7 @@ import pytest
 from tests.unit.engine.fake_grammar import FakeMatcher, slots
 from tests.unit.engine.speculation.sequences import sequence
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.speculation.acceptance import Source
+from tgi_cli.engine.speculation.acceptance import DraftSource
 from tgi_cli.engine.speculation.adaptive import MAX_IDLE, AdaptiveSpeculator
 from tgi_cli.engine.speculation.drafter import Draft
 from tgi_cli.engine.speculation.lookup import LookupDrafter
@@ -37,7 +37,7 @@ class Script:
         if not self.token_ids:
             return None
         tokens = self.token_ids[:most]
-        return Draft(Source.CONTEXT, self.length, tokens, [1.0] * len(tokens))
+        return Draft(DraftSource.CONTEXT, self.length, tokens, [1.0] * len(tokens))
 
     def finish(self, ended: Sequence) -> None:
         self.finished.append(ended.request.request_id)

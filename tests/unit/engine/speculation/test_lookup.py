@@ -6,23 +6,25 @@ from typing import Any
 
 from tests.unit.engine.fake_grammar import FakeMatcher, slots
 from tests.unit.engine.speculation.sequences import sequence
-from tgi_cli.engine.speculation.acceptance import Source
+from tgi_cli.engine.speculation.acceptance import DraftSource
 from tgi_cli.engine.speculation.drafter import Draft
 from tgi_cli.engine.speculation.lookup import GrammarDrafter, LookupDrafter
 from tgi_cli.engine.speculation.token_index import LONG, NEAR, SLICE
 from tgi_cli.sampling.params import SamplingParams
 
 
-def told(draft: Draft | None) -> tuple[Source, list[int]] | None:
+def told(draft: Draft | None) -> tuple[DraftSource, list[int]] | None:
     return None if draft is None else (draft.source, draft.token_ids)
 
 
 def test_what_followed_in_the_prompt_is_drafted() -> None:
     asked = sequence([1, 2, 3, 4, 5, 6, 7], [90, 2, 3])
     drafter = LookupDrafter()
-    assert told(drafter.draft(asked, 3)) == (Source.CONTEXT, [4, 5, 6])
+    assert told(drafter.draft(asked, 3)) == (DraftSource.CONTEXT, [4, 5, 6])
     asked.token_ids += [4, 5, 6]
-    assert told(drafter.draft(asked, 3)) == (Source.CONTEXT, [7, 90, 2]), "the answer follows it"
+    assert told(drafter.draft(asked, 3)) == (DraftSource.CONTEXT, [7, 90, 2]), (
+        "the answer follows it"
+    )
 
 
 def test_nothing_is_drafted_where_nothing_matches() -> None:
@@ -33,12 +35,12 @@ def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
     asked = sequence([1, 2, 3], prediction=tuple(range(10, 30)))
     drafter = LookupDrafter()
     draft = drafter.draft(asked, 4)
-    assert told(draft) == (Source.PREDICTION, [10, 11, 12, 13])
+    assert told(draft) == (DraftSource.PREDICTION, [10, 11, 12, 13])
     assert draft is not None
     assert draft.length == LONG
     asked.token_ids += [10, 11, 12, 13, 14]
     draft = drafter.draft(asked, 4)
-    assert told(draft) == (Source.PREDICTION, [15, 16, 17, 18])
+    assert told(draft) == (DraftSource.PREDICTION, [15, 16, 17, 18])
     assert draft is not None
     assert draft.length == 5 + NEAR
 
@@ -51,21 +53,23 @@ def test_a_prediction_goes_on_behind_what_was_changed() -> None:
         drafter.draft(asked, 7)
         asked.token_ids.append(token)
     draft = drafter.draft(asked, 3)
-    assert told(draft) == (Source.PREDICTION, [44, 45, 7]), "not behind the last 7, nor the first"
+    assert told(draft) == (DraftSource.PREDICTION, [44, 45, 7]), (
+        "not behind the last 7, nor the first"
+    )
 
 
 def test_a_longer_match_in_the_context_beats_a_prediction() -> None:
     asked = sequence([1, 2, 3, 4, 5, 6, 60], [2, 3, 4, 5], prediction=(70, 5, 71))
-    assert told(LookupDrafter().draft(asked, 2)) == (Source.CONTEXT, [6, 60])
+    assert told(LookupDrafter().draft(asked, 2)) == (DraftSource.CONTEXT, [6, 60])
 
 
 def test_recent_answers_are_drafted_unless_a_long_match_is_nearer() -> None:
     drafter = LookupDrafter()
     drafter.finish(sequence([1], [20, 21, 22, 23, 24]))
     asked = sequence([7, 8], [30, 20, 21], request_id=1)
-    assert told(drafter.draft(asked, 4)) == (Source.RECENT, [22, 23, 24])
+    assert told(drafter.draft(asked, 4)) == (DraftSource.RECENT, [22, 23, 24])
     near = sequence([30, 20, 21, 77, 78], [30, 20, 21], request_id=2)
-    assert told(drafter.draft(near, 2)) == (Source.CONTEXT, [77, 78])
+    assert told(drafter.draft(near, 2)) == (DraftSource.CONTEXT, [77, 78])
 
 
 def test_answers_of_another_salt_or_adapter_are_not_drafted() -> None:
@@ -74,7 +78,7 @@ def test_answers_of_another_salt_or_adapter_are_not_drafted() -> None:
         drafter.finish(sequence([1], [20, 21, 22, 23], **other))
         assert drafter.draft(sequence([7], [20, 21], request_id=1), 4) is None
         same = sequence([7], [20, 21], request_id=2, **other)
-        assert told(drafter.draft(same, 4)) == (Source.RECENT, [22, 23])
+        assert told(drafter.draft(same, 4)) == (DraftSource.RECENT, [22, 23])
 
 
 def test_prompts_are_not_among_recent_answers() -> None:
@@ -92,7 +96,7 @@ def test_answers_are_not_shared_unless_they_may_be() -> None:
 def test_a_request_that_takes_the_id_of_an_ended_one_has_its_own_text() -> None:
     drafter = LookupDrafter(shares_answers=False)
     first = sequence([1, 2, 3], [1, 2])
-    assert told(drafter.draft(first, 1)) == (Source.CONTEXT, [3])
+    assert told(drafter.draft(first, 1)) == (DraftSource.CONTEXT, [3])
     drafter.finish(first)
     assert drafter.draft(sequence([5, 6], [1, 2]), 1) is None
 
@@ -101,11 +105,11 @@ def test_a_long_prompt_is_indexed_over_several_calls() -> None:
     prompt = [*range(10, 3 * SLICE), 1, 2, 3]
     drafter = LookupDrafter()
     asked = sequence(prompt, [15, 16, 17])
-    assert told(drafter.draft(asked, 2)) == (Source.CONTEXT, [18, 19])
+    assert told(drafter.draft(asked, 2)) == (DraftSource.CONTEXT, [18, 19])
     late = 3 * SLICE - 5
     asked.token_ids += [late, late + 1]
     assert drafter.draft(asked, 2) is None
-    assert told(drafter.draft(asked, 2)) == (Source.CONTEXT, [late + 2, late + 3])
+    assert told(drafter.draft(asked, 2)) == (DraftSource.CONTEXT, [late + 2, late + 3])
 
 
 def test_what_a_grammar_forces_is_drafted_where_it_may_not_be_appended() -> None:
@@ -114,8 +118,8 @@ def test_what_a_grammar_forces_is_drafted_where_it_may_not_be_appended() -> None
     asked = sequence([1], grammar="x", **bad)
     assert drafter.draft(asked, 7) is None, "it is not compiled yet"
     asked.matcher = FakeMatcher(slots([11], [12], [13, 14], [15]))
-    assert told(drafter.draft(asked, 7)) == (Source.GRAMMAR, [11, 12])
-    assert told(drafter.draft(asked, 1)) == (Source.GRAMMAR, [11])
+    assert told(drafter.draft(asked, 7)) == (DraftSource.GRAMMAR, [11, 12])
+    assert told(drafter.draft(asked, 1)) == (DraftSource.GRAMMAR, [11])
     free = sequence([1], grammar="x")
     free.matcher = FakeMatcher(slots([11], [12]))
     assert drafter.draft(free, 7) is None, "they are appended"
