@@ -150,8 +150,8 @@ class Sequence:
         """
         if decoder.max_tokens is not None:
             self.max_tokens = min(self.max_tokens, self.prompt_tokens + decoder.max_tokens)
-        first, room = decoder.first_id, self.max_tokens - self.prompt_tokens
-        if first is not None and room > 1 and first not in self.stop_ids:
+        first, available = decoder.first_id, self.max_tokens - self.prompt_tokens
+        if first is not None and available > 1 and first not in self.stop_ids:
             self.token_ids.append(first)
             self.num_unreported = 1
             self.followed = True

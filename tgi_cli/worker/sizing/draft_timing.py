@@ -74,12 +74,12 @@ def _shapes(config: EngineConfig) -> Iterator[_Shape]:
     """The steps that the limits allow, those that matter most first."""
     most = config.max_total_tokens - 2
     context, longer = (min(each, most // 2) for each in CONTEXTS)
-    room = most - context
+    available = most - context
     if context < 1:
         return
     yield _Shape(1, 0, context)
     for drafts in (1, 3, 7, 2, 5, 15, 31, 11):
-        if drafts <= room:
+        if drafts <= available:
             yield _Shape(1, drafts, context)
     for sequences in (2, 4, 8, 16, 32):
         if sequences <= config.max_batch_size:
