@@ -127,8 +127,8 @@ class GrpcEngineClient:
         self._callbacks.append(callback)
 
     async def healthy(self) -> bool:
-        """Ask the engine, for two seconds at most; False if it does not answer, or hangs."""
-        return self._connected and await self._watch.ask() is not None
+        """Return whether the session is open, and the engine answers or has just answered."""
+        return self._connected and await self._watch.answers()
 
     async def metrics(self) -> EngineMetrics:
         if self._connected:
@@ -189,6 +189,7 @@ class GrpcEngineClient:
             self._session.cancel()
             with suppress(asyncio.CancelledError):
                 await self._session
+        self._watch.close()
         await self._channel.close(None)
 
     # -- the session --------------------------------------------------------------------------
@@ -236,6 +237,7 @@ class GrpcEngineClient:
             finally:
                 lost = self._connected
                 self._connected = False
+                self._watch.forget()
                 self._streams.end(cause)
             if lost:
                 log.error("%s (%s)", cause, self._target)

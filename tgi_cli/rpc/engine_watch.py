@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any
 
@@ -21,6 +22,9 @@ _HUNG_INTERVAL = 0.25
 _MAX_DELAY = 3.0
 """Intervals that count at most for a poll that is late."""
 _SILENT = -1
+_RENEW_SECONDS = 0.5
+_VALID_SECONDS = 2.0
+"""Ages of an answer from which :meth:`EngineWatch.answers` renews it, and waits for the new one."""
 
 
 class EngineWatch:
@@ -37,6 +41,33 @@ class EngineWatch:
         self._timeout = timeout
         self._progress: int | None = None
         """Its progress while requests are live, -1 if it did not answer, or None if it is idle."""
+        self._answered = -math.inf
+        """Time of the last answer."""
+        self._asking: asyncio.Task[pb.HealthResponse | None] | None = None
+
+    async def answers(self) -> bool:
+        """Return whether it answers, or has answered within the last two seconds.
+
+        Any number of callers cost the engine two calls a second, and do not wait for it while its
+        answers are recent: a health check is as fast as the router, whatever the CPUs do.
+        """
+        age = time.monotonic() - self._answered
+        if age < _RENEW_SECONDS:
+            return True
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self.ask(), name="health")
+        if age < _VALID_SECONDS:
+            return True
+        return await asyncio.shield(self._asking) is not None
+
+    def forget(self) -> None:
+        """Ignore earlier answers: the session has ended."""
+        self._answered = -math.inf
+
+    def close(self) -> None:
+        """Stop asking."""
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def ask(self) -> pb.HealthResponse | None:
         """Return its health, or None if it does not answer."""
@@ -46,6 +77,7 @@ class EngineWatch:
             )
         except grpc.aio.AioRpcError:
             return None
+        self._answered = time.monotonic()
         return answer
 
     async def until_hung(self, step_seconds: float) -> float:
