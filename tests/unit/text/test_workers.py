@@ -59,3 +59,17 @@ async def test_many_words_are_encoded_off_the_loop(monkeypatch: pytest.MonkeyPat
     finally:
         workers.close()
     assert [(count, inline) for count, inline in seen[::2]] == [(7, True), (769, False), (4, False)]
+
+
+@pytest.mark.parametrize("length", [0, 10, 3_000, 200_000])
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+async def test_a_count_is_the_number_of_encoded_tokens(
+    length: int, add_special_tokens: bool
+) -> None:
+    workers = TextWorkers(Tokenizer(tiny.byte_fallback()), 1)
+    text = ("the quick fox in the deep sea " * (length // 30 + 1))[:length]
+    try:
+        ids = await workers.encode(text, add_special_tokens)
+        assert await workers.count(text, add_special_tokens) == len(ids)
+    finally:
+        workers.close()

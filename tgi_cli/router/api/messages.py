@@ -75,7 +75,7 @@ async def count_tokens(context: RequestContext[schemas.CountTokensRequest]) -> R
 async def _prompt_tokens(conversation: Conversation, state: RouterState) -> int:
     spec = conversation.spec
     assert isinstance(spec.prompt, str)
-    return len(await state.workers.encode(spec.prompt, spec.add_special_tokens))
+    return await state.workers.count(spec.prompt, spec.add_special_tokens)
 
 
 async def _conversation(body: schemas.MessagesInput, state: RouterState) -> Conversation:

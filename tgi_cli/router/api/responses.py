@@ -85,8 +85,8 @@ async def input_tokens(context: RequestContext[schemas.InputTokensRequest]) -> R
     _, _, conversation = await _prepare(request, state)
     spec = conversation.spec
     assert isinstance(spec.prompt, str)
-    ids = await state.workers.encode(spec.prompt, spec.add_special_tokens)
-    return json_response(schemas.InputTokens(input_tokens=len(ids)))
+    tokens = await state.workers.count(spec.prompt, spec.add_special_tokens)
+    return json_response(schemas.InputTokens(input_tokens=tokens))
 
 
 def _check_background(body: schemas.ResponsesRequest, state: RouterState) -> None:
