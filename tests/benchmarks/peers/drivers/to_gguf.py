@@ -20,21 +20,16 @@ if model_type.startswith(("qwen3_5", "qwen3_next")):
     sys.argv.append("--no-nextn")
 sys.path[:1] = [str(source), str(source / "gguf-py")]
 
-from conversion.base import ModelBase, TextModel  # noqa: E402
-
-KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
-load_hparams = ModelBase.load_hparams
+from conversion.base import TextModel  # noqa: E402
+from conversion.granite import GraniteHybridModel  # noqa: E402
 
 
-def published_hparams(*args: Any) -> dict[str, Any]:
-    hparams: dict[str, Any] = load_hparams(*args)
-    if hparams["model_type"] == "granitemoehybrid":
-        hparams["layer_types"] = [KINDS.get(kind, kind) for kind in hparams["layer_types"]]
-    return hparams
+def attention_layers(model: Any) -> list[int]:
+    kinds = model.hparams["layer_types"]
+    return [index for index, kind in enumerate(kinds) if kind in ("attention", "full_attention")]
 
 
-ModelBase.load_hparams = staticmethod(published_hparams)
-
+GraniteHybridModel.get_attn_layers = attention_layers
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 TextModel._set_vocab_sentencepiece = TextModel._set_vocab_gpt2
 runpy.run_path(str(converter), run_name="__main__")
