@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tgi_cli.models.speculators.base import Proposer, TargetStates, TargetStep
+from tgi_cli.models.speculators.base import Drafts, Proposer, TargetStates, TargetStep
 
-__all__ = ["Proposer", "TargetStates", "TargetStep"]
+__all__ = ["Drafts", "Proposer", "TargetStates", "TargetStep"]

@@ -41,6 +41,7 @@ class TargetStep:
         tokens: int32 [rows, positions], all rows' tokens, those chosen in this step included.
         block_tables: int32 [rows, blocks], on the host: all rows' blocks. Of a row only those that
             hold its first ``starts + counts`` tokens are read.
+        most: how many drafts are wanted behind each proposing entry, at most; 0 if none proposes.
     """
 
     rows: Ints
@@ -51,6 +52,21 @@ class TargetStep:
     hidden: Tensor | None
     tokens: Tensor
     block_tables: NDArray[np.int32]
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a proposer expects to follow S entries.
+
+    Attributes:
+        token_ids: int64 [S, n], in order; n is at most :attr:`TargetStep.most`.
+        chances: float32 [S, n], the probability that the drafter itself gives to each, those before
+            it taken as given; None where it is not known.
+    """
+
+    token_ids: Tensor
+    chances: Tensor | None = None
 
 
 class Proposer(Protocol):
@@ -67,11 +83,14 @@ class Proposer(Protocol):
         needs: which hidden states of the target it reads.
         weight_bytes: bytes of weights that are not the target's.
         block_bytes: bytes that it keeps per block of the target's KV cache; may be 0.
+        overlaps_blocks: whether what it keeps in the last slot of a block depends on the token behind
+            the block. Then one block less of a cached prefix is reused.
     """
 
     method: str
     num_drafts: int
     needs: TargetStates
+    overlaps_blocks: bool
 
     @property
     def weight_bytes(self) -> int: ...
@@ -97,13 +116,13 @@ class Proposer(Protocol):
         """
         ...
 
-    def propose(self, step: TargetStep) -> Tensor:
+    def propose(self, step: TargetStep) -> Drafts | None:
         """The tokens that are likely to follow.
 
         To be called after every step, even if no drafts are wanted: a proposer with a cache could
         not catch up on a step that it has missed.
 
         Returns:
-            int64 [S, num_drafts]: those behind the last known token of each proposing entry.
+            The drafts behind the last known token of each proposing entry; None if there is none.
         """
         ...
