@@ -12,6 +12,7 @@ from tgi_cli.sampling.logprobs import TopLogprobs
 from tgi_cli.sampling.sampler import Sampled
 from tgi_cli.worker.prompt_logprobs import ScoredChunk
 from tgi_cli.worker.sizing.memory import out_of_memory_as_error
+from tgi_cli.worker.speculation.stage import DeviceProposals
 from tgi_cli.worker.upload import to_host
 
 POISONED = "the model's output for this sequence is not a number (NaN or infinite logits)"
@@ -30,6 +31,7 @@ class DeviceResult:
         errors: of entries that failed alone, by index.
         generation_logits: float32 [V], by index of the entry; on their way to the host.
         prompts: reports on chunks of prompts.
+        proposals: drafts of a drafter with weights; None without any.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,7 @@ class DeviceResult:
         self.errors: dict[int, str] = {}
         self.generation_logits: dict[int, Tensor] = {}
         self.prompts: list[ScoredChunk] = []
+        self.proposals: DeviceProposals | None = None
         self._arrived: torch.cuda.Event | None = None
 
     def send(self, device: torch.device) -> None:
@@ -44,6 +47,8 @@ class DeviceResult:
         if device.type != "cuda" or not (self.sampled or self.prompts):
             return
         self.sampled = list(map(_to_host, self.sampled))
+        if self.proposals is not None:
+            self.proposals.send()
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived.record(torch.cuda.current_stream(device))
 
@@ -62,6 +67,8 @@ class DeviceResult:
             _append(result, part)
         for index, logits in self.generation_logits.items():
             result.generation_logits[index] = logits.numpy()
+        if self.proposals is not None:
+            self.proposals.append_to(result)
         for chunk in self.prompts:
             scores, raw = chunk.scores(), chunk.logits()
             if scores is not None:

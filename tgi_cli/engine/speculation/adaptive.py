@@ -2,6 +2,8 @@
 
 What follows a draft tells whether it was right, whether it was verified or not. So the estimates
 stay current while nothing is verified, and no step is spent on finding out whether it would pay.
+Drafts with weights are another matter, since proposing them takes time: see
+:mod:`tgi_cli.engine.speculation.proposals`.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
 nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay.
@@ -16,8 +18,9 @@ from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, DraftSource, class_of
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
+from tgi_cli.engine.speculation.proposals import Proposals
 from tgi_cli.engine.speculation.step_costs import StepCosts
-from tgi_cli.engine.step import GrammarMatcher, Step
+from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
 
 MAX_IDLE = 7
 """Most steps in a row in which a sequence is not looked up, once what it finds is not verified."""
@@ -52,14 +55,26 @@ class AdaptiveSpeculator:
         most: drafts of a sequence in one step.
         costs: predicts the durations of steps.
         drafters: asked in this order, until one has drafts.
+        most_proposed: drafts that the worker proposes for a sequence at once; 0 if its drafter has
+            no weights.
     """
 
-    def __init__(self, most: int, costs: StepCosts, drafters: Many[Drafter]) -> None:
+    def __init__(
+        self, most: int, costs: StepCosts, drafters: Many[Drafter], most_proposed: int = 0
+    ) -> None:
         self._most = most
         self._costs = costs
         self._drafters = drafters
         self._acceptance = Acceptance()
         self._draftees: dict[int, _Draftee] = {}
+        self._proposals: Proposals | None = None
+        if most_proposed:
+            self._proposals = Proposals(min(most, most_proposed), costs, self._acceptance)
+
+    @property
+    def asks_worker(self) -> bool:
+        """See the protocol."""
+        return self._proposals is not None
 
     def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
         """See the protocol."""
@@ -69,24 +84,47 @@ class AdaptiveSpeculator:
         if not costs.pay:
             return [[] for _ in sequences]
         draftees = [self._look_up(sequence) for sequence in sequences]
+        drafts = [[] if each.draft is None else each.draft.token_ids for each in draftees]
         survivals = [self._survivals(draftee) for draftee in draftees]
+        looked_up = [True] * count
+        if self._proposals is not None:
+            for index, sequence in enumerate(sequences):
+                token_ids, chances = self._proposals.drafts(sequence)
+                if sum(chances) > sum(survivals[index]):
+                    drafts[index], survivals[index] = token_ids, chances
+                    looked_up[index] = False
         if not any(survivals):
             return [[] for _ in sequences]
         lengths = choose_lengths(survivals, costs.durations, costs.margin)
-        proposals: list[list[int]] = []
-        for sequence, draftee, length in zip(sequences, draftees, lengths, strict=True):
-            draft = draftee.draft
-            if draft is None:
-                proposals.append([])
-            elif length:
+        for index, draftee in enumerate(draftees):
+            draft, length = draftee.draft, lengths[index]
+            drafts[index] = drafts[index][:length]
+            if length:
+                source = draft.source if draft is not None and looked_up[index] else None
+                sequences[index].drafts_predicted = source is DraftSource.PREDICTION
+            if draft is None or not looked_up[index]:
+                continue
+            if length:
                 draftee.unused = 0
-                sequence.drafts_predicted = draft.source is DraftSource.PREDICTION
-                proposals.append(draft.token_ids[:length])
             else:
                 draftee.unused += 1
                 draftee.idle = min(MAX_IDLE, draftee.unused // _IDLE_AFTER)
-                proposals.append([])
-        return proposals
+        return drafts
+
+    def ask(self, sequences: Many[Sequence]) -> list[int] | None:
+        """See the protocol."""
+        assert self._proposals is not None
+        found = []
+        for sequence in sequences:
+            draftee = self._draftees.get(sequence.request.request_id)
+            # Where a text goes on as one that was found, it probably still does after the step.
+            found.append(0.0 if draftee is None else sum(self._survivals(draftee)))
+        return self._proposals.ask(sequences, found)
+
+    def proposed(self, sequence: Sequence, proposal: Proposal) -> None:
+        """See the protocol."""
+        if self._proposals is not None:
+            self._proposals.take(sequence, proposal)
 
     def _look_up(self, sequence: Sequence) -> _Draftee:
         key, tokens = sequence.request.request_id, sequence.token_ids
@@ -95,6 +133,8 @@ class AdaptiveSpeculator:
             draftee = self._draftees[key] = _Draftee()
         if draftee.draft is not None:
             self._settle(draftee, tokens)
+        if self._proposals is not None:
+            self._proposals.settle(sequence)
         if draftee.idle:
             draftee.idle -= 1
             return draftee
@@ -124,17 +164,9 @@ class AdaptiveSpeculator:
         draft = draftee.draft
         if draft is None:
             return []
-        survival, survivals = 1.0, []
-        chance, own, source, length = (
-            self._acceptance.chance,
-            draftee.own,
-            draft.source,
-            draft.length,
-        )
-        for index, share in enumerate(draft.shares):
-            survival *= chance(own, class_of(source, length + index), share)
-            survivals.append(survival)
-        return survivals
+        first, count = draft.length, len(draft.shares)
+        kinds = [class_of(draft.source, length) for length in range(first, first + count)]
+        return self._acceptance.survivals(draftee.own, kinds, draft.shares)
 
     def learn(self, sequence: Sequence, drafts: Many[int], accepted: int) -> None:
         """See the protocol; the tokens themselves tell more."""
@@ -142,14 +174,22 @@ class AdaptiveSpeculator:
     def finish(self, sequence: Sequence) -> None:
         """See the protocol."""
         self._draftees.pop(sequence.request.request_id, None)
+        if self._proposals is not None:
+            self._proposals.finish(sequence)
         for drafter in self._drafters:
             drafter.finish(sequence)
 
     def timed(self, step: Step, seconds: float) -> None:
         """See the protocol."""
         count = step.num_decodes
-        if count and count == len(step.rows) and not step.new and not step.num_prefill_tokens:
-            self._costs.learn(count, step.num_drafts, sum(step.starts) // count, seconds)
+        if not count or count != len(step.rows) or step.new or step.num_prefill_tokens:
+            return
+        context, asked = sum(step.starts) // count, step.proposals
+        if asked and all(asked):
+            time = StepTime(count, count + step.num_drafts, context, seconds, max(asked))
+            self._costs.learn_proposing(time)
+        elif not any(asked):
+            self._costs.learn(count, step.num_drafts, context, seconds)
 
 
 def _allowed(draft: Draft, matcher: GrammarMatcher) -> Draft | None:

@@ -75,7 +75,7 @@ class Proposer(Protocol):
     A proposer may keep keys and values of its own. They are in tensors of their own under the
     target's block ids, so that prefix sharing, preemption and copy-on-write hold for them: what a
     block has depends on nothing but the tokens up to its end. Tokens whose blocks the target does
-    not have yet are kept in scratch blocks of the row.
+    not have yet are kept in scratch blocks of the row (:mod:`tgi_cli.models.speculators.cache`).
 
     Attributes:
         method: its name in ``--speculative-config``.
@@ -83,14 +83,11 @@ class Proposer(Protocol):
         needs: which hidden states of the target it reads.
         weight_bytes: bytes of weights that are not the target's.
         block_bytes: bytes that it keeps per block of the target's KV cache; may be 0.
-        overlaps_blocks: whether what it keeps in the last slot of a block depends on the token behind
-            the block. Then one block less of a cached prefix is reused.
     """
 
     method: str
     num_drafts: int
     needs: TargetStates
-    overlaps_blocks: bool
 
     @property
     def weight_bytes(self) -> int: ...
