@@ -73,6 +73,7 @@ def locate_drafter(config: ServeConfig) -> ServeConfig:
         revision=named[1],
         trust_remote_code=config.trust_remote_code,
         weights=config.load_format != "dummy",
+        overridable=False,
         progress=hub.download_progress(json_output=config.json_output),
     )
     return replace(config, speculative_model=str(model.path))

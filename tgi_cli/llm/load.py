@@ -87,6 +87,7 @@ def with_drafter(serve: ServeConfig) -> ServeConfig:
     found = resolve_model(
         fspath(serve.speculative_model),
         trust_remote_code=serve.trust_remote_code,
+        overridable=False,
         progress=download_progress(),
     )
     return replace(serve, speculative_model=str(found.path))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_cli.errors import ModelError
-from tgi_cli.files import TOKENIZER_BYTES, read_json
+from tgi_cli.files import TOKENIZER_BYTES, decode_json, read_bytes
 
 _SHOWN = 40
 """Characters of a token that an error message repeats."""
@@ -64,7 +64,7 @@ def tokens_of(folder: Path) -> dict[str, int] | None:
     if not path.is_file():
         return None
     try:
-        content = read_json(path, TOKENIZER_BYTES)
+        content = decode_json(read_bytes(path, TOKENIZER_BYTES), None)
         vocabulary: Any = content["model"]["vocab"]
         if isinstance(vocabulary, list):  # with scores: the place of a token is its id
             vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
