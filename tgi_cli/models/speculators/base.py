@@ -41,6 +41,7 @@ class TargetStep:
         tokens: int32 [rows, positions], all rows' tokens, those chosen in this step included.
         block_tables: int32 [rows, blocks], on the host: all rows' blocks. Of a row only those that
             hold its first ``starts + counts`` tokens are read.
+        most: how many drafts are wanted behind each proposing entry, at most; 0 if none proposes.
     """
 
     rows: Ints
@@ -51,6 +52,21 @@ class TargetStep:
     hidden: Tensor | None
     tokens: Tensor
     block_tables: NDArray[np.int32]
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What a proposer expects to follow S entries.
+
+    Attributes:
+        token_ids: int64 [S, n], in order; n is at most :attr:`TargetStep.most`.
+        chances: float32 [S, n], the probability that the drafter itself gives to each, those before
+            it taken as given; None where it is not known.
+    """
+
+    token_ids: Tensor
+    chances: Tensor | None = None
 
 
 class Proposer(Protocol):
@@ -59,7 +75,7 @@ class Proposer(Protocol):
     A proposer may keep keys and values of its own. They are in tensors of their own under the
     target's block ids, so that prefix sharing, preemption and copy-on-write hold for them: what a
     block has depends on nothing but the tokens up to its end. Tokens whose blocks the target does
-    not have yet are kept in scratch blocks of the row.
+    not have yet are kept in scratch blocks of the row (:mod:`tgi_cli.models.speculators.cache`).
 
     Attributes:
         method: its name in ``--speculative-config``.
@@ -97,13 +113,13 @@ class Proposer(Protocol):
         """
         ...
 
-    def propose(self, step: TargetStep) -> Tensor:
+    def propose(self, step: TargetStep) -> Drafts | None:
         """The tokens that are likely to follow.
 
         To be called after every step, even if no drafts are wanted: a proposer with a cache could
         not catch up on a step that it has missed.
 
         Returns:
-            int64 [S, num_drafts]: those behind the last known token of each proposing entry.
+            The drafts behind the last known token of each proposing entry; None if there is none.
         """
         ...
