@@ -123,6 +123,9 @@ def read_eagle3(
     if draft_vocab_size != vocab_size and not own_vocabulary:
         raise whole.invalid(f"there is no tensor 'd2t' for a vocabulary of {draft_vocab_size}")
     own_head = "lm_head.weight" in tensors.names
+    own_embedding = "embed_tokens.weight" in tensors.names
+    if own_embedding and not own_head and config.get("tie_word_embeddings", bool, False):
+        raise _unsupported(whole, "an output head that is tied to the head's token table")
     if not own_head and own_vocabulary:
         raise whole.invalid("there is no tensor 'lm_head.weight' for a vocabulary of its own")
     return Eagle3Spec(
@@ -138,7 +141,7 @@ def read_eagle3(
         rope=config_fields.rope(config, attention.head_dim, positions),
         layer=tensors.layer,
         own_vocabulary=own_vocabulary,
-        own_embedding="embed_tokens.weight" in tensors.names,
+        own_embedding=own_embedding,
         own_head=own_head,
         norm_before_residual=flag("norm_before_residual", default=nested),
         norm_before_fc=flag("norm_before_fc"),

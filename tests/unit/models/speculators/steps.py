@@ -109,11 +109,15 @@ class Steps:
         self.proposer.apply([row], [])
 
     def fork(self, row: int, source: int, tokens: list[int], computed: int) -> None:
-        """Give a row to a fork of another one's sequence, with a copy of the last block."""
-        blocks = self.rows[source].blocks[: -(-computed // self.block_size)]
-        copy = self.free.pop()
-        self.rows[row] = Held(list(tokens), [*blocks[:-1], copy], computed)
-        self.proposer.apply([row], [(blocks[-1], copy)])
+        """Give a row to a fork of another one's sequence; a block that both write is copied."""
+        whole, rest = divmod(computed, self.block_size)
+        theirs, copies = self.rows[source].blocks, []
+        blocks = theirs[:whole]
+        if rest:
+            blocks.append(self.free.pop())
+            copies.append((theirs[whole], blocks[whole]))
+        self.rows[row] = Held(list(tokens), blocks, computed)
+        self.proposer.apply([row], copies)
 
     def step(self, *entries: Entry) -> dict[int, tuple[list[int], list[float]]]:
         """Compute; returns the drafts and their probabilities by row.

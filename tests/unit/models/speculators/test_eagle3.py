@@ -181,3 +181,31 @@ def test_a_copy_of_the_target_s_table_is_not_kept(tmp_path: Path) -> None:
     own = load(tmp_path, target).weight_bytes
     assert load(edit(tmp_path, change), target).weight_bytes == own - 256 * 64 * 4
     check(tmp_path)
+
+
+def test_an_output_head_that_is_tied_to_its_own_table(tmp_path: Path) -> None:
+    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        config["tie_word_embeddings"] = True
+        del tensors["lm_head.weight"]
+
+    make_eagle3(tmp_path, "vllm", own_embedding=True, draft_vocab=False)
+    with pytest.raises(UnsupportedModelError, match="tied to the head's token table"):
+        load(edit(tmp_path, change))
+
+
+def test_the_target_s_output_head(tmp_path: Path) -> None:
+    """Where the head has neither one nor a vocabulary of its own."""
+
+    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = target.head
+
+    target, tokens, found = Target(64), random_ids(30, 1), []
+    make_eagle3(tmp_path / "whole", "vllm", draft_vocab=False)
+    edit(tmp_path / "whole", change)
+    make_eagle3(tmp_path / "part", "vllm", draft_vocab=False)
+    edit(tmp_path / "part", _pop("lm_head.weight"))
+    for name in ("whole", "part"):
+        steps = Steps(load(tmp_path / name, target), 192, 16)
+        steps.add(0, tokens)
+        found.append(steps.step(Entry(0, 20))[0])
+    assert found[0][0] == found[1][0]
