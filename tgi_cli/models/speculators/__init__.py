@@ -1,7 +1,4 @@
-"""Weights that draft tokens for a target model: EAGLE-3, Medusa, MLP speculators, MTP layers."""
+"""Weights that draft tokens for a target model: EAGLE-3, Medusa, MLP speculators, MTP layers.
 
-from __future__ import annotations
-
-from tgi_cli.models.speculators.base import Drafts, Proposer, TargetStates, TargetStep
-
-__all__ = ["Drafts", "Proposer", "TargetStates", "TargetStep"]
+:mod:`.detect` tells checkpoints apart without torch, :mod:`.load` makes a proposer of one.
+"""
