@@ -114,13 +114,7 @@ def _find(config: EngineConfig, target: ModelConfig) -> SpeculatorConfig | None:
     if not config.speculate:
         return None
     if method == MTP:
-        own = own_layers(target)
-        if own is None:
-            raise UnsupportedModelError(
-                f"--speculative-config: {target.path} has no MTP layers that are supported",
-                "use another method, or leave it off",
-            )
-        return own
+        return own_layers(target)
     if config.speculative_model is None:
         return None
     found = detect(Path(config.speculative_model))
