@@ -143,8 +143,12 @@ def test_adapters_are_the_targets_alone(target: Path, tmp_path: Path) -> None:
     told_of = []
     for model in (None, str(target)):
         limits = LIMITS | {"speculate": 7 if model else 0}
-        with LLM(target, lora_adapters={"first": adapter}, speculative_model=model, **limits) as llm:
-            done = llm.generate(PROMPTS[:3], SAMPLED, max_new_tokens=40, adapter=["first", None, "first"])
+        with LLM(
+            target, lora_adapters={"first": adapter}, speculative_model=model, **limits
+        ) as llm:
+            done = llm.generate(
+                PROMPTS[:3], SAMPLED, max_new_tokens=40, adapter=["first", None, "first"]
+            )
             told_of.append([(each.token_ids, each.logprobs) for each in done])
     assert told_of[0] == told_of[1]
 

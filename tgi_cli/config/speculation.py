@@ -127,6 +127,8 @@ def speculative_model(model: str | None, config: str | None) -> tuple[str, str |
     """
     read = SpeculativeConfig.read(config or "{}")
     if model and read.model and model != read.model:
-        raise ValueError(f"--speculative-model {model} and model {read.model} contradict each other")
+        raise ValueError(
+            f"--speculative-model {model} and model {read.model} contradict each other"
+        )
     named = model or read.model
     return None if not named else (named, read.revision)

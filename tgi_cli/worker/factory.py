@@ -164,9 +164,7 @@ def make_worker(
         # milliseconds, on cores that the kernels' need: 8 streams lost a quarter of their rate.
         kernels.set_threads(torch.get_num_threads())
         set_threads(1)
-    loaded = LoadedModel(
-        facts, model, attention, lora, program, drafter, time.monotonic() - began
-    )
+    loaded = LoadedModel(facts, model, attention, lora, program, drafter, time.monotonic() - began)
     with out_of_memory_as_error():  # the tables of rows, as long as the context
         return ModelWorker(config, loaded, shard, grammars)
 

@@ -150,9 +150,7 @@ def located_tensors(path: Path) -> list[tuple[Path, str, TensorEntry]]:
                 "download the model again",
             )
         header = file_header(file)
-        found += [
-            (file, name, header[name]) for name in header if names is None or name in names
-        ]
+        found += [(file, name, header[name]) for name in header if names is None or name in names]
     return found
 
 

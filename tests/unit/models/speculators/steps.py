@@ -164,9 +164,7 @@ class Steps:
         assert drafts.chances is not None
         return {
             entries[index].row: (ids.tolist(), chances.tolist())
-            for index, ids, chances in zip(
-                proposing, drafts.token_ids, drafts.chances, strict=True
-            )
+            for index, ids, chances in zip(proposing, drafts.token_ids, drafts.chances, strict=True)
         }
 
     def text(self, row: int) -> list[int]:
