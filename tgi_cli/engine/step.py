@@ -135,7 +135,7 @@ class Step:
     reads before its first token (:data:`FRESH`: a fresh state) and writes after its last, parallel
     to ``rows``; they are empty otherwise. ``snapshots`` are written on the way.
 
-    ``proposals``, parallel to ``rows``, has how many drafts the worker is to propose for each entry,
+    ``proposals``, parallel to ``rows``, has how many drafts the worker is to propose for each,
     behind the last token that it chooses and the row keeps. Where it is empty no drafts are wanted,
     and a worker that can catch up later need not follow the sequences.
     """

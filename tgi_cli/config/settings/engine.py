@@ -181,14 +181,14 @@ ENGINE_SETTINGS = (
         ),
         speculative_model=Setting(
             text("MODEL"),
-            "Weights that draft tokens: a smaller model with the same vocabulary, or heads made for "
-            "the model (EAGLE-3, Medusa, MLP speculator), as a repository id or a folder.",
+            "Weights that draft tokens: a smaller model with the same vocabulary, or heads made "
+            "for the model (EAGLE-3, Medusa, MLP speculator), as a repository id or a folder.",
         ),
         speculative_config=Setting(
             ValueKind(str, "JSON", checked),
             "The same as vLLM's JSON object, with the keys method (ngram: drafts from the request "
-            "itself; suffix: from recent answers, too; draft_model, eagle3, medusa, mlp_speculator: "
-            "from weights; mtp: from layers of the model), model, revision and "
+            "itself; suffix: from recent answers, too; draft_model, eagle3, medusa, "
+            "mlp_speculator: from weights; mtp: from layers of the model), model, revision and "
             "num_speculative_tokens.",
         ),
     ),

@@ -30,7 +30,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 class _Shape(NamedTuple):
-    """A step of ``sequences``, with ``drafts`` behind each; then ``proposals`` are made for each."""
+    """A step of ``sequences`` with ``drafts`` behind each, and the ``proposals`` after it."""
 
     sequences: int
     drafts: int
