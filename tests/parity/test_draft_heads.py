@@ -206,7 +206,9 @@ def test_proposals_are_those_of_a_plain_head_over_transformers_states(
                 torch.tensor([tokens[:-1]]), output_hidden_states=True, use_cache=False
             ).hidden_states
             # SGLang's ids are of outputs: the inputs of the layers behind them.
-            expected, _ = plain.drafts(torch.cat((states[1][0], states[2][0]), -1), tokens, len(ids))
+            expected, _ = plain.drafts(
+                torch.cat((states[1][0], states[2][0]), -1), tokens, len(ids)
+            )
         assert ids == expected
 
 
@@ -218,7 +220,8 @@ def sample(proposals: list[Any]) -> Iterator[Any]:
 def test_a_model_that_transformers_runs_gives_no_states_of_layers(tmp_path: Path) -> None:
     config = CASES["Llama 3"].values
     target = make_llama(
-        tmp_path / "target", **{**config, "architectures": ["ArceeForCausalLM"], "model_type": "arcee"}
+        tmp_path / "target",
+        **{**config, "architectures": ["ArceeForCausalLM"], "model_type": "arcee"},
     )
     write_byte_tokenizer(target)
     head = make_eagle3(tmp_path / "head", "vllm")

@@ -134,9 +134,7 @@ def read_eagle3(
         draft_vocab_size=draft_vocab_size,
         layers=_layers(whole, num_layers),
         attention=attention,
-        mlp=replace(
-            config_fields.gated_mlp(config), bias=config.get("mlp_bias", bool, False)
-        ),
+        mlp=replace(config_fields.gated_mlp(config), bias=config.get("mlp_bias", bool, False)),
         eps=eps,
         rope=config_fields.rope(config, attention.head_dim, positions),
         layer=tensors.layer,

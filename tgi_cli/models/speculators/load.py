@@ -111,9 +111,7 @@ def load_proposer(
     needs: TargetStates = module.spec.layers if isinstance(module, Eagle3) else "final"
     shape = CacheShape(options.block_size, options.num_drafts, options.max_positions, first=1)
     try:
-        cache = DraftCache(
-            module.kv_specs, shape, options.dtype, options.device, options.attention
-        )
+        cache = DraftCache(module.kv_specs, shape, options.dtype, options.device, options.attention)
     except ValueError as error:
         raise UnsupportedModelError(
             f"the draft head of {config.path} cannot have a cache: {error}", "leave --attention off"

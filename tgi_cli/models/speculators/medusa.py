@@ -1,11 +1,11 @@
 """Medusa heads (https://arxiv.org/abs/2401.10774): head i drafts the token i + 1 further on.
 
-===============  ======================================  =========================================
-tensors          FasterDecoding's, as TGI takes them     vLLM's
-===============  ======================================  =========================================
-residual blocks  ``{head}.{layer}.linear.weight|bias``   ``blocks.{head}.layers.{layer}.weight|bias``
+===============  ======================================  ==========================================
+tensors          FasterDecoding's and TGI's              vLLM's
+===============  ======================================  ==========================================
+blocks           ``{head}.{layer}.linear.*``             ``blocks.{head}.layers.{layer}.*``
 output heads     ``{head}.{layers}.weight``              ``lm_heads.{head}.weight``
-===============  ======================================  =========================================
+===============  ======================================  ==========================================
 
 Without output heads (TGI's second version), the target's is used.
 """
@@ -63,7 +63,7 @@ def read_medusa(speculator: SpeculatorConfig, num_heads: int) -> MedusaSpec:
     key = "medusa_num_layers" if numbered else "num_hidden_layers"
     layers = config.positive(key, 1)
     head = f"0.{layers}.weight" if numbered else "lm_heads.0.weight"
-    bias = f"0.0.linear.bias" if numbered else "blocks.0.layers.0.bias"
+    bias = "0.0.linear.bias" if numbered else "blocks.0.layers.0.bias"
     unused = "|".join(str(index) for index in range(num_heads, speculator.most_drafts))
     ignored = (rf"(blocks\.|lm_heads\.)?({unused})\..*",) if unused else ()
     return MedusaSpec(num_heads, layers, bias in names, head in names, numbered, ignored)

@@ -91,9 +91,7 @@ class MLPSpeculator(LoadableModel):
             for index in range(projections)
         )
         self.ln = nn.ModuleList(_BiasedNorm(build, inner) for _ in range(own))
-        self.head = nn.ModuleList(
-            LMHead(build, inner, spec.vocab_size, None) for _ in range(own)
-        )
+        self.head = nn.ModuleList(LMHead(build, inner, spec.vocab_size, None) for _ in range(own))
         # Of tied weights a file may have copies; of others there are stages that are not used.
         self.ignored = tuple(
             rf"speculator\.{kind}\.{index}\..*"

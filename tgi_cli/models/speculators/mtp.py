@@ -30,9 +30,7 @@ class MTPLayer(LoadableModel):
 
     ignored = (r".*\.embed_tokens\..*", r".*\.shared_head\.head\..*", r".*\.self_attn\.indexer\..*")
 
-    def __init__(
-        self, spec: MTPSpec, build: Build, target: CausalLM, device: torch.device
-    ) -> None:
+    def __init__(self, spec: MTPSpec, build: Build, target: CausalLM, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
         self.hidden_size, self.dtype = spec.hidden_size, build.dtype

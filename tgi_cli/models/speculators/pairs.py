@@ -159,9 +159,7 @@ class PairProposer:
             if len(drafts) == count:
                 return Drafts(torch.stack(drafts, 1), torch.stack(chances, 1))
             positions = self._cache.plan(position, np.ones_like(position))
-            output = self._module(
-                output.fed_back, token_ids, positions - 1, self._cache.attention
-            )
+            output = self._module(output.fed_back, token_ids, positions - 1, self._cache.attention)
             position = position + 1
 
     def _states_before(self, pairs: _Pairs, states: Tensor) -> Tensor:

@@ -138,7 +138,9 @@ class PlainEagle3:
         moved = int(self.weights["d2t"][index]) if "d2t" in self.weights else 0
         return index + moved, float(shares[index])
 
-    def drafts(self, states: Tensor, tokens: list[int], count: int) -> tuple[list[int], list[float]]:
+    def drafts(
+        self, states: Tensor, tokens: list[int], count: int
+    ) -> tuple[list[int], list[float]]:
         """Behind the last token, given the target's states [n, W] of all tokens but the last."""
         return chain(self.run, self.choose, self.combine(states), tokens, count)
 
@@ -170,15 +172,15 @@ class PlainMTP:
 
     def run(self, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         token_norm, state_norm, projection = self.names
-        token = rms_norm(
-            self.embedding[tokens], self.weights[f"{token_norm}.weight"], self.eps
-        )
+        token = rms_norm(self.embedding[tokens], self.weights[f"{token_norm}.weight"], self.eps)
         state = rms_norm(states, self.weights[f"{state_norm}.weight"], self.eps)
         both = (state, token) if self.mimo else (token, state)
         final, x = self.block(torch.cat(both, -1) @ self.weights[f"{projection}.weight"].T)
         return final, final if self.mimo else x
 
-    def drafts(self, states: Tensor, tokens: list[int], count: int) -> tuple[list[int], list[float]]:
+    def drafts(
+        self, states: Tensor, tokens: list[int], count: int
+    ) -> tuple[list[int], list[float]]:
         def choose(final: Tensor) -> tuple[int, float]:
             shares = (self.head @ final).softmax(-1)
             return int(shares.argmax()), float(shares.max())

@@ -98,13 +98,12 @@ class Steps:
 
     def __post_init__(self) -> None:
         self.free = random.Random(0).sample(range(self.num_blocks), self.num_blocks)
-        with torch.inference_mode():
-            self.proposer.allocate(self.num_blocks, self.max_rows)
+        self.proposer.allocate(self.num_blocks, self.max_rows)
 
     def add(
         self, row: int, tokens: list[int], prefix: Sequence[int] = (), computed: int = 0
     ) -> None:
-        """Give a row to a sequence, whose first ``computed`` tokens are in the blocks ``prefix``."""
+        """Give a row to a sequence with ``computed`` tokens in the blocks ``prefix``."""
         self.rows[row] = Held(list(tokens), list(prefix), computed)
         self.proposer.apply([row], [])
 
@@ -164,9 +163,7 @@ class Steps:
         assert drafts.chances is not None
         return {
             entries[index].row: (ids.tolist(), chances.tolist())
-            for index, ids, chances in zip(
-                proposing, drafts.token_ids, drafts.chances, strict=True
-            )
+            for index, ids, chances in zip(proposing, drafts.token_ids, drafts.chances, strict=True)
         }
 
     def text(self, row: int) -> list[int]:

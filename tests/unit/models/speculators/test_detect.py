@@ -94,5 +94,3 @@ def test_the_model_that_heads_are_for(tmp_path: Path) -> None:
     assert base_model(tmp_path / "nowhere") is None
     nameless = save(tmp_path / "nameless", {"medusa_num_heads": 1}, {}, "model.safetensors")
     assert base_model(nameless) is None
-
-

@@ -121,7 +121,11 @@ def check(path: Path, model: Any, names: tuple[str, str, str, str], layer: str, 
     steps, tokens = Steps(proposer, 64, 4), random_ids(60, 1)
     steps.add(0, tokens)
     steps.add(1, random_ids(60, 2))
-    for entries in ((Entry(0, 9), Entry(1, 3)), (Entry(1, 4, 2), Entry(0, 3)), (Entry(0), Entry(1))):
+    for entries in (
+        (Entry(0, 9), Entry(1, 3)),
+        (Entry(1, 4, 2), Entry(0, 3)),
+        (Entry(0), Entry(1)),
+    ):
         with torch.no_grad():
             for row, (ids, chances) in steps.step(*entries).items():
                 text = steps.text(row)
@@ -226,5 +230,3 @@ def test_architectures_without(tmp_path: Path, architecture: str, why: str) -> N
     save(tmp_path, {"architectures": [architecture]}, {}, "model.safetensors")
     with pytest.raises(UnsupportedModelError, match=why):
         own_layers(read_config(tmp_path))
-
-
