@@ -48,7 +48,8 @@ def test_layouts(tmp_path: Path, layout: str) -> None:
 )
 @pytest.mark.parametrize("layout", ["vllm", "speculators"])
 def test_norms(tmp_path: Path, layout: str, flag: str) -> None:
-    make_eagle3(tmp_path, layout, **{"norm_before_residual": False, flag: True})
+    flags: dict[str, Any] = {"norm_before_residual": False, flag: True}
+    make_eagle3(tmp_path, layout, **flags)
     check(tmp_path, flag)
 
 
