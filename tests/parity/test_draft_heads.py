@@ -197,7 +197,7 @@ def test_proposals_are_those_of_a_plain_head_over_transformers_states(
         recorder.proposals.clear()
         llm.generate(PROMPTS, [GREEDY, SAMPLED] * 3, max_new_tokens=20, ignore_eos=True)
     assert len(recorder.proposals) > 30
-    theirs = AutoModelForCausalLM.from_pretrained(target, attn_implementation="eager")
+    theirs: Any = AutoModelForCausalLM.from_pretrained(target, attn_implementation="eager")
     embedding = theirs.get_input_embeddings().weight.detach()
     plain = PlainEagle3(load_file(head / "model.safetensors"), LAYER, embedding)
     for tokens, ids in sample(recorder.proposals):

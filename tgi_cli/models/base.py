@@ -103,7 +103,7 @@ class CausalLM(LoadableModel):
             UnsupportedModelError: the model does not give them.
         """
         raise UnsupportedModelError(
-            f"{type(self).__name__} does not give the vectors of tokens, which the draft head needs",
+            f"{type(self).__name__} does not give token vectors, which the draft head needs",
             "use a draft head for a model of a built-in family",
         )
 

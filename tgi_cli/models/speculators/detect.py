@@ -181,7 +181,7 @@ def _read(path: Path) -> ModelConfig:
 
 
 def _check_sizes(config: ModelConfig) -> None:
-    """See :func:`tgi_cli.models.size_check.check_sizes`; heads may lack the vocabulary's tensors."""
+    """Bound sizes by the tensors; heads may lack those of the vocabulary."""
     raw = {key: value for key, value in config.raw.items() if key != "vocab_size"}
     inner = raw.get("transformer_layer_config")
     if isinstance(inner, dict):

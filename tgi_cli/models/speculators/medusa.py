@@ -1,11 +1,11 @@
 """Medusa heads (https://arxiv.org/abs/2401.10774): head i drafts the token i + 1 further on.
 
-===============  ======================================  =========================================
-tensors          FasterDecoding's, as TGI takes them     vLLM's
-===============  ======================================  =========================================
-residual blocks  ``{head}.{layer}.linear.weight|bias``   ``blocks.{head}.layers.{layer}.weight|bias``
+===============  ======================================  ==========================================
+tensors          FasterDecoding's and TGI's              vLLM's
+===============  ======================================  ==========================================
+blocks           ``{head}.{layer}.linear.*``             ``blocks.{head}.layers.{layer}.*``
 output heads     ``{head}.{layers}.weight``              ``lm_heads.{head}.weight``
-===============  ======================================  =========================================
+===============  ======================================  ==========================================
 
 Without output heads (TGI's second version), the target's is used.
 """
@@ -63,7 +63,7 @@ def read_medusa(speculator: SpeculatorConfig, num_heads: int) -> MedusaSpec:
     key = "medusa_num_layers" if numbered else "num_hidden_layers"
     layers = config.positive(key, 1)
     head = f"0.{layers}.weight" if numbered else "lm_heads.0.weight"
-    bias = f"0.0.linear.bias" if numbered else "blocks.0.layers.0.bias"
+    bias = "0.0.linear.bias" if numbered else "blocks.0.layers.0.bias"
     unused = "|".join(str(index) for index in range(num_heads, speculator.most_drafts))
     ignored = (rf"(blocks\.|lm_heads\.)?({unused})\..*",) if unused else ()
     return MedusaSpec(num_heads, layers, bias in names, head in names, numbered, ignored)
@@ -92,11 +92,8 @@ class Medusa(LoadableModel):
         self.ignored = spec.ignored
         self._target = (target,)  # in a tuple, so that it does not become a submodule
         self.blocks = nn.ModuleList(
-            nn.ModuleList(
-                ReplicatedLinear(build, hidden_size, hidden_size, spec.bias)
-                for _ in range(spec.num_layers)
-            )
-            for _ in range(spec.num_heads)
+            ReplicatedLinear(build, hidden_size, hidden_size, spec.bias)
+            for _ in range(spec.num_heads * spec.num_layers)
         )
         self.heads = nn.ModuleList(
             LMHead(build, hidden_size, vocab_size, None)
@@ -104,11 +101,13 @@ class Medusa(LoadableModel):
         )
 
     def source(self, name: str) -> Source:
-        kind, head, rest = name.split(".", 2)
+        kind, number, parameter = name.split(".")
         if kind == "heads":
-            last = f"{head}.{self.spec.num_layers}" if self.spec.numbered else f"lm_heads.{head}"
-            return Source((f"{last}.{rest}",))
-        layer, parameter = rest.split(".")
+            last = f"{number}.{self.spec.num_layers}"
+            if not self.spec.numbered:
+                last = f"lm_heads.{number}"
+            return Source((f"{last}.{parameter}",))
+        head, layer = divmod(int(number), self.spec.num_layers)
         if self.spec.numbered:
             return Source((f"{head}.{layer}.linear.{parameter}",))
         return Source((f"blocks.{head}.layers.{layer}.{parameter}",))
@@ -118,7 +117,8 @@ class Medusa(LoadableModel):
         found = []
         for index in range(count):
             state = hidden
-            for block in self.blocks[index]:
+            for layer in range(self.spec.num_layers):
+                block = self.blocks[index * self.spec.num_layers + layer]
                 state = state + ops.activate(block(state), "silu")
             head = self.heads[index] if len(self.heads) else self._target[0].logits
             found.append(likeliest(head(state)))

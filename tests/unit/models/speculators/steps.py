@@ -39,7 +39,8 @@ class Target(CausalLM):
         return hidden @ self.head.T
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
-        return self.table[input_ids]
+        vectors: Tensor = self.table[input_ids]
+        return vectors
 
 
 def state_of(tokens: Sequence[int], width: int) -> Tensor:
@@ -98,13 +99,12 @@ class Steps:
 
     def __post_init__(self) -> None:
         self.free = random.Random(0).sample(range(self.num_blocks), self.num_blocks)
-        with torch.inference_mode():
-            self.proposer.allocate(self.num_blocks, self.max_rows)
+        self.proposer.allocate(self.num_blocks, self.max_rows)
 
     def add(
         self, row: int, tokens: list[int], prefix: Sequence[int] = (), computed: int = 0
     ) -> None:
-        """Give a row to a sequence, whose first ``computed`` tokens are in the blocks ``prefix``."""
+        """Give a row to a sequence with ``computed`` tokens in the blocks ``prefix``."""
         self.rows[row] = Held(list(tokens), list(prefix), computed)
         self.proposer.apply([row], [])
 
