@@ -104,6 +104,7 @@ def _serve(
         0 if config.device == "cpu" else 1,
         compiler=worker.grammars,
         speculator=create_speculator(config, capacity.step_times),
+        external_drafts=serve.asks_for_drafts,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()

@@ -92,7 +92,7 @@ def make_worker(
             "give one of the two",
         )
     quantized = config.quantize or facts.quantization not in (None, "mxfp4")
-    if config.cross_check and (quantized or config.quantize_head):
+    if config.cross_check and (quantized or config.head_bits):
         raise ConfigError(
             "--cross-check compares with transformers' own weights, and these are quantized",
             "leave it off, or serve plain weights",
@@ -117,7 +117,7 @@ def make_worker(
             lora=table,
             max_positions=config.max_total_tokens,
             quantize=config.quantize,
-            quantize_head=config.quantize_head,
+            head_bits=config.head_bits,
         )
         lora = None if table is None else LoraCache(model, table, dtype, device)
         if config.cross_check:

@@ -277,7 +277,7 @@ class ModelWorker:
             raise RuntimeError("the limits are unknown before warm-up")
         config = capacity.config
         weights = config.quantize or self._facts.quantization
-        head = "quantized head" if config.quantize_head else None
+        head = None if config.head_bits is None else f"{config.head_bits}-bit head"
         return EngineInfo(
             model_id=config.model_id,
             revision=config.revision,
