@@ -3,8 +3,8 @@
     python -m tests.benchmarks.look_ups [--steps 0.001 0.01] [--clients 1 8] [--row 0.04]
 
 Replays answers that are known beforehand through a speculator, without a model: a step of B
-sequences with d drafts is taken to last ``(1 + ROW * d) * STEP`` seconds (times ``1 + 0.1 * (B - 1)``
-for its sequences), and what looking up really takes is added. So the figures are those of a server
+sequences with d drafts is taken to last ``(1 + ROW * d) * STEP`` seconds, times
+``1 + 0.1 * (B - 1)`` for its sequences, and what looking up really takes is added. So the figures are those of a server
 whose steps last so long, without the noise of its steps.
 
 ``prose`` are words by Zipf's law, which match everywhere and tell nothing; ``distinct`` never

@@ -180,9 +180,7 @@ def main() -> None:
                 ]
                 running.wave(prompts, NEW, 600.0)
                 last = streams == options.streams[-1]
-                report(
-                    running.process.pid, f"after {streams}", options.mappings if last else 0
-                )
+                report(running.process.pid, f"after {streams}", options.mappings if last else 0)
         finally:
             running.close()
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
 
-
 TABLE_POSITIONS = 1 << 13
 """Positions whose angles are kept on a CPU, once a step has come so far: 4 MB of bfloat16 for heads
 of 128. To compute them takes nine operations a step, 20 us and in a cold cache several times that;

@@ -80,8 +80,7 @@ class GenerateServices(GrpcService):
         url = f"unix://{(self._socket or engine.uds_path).absolute()}"
         info = engine.info if options.drafts else replace(engine.info, speculate=0)
         self._services = [
-            GenerateService(messages, self._client, info, reader, url)
-            for messages in _VERSIONS
+            GenerateService(messages, self._client, info, reader, url) for messages in _VERSIONS
         ]
 
     def model_text(self) -> ModelText:

@@ -72,6 +72,7 @@ def test_angles_that_are_kept_are_those_that_are_computed(
         assert torch.equal(cosines, wanted[0])
         assert torch.equal(sines, wanted[1])
 
+
 @pytest.mark.parametrize("kind", ["ntk", "mrope"])
 def test_unknown_rope_scaling_is_refused_by_name(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"'{kind}' is not supported") as caught:

@@ -93,9 +93,7 @@ def served(
     engine_limits = limits(**bounds)
     worker = worker or FakeWorker(engine_limits.block_size, VOCAB)
     drafts = speculator is not None
-    core = EngineCore(
-        worker, engine_limits, depth, grammars, speculator, external_drafts=drafts
-    )
+    core = EngineCore(worker, engine_limits, depth, grammars, speculator, external_drafts=drafts)
     engine_info = info or replace(
         INFO,
         vocab_size=VOCAB,

@@ -4,7 +4,7 @@ What follows a draft tells whether it was right, whether it was verified or not.
 stay current while nothing is verified, and no step is spent on finding out whether it would pay.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
-nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay or a look-up pauses.
+nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay or it pauses.
 """
 
 from __future__ import annotations
