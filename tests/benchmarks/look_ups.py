@@ -4,8 +4,8 @@
 
 Replays answers that are known beforehand through a speculator, without a model: a step of B
 sequences with d drafts is taken to last ``(1 + ROW * d) * STEP`` seconds, times
-``1 + 0.1 * (B - 1)`` for its sequences, and what looking up really takes is added. So the figures are those of a server
-whose steps last so long, without the noise of its steps.
+``1 + 0.1 * (B - 1)`` for its sequences, and what looking up really takes is added. So the figures
+are those of a server whose steps last so long, without the noise of its steps.
 
 ``prose`` are words by Zipf's law, which match everywhere and tell nothing; ``distinct`` never
 match; ``copy`` repeats the prompt with changes; ``again`` are answers that were given before.
