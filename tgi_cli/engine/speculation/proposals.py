@@ -77,15 +77,15 @@ class Proposals:
         """
         count = max(1, len(sequences))
         context = sum(len(sequence.token_ids) for sequence in sequences) // count
-        durations, margin = self._durations(count, context)
-        if not may_pay(count, durations, margin):
+        durations = self._durations(count, context)
+        if not may_pay(count, durations):
             return None
         draftees = [self._draftee(sequence) for sequence in sequences]
         survivals = []
         for sequence, draftee, expected in zip(sequences, draftees, found, strict=True):
             row = self._expected(draftee, sequence.max_tokens - sequence.num_tokens - 1)
             survivals.append([] if sum(row) <= expected else row)
-        lengths = choose_lengths(survivals, durations, margin) if sequences else []
+        lengths = choose_lengths(survivals, durations) if sequences else []
         for index, draftee in enumerate(draftees):
             if lengths[index]:
                 draftee.without = 0
@@ -96,15 +96,15 @@ class Proposals:
                 draftee.pause = min(2 * draftee.pause, MAX_PROBE_STEPS)
         return lengths
 
-    def _durations(self, sequences: int, context: int) -> tuple[list[float], float]:
-        """Of a step with 0, 1, 2, ... draft rows that were proposed, and the least gain."""
+    def _durations(self, sequences: int, context: int) -> list[float]:
+        """Of a step with 0, 1, 2, ... draft rows that were proposed."""
         costs, most = self._costs.of(sequences, context), self._most
         rows = min(len(costs.durations) - 1, sequences * most, MAX_DRAFT_ROWS)
         proposing = [self._costs.proposing(sequences, drafts) for drafts in range(most + 1)]
         return [
             costs.durations[count] + proposing[-(-count // sequences)] / costs.seconds
             for count in range(rows + 1)
-        ], costs.margin
+        ]
 
     def _draftee(self, sequence: Sequence) -> _Draftee:
         return self._draftees.setdefault(sequence.request.request_id, _Draftee())
