@@ -86,7 +86,7 @@ class Engine(RuleBasedStateMachine):
             drafters = (GrammarDrafter(), LookupDrafter())
             most = 5 if more["drafter"] == "proposes" else 0
             costs = StepCosts(ROWS_FOR_NOTHING, 7)
-            self.speculator = AdaptiveSpeculator(7, costs, drafters, most)
+            self.speculator = AdaptiveSpeculator(7, costs, drafters, most_proposed=most)
         elif more["drafter"] is not None and more["snapshots"] is None:
             self.speculator = FakeSpeculator(more["drafter"], lambda key: self.expected[key])
         self.scheduler = Scheduler(bounds, self.worker, self.compiler, self.speculator)

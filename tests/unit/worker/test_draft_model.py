@@ -57,7 +57,7 @@ class Checked(AdaptiveSpeculator):
     """Compares each proposal with what follows; asks for none in some steps."""
 
     def __init__(self, most: int, random: Random, asks: float) -> None:
-        super().__init__(7, StepCosts(FREE, 7), (), most)
+        super().__init__(7, StepCosts(FREE, 7), (), most_proposed=most)
         self._random = random
         self._asks = asks
         self.right = self.short = 0

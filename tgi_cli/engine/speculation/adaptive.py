@@ -57,9 +57,9 @@ class AdaptiveSpeculator:
         most: drafts of a sequence in one step.
         costs: predicts the durations of steps.
         drafters: asked in this order, until one has drafts.
+        clock: in seconds, to measure look-ups with.
         most_proposed: drafts that the worker proposes for a sequence at once; 0 if its drafter has
             no weights.
-        clock: in seconds, to measure look-ups with.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class AdaptiveSpeculator:
         most: int,
         costs: StepCosts,
         drafters: Many[Drafter],
-        most_proposed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        most_proposed: int = 0,
     ) -> None:
         self._most = most
         self._costs = costs

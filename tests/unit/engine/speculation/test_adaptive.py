@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import pairwise
 
 import pytest
 
@@ -232,7 +233,7 @@ def test_steps_that_do_more_than_decode_are_no_measure(of: dict[str, int]) -> No
 
 
 def proposing(times: list[StepTime], most: int = 5, *drafters: Script) -> AdaptiveSpeculator:
-    return AdaptiveSpeculator(7, StepCosts(times, 7), drafters, most)
+    return AdaptiveSpeculator(7, StepCosts(times, 7), drafters, most_proposed=most)
 
 
 def answer(tested: AdaptiveSpeculator, asked: Sequence, drafts: list[int], right: bool) -> int:
@@ -287,7 +288,7 @@ def test_proposals_that_are_never_right_are_tried_again_less_and_less() -> None:
         answer(tested, asked, [5, 6, 7, 8, 9], right=False)
         if len(asked.token_ids) - before > 1:
             asks.append(step_number)
-    gaps = [two - one for one, two in zip(asks, asks[1:], strict=False)]
+    gaps = [two - one for one, two in pairwise(asks)]
     assert len(asks) < 30
     assert gaps[-1] >= 64
 
