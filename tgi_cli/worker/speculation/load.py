@@ -149,7 +149,7 @@ def _load_draft_model(
         load_format=config.load_format,
         max_positions=positions,
         quantize=config.quantize if facts.quantization is None else None,
-        quantize_head=config.quantize_head,
+        head_bits=config.head_bits,
     )
     if model.state_specs:
         raise UnsupportedModelError(
