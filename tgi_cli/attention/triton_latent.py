@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.triton_cache import widened
 from tgi_cli.attention.triton_kernels import reduce_kernel
@@ -53,6 +54,7 @@ class Sequences:
     max_keys: int
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],
