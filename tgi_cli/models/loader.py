@@ -1,8 +1,7 @@
 """Loads weights from safetensors files into a model, without a second copy of them.
 
 Layers are completed one after the other: memory is taken, the shards are copied (and cast) out
-of the mapped file, the result is packed, and only then comes the next. The file is mapped anew
-every few megabytes, since pages that were read count as resident until they are unmapped.
+of the file, the result is packed, and only then comes the next.
 https://huggingface.co/docs/safetensors/index#format
 """
 
@@ -13,13 +12,10 @@ import math
 import re
 import zlib
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.device.memory import available_memory, large_blocks_apart
@@ -36,7 +32,7 @@ from tgi_cli.models.checkpoint import (
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.registry import checkpoint_format, decoder_spec, has_encoder, is_builtin
-from tgi_cli.models.weight_files import unreadable
+from tgi_cli.models.tensor_readers import MappedReader, ReadAhead, TensorReader
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.detect import method_notice, quantizer_for
@@ -51,8 +47,8 @@ log = logging.getLogger(__name__)
 _DUMMY_STD = 0.02
 """Standard deviation of random weights, as transformers initializes most of its models."""
 
-_MAPPED_BYTES = 16 << 20
-"""Bytes to read from a mapping before it is dropped."""
+READS_AHEAD = frozenset({"cuda"})
+"""Kinds of devices whose weights are read by threads, into memory that is pinned on CUDA."""
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes of the dtypes that are cast to the model's when loaded."""
@@ -165,7 +161,7 @@ def load_model(
                 stored = merge_quantized(stored, layout)
             wanted = [slot for _, slots in layers for slot in slots]
             fillings = _resolve(model, wanted, stored, () if layout is None else layout.ignored)
-            _fill(layers, fillings, device, progress)
+            _fill(layers, fillings, device, progress, shard)
             stacked = sum(filling.num_dequantized for filling in fillings.values())
             if stacked and shard.rank == 0:
                 name = str(dtype).removeprefix("torch.")
@@ -248,65 +244,44 @@ def _fill(
     fillings: dict[str, SlotAssignment],
     device: torch.device,
     progress: Callable[[int, int], None] | None,
+    shard: Shard,
 ) -> None:
     total = sum(filling.num_bytes for filling in fillings.values())
     done = 0
-    mapped = _MappedFiles()
+    reader: TensorReader = MappedReader()
+    if device.type in READS_AHEAD and shard.size == 1:  # a shard reads parts of tensors alone
+        ordered = (fillings[slot.name] for _, slots in layers for slot in slots)
+        wanted = (part for filling in ordered for each in filling.stored for part in each.pieces)
+        reader = ReadAhead(wanted, pin=device.type == "cuda")
     try:
         for layer, slots in layers:
             layer.materialize(device)
             for slot in slots:
                 filling = fillings[slot.name]
-                mapped.fill(filling)
+                _fill_slot(filling, reader)
                 done += filling.num_bytes
             layer.finish()
             if progress is not None:
                 progress(done, total)
     finally:
-        mapped.close()
+        reader.close()
 
 
-class _MappedFiles:
-    """Checkpoint files that are open now; closed again after every ``_MAPPED_BYTES`` read."""
+def _fill_slot(filling: SlotAssignment, reader: TensorReader) -> None:
+    slot, source = filling.slot, filling.source
+    read = [_read_one(each, reader) for each in filling.stored]
+    if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
+        slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
+        return
+    tensor = source.view(*map(_dense, read))
+    plain = source == Source(source.names) and read[0] is tensor
+    if not (plain and slot.keep is not None and slot.keep(tensor)):
+        slot.fill(tensor)
 
-    def __init__(self) -> None:
-        self._open: dict[Path, Any] = {}  # safe_open has no types
-        self._stack = ExitStack()
-        self._read = 0
 
-    def fill(self, filling: SlotAssignment) -> None:
-        if self._read >= _MAPPED_BYTES:
-            self.close()
-        slot, source = filling.slot, filling.source
-        read = [self._read_one(each) for each in filling.stored]
-        if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
-            slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
-        else:
-            tensor = source.view(*map(_dense, read))
-            plain = source == Source(source.names) and read[0] is tensor
-            if not (plain and slot.keep is not None and slot.keep(tensor)):
-                slot.fill(tensor)
-        self._read += filling.num_bytes
-
-    def _read_one(self, stored: StoredTensor) -> torch.Tensor | QuantizedWeight:
-        if stored.read is None:
-            return self._tensor(stored)
-        return stored.read(*map(self._tensor, stored.parts))
-
-    def _tensor(self, stored: StoredTensor) -> torch.Tensor:
-        try:
-            if stored.file not in self._open:
-                tensors = safe_open(stored.file, framework="pt")
-                self._open[stored.file] = self._stack.enter_context(tensors)
-            tensor: torch.Tensor = self._open[stored.file].get_tensor(stored.name)
-        except (SafetensorError, OSError) as error:
-            raise unreadable(stored.file, error) from error
-        return tensor
-
-    def close(self) -> None:
-        self._open.clear()
-        self._stack.close()
-        self._read = 0
+def _read_one(stored: StoredTensor, reader: TensorReader) -> torch.Tensor | QuantizedWeight:
+    read = [reader.read(piece) for piece in stored.pieces]
+    return read[0] if stored.read is None else stored.read(*read)
 
 
 def _dense(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
