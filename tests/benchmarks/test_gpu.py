@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,30 @@ def test_check_and_peers_run_with_only_torch(tmp_path: Path) -> None:
     sections = run_call("peers", tmp_path)
     assert list(sections) == [section.name for section in peers.SECTIONS]
     assert len(sections["ours"]["figures"]) == 2
+
+
+def test_the_hosts_part_of_steps_is_measured_without_a_gpu() -> None:
+    """With Triton's launches looked up, and with those that it dispatches itself."""
+    pytest.importorskip("triton", reason="Triton is for Linux on x86-64")
+    for options in ([], ["--before"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.benchmarks.gpu.host", "--shape", "tiny", "--rows", "2"]
+            + options,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            cwd=Path(check.__file__).parents[3],
+            env={**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        rows = [line.split(" | ") for line in done.stdout.splitlines()[2:]]
+        assert [(row[0].strip("| "), row[2]) for row in rows] == [
+            ("decode", "graphs"),
+            ("decode", "eager"),
+            ("mixed", "graphs"),
+            ("mixed", "eager"),
+        ]
+        assert all(float(row[5].strip("| ")) > 0 for row in rows)
 
 
 def test_the_kernels_tests_are_all_found() -> None:

@@ -161,15 +161,21 @@ def _noise(cache: Tensor) -> None:
 def prefill_seconds(
     worker: ModelWorker, limits: SchedulerConfig, tokens: int, repeats: int = 5
 ) -> float:
-    """Return the median time of a step with one prompt, from its launch to its token."""
+    """Return the median time of a prompt, in chunks of the budget, from its launch to its token."""
     blocks = list(range(-(-(tokens + 1) // limits.block_size)))
+    budget = limits.max_batch_prefill_tokens
     times = []
     for index in range(repeats + 1):
-        row = NewRow(0, 0, [3 + index] * tokens, tokens, blocks, GREEDY)
-        step = Step(0, new=[row], rows=[0], starts=[0], counts=[tokens], samples=[1])
         synchronize(worker.attention.device)
         began = time.perf_counter()
-        worker.sample(worker.launch(step)).wait()
+        for start in range(0, tokens, budget):
+            count = min(budget, tokens - start)
+            step = Step(0, rows=[0], starts=[start], counts=[count])
+            step.samples = [int(start + count == tokens)]
+            if not start:
+                step.new = [NewRow(0, 0, [3 + index] * tokens, tokens, blocks, GREEDY)]
+            pending = worker.sample(worker.launch(step))
+        pending.wait()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
 

@@ -61,9 +61,9 @@ PLANS: dict[bool, dict[str, Any]] = {
         "shapes": (
             ("1b", None, 16.0),
             ("8b", "fp8", 8.0),
-            ("8b", "int8", 8.0),
             ("8b", "bitsandbytes-nf4", 4.5),
             ("30b-a3b", None, 16.0),
+            ("8b", "int8", 8.0),
         ),
         "loaded": "1b",
     },
@@ -213,8 +213,6 @@ def _ladder(call: Call) -> list[dict[str, Any]]:
 def _prefill(call: Call) -> list[dict[str, Any]]:
     rows = []
     for tokens in _plan(call)["prompts"]:
-        if tokens > _plan(call)["limits"]["max_batch_prefill_tokens"] and not call.large:
-            continue
         seconds = prefill_seconds(*_worker(call), tokens)
         rate = call.shape().prefill_flops(tokens) / seconds
         rows.append(
