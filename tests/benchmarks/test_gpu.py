@@ -95,10 +95,10 @@ def test_check_and_peers_run_with_only_torch(tmp_path: Path) -> None:
 def test_the_hosts_part_of_steps_is_measured_without_a_gpu() -> None:
     """With Triton's launches looked up, and with those that it dispatches itself."""
     pytest.importorskip("triton", reason="Triton is for Linux on x86-64")
+    module = "tests.benchmarks.gpu.host"
     for options in ([], ["--before"]):
         done = subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.gpu.host", "--shape", "tiny", "--rows", "2"]
-            + options,
+            [sys.executable, "-m", module, "--shape", "tiny", "--rows", "2", *options],
             capture_output=True,
             text=True,
             timeout=200,

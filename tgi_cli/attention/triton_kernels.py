@@ -19,8 +19,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.attention.triton_attend import LOG2E, LOWEST, attend_tiles, first_visible
+from tgi_cli.device.triton_launch import cached_launches
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

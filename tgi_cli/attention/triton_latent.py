@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.triton_cache import widened
 from tgi_cli.attention.triton_kernels import reduce_kernel
 from tgi_cli.attention.triton_tiles import Hardware, Tile, num_splits
+from tgi_cli.device.triton_launch import cached_launches
 
 MAX_SPLITS = 16
 """The sum over splits holds as many latents in registers."""

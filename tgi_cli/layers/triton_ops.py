@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.attention.triton_cache import how_to_read, narrowed
+from tgi_cli.device.triton_launch import cached_launches
 
 
 @cached_launches

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.attention import StateMetadata
+from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.kernels.recurrence import ConvolutionLayer, RecurrenceLayer
 
 _STEP = ["query_start_loc", "slots_in", "slots_out", "snapshot_after", "snapshot_slots"]

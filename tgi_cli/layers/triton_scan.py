@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.attention import StateMetadata
+from tgi_cli.device.triton_launch import cached_launches
 
 _STATE_NUMBERS = 1024
 """Of the states of a program, of one warp: 32 per thread."""

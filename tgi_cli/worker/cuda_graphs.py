@@ -250,7 +250,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         """Put the likeliest tokens into the pool; int32 [size, 2]: ids, log-probabilities' bits."""
         assert self._greedy is not None
         chosen = self._greedy(logits)
-        self._rows.write(self._view(size)[TARGET], chosen.token_ids)
+        self._rows.record_write(self._view(size)[TARGET], chosen.token_ids)
         return torch.stack((chosen.token_ids.int(), chosen.logprobs.view(torch.int32)), dim=1)
 
     def _forward(self, size: int) -> Tensor:

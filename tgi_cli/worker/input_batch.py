@@ -107,7 +107,11 @@ class InputBatch:
         if self._flat.device.type == "cpu":  # numpy takes a quarter of the time for a few
             self._flat.numpy()[flat_indices.numpy()] = token_ids.numpy()
         else:
-            self._flat.index_copy_(0, flat_indices, token_ids.int())
+            self.record_write(flat_indices, token_ids)
+
+    def record_write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
+        """As :meth:`write`, by operators that a graph can hold."""
+        self._flat.index_copy_(0, flat_indices, token_ids.int())
 
     def _write_tokens(self, step: Step) -> None:
         writes = [(new.row, 0, new.token_ids) for new in step.new]

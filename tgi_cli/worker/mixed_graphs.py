@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,7 +84,7 @@ class _Inputs(NamedTuple):
         """The parts of a numpy array or a tensor of at least :func:`_length` numbers."""
         tokens, sequences = size.all_tokens, size.all_sequences
         ends = np.cumsum([0, *[tokens] * 5, sequences, sequences, sequences + 1]).tolist()
-        return cls(*(buffer[begin:end] for begin, end in zip(ends, ends[1:], strict=False)))
+        return cls(*(buffer[begin:end] for begin, end in pairwise(ends)))
 
 
 def _length(size: MixedSize) -> int:
@@ -105,7 +106,8 @@ def mixed_sizes(max_batch_size: int, max_prompt_tokens: int) -> list[MixedSize]:
 
 
 def _up_to(sizes: Sequence[int], limit: int) -> list[int]:
-    return [*(size for size in sizes if size < limit), min(limit, sizes[-1])]
+    limit = min(limit, sizes[-1])
+    return [*(size for size in sizes if size < limit), limit]
 
 
 class MixedGraphs(GraphSet[MixedSize]):

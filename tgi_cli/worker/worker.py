@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.config import EngineConfig, ModelFacts
-from tgi_cli.device import available_memory
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step, StepTime

@@ -1,7 +1,7 @@
 """Check and measure the engine on a GPU. Needs only the repository, torch and its Triton.
 
     python -m tests.benchmarks.gpu check --out figures     # kernels, graphs, parity with the CPU
-    python -m tests.benchmarks.gpu speed --out figures     # steps and workloads against the GPU's limits
+    python -m tests.benchmarks.gpu speed --out figures     # steps and workloads, and the limits
     python -m tests.benchmarks.gpu peers --out figures     # other engines, if they are installed
     python -m tests.benchmarks.gpu speed --device cpu --shape tiny   # try it without a GPU
 

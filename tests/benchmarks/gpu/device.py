@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 
 import torch
 
@@ -55,8 +56,7 @@ def times_of(work: Callable[[], object], device: torch.device, repeats: int = 10
             work()
             event.record()
         synchronize(device)
-        pairs = zip(events, events[1:], strict=False)
-        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(events)]
     times = []
     for _ in range(repeats):
         began = time.perf_counter()

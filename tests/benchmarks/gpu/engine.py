@@ -138,9 +138,7 @@ def decode_steps(
 
 
 @torch.inference_mode()
-def _graph_seconds(
-    worker: ModelWorker, contexts: Sequence[int], repeats: int = 30
-) -> float | None:
+def _graph_seconds(worker: ModelWorker, contexts: Sequence[int], repeats: int = 30) -> float | None:
     graphs, batch = worker.runner.graphs, len(contexts)
     if graphs is None or batch > graphs.largest:
         return None

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.benchmarks.gpu.sections import shown
 from tests.benchmarks.gpu.shapes import SHAPES, write_shape
 from tests.tools.triton_stub import StubGPU, stub_gpu
 from tgi_cli.attention import create_attention
@@ -98,9 +99,7 @@ def runner_of(shape: str, rows: int, cached: bool) -> Iterator[tuple[ModelRunner
         table = InputBatch(rows, LONGEST, BLOCK, CPU, Uploader(CPU, packed=True), shared=False)
         runner = ModelRunner(model, attention, table, VOCAB)
         make = lambda: NoGraph  # noqa: E731
-        decodes = DecodeGraphs(
-            model, attention, table, VOCAB, [rows], make, greedy=sampler.greedy
-        )
+        decodes = DecodeGraphs(model, attention, table, VOCAB, [rows], make, greedy=sampler.greedy)
         decodes.capture()
         mixed = MixedGraphs(model, attention, table, [MixedSize(rows, PROMPT)], make)
         mixed.capture()
@@ -189,9 +188,7 @@ def main() -> None:
             if not columns:
                 columns = list(row)
                 print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-            values = (row.get(name, "") for name in columns)
-            shown = (f"{v:.3g}" if isinstance(v, float) and v < 10 else v for v in values)
-            print("|", " | ".join(f"{v:.0f}" if isinstance(v, float) else str(v) for v in shown), "|")
+            print(f"| {' | '.join(shown(row.get(name)) for name in columns)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -179,6 +179,5 @@ SECTIONS = (
 )
 
 
-
 if __name__ == "__main__":
     main()

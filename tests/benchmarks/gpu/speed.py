@@ -360,7 +360,9 @@ def _syncs(call: Call) -> dict[str, Any]:
 def _shapes(call: Call) -> list[dict[str, Any]]:
     """Decodes of other models and quantizations, each with a worker of its own."""
     plan, rows = _plan(call), []
-    limits = dict(plan["limits"]) | {"max_total_tokens": min(2048, plan["limits"]["max_total_tokens"])}
+    limits = dict(plan["limits"]) | {
+        "max_total_tokens": min(2048, plan["limits"]["max_total_tokens"])
+    }
     for name, quantize, bits in plan["shapes"]:
         about = {"model": name, "weights": quantize or "bf16"}
         if call.large and call.left < 45:
@@ -393,7 +395,7 @@ def _shapes(call: Call) -> list[dict[str, Any]]:
 
 
 def _loading(call: Call) -> list[dict[str, Any]]:
-    """Load a checkpoint from files in the page cache, read ahead by threads and through mappings."""
+    """Load a checkpoint from the page cache, through mappings and read ahead by threads."""
     from safetensors.torch import save_file
 
     name = _plan(call)["loaded"]
@@ -420,7 +422,9 @@ def _loading(call: Call) -> list[dict[str, Any]]:
                 seconds = time.perf_counter() - began
             finally:
                 loader.READS_AHEAD = before
-            rows.append({"read by": how, "GB": size / 1e9, "s": seconds, "GB/s": size / 1e9 / seconds})
+            rows.append(
+                {"read by": how, "GB": size / 1e9, "s": seconds, "GB/s": size / 1e9 / seconds}
+            )
     return rows
 
 

@@ -24,7 +24,7 @@ TENSORS = {
     "f": torch.empty(0, 4),
     "g": torch.randn(2, 3, 4).double(),
     "h": torch.tensor(5, dtype=torch.int64),
-    "i": torch.arange(6, dtype=torch.uint16),
+    "i": torch.tensor([1, 2, 65535], dtype=torch.uint16),
 }
 
 

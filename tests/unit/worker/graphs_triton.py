@@ -127,7 +127,7 @@ def tokens_of(attention: PagedAttention, graphs: bool) -> list[list[int]]:
         starts = [last] if chunk is not None and not chunk[0] else []
         found.append(run(runner, step_of(*entries, new=starts)).token_ids)
     if mixed is not None:
-        (graph, _), = mixed.captured.values()
+        ((graph, _),) = mixed.captured.values()
         assert isinstance(graph, AgainFixed)
         assert graph.replays == 3, "the prompts, and two chunks beside decodes"
     return found

@@ -1,4 +1,4 @@
-"""What a failed capture leaves behind: nothing. With stand-ins for torch's allocator and streams."""
+"""What a failed capture leaves behind: nothing. With a stand-in for torch's part in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class Device:
         if self.capturing:
             self.invalid = True
             raise RuntimeError("operation not permitted when stream is capturing")
-
 
     def end_allocation(self, index: int, pool: Any) -> None:
         if pool not in self.to_pool:
@@ -82,9 +81,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "stream", Use)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: made.wait())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: POOL)
-    monkeypatch.setattr(
-        torch._C, "_cuda_endAllocateToPool", made.end_allocation, raising=False
-    )
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocation, raising=False)
     return made
 
 
@@ -133,9 +130,14 @@ def test_waiting_is_an_error_inside_and_as_before_outside(monkeypatch: Any) -> N
     modes = [0]
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    with pytest.raises(ZeroDivisionError), no_waiting(torch.device("cuda")):
-        assert modes == [0, "error"]
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with no_waiting(torch.device("cuda")):
+            assert modes == [0, "error"]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert modes == [0, "error", 0]
     with no_waiting(torch.device("cpu")):
         assert modes == [0, "error", 0]

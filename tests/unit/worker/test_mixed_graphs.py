@@ -115,7 +115,8 @@ def test_replayed_steps_generate_what_eager_steps_do(seed: int) -> None:
         results.append([])
         for number in range(24):
             step = workload.step(number % 8, 3 + 5 * (number % 5), draft=number % 3 == 0)
-            results[-1].append(run(runner, step))
+            if step.rows:
+                results[-1].append(run(runner, step))
         caches.append([*attention.key_cache, *attention.value_cache])
     assert len(replays(runner)) >= 3
     assert 8 < sum(replays(runner).values()) < 24, "others are too large, or decodes alone"

@@ -169,6 +169,7 @@ def mixed_replays_agree(
     return _agree(runner, use, [first, mixed] if last else [mixed], config)
 
 
+@torch.inference_mode()
 def _agree(
     runner: ModelRunner,
     use: Callable[[bool], None],

@@ -60,8 +60,9 @@ def variant_steps(config: EngineConfig, num_blocks: int) -> Iterator[Step]:
             yield builder.step(chunks=[chunk], context=context)
             if rows > 2:
                 yield builder.step(decodes=1, chunks=[chunk], context=context)
-                prompt = min(longest, 2 * SHORT_CHUNKS, max(1, budget - chunk))
-                yield builder.step(decodes=1, chunks=[chunk], context=context, prompts=[prompt])
+            if rows > 2 and budget > chunk:
+                prompts = [min(longest, 2 * SHORT_CHUNKS, budget - chunk)]
+                yield builder.step(decodes=1, chunks=[chunk], context=context, prompts=prompts)
     for sampling in SAMPLINGS:
         for count in {1, rows}:
             yield builder.step(decodes=count, context=1, sampling=sampling)
