@@ -72,6 +72,9 @@ class InputBatch:
         self._flat = _zeros(max_rows * self.width + 1, device)
         self.tokens = self._flat[:-1].view(max_rows, self.width)
         self.scratch = max_rows * self.width
+        self._on_host: NDArray[np.int32] | None = None
+        if device.type == "cpu":
+            self._on_host = self.tokens.numpy()
         max_blocks = -(-self.width // block_size)
         self.host_blocks: NDArray[np.int32] = np.zeros((max_rows, max_blocks), np.int32)
         self._shared = device.type == "cpu" if shared is None else shared
@@ -104,8 +107,8 @@ class InputBatch:
 
     def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
         """Write token ids at row * width + position."""
-        if self._flat.device.type == "cpu":  # numpy takes a quarter of the time for a few
-            self._flat.numpy()[flat_indices.numpy()] = token_ids.numpy()
+        if self._on_host is not None:  # numpy takes a quarter of the time for a few
+            self._on_host.reshape(-1)[flat_indices.numpy()] = token_ids.numpy()
         else:
             self.record_write(flat_indices, token_ids)
 
@@ -117,6 +120,10 @@ class InputBatch:
         writes = [(new.row, 0, new.token_ids) for new in step.new]
         given = (*step.forced_tokens, *step.drafts)
         writes += [(tokens.row, tokens.start, tokens.token_ids) for tokens in given]
+        if self._on_host is not None:
+            for row, start, token_ids in writes:
+                self._on_host[row, start : start + len(token_ids)] = token_ids
+            return
         spans = [
             np.arange(len(token_ids), dtype=np.int64) + (row * self.width + start)
             for row, start, token_ids in writes

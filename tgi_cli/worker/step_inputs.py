@@ -222,18 +222,20 @@ class DecodeInputs:
     def prepare(self, batch: StepBatch) -> StepInputs | None:
         """The inputs of a step; None unless each of its sequences decodes one token.
 
-        Call it for every step: otherwise it would miss that a row has another sequence.
+        Call it for every step: otherwise it would miss that a row has another sequence, or more
+        blocks. Between two steps of the same sequences, one that verifies drafts changes nothing
+        but positions and blocks.
         """
-        step = batch.step
+        step, arrays = batch.step, self._arrays
+        if step.new:
+            arrays = self._arrays = None
+        elif arrays is not None and step.appended:
+            arrays.append(step)
         if not batch.only_decodes:
-            self._arrays = None
             return None
-        arrays = self._arrays
-        if arrays is None or step.new or step.rows != self._rows:
+        if arrays is None or step.rows != self._rows:
             self._rows = step.rows
             arrays = self._arrays = _DecodeArrays(self._table, step, batch.rows)
-        elif step.appended:
-            arrays.append(step)
         return arrays.advance(step, self._tokens, self._blocks)
 
 

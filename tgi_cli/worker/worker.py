@@ -33,7 +33,7 @@ from tgi_cli.worker.step_graphs import StepGraphs, mixed_sizes_of
 from tgi_cli.worker.upload import Uploader
 
 if TYPE_CHECKING:
-    from tgi_cli.worker.grammar import LLGuidance
+    from tgi_cli.worker.lazy_grammars import LazyGrammars
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +70,11 @@ class ModelWorker:
         loaded: the model.
         shard: this process's share of the model. All shards call the same methods with the same
             steps, in the same order.
-        grammars: compiles grammars, once it is loaded; None if grammars are off.
+        grammars: compiles grammars; None if they are off.
 
     Attributes:
         capacity: the result of the warm-up.
+        grammars: as given.
     """
 
     capacity: Capacity | None = None
@@ -83,7 +84,7 @@ class ModelWorker:
         config: EngineConfig,
         loaded: LoadedModel,
         shard: Shard = ALONE,
-        grammars: Future[LLGuidance | None] | None = None,
+        grammars: LazyGrammars | None = None,
     ) -> None:
         self.model = loaded.model
         self.attention = loaded.attention
@@ -93,7 +94,7 @@ class ModelWorker:
         self._shard = shard
         self._device = self.attention.device
         self._lora = loaded.lora
-        self._grammars = grammars
+        self.grammars = grammars
         rows = InputBatch(
             config.max_batch_size,
             config.max_sequence_tokens,
@@ -134,11 +135,6 @@ class ModelWorker:
     ) -> PendingResult:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
         return self.runner.sample(handle, masks)
-
-    @property
-    def grammars(self) -> LLGuidance | None:
-        """The compiler of grammars for the model, or None if there is none."""
-        return None if self._grammars is None else self._grammars.result()
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """See :meth:`tgi_cli.engine.step.AdapterStore.prepare_adapter`."""
@@ -255,7 +251,7 @@ class ModelWorker:
             raise RuntimeError("the limits are unknown before warm-up")
         config = capacity.config
         weights = config.quantize or self._facts.quantization
-        head = "quantized head" if config.quantize_head else None
+        head = None if config.head_bits is None else f"{config.head_bits}-bit head"
         return EngineInfo(
             model_id=config.model_id,
             revision=config.revision,

@@ -19,7 +19,7 @@ from tests.benchmarks.gpu.device import synchronize
 from tests.benchmarks.gpu.engine import Workload, decode_steps, play, prefill_seconds
 from tests.benchmarks.gpu.sections import Call, Section, Worker
 from tgi_cli.engine.metrics import StepStats
-from tgi_cli.models import load_model, loader, read_config
+from tgi_cli.models import load_model, read_config, weight_filling
 from tgi_cli.sampling.params import SamplingParams
 
 ALL_STAGES = SamplingParams(
@@ -414,14 +414,14 @@ def _loading(call: Call) -> list[dict[str, Any]]:
         del model, tensors
         gc.collect()
         for how, kinds in (("mappings", frozenset[str]()), ("threads", frozenset({call.kind}))):
-            before, loader.READS_AHEAD = loader.READS_AHEAD, kinds
+            before, weight_filling.READS_AHEAD = weight_filling.READS_AHEAD, kinds
             try:
                 began = time.perf_counter()
                 load_model(read_config(target), torch.bfloat16, device)
                 synchronize(device)
                 seconds = time.perf_counter() - began
             finally:
-                loader.READS_AHEAD = before
+                weight_filling.READS_AHEAD = before
             rows.append(
                 {"read by": how, "GB": size / 1e9, "s": seconds, "GB/s": size / 1e9 / seconds}
             )
@@ -431,11 +431,10 @@ def _loading(call: Call) -> list[dict[str, Any]]:
 def _stored_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Random tensors by the names and shapes that the model wants of a checkpoint."""
     wanted: dict[str, torch.Tensor] = {}
-    for path, layer in model.named_modules():
-        if isinstance(layer, loader.Loadable):
-            for slot in layer.slots(path):
-                name = model.source(slot.name).names[0]
-                wanted[name] = torch.randn(slot.shape).bfloat16()
+    for _, slots in weight_filling.layer_slots(model):
+        for slot in slots:
+            name = model.source(slot.name).names[0]
+            wanted[name] = torch.randn(slot.shape).bfloat16()
     return wanted
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.tools.checkpoints import make_llama
 from tgi_cli.errors import CheckpointError
-from tgi_cli.models import load_model, loader, read_config, tensor_readers
+from tgi_cli.models import load_model, read_config, tensor_readers, weight_filling
 from tgi_cli.models.checkpoint import StoredTensor, read_headers
 from tgi_cli.models.tensor_readers import MappedReader, ReadAhead
 
@@ -138,8 +138,8 @@ def test_a_model_is_the_same_however_its_weights_are_read(
 
     found = []
     for kinds in (frozenset[str](), frozenset({"cpu"})):
-        monkeypatch.setattr(loader, "READS_AHEAD", kinds)
-        monkeypatch.setattr(loader, "ReadAhead", Watched)
+        monkeypatch.setattr(weight_filling, "READS_AHEAD", kinds)
+        monkeypatch.setattr(weight_filling, "ReadAhead", Watched)
         model = load_model(config, torch.float32, torch.device("cpu"))
         found.append(dict(model.named_parameters()))
     assert made
