@@ -1,16 +1,18 @@
 """How a step's forward pass is executed; the runner picks an executor for each step.
 
-===========  =====================================  ==========================================
-executor     runs                                   steps
-===========  =====================================  ==========================================
-CUDA graphs  kernels recorded at warm-up            decodes alone, up to the largest graph
-CPU program  C++ kernels, without Python between    those without adapters
-eager        the model's modules, one by one        all
-===========  =====================================  ==========================================
+============  =====================================  ==========================================
+executor      runs                                   steps
+============  =====================================  ==========================================
+CUDA graphs   kernels recorded at warm-up            decodes alone, up to the largest graph
+mixed graphs  the same                               a few prompt tokens, with or without decodes
+CPU program   C++ kernels, without Python between    those without adapters
+eager         the model's modules, one by one        all
+============  =====================================  ==========================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +54,9 @@ class ForwardOutput:
         all_hidden: [T, H], if the step reports on prompts.
         states: [T, W], the hidden states that a drafter reads, if there is one that reads any.
         is_logits: whether the executor has computed the head, too.
+        choose: puts the likeliest tokens into the pool and returns int32 [N, 2], them and the bits
+            of their log-probabilities; valid until it is called for another step. None where the
+            sampler has to choose.
     """
 
     output: Tensor
@@ -60,6 +65,7 @@ class ForwardOutput:
     all_hidden: Tensor | None = None
     is_logits: bool = False
     states: Tensor | None = None
+    choose: Callable[[], Tensor] | None = None
 
 
 class Executor(Protocol):
