@@ -59,8 +59,12 @@ _LAYER_TYPES = frozenset(
 _SPLIT = ("minimax", "zaya", "qwen4_exp_text", "inkling2_text")
 """Model types whose modules with states are called sequence by sequence."""
 
-_PUBLISHED = {"KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration"}
-"""Architectures that checkpoints name otherwise than transformers names its class."""
+_PUBLISHED = {
+    "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+    "SeamlessM4TModel": "SeamlessM4TForTextToText",
+    "SeamlessM4Tv2Model": "SeamlessM4Tv2ForTextToText",
+}
+"""Architectures that transformers' class of the model, or of its text part, is not named after."""
 
 
 @dataclass(frozen=True, slots=True)
