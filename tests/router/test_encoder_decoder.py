@@ -76,6 +76,13 @@ class TestLanguages:
         translation.write_nllb(folder)
         return TextBundle.load(folder)
 
+    @pytest.fixture
+    def engine(self, text: TextBundle) -> FakeEngine:
+        engine = FakeEngine(text.tokenizer)
+        end = text.tokenizer.backend.token_to_id("</s>")
+        engine.info = replace(engine.info, decoder_start_ids=(end,))
+        return engine
+
     @pytest.mark.parametrize("route", ["/", "/generate", "/generate_stream"])
     async def test_each_request_names_its_languages(
         self, client: httpx.AsyncClient, engine: FakeEngine, text: TextBundle, route: str
