@@ -7,14 +7,19 @@ router's memory.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
 
 
 def main(arguments: list[str]) -> int:
     """Convert the tokenizer in folder ``arguments[0]`` to file ``arguments[1]``."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, convert_slow_tokenizer
 
     source, target = arguments[:2]
     trust = "--trust-remote-code" in arguments[2:]
+    # It reads the files of SentencePiece models with protobuf alone, and yet checks for SentencePiece.
+    if not find_spec("sentencepiece"):
+        convert_slow_tokenizer.requires_backends = _required_but_sentencepiece
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust, local_files_only=True
@@ -28,6 +33,14 @@ def main(arguments: list[str]) -> int:
         return 1
     backend.save(target)
     return 0
+
+
+def _required_but_sentencepiece(owner: object, backends: str | Sequence[str]) -> None:
+    from transformers.utils import requires_backends
+
+    listed = [backends] if isinstance(backends, str) else backends
+    if wanted := [name for name in listed if name != "sentencepiece"]:
+        requires_backends(owner, wanted)
 
 
 if __name__ == "__main__":
