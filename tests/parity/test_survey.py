@@ -45,6 +45,7 @@ KINDS = {
     "ChameleonForConditionalGeneration": "windows [None]",
     "Cohere2VisionForConditionalGeneration": "windows [24, None]",
     "Kosmos2_5ForConditionalGeneration": "windows [None]",
+    "Glm5NextForConditionalGeneration": "states in",
     "LlavaForConditionalGeneration": "windows [None]",
     "Phi4MultimodalForCausalLM": "windows [None]",
 }

@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
 
     source, target = arguments[:2]
     trust = "--trust-remote-code" in arguments[2:]
-    # It reads the files of SentencePiece models with protobuf alone, and yet checks for SentencePiece.
+    # It reads SentencePiece models with protobuf alone, and yet checks for SentencePiece.
     if not find_spec("sentencepiece"):
         convert_slow_tokenizer.requires_backends = _required_but_sentencepiece
     try:
