@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -70,11 +71,10 @@ async def test_the_text_does_not_continue_the_prompt(
 class TestLanguages:
     """Of models that are told from which language to which they translate."""
 
-    @pytest.fixture(scope="class")
-    def text(self, tmp_path_factory: pytest.TempPathFactory) -> TextBundle:
-        folder = tmp_path_factory.mktemp("nllb")
-        translation.write_nllb(folder)
-        return TextBundle.load(folder)
+    @pytest.fixture
+    def text(self, tmp_path: Path) -> TextBundle:
+        translation.write_nllb(tmp_path)
+        return TextBundle.load(tmp_path)
 
     @pytest.fixture
     def engine(self, text: TextBundle) -> FakeEngine:

@@ -51,8 +51,6 @@ def selective_scan(
     library = cpp_library()
     assert library is not None
     output = torch.empty_like(x)
-    call = ScanArgs(
-        *(each.data_ptr() for each in (x, steps, a, b, c, output, states)), *a.shape
-    )
+    call = ScanArgs(*(each.data_ptr() for each in (x, steps, a, b, c, output, states)), *a.shape)
     library.tgi_scan(byref(call), byref(slots.args), threads())
     return output

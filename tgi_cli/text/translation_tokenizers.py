@@ -47,7 +47,8 @@ _M2M100 = (
     "my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur "
     "uz vi wo xh yi yo zh zu"
 )
-_LANGUAGES = {"m2m100": _M2M100.split(), "wmt21": "en ha is ja cs ru zh de".split()}
+_WMT21 = "en ha is ja cs ru zh de"
+_LANGUAGES = {"m2m100": _M2M100.split(" "), "wmt21": _WMT21.split(" ")}
 """Codes by ``language_codes``, in the order of their ids, which follow those of the vocabulary."""
 
 _SOURCE = "en"
@@ -57,8 +58,8 @@ _SOURCE = "en"
 def translation_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
     """The tokenizer of a folder with the files of Marian or M2M100; None for any other.
 
-    Characters that the source's pieces lack and the vocabulary has are taken one by one; transformers
-    takes a run of them as one unknown token.
+    Characters that the source's pieces lack and the vocabulary has are taken one by one;
+    transformers takes a run of them as one unknown token.
 
     Args:
         folder: of the model.

@@ -29,7 +29,7 @@ def test_a_file_has_pieces_with_scores_and_types() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", spm(SOURCE_PIECES)[:40], b"\x0b", b"\x80" * 11])
 def test_other_files_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="SentencePiece|cut off"):
+    with pytest.raises(ValueError, match=r"SentencePiece|cut off"):
         SentencePieceFile.parse(data)
 
 
