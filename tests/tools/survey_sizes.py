@@ -335,7 +335,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "linear_value_head_dim": 16,
         "hc_lowrank": 8,
-        "indexer_n_heads": 2,
+        "indexer_n_heads": 16,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 16,
         "indexer_budget": 24,

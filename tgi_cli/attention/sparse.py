@@ -365,7 +365,7 @@ def _index_keys(
     if pools is None:
         return keys
     firsts = torch.arange(0, count, pools.size, device=device)
-    return pools.keys(keys.unflatten(1, (-1, pools.size)), firsts)
+    return pools.keys(keys.view(len(keys), -1, pools.size, keys.shape[-1]), firsts)
 
 
 def _padded_heads(x: Tensor) -> Tensor:

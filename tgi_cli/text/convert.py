@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 
 def main(arguments: list[str]) -> int:
     """Convert the tokenizer in folder ``arguments[0]`` to file ``arguments[1]``."""
-    from transformers import AutoTokenizer, convert_slow_tokenizer
+    from transformers import AutoTokenizer
 
     source, target = arguments[:2]
     trust = "--trust-remote-code" in arguments[2:]
     # It reads SentencePiece models with protobuf alone, and yet checks for SentencePiece.
     if not find_spec("sentencepiece"):
-        convert_slow_tokenizer.requires_backends = _required_but_sentencepiece
+        converters: Any = import_module("transformers.convert_slow_tokenizer")
+        converters.requires_backends = _required_but_sentencepiece
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust, local_files_only=True
@@ -36,11 +39,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _required_but_sentencepiece(owner: object, backends: str | Sequence[str]) -> None:
-    from transformers.utils import requires_backends
+    from transformers.utils import import_utils
 
     listed = [backends] if isinstance(backends, str) else backends
     if wanted := [name for name in listed if name != "sentencepiece"]:
-        requires_backends(owner, wanted)
+        required: Any = import_utils.requires_backends
+        required(owner, wanted)
 
 
 if __name__ == "__main__":
