@@ -44,7 +44,7 @@ def load_model(
     load_format: str = "auto",
     max_positions: int | None = None,
     quantize: str | None = None,
-    quantize_head: bool = False,
+    head_bits: int | None = None,
 ) -> CausalLM:
     """Build the model that ``config`` names and fill it from the files beside it.
 
@@ -59,7 +59,7 @@ def load_model(
         max_positions: the context that will be served. Default: the model's.
         quantize: how plain weights are quantized as they are loaded, one of
             :data:`tgi_cli.config.settings.model.ON_THE_FLY`. Default: they are not.
-        quantize_head: whether to quantize the output head to 8 bits.
+        head_bits: 8 or 4, to which the output head is quantized. Default: it is not.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
@@ -71,7 +71,7 @@ def load_model(
         method: QuantizationMethod = Unquantized()
         if layout is not None or quantize is not None:
             method = Quantized(dtype, device, None if quantize is None else quantizer_for(quantize))
-        head = QuantizedHead(dtype, device) if quantize_head else None
+        head = None if head_bits is None else QuantizedHead(dtype, device, head_bits)
         build = Build(dtype, method, shard, lora, max_positions, head)
         model = _build(config, build, device)
         if load_format == "dummy":
@@ -83,7 +83,7 @@ def load_model(
             if layout is not None:
                 stored = merge_quantized(stored, layout)
             unused = () if layout is None else layout.ignored
-            stacked = fill_model(model, stored, device, progress, unused)
+            stacked = fill_model(model, stored, device, progress, unused, shard.size == 1)
             if stacked and shard.rank == 0:
                 name = str(dtype).removeprefix("torch.")
                 why = "as parts of larger ones, or split by heads"
