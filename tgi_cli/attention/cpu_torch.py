@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
+from tgi_cli.attention.base import AttentionMetadata, PagedAttention
+from tgi_cli.attention.spec import KVSpec
 from tgi_cli.attention.cpu_plan import (
     MARGIN,
     QUERIES,

@@ -229,6 +229,7 @@ class DecodeGraphs:
         inputs.copy_(staged, non_blocking=True)
         if slots is not None and self._lora is not None:
             self._lora.plan(slots, inputs[ADAPTER])
+        self._attention.plan_replay(size, ends)
         graph.replay()
         return ForwardOutput(
             output[:count],
