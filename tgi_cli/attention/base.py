@@ -274,29 +274,24 @@ class PagedAttention(ABC):
             kv_lens: of the rows without padding.
         """
 
-    def mixed_buffers(
-        self, max_tokens: int, max_rows: int, max_blocks: int
-    ) -> AttentionMetadata | None:
-        """As :meth:`decode_buffers`, for captured steps of any sequences, in tensors of their own.
+    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
+        """As :meth:`plan`, for a step of which the device alone knows the lengths.
 
-        Returns query_start_loc [max_rows + 1], kv_lens [max_rows], block_table [max_rows,
-        max_blocks] and slot_mapping [max_tokens], which the caller fills, in the graph or before
-        its replay. None where the backend's steps cannot be captured.
-        """
-        return None
+        For CUDA graphs: what a call per layer launches depends on the shapes of the tensors, on
+        ``num_decodes`` and ``max_context`` alone. All else is read on the device, from
+        ``metadata``, whose tensors graphs read again at each replay.
 
-    def plan_mixed(self, rows: int, tokens: int) -> None:
-        """Plan a step of ``rows`` sequences with ``tokens`` tokens, read from these tensors.
-
-        Sequences may have any number of tokens, in any order. Tokens of padding belong to a
-        sequence of KV length 0, whose attention output is zeros, and have slot -1; further
-        sequences of padding have no tokens and KV length 0. What is launched depends on ``rows``
-        and ``tokens`` alone. To be called anew before each capture, as :meth:`plan_padded`.
+        Args:
+            metadata: ``num_decodes`` sequences of one token each, the other B - num_decodes with
+                as many as ``query_start_loc`` says, perhaps none. A sequence without KV is
+                padding, and so are tokens behind the last sequence: their slots are -1, and their
+                attention output is zeros. The lists for the host are empty.
+            max_context: no KV is longer.
 
         Raises:
-            ValueError: no buffers were made, or the step does not fit in them.
+            ValueError: the backend has no such steps, or a layer's attention has none.
         """
-        raise ValueError(f"{type(self).__name__} has no steps of a fixed size")
+        raise ValueError(f"{type(self).__name__} has no steps of unknown lengths")
 
     @property
     def step_slots(self) -> Tensor | None:

@@ -173,10 +173,10 @@ class FlashInferAttention(TritonAttention):
         self._captured.clear()
         return super().decode_buffers(max_rows, max_blocks)
 
-    def mixed_buffers(
-        self, max_tokens: int, max_rows: int, max_blocks: int
-    ) -> AttentionMetadata | None:
-        return None  # plans of prompts depend on their lengths
+    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
+        super().plan_fixed(metadata, max_context)
+        # A plan of prompts depends on their lengths: such steps run Triton's kernels.
+        self._metadata, self._rows = None, 0
 
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
         super().plan_padded(metadata, rows)
@@ -218,6 +218,8 @@ class FlashInferAttention(TritonAttention):
         metadata = self._metadata
         spec = self.specs[layer]
         kind = _Kind(query.shape[1], spec.num_kv_heads, spec.head_dim, spec.window, scale, softcap)
+        if metadata is None and not self._rows:
+            return super().attend(layer, query, scale, softcap)
         if metadata is None:
             return self._attend_captured(layer, query, kind)
         wrappers = self._kinds.get(kind)
@@ -249,7 +251,7 @@ class FlashInferAttention(TritonAttention):
             wrapper = captured.wrappers[self._rows] = self._make_decode(kind, captured)
             self._plan_captured(kind, captured, self._rows)
         step = self._planned
-        capturing = query.is_cuda and torch.cuda.is_current_stream_capturing()
+        capturing = query.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if captured.listed != (step, capturing):
             metadata = step.metadata
             starts = captured.starts[: self._rows + 1]

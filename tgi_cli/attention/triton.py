@@ -44,6 +44,7 @@ class _Step:
     def __init__(self, metadata: AttentionMetadata, limits: _Limits | None = None) -> None:
         self.metadata = metadata
         self._limits = limits
+        self.has_padding = limits is not None and limits.tokens is not None
         self._lens: tuple[np.ndarray, np.ndarray] | None = None
         self._work: dict[tuple[Rule, bool], Work] = {}
 
@@ -52,7 +53,7 @@ class _Step:
 
         What makes them is part of a graph, even if the step has run before its capture.
         """
-        captured = self._limits is not None and self.metadata.kv_lens.is_cuda
+        captured = self._limits is not None and self.metadata.kv_lens.device.type == "cuda"
         captured = captured and torch.cuda.is_current_stream_capturing()
         known = self._work.get((rule, captured))
         if known is None:
@@ -99,7 +100,6 @@ class TritonAttention(PagedAttention):
             )
         self._step: _Step | None = None
         self._buffers: AttentionMetadata | None = None
-        self._mixed_buffers: AttentionMetadata | None = None
         self._launches: dict[LayerKind, Launch] = {}
 
     def use_scales(self, scales: Mapping[int, KVScales]) -> bool:
@@ -112,47 +112,21 @@ class TritonAttention(PagedAttention):
     def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata | None:
         if any(spec.index for spec in self.specs):
             return None  # how long sequences are is known on the host, outside of a graph
-        starts = torch.arange(max_rows + 1, dtype=torch.int32, device=self.device)
-        self._buffers = self._padding(starts, max_rows, max_rows, max_blocks)
-        return self._buffers
 
-    def mixed_buffers(
-        self, max_tokens: int, max_rows: int, max_blocks: int
-    ) -> AttentionMetadata | None:
-        if any(spec.index for spec in self.specs):
-            return None
-        starts = torch.zeros(max_rows + 1, dtype=torch.int32, device=self.device)
-        self._mixed_buffers = self._padding(starts, max_tokens, max_rows, max_blocks)
-        return self._mixed_buffers
-
-    def _padding(
-        self, starts: Tensor, max_tokens: int, max_rows: int, max_blocks: int
-    ) -> AttentionMetadata:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        slots = zeros(max_tokens, dtype=torch.int64).fill_(-1)
+        starts = torch.arange(max_rows + 1, dtype=torch.int32, device=self.device)
+        slots = zeros(max_rows, dtype=torch.int64).fill_(-1)
         lens, table = zeros(max_rows), zeros(max_rows, max_blocks)
-        return AttentionMetadata(starts, lens, table, slots, [], [], max_rows)
+        self._buffers = AttentionMetadata(starts, lens, table, slots, [], [], max_rows)
+        return self._buffers
 
-    def plan_mixed(self, rows: int, tokens: int) -> None:
-        buffers = self._mixed_buffers
-        self.planned = None
-        if buffers is None:
-            raise ValueError("steps of a fixed size need mixed_buffers first")
-        max_rows, max_blocks = buffers.block_table.shape
-        if rows > max_rows or tokens > len(buffers.slot_mapping):
-            raise ValueError(f"{rows} sequences with {tokens} tokens do not fit into the buffers")
-        padded = AttentionMetadata(
-            buffers.query_start_loc[: rows + 1],
-            buffers.kv_lens[:rows],
-            buffers.block_table[:rows],
-            buffers.slot_mapping[:tokens],
-            [],
-            [],
-            0,
-        )
-        self._step = _Step(padded, _Limits(rows, max_blocks * self.block_size, tokens))
+    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
+        if any(spec.index for spec in self.specs):
+            raise ValueError("sparse attention has no steps of unknown lengths")
+        limits = _Limits(len(metadata.kv_lens), max_context, len(metadata.slot_mapping))
+        self.planned, self._step = None, _Step(metadata, limits)
 
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
         buffers = self._buffers
@@ -244,7 +218,9 @@ class TritonAttention(PagedAttention):
         step, spec = self._planned, self.specs[layer]
         query = _rows(query)
         tokens, heads, _ = query.shape
-        output = torch.empty(
+        # Of a fixed size, there may be tokens that belong to no sequence.
+        make = torch.zeros if step.has_padding else torch.empty
+        output = make(
             (tokens, heads, spec.value_width), dtype=query.dtype, device=query.device
         )
         if _has_latents(spec) and softcap is None and bias is None:

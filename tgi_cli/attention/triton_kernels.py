@@ -56,7 +56,7 @@ def _store_rows(
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=[
-        "query_start_loc", "kv_lens", "block_table", "items", "starts", "counts"
+        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts"
     ],
 )  # fmt: skip
 def decode_kernel(
@@ -68,12 +68,13 @@ def decode_kernel(
     block_table: tl.tensor,
     items: tl.tensor,  # see Work
     starts: tl.tensor,
+    parts_at: tl.tensor,
     counts: tl.tensor,
     sinks: tl.tensor,  # [heads]
     bias: tl.tensor,  # [heads, DISTANCES]
     output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
-    parts: tl.tensor,  # float32 [parts, KV_HEADS, TILE_ROWS, VALUE_DIM]
-    part_sums: tl.tensor,  # float32 [parts, KV_HEADS, TILE_ROWS], log2 of the sum of weights
+    parts: tl.tensor,  # float32 [tokens in parts, heads, VALUE_DIM]
+    part_sums: tl.tensor,  # float32 [tokens in parts, heads], log2 of the sum of weights
     scale: float,
     cap: float,
     value_scale: float,  # factor of values
@@ -166,7 +167,8 @@ def decode_kernel(
             to = output + (flat * (KV_HEADS * GROUP) + heads) * VALUE_DIM
             _store_rows(to, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V)
         else:
-            part = rows.to(tl.int64) + number * TILE_ROWS
+            part = tl.load(parts_at + sequence) + place % chunks * query_len + tokens
+            part = part.to(tl.int64) * (KV_HEADS * GROUP) + heads
             _store_rows(
                 parts + part * VALUE_DIM, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V
             )
@@ -176,7 +178,7 @@ def decode_kernel(
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride", "many_at"],
     do_not_specialize_on_alignment=[
-        "query_start_loc", "kv_lens", "block_table", "items", "starts", "counts"
+        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts"
     ],
 )  # fmt: skip
 def prefill_kernel(
@@ -188,12 +190,13 @@ def prefill_kernel(
     block_table: tl.tensor,
     items: tl.tensor,  # see Work
     starts: tl.tensor,
+    parts_at: tl.tensor,
     counts: tl.tensor,
     sinks: tl.tensor,  # [heads]
     bias: tl.tensor,  # [heads, DISTANCES]
     output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
-    parts: tl.tensor,  # float32 [parts, KV_HEADS, BLOCK_Q * GROUP, VALUE_DIM]
-    part_sums: tl.tensor,  # float32 [parts, KV_HEADS, BLOCK_Q * GROUP], log2 of sums of weights
+    parts: tl.tensor,  # float32 [tokens in parts, heads, VALUE_DIM]
+    part_sums: tl.tensor,  # float32 [tokens in parts, heads], log2 of the sum of weights
     many_at: int,  # where the list begins
     scale: float,
     cap: float,
@@ -308,7 +311,8 @@ def prefill_kernel(
             to = output + (flat * (KV_HEADS * GROUP) + heads) * VALUE_DIM
             _store_rows(to, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V)
         else:
-            part = rows.to(tl.int64) + (item * KV_HEADS + kv_head) * (BLOCK_Q * GROUP)
+            part = tl.load(parts_at + sequence) + place % chunks * query_len + tokens
+            part = part.to(tl.int64) * (KV_HEADS * GROUP) + heads
             _store_rows(
                 parts + part * VALUE_DIM, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V
             )

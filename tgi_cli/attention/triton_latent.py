@@ -59,7 +59,7 @@ class LatentRows:
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride", "items_at", "list_number"],
     do_not_specialize_on_alignment=[
-        "query_start_loc", "kv_lens", "block_table", "items", "starts", "counts"
+        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts"
     ],
 )  # fmt: skip
 def latent_kernel(
@@ -70,11 +70,12 @@ def latent_kernel(
     block_table: tl.tensor,
     items: tl.tensor,  # see Work
     starts: tl.tensor,
+    parts_at: tl.tensor,
     counts: tl.tensor,
     sinks: tl.tensor,  # [HEADS]
     output: tl.tensor,  # [T, HEADS, RANK], contiguous
-    parts: tl.tensor,  # float32 [parts, BLOCK_M, RANK]
-    part_sums: tl.tensor,  # float32 [parts, BLOCK_M], log2 of the sum of weights
+    parts: tl.tensor,  # float32 [tokens in parts, HEADS, RANK]
+    part_sums: tl.tensor,  # float32 [tokens in parts, HEADS], log2 of the sum of weights
     items_at: int,  # where the list begins
     list_number: int,  # 0: of sequences with few tokens, 1: with many
     scale: float,
@@ -165,7 +166,8 @@ def latent_kernel(
             to = output + number[:, None] * RANK + dims[None, :]
             tl.store(to, attended.to(output.dtype.element_ty), mask=mask)
         else:
-            part = own.to(tl.int64) + item * BLOCK_M
+            part = tl.load(parts_at + sequence) + place % chunks * query_len
+            part = part.to(tl.int64) * HEADS + rows
             tl.store(parts + part[:, None] * RANK + dims[None, :], attended, mask=mask)
             tl.store(part_sums + part, largest + tl.log2(total), mask=known)
 
@@ -207,7 +209,7 @@ def attend_latents(
             continue
         tile = _tile(hardware, _MANY_ROWS if many else heads, rows, query.dtype)
         programs = programs_at_once(hardware, tile, _tile_bytes(tile, rows, query.dtype))
-        parts = Parts.empty(size, 1, tile.rows, rows.rank, query.device)
+        parts = Parts.empty(size, heads, rows.rank, query.device)
         latent_kernel[(min(size.items, programs),)](
             query,
             rows.cache,
@@ -216,6 +218,7 @@ def attend_latents(
             metadata.block_table,
             work.items,
             work.starts,
+            work.parts_at,
             work.counts,
             query if sinks is None else sinks,
             output,
@@ -241,7 +244,9 @@ def attend_latents(
             num_stages=tile.stages,
         )
         if size.parts:
-            add_up(parts, work, metadata, output, sinks, hardware, many=bool(many), backwards=False)
+            add_up(
+                parts, work, metadata, output, sinks, 1, hardware, many=bool(many), backwards=False
+            )
 
 
 def latent_tile(hardware: Hardware, rows: int, dims: int, itemsize: int, kv_itemsize: int) -> Tile:

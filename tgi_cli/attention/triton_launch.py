@@ -132,11 +132,12 @@ class Launch:
             "table_stride": metadata.block_table.stride(0),
             "items": work.items,
             "starts": work.starts,
+            "parts_at": work.parts_at,
             "counts": work.counts,
         }
-        kv_heads, value_dim = self.constants["KV_HEADS"], output.shape[2]
+        kv_heads, (heads, value_dim) = self.constants["KV_HEADS"], output.shape[1:]
         if work.few.items:
-            parts = Parts.empty(work.few, kv_heads, self.rule.few_rows, value_dim, output.device)
+            parts = Parts.empty(work.few, heads, value_dim, output.device)
             decode_kernel[(min(work.few.items * kv_heads, self.programs),)](
                 **arguments,
                 parts=parts.numbers,
@@ -147,9 +148,9 @@ class Launch:
                 num_stages=self.decode.stages,
             )
             if work.few.parts:
-                add_up(parts, work, metadata, output, sinks, self.hardware, many=False)
+                add_up(parts, work, metadata, output, sinks, kv_heads, self.hardware, many=False)
         if work.many.items:
-            parts = Parts.empty(work.many, kv_heads, self.rule.many_rows, value_dim, output.device)
+            parts = Parts.empty(work.many, heads, value_dim, output.device)
             # A program per item, which the device gives to whichever processor is free. Where the
             # host knows but a limit of their number, most would have none: some per processor.
             programs = work.many.items
@@ -166,4 +167,4 @@ class Launch:
                 num_stages=self.prefill.stages,
             )
             if work.many.parts:
-                add_up(parts, work, metadata, output, sinks, self.hardware, many=True)
+                add_up(parts, work, metadata, output, sinks, kv_heads, self.hardware, many=True)

@@ -1,8 +1,7 @@
 """Sums over the parts that kernels of attention leave of a sequence's chunks of keys.
 
 Flash-Decoding's second step, https://pytorch.org/blog/flash-decoding/. The constants are those of
-:mod:`tgi_cli.attention.triton_kernels`; ROWS are those of a tile that are stored, GROUP of them for
-each token. Sequences of one chunk have no parts.
+:mod:`tgi_cli.attention.triton_kernels`. Sequences of one chunk have no parts.
 """
 
 from __future__ import annotations
@@ -26,21 +25,19 @@ class Parts:
     """Memory for the parts of a list.
 
     Attributes:
-        numbers: float32 [parts, kv_heads, rows, value_dim], what was attended to.
-        sums: float32 [parts, kv_heads, rows], log2 of the sum of weights.
+        numbers: float32 [tokens in parts, heads, value_dim], what was attended to.
+        sums: float32 [tokens in parts, heads], log2 of the sum of weights.
     """
 
     numbers: Tensor
     sums: Tensor
 
     @classmethod
-    def empty(
-        cls, size: ListSize, kv_heads: int, rows: int, value_dim: int, device: torch.device
-    ) -> Parts:
+    def empty(cls, size: ListSize, heads: int, value_dim: int, device: torch.device) -> Parts:
         """For a list of this size; without parts, something that is neither written nor read."""
         if not size.parts:
             return _nothing(device)
-        shape = (size.parts, kv_heads, rows)
+        shape = (size.parts, heads)
         return cls(
             torch.empty((*shape, value_dim), dtype=torch.float32, device=device),
             torch.empty(shape, dtype=torch.float32, device=device),
@@ -54,19 +51,18 @@ def _nothing(device: torch.device) -> Parts:
 
 
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
-    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "starts"]
+    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "parts_at"]
 )
 def reduce_kernel(
-    parts: tl.tensor,  # float32 [parts, KV_HEADS, ROWS, VALUE_DIM]
-    part_sums: tl.tensor,  # float32 [parts, KV_HEADS, ROWS]
+    parts: tl.tensor,  # float32 [tokens in parts, heads, VALUE_DIM]
+    part_sums: tl.tensor,  # float32 [tokens in parts, heads]
     query_start_loc: tl.tensor,  # [B + 1]
     kv_lens: tl.tensor,
-    starts: tl.tensor,
+    parts_at: tl.tensor,
     sinks: tl.tensor,
     output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     FEW_TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -93,10 +89,10 @@ def reduce_kernel(
         WINDOW, CHUNKED, ALIGNMENT,
     )  # fmt: skip
     if few & (chunks > 1) & (token < query_len):
-        row = token * GROUP + head % GROUP
-        part = tl.load(starts + sequence) + row // ROWS * chunks + tl.arange(0, BLOCK_S)
-        made = tl.arange(0, BLOCK_S) < chunks
-        place = (part.to(tl.int64) * KV_HEADS + head // GROUP) * ROWS + row % ROWS
+        chunk = tl.arange(0, BLOCK_S)
+        part = tl.load(parts_at + sequence) + chunk * query_len + token
+        made = chunk < chunks
+        place = part.to(tl.int64) * (KV_HEADS * GROUP) + head
         dims = tl.arange(0, BLOCK_V)
         inside = dims < VALUE_DIM
         sums = tl.load(part_sums + place, mask=made, other=float("-inf"))
@@ -118,22 +114,25 @@ def reduce_kernel(
 
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["many_at"],
-    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "items", "starts", "counts"],
-)
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "kv_lens", "items", "starts", "parts_at", "counts"
+    ],
+)  # fmt: skip
 def reduce_tiles_kernel(
-    parts: tl.tensor,  # float32 [parts, KV_HEADS, ROWS, VALUE_DIM]
-    part_sums: tl.tensor,  # float32 [parts, KV_HEADS, ROWS]
+    parts: tl.tensor,  # float32 [tokens in parts, heads, VALUE_DIM]
+    part_sums: tl.tensor,  # float32 [tokens in parts, heads]
     query_start_loc: tl.tensor,  # [B + 1]
     kv_lens: tl.tensor,
     items: tl.tensor,
     starts: tl.tensor,
+    parts_at: tl.tensor,
     counts: tl.tensor,
     sinks: tl.tensor,
     output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
     many_at: int,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr,  # of a tile
     VALUE_DIM: tl.constexpr,
     FEW_TOKENS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -171,10 +170,12 @@ def reduce_tiles_kernel(
             own = tile * ROWS + rows
             known = (rows < ROWS) & (own < query_len * GROUP)
             heads = kv_head * GROUP + own % GROUP
-            first = (item * KV_HEADS + kv_head) * ROWS + rows.to(tl.int64)
+            first = tl.load(parts_at + sequence) + own // GROUP
+            first = first.to(tl.int64) * (KV_HEADS * GROUP) + heads
+            step = query_len * (KV_HEADS * GROUP)
             largest = tl.full((BLOCK_R,), LOWEST, dtype=tl.float32)
             for chunk in range(0, chunks):
-                at = part_sums + first + chunk * (KV_HEADS * ROWS)
+                at = part_sums + first + chunk * step
                 sums = tl.load(at, mask=known, other=float("-inf"))
                 largest = tl.maximum(largest, sums)
             total = tl.zeros((BLOCK_R,), dtype=tl.float32)
@@ -184,7 +185,7 @@ def reduce_tiles_kernel(
                 total += tl.exp2(sink - largest)
             attended = tl.zeros((BLOCK_R, BLOCK_V), dtype=tl.float32)
             for chunk in range(0, chunks):
-                each = first + chunk * (KV_HEADS * ROWS)
+                each = first + chunk * step
                 sums = tl.load(part_sums + each, mask=known, other=float("-inf"))
                 weights = tl.exp2(sums - largest)
                 at = parts + each[:, None] * VALUE_DIM + dims[None, :]
@@ -204,6 +205,7 @@ def add_up(
     metadata: AttentionMetadata,
     output: Tensor,
     sinks: Tensor | None,
+    kv_heads: int,
     hardware: Hardware,
     *,
     many: bool,
@@ -217,12 +219,12 @@ def add_up(
         metadata: of the step.
         output: contiguous.
         sinks: of each head; they take part in the sum.
+        kv_heads: that share the heads.
         hardware: of the device.
         many: whether it is the list of sequences with many tokens.
         backwards: of many tokens, whether the last tile of a sequence is the first of its list.
     """
     heads, value_dim = output.shape[1:]
-    kv_heads, rows = parts.sums.shape[1:]
     block_v = max(next_power_of_2(value_dim), 16)
     rule = constants(work.rule)
     sinks_or_any = output if sinks is None else sinks
@@ -232,12 +234,11 @@ def add_up(
             parts.sums,
             metadata.query_start_loc,
             metadata.kv_lens,
-            work.starts,
+            work.parts_at,
             sinks_or_any,
             output,
             KV_HEADS=kv_heads,
             GROUP=work.rule.group,
-            ROWS=rows,
             VALUE_DIM=value_dim,
             **rule,
             HAS_SINKS=sinks is not None,
@@ -246,8 +247,9 @@ def add_up(
             num_warps=4 if block_v <= 128 else 8,
         )
         return
+    rows = work.rule.many_rows
     block_r = max(min(next_power_of_2(rows), 8192 // block_v), 1)
-    programs = min(work.many.parts, max(4 * hardware.processors // kv_heads, 1))
+    programs = min(work.many.items, max(4 * hardware.processors // kv_heads, 1))
     reduce_tiles_kernel[(programs, kv_heads, triton.cdiv(rows, block_r))](
         parts.numbers,
         parts.sums,
@@ -255,13 +257,14 @@ def add_up(
         metadata.kv_lens,
         work.items,
         work.starts,
+        work.parts_at,
         work.counts,
         sinks_or_any,
         output,
         work.few.items,
         KV_HEADS=kv_heads,
         GROUP=work.rule.group,
-        ROWS=rows,
+        ROWS=work.rule.many_rows,
         VALUE_DIM=value_dim,
         **rule,
         HAS_SINKS=sinks is not None,

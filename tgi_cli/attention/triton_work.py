@@ -29,7 +29,6 @@ from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.triton_attend import first_visible
 from tgi_cli.attention.triton_tiles import KEY_ALIGNMENT
 
-_SPLIT_FIRST = tl.constexpr(1 << 30)
 _DOUBLINGS = 16
 _BLOCK = 256
 
@@ -86,7 +85,7 @@ class ListSize:
 
     Attributes:
         items: number of items.
-        parts: of these, partial results, which come first; 0: nothing is to be summed up.
+        parts: tokens in partial results, each once per chunk; 0: nothing is to be summed up.
         tokens: of the longest sequence.
     """
 
@@ -103,6 +102,8 @@ class Work:
         items: the sequence of each item: few's, then, from ``few.items`` on, many's.
         starts: [B], each sequence's first item within its list. Its items are tile after tile, and
             for each the chunks in order.
+        parts_at: [B], where each sequence's parts begin: those of token t and chunk c are at
+            ``parts_at + c * query_len + t``, all heads together.
         counts: [2], items of either list.
         few, many: their sizes.
         rule: they follow it.
@@ -110,6 +111,7 @@ class Work:
 
     items: Tensor
     starts: Tensor
+    parts_at: Tensor
     counts: Tensor
     few: ListSize
     many: ListSize
@@ -175,8 +177,8 @@ def _work_of(
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
     ALIGNMENT: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Whether tokens are few, the number of items, and how long one takes, compared to others."""
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Whether tokens are few, the number of items, how long one takes, and tokens in parts."""
     _, query_len, kv_len = lengths_of(query_start_loc, kv_lens, sequences, there)
     few, _, begin, size, chunks = partition(
         query_len, kv_len, FEW_TOKENS, CHUNK, MAX_CHUNKS, MANY_CHUNK, SPLIT_TOKENS,
@@ -184,22 +186,23 @@ def _work_of(
     )  # fmt: skip
     rows = tl.where(few, FEW_ROWS, MANY_ROWS)
     tiles = (query_len * GROUP + rows - 1) // rows
-    # What has several chunks comes first: there is memory for the parts of these alone.
-    cost = tl.minimum(size, kv_len - begin)
-    cost += tl.where(chunks > 1, _SPLIT_FIRST, 0)
-    return few, tiles * chunks, cost
+    parts = tl.where(chunks > 1, chunks * query_len, 0)
+    return few, tiles * chunks, tl.minimum(size, kv_len - begin), parts
 
 
 # Of what differs from step to step the compiler is to know nothing: it would compile anew.
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["num_sequences", "many_at"],
-    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "items", "starts", "counts"],
-)
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "kv_lens", "items", "starts", "parts_at", "counts"
+    ],
+)  # fmt: skip
 def work_kernel(
     query_start_loc: tl.tensor,  # [B + 1]
     kv_lens: tl.tensor,  # [B]
     items: tl.tensor,
     starts: tl.tensor,  # [B]
+    parts_at: tl.tensor,  # [B]
     counts: tl.tensor,  # [2]
     num_sequences: int,
     many_at: int,  # where in items the list of many begins
@@ -218,28 +221,32 @@ def work_kernel(
 ) -> None:
     """Grid: (B,). A program finds its sequence's place by looking at all the others."""
     sequence = tl.program_id(0)
-    few, count, cost = _work_of(
+    few, count, cost, _ = _work_of(
         query_start_loc, kv_lens, sequence, sequence < num_sequences,
         GROUP, FEW_ROWS, MANY_ROWS, FEW_TOKENS, CHUNK, MAX_CHUNKS, MANY_CHUNK, SPLIT_TOKENS,
         WINDOW, CHUNKED, ALIGNMENT,
     )  # fmt: skip
     lanes = tl.arange(0, BLOCK)
     before = tl.zeros((BLOCK,), dtype=tl.int32)
+    parts_before = tl.zeros((BLOCK,), dtype=tl.int32)
     few_count = tl.zeros((BLOCK,), dtype=tl.int32)
     many_count = tl.zeros((BLOCK,), dtype=tl.int32)
     for begin in range(0, num_sequences, BLOCK):
         others = begin + lanes
-        few_there, counted, costs = _work_of(
+        few_there, counted, costs, parts = _work_of(
             query_start_loc, kv_lens, others, others < num_sequences,
             GROUP, FEW_ROWS, MANY_ROWS, FEW_TOKENS, CHUNK, MAX_CHUNKS, MANY_CHUNK, SPLIT_TOKENS,
             WINDOW, CHUNKED, ALIGNMENT,
         )  # fmt: skip
+        same = few_there == few
         earlier = (costs > cost) | ((costs == cost) & (others < sequence))
-        before += tl.where((few_there == few) & earlier, counted, 0)
+        before += tl.where(same & earlier, counted, 0)
+        parts_before += tl.where(same & (others < sequence), parts, 0)
         few_count += tl.where(few_there, counted, 0)
         many_count += tl.where(few_there, 0, counted)
     start = tl.sum(before, 0)
     tl.store(starts + sequence, start)
+    tl.store(parts_at + sequence, tl.sum(parts_before, 0))
     if sequence == 0:
         tl.store(counts, tl.sum(few_count, 0))
         tl.store(counts + 1, tl.sum(many_count, 0))
@@ -271,7 +278,7 @@ def sizes_of(
     items, few = tiles * chunks, query_lens <= rule.few_tokens
 
     def size(mine: np.ndarray) -> ListSize:
-        parts = int(items[mine & (chunks > 1)].sum())
+        parts = int((query_lens * chunks)[mine & (chunks > 1)].sum())
         return ListSize(int(items[mine].sum()), parts, int(query_lens[mine].max(initial=0)))
 
     return size(few), size(~few)
@@ -301,9 +308,10 @@ def limits_of(
         few_tiles = min(tokens * rule.group // rule.few_rows + rows, rows * most)
     items = few_tiles * chunks
     longest = 1 if decodes else min(rule.few_tokens, tokens)
-    few = ListSize(items, items if chunks > 1 else 0, longest)
+    few = ListSize(items, tokens * chunks if chunks > 1 else 0, longest)
     if decodes:
         return few, ListSize()
+    items = tokens * rule.group // rule.many_rows + rows
     parts = 0
     if keys > rule.many_chunk:
         # n tokens in c chunks, n * c <= split_tokens, have n * c * group / many_rows items, and c
@@ -311,9 +319,9 @@ def limits_of(
         shortest = rule.few_tokens + 1
         chunks = min(-(-keys // rule.many_chunk), rule.split_tokens // shortest)
         each = rule.split_tokens * rule.group // rule.many_rows + chunks
-        parts = min(rows, tokens // shortest) * each
-    tiles = tokens * rule.group // rule.many_rows + rows
-    return few, ListSize(tiles + parts, parts, tokens)
+        split = min(rows, tokens // shortest)
+        items, parts = items + split * each, split * rule.split_tokens
+    return few, ListSize(items, parts, tokens)
 
 
 def make_work(
@@ -325,14 +333,15 @@ def make_work(
     few, many = sizes
     rows = metadata.kv_lens.shape[0]
     memory = torch.empty(
-        few.items + many.items + rows + 2, dtype=torch.int32, device=metadata.kv_lens.device
+        few.items + many.items + 2 * rows + 2, dtype=torch.int32, device=metadata.kv_lens.device
     )
-    items, starts, counts = memory.split([few.items + many.items, rows, 2])
+    items, starts, parts_at, counts = memory.split([few.items + many.items, rows, rows, 2])
     work_kernel[(rows,)](
         metadata.query_start_loc,
         metadata.kv_lens,
         items,
         starts,
+        parts_at,
         counts,
         rows,
         few.items,
@@ -343,4 +352,4 @@ def make_work(
         BLOCK=_BLOCK,
         num_warps=4,
     )
-    return Work(items, starts, counts, few, many, rule)
+    return Work(items, starts, parts_at, counts, few, many, rule)

@@ -6,10 +6,8 @@ Not collected by itself: see test_triton.py. On a machine with CUDA it may be ru
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +75,7 @@ def arrays(lens: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("seed", range(8))
-def test_lists_have_each_item_once_and_parts_first(seed: int, window: int) -> None:
+def test_lists_have_each_item_once_and_parts_apart(seed: int, window: int) -> None:
     rule = replace(SMALL, window=window)
     lens = random_lens(seed)
     sizes = sizes_of(rule, *arrays(lens))
@@ -87,6 +85,7 @@ def test_lists_have_each_item_once_and_parts_first(seed: int, window: int) -> No
     begins = {False: 0, True: sizes[0].items}
     found = work.items.tolist()
     seen = []
+    taken: dict[bool, set[int]] = {False: set(), True: set()}
     for many, size in zip((False, True), sizes, strict=True):
         own = found[begins[many] : begins[many] + size.items]
         for sequence in dict.fromkeys(own):
@@ -94,8 +93,14 @@ def test_lists_have_each_item_once_and_parts_first(seed: int, window: int) -> No
             start = int(work.starts[sequence])
             count = int(all_tiles[sequence] * all_chunks[sequence])
             assert own[start : start + count] == [sequence] * count == [sequence] * own.count(sequence)
-            assert (start < size.parts) == (all_chunks[sequence] > 1)
+            if all_chunks[sequence] > 1:
+                at = int(work.parts_at[sequence])
+                own_parts = range(at, at + lens[sequence][0] * int(all_chunks[sequence]))
+                assert taken[many].isdisjoint(own_parts)
+                taken[many].update(own_parts)
             seen.append(sequence)
+    for many, size in zip((False, True), sizes, strict=True):
+        assert taken[many] == set(range(size.parts))
     assert sorted(seen) == [i for i, (query, _) in enumerate(lens) if query]
 
 
@@ -132,39 +137,39 @@ def test_one_long_sequence_is_shared_by_all_processors() -> None:
     assert np.sort(loads)[-programs // 4] <= 2.5 * loads.mean()
 
 
-def outputs(load: Workload, mixed: bool = False) -> list[Tensor]:
+def outputs(load: Workload, fixed: bool = False) -> list[Tensor]:
+    """Of each sequence; ``fixed``: in a step of which the device alone knows the lengths."""
     attention = load.backend("triton")
     metadata = load.metadata()
-    if not mixed:
-        attention.plan(metadata)
-    else:
+    if fixed:
         rows, tokens = len(load.lens) + 2, len(load.query) + 5
-        buffers = attention.mixed_buffers(tokens + 3, rows + 1, 20)
-        attention.plan_mixed(rows, tokens)
-        fill(buffers, metadata, rows, tokens)
+        attention.plan_fixed(padded(metadata, rows, tokens), 320)
         padding = load.query.new_full((5, *load.query.shape[1:]), float("nan"))
         load.query = torch.cat((load.query, padding))
         load.key, load.value = (
             torch.cat((each, padding[:, : each.shape[1]])) for each in (load.key, load.value)
         )
+    else:
+        attention.plan(metadata)
     output = load.run(attention)
-    if mixed:
+    if fixed:
         assert not output[-5:].any()
         output = output[:-5]
     return list(output.split([query for query, _ in load.lens]))
 
 
-def fill(buffers: Any, metadata: AttentionMetadata, rows: int, tokens: int) -> None:
-    """As a graph does: one sequence has the tokens of padding, one nothing."""
-    count = len(metadata.kv_lens)
-    buffers.query_start_loc[: count + 1] = metadata.query_start_loc
-    buffers.query_start_loc[count + 1 : rows + 1] = tokens
-    buffers.kv_lens.zero_()
-    buffers.kv_lens[:count] = metadata.kv_lens
-    width = metadata.block_table.shape[1]
-    buffers.block_table[:count, :width] = metadata.block_table
-    buffers.slot_mapping.fill_(-1)
-    buffers.slot_mapping[: len(metadata.slot_mapping)] = metadata.slot_mapping
+def padded(metadata: AttentionMetadata, rows: int, tokens: int) -> AttentionMetadata:
+    """Of two sequences of padding, one has three tokens; two tokens are behind all sequences."""
+    count, used = len(metadata.kv_lens), len(metadata.slot_mapping)
+    starts = metadata.query_start_loc.new_full((rows + 1,), used + 3)
+    starts[: count + 1] = metadata.query_start_loc
+    slots = metadata.slot_mapping.new_full((tokens,), -1)
+    slots[:used] = metadata.slot_mapping
+    kv_lens = metadata.kv_lens.new_zeros(rows)
+    kv_lens[:count] = metadata.kv_lens
+    table = metadata.block_table.new_zeros(rows, 20)
+    table[:count, : metadata.block_table.shape[1]] = metadata.block_table
+    return AttentionMetadata(starts, kv_lens, table, slots, [], [], 0)
 
 
 LENS = [(1, 20), (1, 150), (3, 80), (66, 90), (40, 130), (1, 300), (5, 5)]
@@ -191,11 +196,11 @@ def test_the_last_bit_does_not_depend_on_the_rest_of_the_step(window: int | None
             assert torch.equal(output, together[index])
 
 
-def test_mixed_steps_of_a_fixed_size_have_the_same_bits_and_padding_is_zero() -> None:
+def test_steps_of_a_fixed_size_have_the_same_bits_and_padding_is_zero() -> None:
     load = Workload(LENS)
     expected = outputs(load)
     for chosen in ([0, 1, 2, 3, 4, 5, 6], [5, 1], [3, 0]):
-        got = outputs(part_of(load, chosen), mixed=True)
+        got = outputs(part_of(load, chosen), fixed=True)
         assert all(torch.equal(out, expected[i]) for i, out in zip(chosen, got, strict=True))
 
 
