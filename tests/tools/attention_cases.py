@@ -37,9 +37,7 @@ class Case:
 
     @property
     def spec(self) -> KVSpec:
-        return KVSpec(
-            self.kv_heads, self.dim, self.window, self.value_dim, self.chunk, self.latent
-        )
+        return KVSpec(self.kv_heads, self.dim, self.window, self.value_dim, self.chunk, self.latent)
 
 
 _MODELS = {

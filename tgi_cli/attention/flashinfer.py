@@ -181,7 +181,9 @@ class FlashInferAttention(TritonAttention):
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
         super().plan_padded(metadata, rows)
         self._metadata, self._rows = None, rows
-        self.plan_replay(rows, np.array([] if metadata is None else metadata.kv_lens_host, np.int32))
+        self.plan_replay(
+            rows, np.array([] if metadata is None else metadata.kv_lens_host, np.int32)
+        )
 
     def plan_replay(self, rows: int, kv_lens: np.ndarray) -> None:
         # Padding has a page with one token: without any, a plan has no defined result.
@@ -257,7 +259,12 @@ class FlashInferAttention(TritonAttention):
             starts = captured.starts[: self._rows + 1]
             window = kind.window or 0
             list_pages(
-                metadata.block_table, metadata.kv_lens, starts, captured.pages, window, self.block_size
+                metadata.block_table,
+                metadata.kv_lens,
+                starts,
+                captured.pages,
+                window,
+                self.block_size,
             )
             captured.listed = (step, capturing)
         query = query.contiguous()

@@ -220,9 +220,7 @@ class TritonAttention(PagedAttention):
         tokens, heads, _ = query.shape
         # Of a fixed size, there may be tokens that belong to no sequence.
         make = torch.zeros if step.has_padding else torch.empty
-        output = make(
-            (tokens, heads, spec.value_width), dtype=query.dtype, device=query.device
-        )
+        output = make((tokens, heads, spec.value_width), dtype=query.dtype, device=query.device)
         if _has_latents(spec) and softcap is None and bias is None:
             self._attend_latents(layer, query, output, scale, sinks)
             return output

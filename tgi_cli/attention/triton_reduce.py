@@ -81,9 +81,7 @@ def reduce_kernel(
     A program takes all chunks of one row at once, to wait for memory once.
     """
     head, token, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    query_begin, query_len, kv_len = lengths_of(
-        query_start_loc, kv_lens, sequence, sequence >= 0
-    )
+    query_begin, query_len, kv_len = lengths_of(query_start_loc, kv_lens, sequence, sequence >= 0)
     few, _, _, _, chunks = partition(
         query_len, kv_len, FEW_TOKENS, CHUNK, MAX_CHUNKS, MANY_CHUNK, SPLIT_TOKENS,
         WINDOW, CHUNKED, ALIGNMENT,

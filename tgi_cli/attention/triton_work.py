@@ -29,7 +29,8 @@ from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.triton_attend import first_visible
 from tgi_cli.attention.triton_tiles import KEY_ALIGNMENT
 
-_DOUBLINGS = 16
+_DOUBLINGS = 10
+"""So that chunks are of 256 to 262,144 keys."""
 _BLOCK = 256
 
 
@@ -140,7 +141,7 @@ def partition(
     keys = kv_lens - begin
     size = tl.where(few, CHUNK, MANY_CHUNK)
     most = tl.where(few, MAX_CHUNKS, tl.maximum(SPLIT_TOKENS // tl.maximum(query_lens, 1), 1))
-    for _ in tl.static_range(16):  # _DOUBLINGS
+    for _ in tl.static_range(10):  # _DOUBLINGS
         size = tl.where(size * most < keys, size * 2, size)
     return few, first, begin, size, tl.maximum(tl.cdiv(keys, size), 1)
 
@@ -270,9 +271,7 @@ def constants(rule: Rule) -> dict[str, int | bool]:
     }
 
 
-def sizes_of(
-    rule: Rule, query_lens: np.ndarray, kv_lens: np.ndarray
-) -> tuple[ListSize, ListSize]:
+def sizes_of(rule: Rule, query_lens: np.ndarray, kv_lens: np.ndarray) -> tuple[ListSize, ListSize]:
     """The exact sizes of both lists, of lengths (int64 [B]) that the host knows."""
     tiles, chunks = rule.bounds(query_lens, kv_lens)
     items, few = tiles * chunks, query_lens <= rule.few_tokens

@@ -95,10 +95,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--for", dest="capabilities", type=int, nargs="+", default=[80, 90, 100], metavar="CAPABILITY"
+        "--for",
+        dest="capabilities",
+        type=int,
+        nargs="+",
+        default=[80, 90, 100],
+        metavar="CAPABILITY",
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="GROUP")
-    parser.add_argument("--match", default="", metavar="NAME", help="only cases with it in their name")
+    parser.add_argument(
+        "--match", default="", metavar="NAME", help="only cases with it in their name"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TRITON_CACHE_DIR", folder)

@@ -137,7 +137,9 @@ def write_known(
 ) -> None:
     """Padding has no slot."""
     kept = slots >= 0
-    PagedAttention.write(self, layer, key[kept], None if value is None else value[kept], slots[kept])
+    PagedAttention.write(
+        self, layer, key[kept], None if value is None else value[kept], slots[kept]
+    )
 
 
 def stage(
@@ -171,10 +173,9 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     module.BatchDecodeWithPagedKVCacheWrapper = Decode  # type: ignore[attr-defined]
     module.BatchPrefillWithPagedKVCacheWrapper = Prefill  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    from tgi_cli.attention.triton import TritonAttention
-
     from tgi_cli.attention import flashinfer as backend
     from tgi_cli.attention import triton
+    from tgi_cli.attention.triton import TritonAttention
 
     # Triton's kernels need a GPU.
     monkeypatch.setattr(TritonAttention, "write", write_known)
@@ -236,7 +237,9 @@ def test_decodes_of_a_fixed_size_are_planned_before_each_replay(window: int | No
     assert buffers is not None
     for rows, kv_lens in ((4, []), (4, [70, 16, 130]), (4, [17]), (6, [1, 2, 3, 64, 65, 150])):
         count = len(kv_lens)
-        tables = [list(range(12 * row, 12 * row + -(-kv // BLOCK))) for row, kv in enumerate(kv_lens)]
+        tables = [
+            list(range(12 * row, 12 * row + -(-kv // BLOCK))) for row, kv in enumerate(kv_lens)
+        ]
         query = torch.randn(rows, 4, DIM).bfloat16()
         attention.plan_padded(None, rows)
         if count:

@@ -19,8 +19,14 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from tests.tools.paged_run import make_metadata
-from tgi_cli.attention import AttentionMetadata, KVSpec, create_attention
-from tgi_cli.attention import triton_latent, triton_launch, triton_work
+from tgi_cli.attention import (
+    AttentionMetadata,
+    KVSpec,
+    create_attention,
+    triton_latent,
+    triton_launch,
+    triton_work,
+)
 from tgi_cli.attention import triton_tiles as tiles
 from tgi_cli.attention.fp8 import to_fp8
 from tgi_cli.attention.triton_cache import how_to_read, write_cache

@@ -92,7 +92,9 @@ def test_lists_have_each_item_once_and_parts_apart(seed: int, window: int) -> No
             assert (lens[sequence][0] > rule.few_tokens) == many
             start = int(work.starts[sequence])
             count = int(all_tiles[sequence] * all_chunks[sequence])
-            assert own[start : start + count] == [sequence] * count == [sequence] * own.count(sequence)
+            assert (
+                own[start : start + count] == [sequence] * count == [sequence] * own.count(sequence)
+            )
             if all_chunks[sequence] > 1:
                 at = int(work.parts_at[sequence])
                 own_parts = range(at, at + lens[sequence][0] * int(all_chunks[sequence]))
@@ -172,7 +174,7 @@ def padded(metadata: AttentionMetadata, rows: int, tokens: int) -> AttentionMeta
     return AttentionMetadata(starts, kv_lens, table, slots, [], [], 0)
 
 
-LENS = [(1, 20), (1, 150), (3, 80), (66, 90), (40, 130), (1, 300), (5, 5)]
+LENS = [(1, 20), (1, 100), (3, 70), (18, 80), (1, 200)]
 
 
 def part_of(load: Workload, chosen: list[int]) -> Workload:
@@ -189,27 +191,27 @@ def part_of(load: Workload, chosen: list[int]) -> Workload:
 
 @pytest.mark.parametrize("window", [None, 90])
 def test_the_last_bit_does_not_depend_on_the_rest_of_the_step(window: int | None) -> None:
-    load = Workload(LENS, window=window)
+    load = Workload(LENS, heads=4, kv_heads=1, dim=16, window=window)
     together = outputs(load)
-    for chosen in ([1], [5, 0], [4, 2], [3], [6, 5, 4, 3, 2, 1, 0]):
+    for chosen in ([1], [3, 2], [4, 3, 2, 1, 0]):
         for index, output in zip(chosen, outputs(part_of(load, chosen)), strict=True):
             assert torch.equal(output, together[index])
 
 
 def test_steps_of_a_fixed_size_have_the_same_bits_and_padding_is_zero() -> None:
-    load = Workload(LENS)
+    load = Workload(LENS, heads=4, kv_heads=1, dim=16)
     expected = outputs(load)
-    for chosen in ([0, 1, 2, 3, 4, 5, 6], [5, 1], [3, 0]):
+    for chosen in ([0, 1, 2, 3, 4], [4, 1]):
         got = outputs(part_of(load, chosen), fixed=True)
         assert all(torch.equal(out, expected[i]) for i, out in zip(chosen, got, strict=True))
 
 
 def test_a_token_among_few_has_the_bits_of_a_decode() -> None:
     """So drafts, which are verified together, are what would have been computed without them."""
-    load = Workload([(5, 130)], heads=8, kv_heads=2)
+    load = Workload([(5, 130)], heads=4, kv_heads=1, dim=16)
     together = outputs(load)[0]
     last = part_of(load, [0])
-    for token in range(5):
+    for token in (0, 2, 4):
         alone = part_of(load, [0])
         alone.lens = [(1, 126 + token)]
         alone.query, alone.key, alone.value = (
@@ -255,5 +257,3 @@ def test_queries_beyond_the_range_of_float16_meet_keys_of_8_bits(exponent: int) 
         else:
             outputs.append(attention(0, query, None, None, scale))
     torch.testing.assert_close(*outputs, atol=2e-2, rtol=2e-2)
-
-

@@ -99,7 +99,5 @@ def test_layers_that_agree_are_measured_once(tmp_path: Path) -> None:
 
 def test_nothing_is_measured_without_a_choice(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path))
-    chosen = attention_choice.choose_attention(
-        model, torch.float32, CPU, torch.float32, 100, ALONE
-    )
+    chosen = attention_choice.choose_attention(model, torch.float32, CPU, torch.float32, 100, ALONE)
     assert chosen is None
