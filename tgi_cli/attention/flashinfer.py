@@ -110,32 +110,22 @@ class FlashInferAttention(TritonAttention):
     ) -> None:
         self._library = _library()
         if dtype not in (torch.float16, torch.bfloat16):
-            raise ConfigError(
+            raise _refusal(
                 f"FlashInfer has no attention for {str(dtype).removeprefix('torch.')}",
                 "use bfloat16 or float16, or the attention backend triton",
             )
         if any(spec.index for spec in specs):
-            raise ConfigError(
-                "FlashInfer has no attention to tokens that an indexer chooses",
-                "use the attention backend triton",
-            )
+            raise ConfigError("FlashInfer has no attention to tokens that an indexer chooses")
         for head_dim in {spec.head_dim for spec in specs}.difference(HEAD_DIMS):
-            raise ConfigError(
-                f"FlashInfer has no attention for heads of {head_dim} dimensions",
-                "use the attention backend triton",
-            )
+            raise _refusal(f"FlashInfer has no attention for heads of {head_dim} dimensions")
         for spec in specs:
             if spec.value_width != spec.head_dim or spec.values_in_keys:
-                raise ConfigError(
+                raise _refusal(
                     f"FlashInfer has no paged attention for keys of {spec.head_dim} and values of "
-                    f"{spec.value_width} dimensions",
-                    "use the attention backend triton",
+                    f"{spec.value_width} dimensions"
                 )
             if spec.chunk is not None:
-                raise ConfigError(
-                    "FlashInfer has no attention over chunks of positions",
-                    "use the attention backend triton",
-                )
+                raise _refusal("FlashInfer has no attention over chunks of positions")
         super().__init__(specs, block_size, dtype, device, cache_dtype)
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._kinds: dict[_Kind, _Wrappers] = {}
@@ -207,15 +197,13 @@ class FlashInferAttention(TritonAttention):
         bias: Tensor | None = None,
     ) -> Tensor:
         if bias is not None:
-            raise ConfigError(
+            raise _refusal(
                 "this model's attention has a bias by distance, which FlashInfer's paged kernels "
-                "have not",
-                "use the attention backend triton",
+                "have not"
             )
         if sinks is not None:
-            raise ConfigError(
-                "this model's attention has sinks, which FlashInfer's paged kernels have not",
-                "use the attention backend triton",
+            raise _refusal(
+                "this model's attention has sinks, which FlashInfer's paged kernels have not"
             )
         metadata = self._metadata
         spec = self.specs[layer]
@@ -392,6 +380,10 @@ def _page_counts(
 def _tensor_cores(kind: _Kind) -> bool:
     """Its advice: from 4 query heads per KV head on, they are the faster."""
     return kind.heads // kind.kv_heads >= 4
+
+
+def _refusal(message: str) -> ConfigError:
+    return ConfigError(message, "use the attention backend triton")
 
 
 def _library() -> ModuleType:

@@ -32,6 +32,7 @@ from tgi_cli.attention.triton_attend import (
     load_queries,
 )
 from tgi_cli.attention.triton_work import lengths_of, partition
+from tgi_cli.device.triton_launch import cached_launches
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -53,6 +54,7 @@ def _store_rows(
         tl.store(to[:, None] + dims[None, :], rest.to(to.dtype.element_ty), mask=mask)
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=[
@@ -148,7 +150,7 @@ def decode_kernel(
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if HAS_SINKS:
             # Of several chunks, the sum over these adds it.
-            sink = tl.load(sinks + heads, mask=known & (chunks == 1), other=0.0).to(tl.float32)
+            sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
             largest = tl.where(chunks == 1, sink * LOG2E, largest)
             total = tl.where(chunks == 1, total + 1.0, total)
         attended, attended_rest, largest, total = attend_tiles(
@@ -175,6 +177,7 @@ def decode_kernel(
             tl.store(part_sums + part, largest + tl.log2(total), mask=known)
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride", "many_at"],
     do_not_specialize_on_alignment=[
@@ -261,7 +264,7 @@ def prefill_kernel(
         largest = tl.full((BLOCK_M,), LOWEST, dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if HAS_SINKS:
-            sink = tl.load(sinks + heads, mask=known & (chunks == 1), other=0.0).to(tl.float32)
+            sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
             largest = tl.where(chunks == 1, sink * LOG2E, largest)
             total = tl.where(chunks == 1, total + 1.0, total)
 

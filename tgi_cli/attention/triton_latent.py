@@ -32,6 +32,7 @@ from tgi_cli.attention.triton_work import (
     lengths_of,
     partition,
 )
+from tgi_cli.device.triton_launch import cached_launches
 
 FEW_TOKENS = 4
 CHUNK, MAX_CHUNKS = 1024, 16
@@ -56,6 +57,7 @@ class LatentRows:
     fp8: int
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride", "items_at", "list_number"],
     do_not_specialize_on_alignment=[
@@ -134,7 +136,7 @@ def latent_kernel(
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if HAS_SINKS:
             # Of several chunks, the sum over these adds it.
-            sink = tl.load(sinks + heads, mask=known & (chunks == 1), other=0.0).to(tl.float32)
+            sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
             largest = tl.where(chunks == 1, sink * _LOG2E_CONSTANT, largest)
             total = tl.where(chunks == 1, total + 1.0, total)
         table = block_table + sequence.to(tl.int64) * table_stride

@@ -17,8 +17,8 @@ from tgi_cli.attention.triton_reduce import Parts, add_up
 from tgi_cli.attention.triton_work import Rule, Work, constants
 
 FEW_ROWS = 64
-"""Rows of queries, heads times tokens, up to which the tokens of a sequence are few: decodes, drafts
-to verify, the ends of prompts."""
+"""Rows of queries, heads times tokens, up to which the tokens of a sequence are few: decodes,
+drafts to verify, the ends of prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.triton_attend import LOG2E, LOWEST
 from tgi_cli.attention.triton_tiles import Hardware, next_power_of_2
 from tgi_cli.attention.triton_work import ListSize, Work, constants, lengths_of, partition
+from tgi_cli.device.triton_launch import cached_launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def _nothing(device: torch.device) -> Parts:
     return Parts(*torch.empty(2, 64, dtype=torch.float32, device=device))
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "parts_at"]
 )
@@ -110,6 +112,7 @@ def reduce_kernel(
         tl.store(to, attended.to(output.dtype.element_ty), mask=inside)
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["many_at"],
     do_not_specialize_on_alignment=[

@@ -28,6 +28,7 @@ from torch import Tensor
 from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.triton_attend import first_visible
 from tgi_cli.attention.triton_tiles import KEY_ALIGNMENT
+from tgi_cli.device.triton_launch import cached_launches
 
 _DOUBLINGS = 10
 """So that chunks are of 256 to 262,144 keys."""
@@ -192,6 +193,7 @@ def _work_of(
 
 
 # Of what differs from step to step the compiler is to know nothing: it would compile anew.
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["num_sequences", "many_at"],
     do_not_specialize_on_alignment=[

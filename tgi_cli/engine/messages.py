@@ -64,6 +64,8 @@ class GenerationRequest:
         stop_token_ids: ids that end the request, themselves part of the output.
         ignore_eos: the stop ids do not end it (for benchmarks).
         cache_salt: sequences share cached prefixes only under the same salt.
+        tenant: who sent it, as opaque bytes. Drafts are taken from answers to requests of the same
+            tenant, salt and adapter only.
         priority: higher is served first and preempted last; a signed 64-bit number.
         timeout_seconds: from its arrival at the engine, or None for no limit.
         prompt_logprobs: report the log-probability of each prompt token after the first, and of
@@ -93,6 +95,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     cache_salt: bytes = b""
+    tenant: bytes = b""
     priority: int = 0
     timeout_seconds: float | None = None
     fork_of: int | None = None

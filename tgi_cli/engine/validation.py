@@ -100,8 +100,8 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
         raise ValueError(f"a thinking budget with markers of more than {_MAX_MARKER_IDS} tokens")
     if len(request.prediction) > info.max_total_tokens:
         raise ValueError(f"a prediction of more than {info.max_total_tokens} tokens")
-    if len(request.cache_salt) > _MAX_SALT_BYTES:
-        raise ValueError(f"a cache salt of more than {_MAX_SALT_BYTES} bytes")
+    if max(len(request.cache_salt), len(request.tenant)) > _MAX_SALT_BYTES:
+        raise ValueError(f"a cache salt or a tenant of more than {_MAX_SALT_BYTES} bytes")
     if max(sampling.top_logprobs, request.prompt_logprobs or 0) > info.vocab_size:
         raise ValueError(
             f"more log-probabilities than the vocabulary has tokens ({info.vocab_size})"

@@ -73,6 +73,7 @@ REQUEST = {
         inside=st.booleans(),
     ),
     "cache_salt": st.binary(max_size=40),
+    "tenant": st.binary(max_size=40),
     "priority": st.integers(-(2**63), 2**63 - 1),
     "timeout_seconds": st.none() | st.floats(0, 1e9),
     "fork_of": st.none() | uint64,

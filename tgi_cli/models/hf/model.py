@@ -107,6 +107,9 @@ class TransformersForCausalLM(CausalLM):
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
 
+    def token_vectors(self, input_ids: Tensor) -> Tensor:
+        return self._skeleton.decoder.get_input_embeddings()(input_ids)
+
 
 def transformers_facts(config: ModelConfig) -> ModelFacts:
     """What the engine must know of a checkpoint before it loads it.

@@ -229,6 +229,7 @@ class Generator:
             ignore_eos=spec.ignore_eos and not only_own,
             priority=spec.priority,
             cache_salt=spec.cache_salt,
+            tenant=spec.tenant,
             grammar=grammar,
             thinking=spec.thinking,
             prediction=prediction[: self.info.max_total_tokens],

@@ -51,6 +51,8 @@ class GenerationSpec:
         priority: Higher values are served first.
         cache_salt: Requests share cached prefixes only if they have the same salt, so that timing
             reveals nothing about other tenants' prompts.
+        tenant: Whose API key the request has, as opaque bytes; empty without keys. Drafts are never
+            taken from answers to other tenants.
         adapter: Name of the LoRA adapter; empty for the base model.
     """
 
@@ -79,4 +81,5 @@ class GenerationSpec:
     prediction: str = ""
     priority: int = 0
     cache_salt: bytes = b""
+    tenant: bytes = b""
     adapter: str = ""
