@@ -110,12 +110,12 @@ class FlashInferAttention(TritonAttention):
     ) -> None:
         self._library = _library()
         if dtype not in (torch.float16, torch.bfloat16):
-            raise _refusal(
+            raise ConfigError(
                 f"FlashInfer has no attention for {str(dtype).removeprefix('torch.')}",
                 "use bfloat16 or float16, or the attention backend triton",
             )
         if any(spec.index for spec in specs):
-            raise ConfigError("FlashInfer has no attention to tokens that an indexer chooses")
+            raise _refusal("FlashInfer has no attention to tokens that an indexer chooses")
         for head_dim in {spec.head_dim for spec in specs}.difference(HEAD_DIMS):
             raise _refusal(f"FlashInfer has no attention for heads of {head_dim} dimensions")
         for spec in specs:
