@@ -21,7 +21,7 @@ from tgi_cli.device.distributed import Shard
 from tgi_cli.kernels import custom_kernels_enabled
 from tgi_cli.layers import Attention
 from tgi_cli.models import CausalLM
-from tgi_cli.worker.cuda_graphs import cuda_graphs
+from tgi_cli.worker.graph_capture import cuda_graphs
 from tgi_cli.worker.sizing.memory import release_unused_memory
 
 log = logging.getLogger(__name__)
