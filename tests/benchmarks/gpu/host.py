@@ -6,8 +6,8 @@ A model with the layers and heads of the shape, but few dimensions, runs on the 
 a GPU: modules choose Triton's kernels, arguments are bound and specialized, metadata is prepared.
 Kernels are neither compiled nor launched (tests/tools/triton_stub.py), and matrix products only
 allocate their result. What is left out is what the driver takes for a launch, 2 to 4 us each, and
-for a CUDA graph's, some 10 us. Torch's own small operations run on the CPU. CPU time of this thread,
-medians.
+for a CUDA graph's, some 10 us. Torch's own small operations run on the CPU. CPU time of the
+thread, medians.
 
 "graphs" replays steps as served: decodes, and mixed steps of up to 512 prompt tokens. "eager" runs
 the modules: larger mixed steps. ``--before`` lets Triton dispatch each launch itself.
