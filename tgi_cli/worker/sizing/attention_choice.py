@@ -214,7 +214,7 @@ def event_seconds(attention: PagedAttention, work: Callable[[], Tensor]) -> floa
         graph = cuda_graphs()()
         graph.capture(work)
         run = graph.replay
-    times = []
+    times: list[float] = []
     for _ in range(REPEATS + 1):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call, unused-ignore]
         begin.record()
