@@ -123,7 +123,7 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._copies: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
-            self._copies = torch.cuda.Stream(self._device)
+            self._copies = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._last_copy: torch.cuda.Event | None = None
         self.logits_at_once = max(1, MAX_LOGITS[self._device.type] // vocab_size)
         self.scores_at_once = max(1, MAX_SCORES[self._device.type] // vocab_size)
