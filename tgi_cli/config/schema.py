@@ -25,6 +25,7 @@ class EngineOptions:
     prefix_caching: bool = default("prefix_caching")
     disable_grammar_support: bool = False
     quantize_head: bool = False
+    quantize_head_bits: int | None = None
     cuda_memory_fraction: float = default("cuda_memory_fraction")
     rope_scaling: str | None = None
     rope_factor: float | None = None
@@ -33,6 +34,11 @@ class EngineOptions:
     measured_limits: bool = default("measured_limits")
     state_prefill: str = default("state_prefill")
     json_output: bool = False
+
+    @property
+    def head_bits(self) -> int | None:
+        """Bits that the output head is quantized to, or None if it is not."""
+        return self.quantize_head_bits or (8 if self.quantize_head else None)
 
     @property
     def rope(self) -> tuple[str, float] | None:
@@ -74,12 +80,19 @@ class ServeConfig(EngineOptions):
     """Socket on which TGI's clients find the first shard, without its ``-0``."""
     speculate: int | None = None
     speculative_config: str | None = None
+    speculative_model: str | None = None
+    """Id or folder of weights that draft; for the model server always a folder."""
     watermark_gamma: float = default("watermark_gamma")
     watermark_delta: float = default("watermark_delta")
     max_restarts: int = default("max_restarts")
     watchdog_timeout: float = default("watchdog_timeout")
     logger_level: str = default("logger_level")
     graceful_termination_timeout: int = default("graceful_termination_timeout")
+
+    @property
+    def asks_for_drafts(self) -> bool:
+        """Whether the user has set how much is speculated."""
+        return self.speculate is not None or self.speculative_config is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +195,10 @@ class EngineConfig(EngineOptions):
     """Maximum draft tokens of a sequence in one step; 0: no speculative decoding."""
     drafts_from_answers: bool
     """Whether drafts may come from recent answers to others with the same salt and adapter."""
+    speculative_model: str | None
+    """Folder of weights that draft, or None."""
+    speculative_method: str | None
+    """What they are said to be (one of :data:`tgi_cli.config.speculation.METHODS`), or None."""
     explicit_limits: tuple[str, ...]
     """Limits that the user set: warm-up does not lower them. Those of drafts are among them."""
     decoder: DecoderFacts | None = None

@@ -84,6 +84,8 @@ class Batch:
         validate_length(length, request.max_new_tokens, self.config)
         if decoder is not None:
             validate_for_decoder(request, decoder)
+        elif request.first_id is not None:
+            raise ValueError("only answers of encoder-decoder models begin with a given token")
         parent = None if request.fork_of is None else self.live.get(request.fork_of)
         if parent is not None:
             source = parent.request
@@ -292,6 +294,10 @@ class Batch:
                 self._append_token(sequence, result, sample, outputs)
                 if accepted:
                     self._append_behind(sequence, result, sample, accepted, outputs)
+                if self.speculator is not None and index in result.proposals:
+                    known = len(sequence.token_ids) == entry.end + 1 + accepted
+                    if known and sequence.first_unsent < 0 and entry.is_current:
+                        self.speculator.proposed(sequence, result.proposals[index])
         return outputs
 
     def _verify(

@@ -46,10 +46,13 @@ class EngineSettings(TypedDict, total=False):
         quantize: How to quantize plain weights on loading: ``int8``, ``fp8``,
             ``bitsandbytes-nf4``...; see ``--quantize``.
         quantize_head: Quantize the output head to 8-bit integers.
+        quantize_head_bits: Quantize the output head to 8 bits, or to 4 (nf4).
         num_shard: Processes that share the model, including this one: a GPU each, or the cores
             of the CPU.
         speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
             Default: 7 on a CPU, 0 on a GPU.
+        speculative_model: Weights that draft tokens, a folder or an id on the hub: a smaller model
+            with the same vocabulary, or heads made for the model.
         max_loras: LoRA adapters that share a batch. Default: 4 if adapters are named, else 0.
         max_cpu_loras: LoRA adapters in the CPU's memory.
         max_lora_rank: Highest rank of a LoRA adapter.
@@ -69,8 +72,10 @@ class EngineSettings(TypedDict, total=False):
     kv_cache_dtype: str
     quantize: str | None
     quantize_head: bool
+    quantize_head_bits: int | None
     num_shard: int | None
     speculate: int | None
+    speculative_model: str | None
     max_loras: int | None
     max_cpu_loras: int | None
     max_lora_rank: int | None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from tgi_cli import kernels
-from tgi_cli.attention import StateCache, create_attention
+from tgi_cli.attention import PagedAttention, StateCache, attention_name, create_attention
+from tgi_cli.attention.fp8 import FP8_DTYPES
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.device import default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
@@ -20,12 +20,21 @@ from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError
 from tgi_cli.layers import chunked
 from tgi_cli.layers.lora import LoraTable
-from tgi_cli.models import load_model, model_facts, read_config
+from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.cpu_program import compile_program
+from tgi_cli.models.kv_scales import kv_scales
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.models.registry import scale_rope
+from tgi_cli.process.resident_memory import trim_heap
+from tgi_cli.worker.lazy_grammars import LazyGrammars
 from tgi_cli.worker.lora_cache import LoraCache
-from tgi_cli.worker.sizing.memory import LOAD_REMEDY, out_of_memory_as_error, release_unused_memory
+from tgi_cli.worker.sizing.attention_choice import choose_attention
+from tgi_cli.worker.sizing.memory import (
+    LOAD_REMEDY,
+    out_of_memory_as_error,
+    release_unused_memory,
+)
+from tgi_cli.worker.speculation.load import Target, load_drafter
 from tgi_cli.worker.worker import LoadedModel, ModelWorker
 
 if TYPE_CHECKING:
@@ -33,6 +42,10 @@ if TYPE_CHECKING:
     from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
 
 log = logging.getLogger(__name__)
+
+_TOKENIZER_FILES = ("tokenizer*.json", "*vocab*", "*.model", "*.tiktoken")
+"""Patterns of files that a tokenizer is made of: its own format, and those that transformers
+converts."""
 
 
 def load_worker(
@@ -92,7 +105,7 @@ def make_worker(
             "give one of the two",
         )
     quantized = config.quantize or facts.quantization not in (None, "mxfp4")
-    if config.cross_check and (quantized or config.quantize_head):
+    if config.cross_check and (quantized or config.head_bits):
         raise ConfigError(
             "--cross-check compares with transformers' own weights, and these are quantized",
             "leave it off, or serve plain weights",
@@ -100,7 +113,7 @@ def make_worker(
     if config.state_prefill == "chunked":
         chunked.functions()  # before the weights, which take a while
     constrained = not (config.disable_grammar_support or shard.rank)
-    grammars = _load_grammars(config, facts) if constrained else None
+    grammars = _grammars(config, facts) if constrained else None
     table = _make_table(config)
     device = device_of(config.device, shard.rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -117,7 +130,7 @@ def make_worker(
             lora=table,
             max_positions=config.max_total_tokens,
             quantize=config.quantize,
-            quantize_head=config.quantize_head,
+            head_bits=config.head_bits,
         )
         lora = None if table is None else LoraCache(model, table, dtype, device)
         if config.cross_check:
@@ -125,20 +138,27 @@ def make_worker(
 
             served = config.max_total_tokens
             cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
-    explicit = {"speculate", "speculative_config"}.intersection(config.explicit_limits)
+    named = {"speculate", "speculative_config", "speculative_model"}
+    explicit = named.intersection(config.explicit_limits)
     if model.state_specs and config.speculate and explicit:
         raise ConfigError(
             f"--speculate {config.speculate}: the recurrent states of {facts.architecture} cannot "
             "be rolled back to before a draft token that is rejected",
             "leave it off",
         )
+    target = Target(model, model_config, facts, dtype, device)
+    with out_of_memory_as_error(LOAD_REMEDY):
+        drafter = load_drafter(config, target)
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
         set_threads(default_threads(model.weight_bytes, shard.size))
+    kind = config.attention
+    if kind is None:
+        kind = choose_attention(model, dtype, device, cache_dtype, config.max_total_tokens, shard)
     try:
         attention = create_attention(
-            config.attention,
+            kind,
             model.kv_specs,
             config.block_size,
             dtype,
@@ -148,18 +168,33 @@ def make_worker(
         )
     except ValueError as error:
         raise ConfigError(f"--attention {config.attention}: {error}", "leave it off") from error
+    if cache_dtype in FP8_DTYPES and config.load_format != "dummy":
+        _use_scales(config, model, attention)
     if config.state_prefill == "chunked":
         use_chunks(attention.states)
     kernels.set_threads(None)
-    program = compile_program(model, attention)
-    if program is not None and table is None:
+    captured = drafter.needs if drafter is not None and isinstance(drafter.needs, tuple) else ()
+    program = compile_program(model, attention, captured)
+    alone = drafter is None or drafter.compiled
+    if program is not None and table is None and alone:
         # What is left to torch takes microseconds, and its threads would look for more work for
         # milliseconds, on cores that the kernels' need: 8 streams lost a quarter of their rate.
         kernels.set_threads(torch.get_num_threads())
         set_threads(1)
-    loaded = LoadedModel(facts, model, attention, lora, program, time.monotonic() - began)
+    loaded = LoadedModel(facts, model, attention, lora, program, drafter, time.monotonic() - began)
     with out_of_memory_as_error():  # the tables of rows, as long as the context
         return ModelWorker(config, loaded, shard, grammars)
+
+
+def _use_scales(config: EngineConfig, model: CausalLM, attention: PagedAttention) -> None:
+    """Store keys and values by the checkpoint's scales, if it has any."""
+    scales = kv_scales(config.model_path, model)
+    if scales and not attention.use_scales(scales):
+        log.info(
+            "the checkpoint's scales of keys and values are not used: attention by %s stores them "
+            "as they are",
+            attention_name(attention),
+        )
 
 
 def use_chunks(states: StateCache | None) -> None:
@@ -178,20 +213,22 @@ def use_chunks(states: StateCache | None) -> None:
     states.chunked = True
 
 
-def _load_grammars(config: EngineConfig, facts: ModelFacts) -> Future[LLGuidance | None]:
-    """Read the vocabulary for grammars on a thread, while the weights are read."""
-    from tgi_cli.worker.grammar import load_grammars  # brings llguidance
+def _grammars(config: EngineConfig, facts: ModelFacts) -> LazyGrammars | None:
+    """The compiler of grammars; None, with a warning, if there is no tokenizer for them."""
 
-    pool = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
-    future = pool.submit(
-        load_grammars,
-        config.model_path,
-        facts.vocab_size,
-        facts.eos_token_ids,
-        config.trust_remote_code,
-    )
-    pool.shutdown(wait=False)
-    return future
+    def load() -> LLGuidance | None:
+        from tgi_cli.worker.grammar import load_grammars  # brings llguidance and tokenizers
+
+        made = load_grammars(
+            config.model_path, facts.vocab_size, facts.eos_token_ids, config.trust_remote_code
+        )
+        trim_heap()  # what reading took for a while is a multiple of what is left
+        return made
+
+    if not any(next(config.model_path.glob(each), None) for each in _TOKENIZER_FILES):
+        log.warning("grammars are unavailable: %s has no tokenizer", config.model_path)
+        return None
+    return LazyGrammars(load, facts.eos_token_ids)
 
 
 def _make_table(config: EngineConfig) -> LoraTable | None:

@@ -2,13 +2,17 @@
 
 What follows a draft tells whether it was right, whether it was verified or not. So the estimates
 stay current while nothing is verified, and no step is spent on finding out whether it would pay.
+Drafts with weights are another matter, since proposing them takes time: see
+:mod:`tgi_cli.engine.speculation.proposals`.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
-nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay.
+nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay or it pauses.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -16,14 +20,13 @@ from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, DraftSource, class_of
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
-from tgi_cli.engine.speculation.step_costs import StepCosts
-from tgi_cli.engine.step import GrammarMatcher, Step
+from tgi_cli.engine.speculation.look_ups import LookUps, longest_pause
+from tgi_cli.engine.speculation.proposals import Proposals
+from tgi_cli.engine.speculation.step_costs import Costs, StepCosts
+from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
 
-MAX_IDLE = 7
-"""Most steps in a row in which a sequence is not looked up, once what it finds is not verified."""
-
-_IDLE_AFTER = 8
-"""Such look-ups after which it pauses for a step, and for one more each time."""
+_NEW_REQUESTS = 0.25
+"""Share of an ended request in the failures that the next one begins with."""
 
 
 @dataclass(slots=True)
@@ -31,18 +34,20 @@ class _Draftee:
     """A sequence that drafts are looked up for.
 
     Attributes:
+        look_ups: whether they are worth it.
         own: how its drafts fared.
         draft: the latest one, until it is known what follows.
         at: the number of the sequence's tokens then.
-        unused: look-ups in a row whose drafts were not verified.
-        idle: steps until the next look-up.
+        verified: how many of its drafts the step verified.
+        price: what verifying them took, in steps without drafts.
     """
 
+    look_ups: LookUps
     own: Averages = field(default_factory=Averages)
     draft: Draft | None = None
     at: int = 0
-    unused: int = 0
-    idle: int = 0
+    verified: int = 0
+    price: float = 0.0
 
 
 class AdaptiveSpeculator:
@@ -52,14 +57,35 @@ class AdaptiveSpeculator:
         most: drafts of a sequence in one step.
         costs: predicts the durations of steps.
         drafters: asked in this order, until one has drafts.
+        clock: in seconds, to measure look-ups with.
+        most_proposed: drafts that the worker proposes for a sequence at once; 0 if its drafter has
+            no weights.
     """
 
-    def __init__(self, most: int, costs: StepCosts, drafters: Many[Drafter]) -> None:
+    def __init__(
+        self,
+        most: int,
+        costs: StepCosts,
+        drafters: Many[Drafter],
+        clock: Callable[[], float] = time.perf_counter,
+        most_proposed: int = 0,
+    ) -> None:
         self._most = most
         self._costs = costs
         self._drafters = drafters
+        self._clock = clock
         self._acceptance = Acceptance()
         self._draftees: dict[int, _Draftee] = {}
+        self._failures = 0.0
+        """Of the look-ups of requests that have ended: what new ones begin with."""
+        self._proposals: Proposals | None = None
+        if most_proposed:
+            self._proposals = Proposals(min(most, most_proposed), costs, self._acceptance)
+
+    @property
+    def asks_worker(self) -> bool:
+        """See the protocol."""
+        return self._proposals is not None
 
     def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
         """See the protocol."""
@@ -68,36 +94,79 @@ class AdaptiveSpeculator:
         costs = self._costs.of(count, context)
         if not costs.pay:
             return [[] for _ in sequences]
-        draftees = [self._look_up(sequence) for sequence in sequences]
-        survivals = [self._survivals(draftee) for draftee in draftees]
-        if not any(survivals):
-            return [[] for _ in sequences]
-        lengths = choose_lengths(survivals, costs.durations, costs.margin)
-        proposals: list[list[int]] = []
-        for sequence, draftee, length in zip(sequences, draftees, lengths, strict=True):
-            draft = draftee.draft
-            if draft is None:
-                proposals.append([])
-            elif length:
-                draftee.unused = 0
-                sequence.drafts_predicted = draft.source is DraftSource.PREDICTION
-                proposals.append(draft.token_ids[:length])
+        began, looked_up = self._clock(), 0
+        draftees = []
+        for sequence in sequences:
+            draftee = self._draftee(sequence, costs)
+            if draftee.look_ups.pause:
+                draftee.look_ups.pause -= 1
             else:
-                draftee.unused += 1
-                draftee.idle = min(MAX_IDLE, draftee.unused // _IDLE_AFTER)
-                proposals.append([])
+                looked_up += 1
+                self._look_up(sequence, draftee, costs)
+            draftees.append(draftee)
+        proposals = self._choose(sequences, draftees, costs)
+        if looked_up:
+            self._costs.looked_up((self._clock() - began) / looked_up)
         return proposals
 
-    def _look_up(self, sequence: Sequence) -> _Draftee:
+    def _choose(
+        self, sequences: Many[Sequence], draftees: list[_Draftee], costs: Costs
+    ) -> list[list[int]]:
+        """Of what was found or proposed, the drafts that are worth verifying."""
+        drafts = [[] if each.draft is None else each.draft.token_ids for each in draftees]
+        survivals = [self._survivals(draftee) for draftee in draftees]
+        found = [True] * len(sequences)
+        if self._proposals is not None:
+            for index, sequence in enumerate(sequences):
+                token_ids, chances = self._proposals.drafts(sequence)
+                if sum(chances) > sum(survivals[index]):
+                    drafts[index], survivals[index] = token_ids, chances
+                    found[index] = False
+        if not any(survivals):
+            return [[] for _ in sequences]
+        lengths = choose_lengths(survivals, costs.durations)
+        total = sum(lengths)
+        price = (costs.durations[total] / costs.durations[0] - 1.0) / max(1, total)
+        for index, (sequence, draftee) in enumerate(zip(sequences, draftees, strict=True)):
+            length = lengths[index]
+            drafts[index] = drafts[index][:length]
+            if not length:
+                continue
+            draft = draftee.draft if found[index] else None
+            sequence.drafts_predicted = draft is not None and draft.source is DraftSource.PREDICTION
+            if draft is not None:
+                draftee.verified, draftee.price = length, length * price
+        return drafts
+
+    def ask(self, sequences: Many[Sequence]) -> list[int] | None:
+        """See the protocol."""
+        assert self._proposals is not None
+        found = []
+        for sequence in sequences:
+            draftee = self._draftees.get(sequence.request.request_id)
+            # Where a text goes on as one that was found, it probably still does after the step.
+            found.append(0.0 if draftee is None else sum(self._survivals(draftee)))
+        return self._proposals.ask(sequences, found)
+
+    def proposed(self, sequence: Sequence, proposal: Proposal) -> None:
+        """See the protocol."""
+        if self._proposals is not None:
+            self._proposals.take(sequence, proposal)
+
+    def _draftee(self, sequence: Sequence, costs: Costs) -> _Draftee:
+        """The sequence, with what has become of the latest look-up."""
         key, tokens = sequence.request.request_id, sequence.token_ids
         draftee = self._draftees.get(key)
         if draftee is None:
-            draftee = self._draftees[key] = _Draftee()
-        if draftee.draft is not None:
-            self._settle(draftee, tokens)
-        if draftee.idle:
-            draftee.idle -= 1
-            return draftee
+            draftee = self._draftees[key] = _Draftee(LookUps(int(self._failures)))
+        elif draftee.draft is not None:
+            self._settle(draftee, tokens, costs)
+        if self._proposals is not None:
+            self._proposals.settle(sequence)
+        return draftee
+
+    def _look_up(self, sequence: Sequence, draftee: _Draftee, costs: Costs) -> None:
+        tokens = sequence.token_ids
         most = min(self._most, sequence.max_tokens - len(tokens) - 1)
         for drafter in self._drafters:
             draft = drafter.draft(sequence, most)
@@ -105,51 +174,64 @@ class AdaptiveSpeculator:
                 draft = _allowed(draft, sequence.matcher)
             if draft is not None:
                 draftee.draft, draftee.at = draft, len(tokens)
-                break
-        return draftee
+                return
+        self._account(draftee, 0.0, False, costs)
 
-    def _settle(self, draftee: _Draftee, tokens: list[int]) -> None:
+    def _settle(self, draftee: _Draftee, tokens: list[int], costs: Costs) -> None:
         """Learn from what followed the latest draft."""
         draft, draftee.draft = draftee.draft, None
         assert draft is not None
         own, learn, length = draftee.own, self._acceptance.learn, draft.length
-        for index, token in enumerate(tokens[draftee.at : draftee.at + len(draft.token_ids)]):
-            right = token == draft.token_ids[index]
-            learn(own, class_of(draft.source, length + index), draft.shares[index], right)
-            if not right:
+        followed = tokens[draftee.at : draftee.at + len(draft.token_ids)]
+        right = 0
+        for index, token in enumerate(followed):
+            is_right = token == draft.token_ids[index]
+            learn(own, class_of(draft.source, length + index), draft.shares[index], is_right)
+            if not is_right:
                 break
+            right += 1
+        accepted = min(right, draftee.verified)
+        self._account(draftee, accepted / costs.sequences - draftee.price, right > 0, costs)
+        draftee.verified, draftee.price = 0, 0.0
+
+    def _account(self, draftee: _Draftee, gain: float, right: bool, costs: Costs) -> None:
+        longest = longest_pause(costs.sequences, costs.look_up)
+        draftee.look_ups.settle(gain, costs.look_up, right, longest)
 
     def _survivals(self, draftee: _Draftee) -> list[float]:
         """The chances that each of its drafts and all before it are right."""
         draft = draftee.draft
         if draft is None:
             return []
-        survival, survivals = 1.0, []
-        chance, own, source, length = (
-            self._acceptance.chance,
-            draftee.own,
-            draft.source,
-            draft.length,
-        )
-        for index, share in enumerate(draft.shares):
-            survival *= chance(own, class_of(source, length + index), share)
-            survivals.append(survival)
-        return survivals
+        first, count = draft.length, len(draft.shares)
+        kinds = [class_of(draft.source, length) for length in range(first, first + count)]
+        return self._acceptance.survivals(draftee.own, kinds, draft.shares)
 
     def learn(self, sequence: Sequence, drafts: Many[int], accepted: int) -> None:
         """See the protocol; the tokens themselves tell more."""
 
     def finish(self, sequence: Sequence) -> None:
         """See the protocol."""
-        self._draftees.pop(sequence.request.request_id, None)
+        draftee = self._draftees.pop(sequence.request.request_id, None)
+        if draftee is not None:
+            self._failures += _NEW_REQUESTS * (draftee.look_ups.failures - self._failures)
+        if self._proposals is not None:
+            self._proposals.finish(sequence)
         for drafter in self._drafters:
             drafter.finish(sequence)
 
     def timed(self, step: Step, seconds: float) -> None:
         """See the protocol."""
         count = step.num_decodes
-        if count and count == len(step.rows) and not step.new and not step.num_prefill_tokens:
-            self._costs.learn(count, step.num_drafts, sum(step.starts) // count, seconds)
+        if not count or count != len(step.rows) or step.new or step.num_prefill_tokens:
+            return
+        context, asked = sum(step.starts) // count, step.proposals
+        if asked and all(asked):
+            rows = count + step.num_drafts
+            timed = StepTime(count, rows, context, seconds, max(asked))
+            self._costs.learn_proposing(timed)
+        elif not any(asked):
+            self._costs.learn(count, step.num_drafts, context, seconds)
 
 
 def _allowed(draft: Draft, matcher: GrammarMatcher) -> Draft | None:
