@@ -36,7 +36,8 @@ class Target(CausalLM):
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.head.T
+        logits: Tensor = hidden @ self.head.T
+        return logits
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
         vectors: Tensor = self.table[input_ids]

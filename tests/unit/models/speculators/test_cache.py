@@ -58,14 +58,11 @@ def test_sequences_see_their_own_tokens_from_the_first_on(backend: str, first: i
             ends = starts + counts
             parts = list(zip(starts, ends, strict=True))
             assert positions.tolist() == [p for start, end in parts for p in range(start, end)]
-            found = cache.attention(
-                0,
-                *(
-                    torch.cat([each[i][start:end] for i, (start, end) in enumerate(parts)])
-                    for each in (query, key, value)
-                ),
-                scale=DIM**-0.5,
+            queries, keys, values = (
+                torch.cat([each[i][start:end] for i, (start, end) in enumerate(parts)])
+                for each in (query, key, value)
             )
+            found = cache.attention(0, queries, keys, values, DIM**-0.5)
         expected = [
             plain(query[i][start:end], key[i][first:end], value[i][first:end])
             for i, (start, end) in enumerate(parts)
