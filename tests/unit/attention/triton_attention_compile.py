@@ -87,8 +87,7 @@ def test_attention(capability: int, case: Case, compiled: list[tuple[str, Any]])
         assert f".target sm_{capability}" in kernel.asm["ptx"]
         assert kernel.metadata.shared <= SHARED[capability]
         code = code_of(kernel)
-        # Known to spill: latents of 512 dimensions, and heads of 256 over a cache of 8 bits.
-        if not case.latent and (case.dim < 256 or case.cache_dtype is None):
+        if not case.latent:  # of 512 dimensions, which are known to spill
             assert (name, code.spills, code.stack) == (name, 0, 0)
         if name in ("decode_kernel", "prefill_kernel", "latent_kernel"):
             assert code.matrix_instructions
@@ -100,7 +99,12 @@ def test_attention(capability: int, case: Case, compiled: list[tuple[str, Any]])
     for name in set(kernels) & by_pieces:
         copies = [line for line in kernels[name].asm["ptx"].splitlines() if "cp.async.c" in line]
         assert any("0x10" in line for line in copies)
-    if "prefill_kernel" in kernels and capability == 90:
+    # With 32 rows there is no instruction for a group of warps.
+    if (
+        "prefill_kernel" in kernels
+        and capability == 90
+        and kernels["prefill_kernel"].metadata.num_warps == 8
+    ):
         assert "wgmma.mma_async" in kernels["prefill_kernel"].asm["ptx"]
 
 
