@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,11 @@ FULL_NAMES = {
 
 def installed() -> list[str]:
     """Return the peers that are installed."""
-    return [name for name in FULL_NAMES if find_spec(name) is not None]
+    found = []
+    for name in FULL_NAMES:
+        with suppress(ImportError):
+            found += [name] if find_spec(name) is not None else []
+    return found
 
 
 def run_peer(
