@@ -15,13 +15,12 @@ from tgi_cli.engine.step import Proposal, Step
 
 
 class Speculator(Protocol):
-    """Proposes drafts for the running sequences, and learns which of them were right.
+    """Proposes drafts for the running sequences, and learns which of them were right."""
 
-    Attributes:
-        asks_worker: whether the worker has a drafter with weights, whose proposals it asks for.
-    """
-
-    asks_worker: bool
+    @property
+    def asks_worker(self) -> bool:
+        """Whether the worker has a drafter with weights, whose proposals it asks for."""
+        ...
 
     def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
         """Draft tokens behind each sequence, likely ones first to be dropped from the end.
