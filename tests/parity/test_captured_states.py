@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,10 +29,11 @@ def captured(
     """Hidden states, and the captured ones, of a text in one step."""
     attention = create_attention(backend, model.kv_specs, 16, dtype, CPU)
     attention.allocate(8)
-    runs: CausalLM | CpuProgram | None = model
+    runs: CausalLM | CpuProgram = model
     if program:
-        runs = compile_program(model, attention, LAYERS)
-        assert runs is not None
+        compiled = compile_program(model, attention, LAYERS)
+        assert compiled is not None
+        runs = compiled
     states = CapturedStates(LAYERS)
     with torch.inference_mode():
         attention.plan(make_metadata([[5, 2]], [COUNT], [COUNT], 16))
@@ -47,7 +49,7 @@ def test_they_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     path = make_checkpoint(CASES[name], tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    theirs: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
     inputs: dict[int, Tensor] = {}
     layers = theirs.base_model.layers
     last = len(layers)

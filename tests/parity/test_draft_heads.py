@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.parity.cases import CASES
+from tests.parity.cases import CASES, SMALL, Case
 from tests.tools.checkpoints import make_llama
 from tests.tools.draft_heads import LAYER, edit, make_eagle3, make_medusa, make_mlp_speculator
 from tests.tools.miniatures import make_miniature, write_byte_tokenizer
@@ -136,7 +136,7 @@ def perfect(target: Path, path: Path) -> tuple[Path, Path]:
         heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
         config["transformer_layer_config"] |= heads
 
-    make_llama(path / "target", num_hidden_layers=2)
+    make_llama(path / "target", num_hidden_layers=6)
     write_byte_tokenizer(path / "target")
     edit(path / "target", silence)
     own = load_file(path / "target" / "model.safetensors")
@@ -197,7 +197,7 @@ def test_proposals_are_those_of_a_plain_head_over_transformers_states(
         recorder.proposals.clear()
         llm.generate(PROMPTS, [GREEDY, SAMPLED] * 3, max_new_tokens=20, ignore_eos=True)
     assert len(recorder.proposals) > 30
-    theirs = AutoModelForCausalLM.from_pretrained(target, attn_implementation="eager")
+    theirs: Any = AutoModelForCausalLM.from_pretrained(target, attn_implementation="eager")
     embedding = theirs.get_input_embeddings().weight.detach()
     plain = PlainEagle3(load_file(head / "model.safetensors"), LAYER, embedding)
     for tokens, ids in sample(recorder.proposals):
@@ -218,12 +218,7 @@ def sample(proposals: list[Any]) -> Iterator[Any]:
 
 
 def test_a_model_that_transformers_runs_gives_no_states_of_layers(tmp_path: Path) -> None:
-    config = CASES["Llama 3"].values
-    target = make_llama(
-        tmp_path / "target",
-        **{**config, "architectures": ["ArceeForCausalLM"], "model_type": "arcee"},
-    )
-    write_byte_tokenizer(target)
+    target = make_miniature(Case("ArceeConfig", SMALL), tmp_path / "target")
     head = make_eagle3(tmp_path / "head", "vllm")
     with pytest.raises(UnsupportedModelError, match="hidden states that this model does not give"):
         LLM(target, speculative_model=str(head), **LIMITS)

@@ -86,6 +86,8 @@ class GenerationRequest:
         thinking: the most reasoning that the request may generate, or None for any.
         prediction: token ids that the answer is expected to resemble (OpenAI's predicted outputs),
             which drafts are taken from; the answer does not depend on them.
+        first_id: token that the answer of an encoder-decoder model begins with, such as its
+            language; None for that of the generation config.
     """
 
     request_id: int
@@ -103,6 +105,7 @@ class GenerationRequest:
     grammar: str | None = None
     thinking: ThinkingBudget | None = None
     prediction: tuple[int, ...] = ()
+    first_id: int | None = None
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None

@@ -12,7 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
 
+
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _kernel(
     x: tl.tensor,  # [P, K], rows sorted by expert

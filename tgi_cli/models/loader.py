@@ -83,7 +83,7 @@ def load_model(
             if layout is not None:
                 stored = merge_quantized(stored, layout)
             unused = () if layout is None else layout.ignored
-            stacked = fill_model(model, stored, device, progress, unused)
+            stacked = fill_model(model, stored, device, progress, unused, shard.size == 1)
             if stacked and shard.rank == 0:
                 name = str(dtype).removeprefix("torch.")
                 why = "as parts of larger ones, or split by heads"

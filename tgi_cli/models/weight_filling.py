@@ -1,8 +1,7 @@
 """Fills the layers of a model with the tensors of a checkpoint, without a second copy of them.
 
 Layers are completed one after the other: memory is taken, the shards are copied (and cast) out
-of the mapped file, the result is packed, and only then comes the next. The file is mapped anew
-every few megabytes, since pages that were read count as resident until they are unmapped.
+of the file, the result is packed, and only then comes the next.
 https://huggingface.co/docs/safetensors/index#format
 """
 
@@ -10,27 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tgi_cli.errors import CheckpointError
 from tgi_cli.layers import Loadable, WeightSlot
 from tgi_cli.models.base import LoadableModel
 from tgi_cli.models.checkpoint import QUANTIZED, StoredTensor, some
-from tgi_cli.models.weight_files import unreadable
+from tgi_cli.models.tensor_readers import MappedReader, ReadAhead, TensorReader
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 LayerSlots = tuple[Loadable, list[WeightSlot]]
 """A layer, and the tensors that it needs."""
 
-_MAPPED_BYTES = 16 << 20
-"""Bytes to read from a mapping before it is dropped."""
+READS_AHEAD = frozenset({"cuda"})
+"""Kinds of devices whose weights are read by threads, into memory that is pinned on CUDA."""
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes of the dtypes that are cast to the model's when loaded."""
@@ -104,6 +99,7 @@ def fill_model(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
     unused: tuple[str, ...] = (),
+    whole: bool = True,
 ) -> int:
     """Fill all layers of a model, once all tensors have been checked.
 
@@ -113,6 +109,8 @@ def fill_model(
         device: where the weights go.
         progress: called with (bytes read, bytes in all) as layers are completed.
         unused: regular expressions for whole names of further tensors that are not needed.
+        whole: whether this process keeps whole tensors. A shard does not: of what it reads from a
+            mapped file, the other shards' parts stay on the disk.
 
     Returns:
         How many quantized weights had to be dequantized.
@@ -123,7 +121,7 @@ def fill_model(
     layers = layer_slots(model)
     wanted = [slot for _, slots in layers for slot in slots]
     fillings = _resolve(model, wanted, stored, unused)
-    _fill(layers, fillings, device, progress)
+    _fill(layers, fillings, device, progress, whole)
     return sum(filling.num_dequantized for filling in fillings.values())
 
 
@@ -139,65 +137,44 @@ def _fill(
     fillings: dict[str, SlotAssignment],
     device: torch.device,
     progress: Callable[[int, int], None] | None,
+    whole: bool,
 ) -> None:
     total = sum(filling.num_bytes for filling in fillings.values())
     done = 0
-    mapped = _MappedFiles()
+    reader: TensorReader = MappedReader()
+    if device.type in READS_AHEAD and whole:
+        ordered = (fillings[slot.name] for _, slots in layers for slot in slots)
+        wanted = (part for filling in ordered for each in filling.stored for part in each.pieces)
+        reader = ReadAhead(wanted, pin=device.type == "cuda")
     try:
         for layer, slots in layers:
             layer.materialize(device)
             for slot in slots:
                 filling = fillings[slot.name]
-                mapped.fill(filling)
+                _fill_slot(filling, reader)
                 done += filling.num_bytes
             layer.finish()
             if progress is not None:
                 progress(done, total)
     finally:
-        mapped.close()
+        reader.close()
 
 
-class _MappedFiles:
-    """Checkpoint files that are open now; closed again after every ``_MAPPED_BYTES`` read."""
+def _fill_slot(filling: SlotAssignment, reader: TensorReader) -> None:
+    slot, source = filling.slot, filling.source
+    read = [_read_one(each, reader) for each in filling.stored]
+    if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
+        slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
+        return
+    tensor = source.view(*map(_dense, read))
+    plain = source == Source(source.names) and read[0] is tensor
+    if not (plain and slot.keep is not None and slot.keep(tensor)):
+        slot.fill(tensor)
 
-    def __init__(self) -> None:
-        self._open: dict[Path, Any] = {}  # safe_open has no types
-        self._stack = ExitStack()
-        self._read = 0
 
-    def fill(self, filling: SlotAssignment) -> None:
-        if self._read >= _MAPPED_BYTES:
-            self.close()
-        slot, source = filling.slot, filling.source
-        read = [self._read_one(each) for each in filling.stored]
-        if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
-            slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
-        else:
-            tensor = source.view(*map(_dense, read))
-            plain = source == Source(source.names) and read[0] is tensor
-            if not (plain and slot.keep is not None and slot.keep(tensor)):
-                slot.fill(tensor)
-        self._read += filling.num_bytes
-
-    def _read_one(self, stored: StoredTensor) -> torch.Tensor | QuantizedWeight:
-        if stored.read is None:
-            return self._tensor(stored)
-        return stored.read(*map(self._tensor, stored.parts))
-
-    def _tensor(self, stored: StoredTensor) -> torch.Tensor:
-        try:
-            if stored.file not in self._open:
-                tensors = safe_open(stored.file, framework="pt")
-                self._open[stored.file] = self._stack.enter_context(tensors)
-            tensor: torch.Tensor = self._open[stored.file].get_tensor(stored.name)
-        except (SafetensorError, OSError) as error:
-            raise unreadable(stored.file, error) from error
-        return tensor
-
-    def close(self) -> None:
-        self._open.clear()
-        self._stack.close()
-        self._read = 0
+def _read_one(stored: StoredTensor, reader: TensorReader) -> torch.Tensor | QuantizedWeight:
+    read = [reader.read(piece) for piece in stored.pieces]
+    return read[0] if stored.read is None else stored.read(*read)
 
 
 def _dense(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:

@@ -44,7 +44,7 @@ _STEP_LISTS = (
     *("request_ids", "token_ids", "logprobs", "top_ids", "top_logprobs"),
     *("started", "finished", "prompt_logprobs", "drafts"),
 )
-_OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar")
+_OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar", "first_id")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
 

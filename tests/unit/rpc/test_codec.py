@@ -62,6 +62,7 @@ REQUEST = {
     "stop_token_ids": st.frozensets(uint32),
     "ignore_eos": st.booleans(),
     "grammar": st.none() | st.text(),
+    "first_id": st.none() | uint32,
     "thinking": st.none()
     | st.builds(
         ThinkingBudget,

@@ -108,7 +108,8 @@ class TransformersForCausalLM(CausalLM):
         return self._head(hidden)
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
-        return self._skeleton.decoder.get_input_embeddings()(input_ids)
+        vectors: Tensor = self._skeleton.decoder.get_input_embeddings()(input_ids)
+        return vectors
 
 
 def transformers_facts(config: ModelConfig) -> ModelFacts:

@@ -111,7 +111,7 @@ class Eagle3(LoadableModel):
         if self.input_norm is not None:
             states = self.input_norm(states)
         if len(self.fc_norm):
-            parts = states.split(self.target_size, dim=-1)
+            parts = torch.split(states, self.target_size, dim=-1)
             normed = [
                 norm(part.contiguous()) for norm, part in zip(self.fc_norm, parts, strict=True)
             ]

@@ -170,8 +170,6 @@ def _layers(config: ModelConfig, num_layers: int) -> tuple[int, ...]:
     found = tuple(each + 1 for each in ids) if outputs else tuple(ids)
     if not all(0 <= each <= num_layers for each in found):
         raise config.invalid(f"{_IDS!r} is {list(ids)}, of a model with {num_layers} layers")
-    if len(set(found)) != len(found):
-        raise config.invalid(f"{_IDS!r} names a layer twice: {list(ids)}")
     return found
 
 

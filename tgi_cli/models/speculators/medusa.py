@@ -92,11 +92,8 @@ class Medusa(LoadableModel):
         self.ignored = spec.ignored
         self._target = (target,)  # in a tuple, so that it does not become a submodule
         self.blocks = nn.ModuleList(
-            nn.ModuleList(
-                ReplicatedLinear(build, hidden_size, hidden_size, spec.bias)
-                for _ in range(spec.num_layers)
-            )
-            for _ in range(spec.num_heads)
+            ReplicatedLinear(build, hidden_size, hidden_size, spec.bias)
+            for _ in range(spec.num_heads * spec.num_layers)
         )
         self.heads = nn.ModuleList(
             LMHead(build, hidden_size, vocab_size, None)
@@ -104,11 +101,13 @@ class Medusa(LoadableModel):
         )
 
     def source(self, name: str) -> Source:
-        kind, head, rest = name.split(".", 2)
+        kind, number, parameter = name.split(".")
         if kind == "heads":
-            last = f"{head}.{self.spec.num_layers}" if self.spec.numbered else f"lm_heads.{head}"
-            return Source((f"{last}.{rest}",))
-        layer, parameter = rest.split(".")
+            last = f"{number}.{self.spec.num_layers}"
+            if not self.spec.numbered:
+                last = f"lm_heads.{number}"
+            return Source((f"{last}.{parameter}",))
+        head, layer = divmod(int(number), self.spec.num_layers)
         if self.spec.numbered:
             return Source((f"{head}.{layer}.linear.{parameter}",))
         return Source((f"blocks.{head}.layers.{layer}.{parameter}",))
@@ -118,7 +117,8 @@ class Medusa(LoadableModel):
         found = []
         for index in range(count):
             state = hidden
-            for block in self.blocks[index]:
+            for layer in range(self.spec.num_layers):
+                block = self.blocks[index * self.spec.num_layers + layer]
                 state = state + ops.activate(block(state), "silu")
             head = self.heads[index] if len(self.heads) else self._target[0].logits
             found.append(likeliest(head(state)))

@@ -39,7 +39,8 @@ class Target(CausalLM):
         return hidden @ self.head.T
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:
-        return self.table[input_ids]
+        vectors: Tensor = self.table[input_ids]
+        return vectors
 
 
 def state_of(tokens: Sequence[int], width: int) -> Tensor:

@@ -61,7 +61,8 @@ def one_layer(kind: str, values: dict[str, Any]) -> Any:
     """transformers' model with a single layer."""
     torch.manual_seed(3)
     config = getattr(transformers, kind)(**values)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    kinds: Any = transformers.AutoModelForCausalLM
+    model = kinds.from_config(config, attn_implementation="eager")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith(("bias", "layernorm.weight", "norm.weight")):
             tensor.data.add_(torch.randn(tensor.shape) * 0.2)

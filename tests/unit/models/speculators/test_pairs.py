@@ -132,6 +132,18 @@ def test_a_cached_prefix_needs_no_earlier_state(make: Make) -> None:
     steps.check(Entry(0), Entry(2, 3), Entry(1))
 
 
+def test_a_row_forgets_the_sequence_that_it_had(make: Make) -> None:
+    """The next one begins where it ended, behind another text."""
+    steps = make()
+    steps.add(0, random_ids(60, 20))
+    steps.check(Entry(0, 12))
+    other = random_ids(60, 21)
+    steps.add(1, other)
+    steps.check(Entry(1, 14))
+    steps.add(0, other[:12] + random_ids(60, 22), steps.rows[1].blocks[:3], 12)
+    steps.check(Entry(0), Entry(1))
+
+
 def test_a_preempted_sequence_comes_back_to_its_blocks(make: Make) -> None:
     steps = make()
     tokens = random_ids(60, 13)
