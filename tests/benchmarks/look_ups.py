@@ -5,7 +5,8 @@
 Replays answers that are known beforehand through a speculator, without a model: a step of B
 sequences with d drafts is taken to last ``(1 + ROW * d) * STEP`` seconds, times
 ``1 + 0.1 * (B - 1)`` for its sequences, and what looking up really takes is added. So the figures
-are those of a server whose steps last so long, without the noise of its steps.
+are those of a server whose steps last so long, without the noise of its steps. Time is that of the
+processor.
 
 ``prose`` are words by Zipf's law, which match everywhere and tell nothing; ``distinct`` never
 match; ``copy`` repeats the prompt with changes; ``again`` are answers that were given before.
@@ -136,7 +137,7 @@ def replay(workload: str, clients: int, step: float, row: float) -> Figures:
     times = [StepTime(1, 1 + drafts, 8, duration(1, drafts)) for drafts in (0, 1, 3, 7, 15)]
     times += [StepTime(n, n, 8, duration(n, 0)) for n in (2, 4, 8, 16)]
     speculator = AdaptiveSpeculator(
-        MOST, StepCosts(times, MOST), (GrammarDrafter(), LookupDrafter())
+        MOST, StepCosts(times, MOST), (GrammarDrafter(), LookupDrafter()), time.thread_time
     )
     random_, ids = random.Random(0), itertools.count()
     texts = [WORKLOADS[workload](random_, number) for number in range(REQUESTS * clients)]
@@ -147,9 +148,9 @@ def replay(workload: str, clients: int, step: float, row: float) -> Figures:
         if not running:
             return figures
         sequences = [client.sequence for client in running if client.sequence is not None]
-        began = time.perf_counter()
+        began = time.thread_time()
         proposals = speculator.propose(sequences, False)
-        host = time.perf_counter() - began
+        host = time.thread_time() - began
         made = Step(number, num_decodes=len(sequences), rows=list(range(len(sequences))))
         for client, drafts in zip(running, proposals, strict=True):
             assert client.sequence is not None
@@ -164,7 +165,7 @@ def replay(workload: str, clients: int, step: float, row: float) -> Figures:
             figures.seconds_off += (1 + right) * duration(len(sequences), 0) / len(sequences)
         taken = duration(len(sequences), made.num_drafts) + host
         figures.calls.append(host / len(sequences))
-        began = time.perf_counter()
+        began = time.thread_time()
         speculator.timed(made, taken)
         for client in list(running):
             if client.is_done:
@@ -172,7 +173,7 @@ def replay(workload: str, clients: int, step: float, row: float) -> Figures:
                 speculator.finish(client.sequence)
                 if not client.begin():
                     running.remove(client)
-        figures.seconds += taken + time.perf_counter() - began
+        figures.seconds += taken + time.thread_time() - began
     raise AssertionError
 
 

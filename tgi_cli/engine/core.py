@@ -52,6 +52,9 @@ MAX_CONSECUTIVE_FAILURES = 3
 POLL_SECONDS = 0.005
 """Between two looks at what other threads read or compile, while there is nothing else to do."""
 
+IDLE_SECONDS = 1.0
+"""Without requests, until the engine rests."""
+
 
 class EngineCore:
     """Runs the scheduler, and externally driven steps, over one worker.
@@ -65,6 +68,7 @@ class EngineCore:
         on_step: called for each step as it is launched, on the loop's thread: keep it quick.
         external_drafts: whether drafts are proposed for externally driven sequences, too, whose
             steps may then give several tokens.
+        on_idle: called on the loop's thread once nothing has been live for :data:`IDLE_SECONDS`.
 
     Attributes:
         inbox: put messages here, from any thread.
@@ -81,6 +85,7 @@ class EngineCore:
         speculator: Speculator | None = None,
         on_step: Callable[[StepStats], None] | None = None,
         external_drafts: bool = False,
+        on_idle: Callable[[], None] | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
@@ -95,6 +100,8 @@ class EngineCore:
         self._external = ExternalStepScheduler(self._batch, compiler, drafter)
         self._depth = depth
         self._on_step = on_step
+        self._on_idle = on_idle
+        self._has_rested = on_idle is None
         self._metrics = EngineMetrics()
         self._timer = StageTimer(self._metrics)
         self._pending: deque[tuple[Step, PendingResult]] = deque()
@@ -156,12 +163,15 @@ class EngineCore:
     def _drain_inbox(self) -> bool:
         """Handle all messages, after waiting for one if idle; False once the loop is to end."""
         idle = self._is_idle()
-        timeout = POLL_SECONDS if idle and self._awaits_others() else None
-        self._polls += timeout is not None
+        waits = idle and self._awaits_others()
+        timeout = POLL_SECONDS if waits else None if self._has_rested else IDLE_SECONDS
+        self._polls += waits
         while self._ending is None:
             try:
                 message = self.inbox.get(block=idle, timeout=timeout)
             except Empty:
+                if idle and not waits:
+                    self._rest()
                 break
             idle = False
             self._HANDLERS[type(message)](self, message)
@@ -171,6 +181,12 @@ class EngineCore:
         if isinstance(self._ending, Fail):
             raise ShardError(self._ending.cause, self._ending.remedy)
         return self._ending is None
+
+    def _rest(self) -> None:
+        """Nothing has been live for a while."""
+        self._has_rested = True
+        if self._on_idle is not None:
+            self._on_idle()
 
     def _is_idle(self) -> bool:
         """Whether nothing can be done before a message arrives, or before others are done."""
@@ -311,6 +327,7 @@ class EngineCore:
     def _arrive(self) -> None:
         """The oldest result is there."""
         self._failures = 0
+        self._has_rested = self._on_idle is None
         self.steps += 1
         self._timer.arrive()
 

@@ -109,6 +109,7 @@ def _serve(
         compiler=worker.grammars,
         speculator=create_speculator(config, capacity.step_times, capacity.most_proposed),
         external_drafts=serve.asks_for_drafts,
+        on_idle=trim_heap,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_scheduler import limits, request, with_states
+from tgi_cli.engine import core as core_module
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.core import MAX_CONSECUTIVE_FAILURES, EngineCore
 from tgi_cli.engine.messages import Cancel, Fail, FinishReason, Shutdown, StepOutputs
@@ -320,3 +321,18 @@ def test_progress_stops_during_a_step_that_does_not_end() -> None:
         go_on.set()
         client.read_until_finished(1)
         assert client.core.progress == 2
+
+
+def test_an_engine_without_requests_rests_once_after_each_time_of_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_module, "IDLE_SECONDS", 0.01)
+    rested = threading.Semaphore(0)
+    with running(FakeWorker(4), limits(), on_idle=rested.release) as client:
+        assert rested.acquire(timeout=20), "it may have worked before there were requests"
+        for number in range(3):
+            client.core.inbox.put(request(number, [1], 5))
+            client.read_until_finished(number)
+            assert rested.acquire(timeout=20)
+        assert not rested.acquire(timeout=0.1), "it rests already"
+    assert client.tokens[2] == continuation([1], 5, 1000)

@@ -158,7 +158,9 @@ class AdaptiveSpeculator:
         key, tokens = sequence.request.request_id, sequence.token_ids
         draftee = self._draftees.get(key)
         if draftee is None:
-            draftee = self._draftees[key] = _Draftee(LookUps(int(self._failures)))
+            failures = int(self._failures)
+            pause = min(failures, longest_pause(costs.sequences, costs.look_up)) // 2
+            draftee = self._draftees[key] = _Draftee(LookUps(failures, pause))
         elif draftee.draft is not None:
             self._settle(draftee, tokens, costs)
         if self._proposals is not None:

@@ -72,7 +72,7 @@ class LookupDrafter:
         if self._recent is not None and (best is None or best.length < LONG):
             # A token or two that match elsewhere tell less than those that match here.
             least = 1 if best is None else LONGEST
-            for index in self._recent.indexes(_key_of(sequence)):
+            for index in self._recent.indexes(_key_of(sequence), left):
                 found = _Reader(index, DraftSource.RECENT).draft(tokens, most, least)
                 if found is not None and (best is None or found.length > best.length):
                     best = found

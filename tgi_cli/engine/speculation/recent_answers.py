@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tgi_cli.engine.speculation.token_index import SEPARATOR, TokenIndex
+from tgi_cli.engine.speculation.token_index import SEPARATOR, SLICE, TokenIndex
 
 
 class Key(NamedTuple):
@@ -63,13 +63,18 @@ class RecentAnswers:
         text.extend(token_ids[-MAX_ANSWER:])
         text.append(SEPARATOR)
         self._num_tokens += min(len(token_ids), MAX_ANSWER) + 1
-        while indexes[0].extend():
-            pass
         self._texts.move_to_end(key)
         while self._num_tokens > MAX_TOKENS or len(self._texts) > MAX_KEYS:
             _, oldest = self._texts.popitem(last=False)
             self._num_tokens -= sum(len(index.tokens) for index in oldest)
 
-    def indexes(self, key: Key) -> Sequence[TokenIndex]:
-        """The texts of a key, the newer one first."""
-        return self._texts.get(key, ())
+    def indexes(self, key: Key, most: int = SLICE) -> Sequence[TokenIndex]:
+        """The texts of a key, the newer one first, after up to ``most`` more tokens of it.
+
+        Answers are indexed when they are looked for, for that may never be.
+        """
+        indexes = self._texts.get(key, ())
+        for index in indexes:
+            if most > 0:
+                most -= index.extend(most)
+        return indexes
