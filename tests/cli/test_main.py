@@ -174,6 +174,7 @@ VARIABLES = {
     "MEASURED_LIMITS": ("measured_limits", False),
     "STATE_PREFILL": ("state_prefill", "chunked"),
     "SPECULATE": ("speculate", 3),
+    "SPECULATIVE_MODEL": ("speculative_model", "org/draft"),
     "SPECULATIVE_CONFIG": ("speculative_config", '{"method":"ngram"}'),
     "SHARD_UDS_PATH": ("shard_uds_path", Path("/tmp/tgi-shard")),
     "WATERMARK_GAMMA": ("watermark_gamma", 0.25),

@@ -291,13 +291,12 @@ class GrammarMatcher(Protocol):
 
 
 class GrammarCompiler(Protocol):
-    """Makes matchers for one model's vocabulary.
+    """Makes matchers for one model's vocabulary."""
 
-    Attributes:
-        eos_token_ids: end tokens that a grammar that may end allows, the usual one first.
-    """
-
-    eos_token_ids: tuple[int, ...]
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """End tokens that a grammar that may end allows, the usual one first."""
+        ...
 
     def compile(self, grammar: str) -> Future[GrammarMatcher]:
         """A new matcher at a grammar's beginning, compiled off the caller's thread.
