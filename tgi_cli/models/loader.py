@@ -35,7 +35,13 @@ from tgi_cli.models.checkpoint import (
 )
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
-from tgi_cli.models.registry import checkpoint_format, decoder_spec, has_encoder, is_builtin
+from tgi_cli.models.registry import (
+    checkpoint_format,
+    decoder_spec,
+    has_encoder,
+    is_builtin,
+    reads_quantized,
+)
 from tgi_cli.models.weight_files import unreadable
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
@@ -145,7 +151,7 @@ def load_model(
     with torch.inference_mode(), large_blocks_apart():
         layout = checkpoint_format(config)
         method: QuantizationMethod = Unquantized()
-        if layout is not None or quantize is not None:
+        if layout is not None or quantize is not None or reads_quantized(config):
             method = Quantized(dtype, device, None if quantize is None else quantizer_for(quantize))
         head = QuantizedHead(dtype, device) if quantize_head else None
         build = Build(dtype, method, shard, lora, max_positions, head)
