@@ -200,7 +200,8 @@ class Experts(nn.Module):
 
     def _fused(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """The same in five launches: what a row reads and where it goes is part of the products."""
-        from tgi_cli.layers.triton_experts import combine, sort_pairs
+        from tgi_cli.layers.triton_experts import combine
+        from tgi_cli.layers.triton_sort import sort_pairs
 
         assert self.gate_up is not None
         assert self.down is not None

@@ -240,7 +240,7 @@ class LoraTable:
         if not slots or token_slots is None:
             self.columns = self.foreign = self.sorted_rows = None
         elif self._sorted is not None:  # the same memory in every step, as graphs need it
-            from tgi_cli.layers.triton_experts import sort_pairs
+            from tgi_cli.layers.triton_sort import sort_pairs
 
             ends, tokens = self._sorted
             self.columns = slice(0, self.slots * self.rank)

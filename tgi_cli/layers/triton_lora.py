@@ -131,7 +131,7 @@ def add_(
         a: [parts, slots * rank, inputs], contiguous.
         b: [slots * rank, outputs], contiguous.
         owners: int32 [outputs], the part of each output.
-        ends: int32 [slots], see :func:`tgi_cli.layers.triton_experts.sort_pairs`.
+        ends: int32 [slots], see :func:`tgi_cli.layers.triton_sort.sort_pairs`.
         pairs: int32 [T], the tokens sorted by slot, those without one last.
     """
     tokens, inputs = x.shape

@@ -12,7 +12,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from tests.tools.triton_compiler import compile_for, compile_only
-from tgi_cli.layers import triton_experts, triton_ops
+from tgi_cli.layers import triton_experts, triton_ops, triton_sort
 from tgi_cli.layers.routing import Routing
 from tgi_cli.layers.triton_lora import add_
 
@@ -44,7 +44,7 @@ def test_routing(compiled: list[tuple[str, Any]]) -> None:
 
 
 def test_what_stands_around_products(compiled: list[tuple[str, Any]]) -> None:
-    triton_experts.sort_pairs(torch.empty(8, 4, dtype=torch.int32), 32)
+    triton_sort.sort_pairs(torch.empty(8, 4, dtype=torch.int32), 32)
     triton_experts.combine(torch.empty(32, 2880, dtype=torch.bfloat16), torch.empty(8, 4))
     triton_ops.clamped_swiglu(torch.empty(32, 5760, dtype=torch.bfloat16))
     assert_compiled(compiled, 3)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.layers import Build, Loadable, triton_experts, triton_ops
+from tgi_cli.layers import Build, Loadable, triton_experts, triton_ops, triton_sort
 from tgi_cli.layers.experts import clamped_swiglu
 from tgi_cli.layers.grouped import Groups, looped_linear
 from tgi_cli.layers.lora import LoraPair, LoraTable
@@ -86,7 +86,7 @@ def test_pairs_are_sorted_by_expert(tokens: int) -> None:
     chosen = torch.rand(tokens, 9).argsort(1)[:, :3] + 1
     groups = Groups.sort(chosen, 12)
     for dtype in (torch.int32, torch.int64):
-        ends, pairs = triton_experts.sort_pairs(chosen.to(DEVICE, dtype), 12)
+        ends, pairs = triton_sort.sort_pairs(chosen.to(DEVICE, dtype), 12)
         assert torch.equal(ends.cpu(), groups.ends)
         assert torch.equal(pairs.cpu().long(), groups.pairs)
 
@@ -94,7 +94,7 @@ def test_pairs_are_sorted_by_expert(tokens: int) -> None:
 def test_negative_numbers_are_of_no_expert() -> None:
     chosen = torch.tensor([[-1], [2], [-1], [0], [2]]).to(DEVICE)
     out = torch.full((3,), 7).int().to(DEVICE), torch.full((5,), 9).int().to(DEVICE)
-    ends, pairs = triton_experts.sort_pairs(chosen, 3, out)
+    ends, pairs = triton_sort.sort_pairs(chosen, 3, out)
     assert ends.tolist() == [1, 1, 3]
     assert pairs.tolist() == [3, 1, 4, 9, 9]
     assert ends is out[0]
@@ -166,7 +166,7 @@ def mixture(method: QuantizationMethod, **values: object) -> MoE:
             "expert_bias": True,
         },
         {"top_k": 1, "scale_inputs": True, "router": "sigmoid_topk", "normalize": False},
-        {"gated": False, "activation": "relu2", "shared_intermediate_size": 40},
+        {"gated": False, "activation": "relu2", "shared_intermediate_size": 48},
     ],
     ids=["plain", "gpt-oss", "inputs scaled", "not gated"],
 )
@@ -254,7 +254,7 @@ def test_adapters_are_those_of_the_cpu(tokens: int, inputs: int) -> None:
     wanted = y.clone()
     table.plan(chosen.unique().tolist(), chosen)
     layer.add_(wanted, x)
-    ends, sorted_tokens = triton_experts.sort_pairs(chosen.to(DEVICE), slots)
+    ends, sorted_tokens = triton_sort.sort_pairs(chosen.to(DEVICE), slots)
     owners = torch.tensor([0] * 70 + [1] * 200 + [2] * 9).int().to(DEVICE)
     ours = y.to(DEVICE)
     b = torch.cat(layer.b, dim=1).to(DEVICE)
