@@ -256,7 +256,7 @@ class Stack:
         Raises:
             UnsupportedModelError: these differ from expert to expert.
         """
-        products = [layer.packed for layer in layers]
+        products: list[object] = [layer.packed for layer in layers]
         tiled = [each.weight for each in products if isinstance(each, TritonMatmul)]
         weight: Tensor | TiledWeight
         if len(tiled) == len(layers) and all(each.is_like(tiled[0]) for each in tiled):
