@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.benchmarks.gpu_device import Device, measure, seconds_of
+from tests.benchmarks.gpu.device import Device, measure, seconds_of
 from tgi_cli.attention import AttentionMetadata, KVSpec, PagedAttention, create_attention
 
 BLOCK = 16
@@ -66,7 +66,7 @@ def figures(
     for rows, context in DECODES if decodes is None else decodes:
         seconds, moved = _decode(device.device, load, backend, rows, context)
         name = f"decode {rows} x {context}"
-        yield Figure(name, seconds * 1e6, moved / seconds, moved / seconds / device.copy_bytes)
+        yield Figure(name, seconds * 1e6, moved / seconds, moved / seconds / device.bandwidth)
     for rows, tokens, context in PROMPTS if prompts is None else prompts:
         seconds, operations = _prefill(device.device, load, backend, rows, tokens, context)
         rate = operations / seconds

@@ -32,16 +32,17 @@ from tgi_cli.engine.step import Step
 from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.worker import ModelWorker
 
-VARIANTS: dict[str, tuple[str, str | None, bool]] = {
-    "bf16": ("{checkpoint}", None, False),
-    "gptq, 4 bits": ("{gptq4}", None, False),
-    "gptq, 4 bits, head of 8": ("{gptq4}", None, True),
-    "int8": ("{checkpoint}", "int8", False),
-    "int8, head too": ("{checkpoint}", "int8", True),
-    "nf4": ("{checkpoint}", "bitsandbytes-nf4", False),
-    "fp8": ("{checkpoint}", "fp8", False),
+VARIANTS: dict[str, tuple[str, str | None, int | None]] = {
+    "bf16": ("{checkpoint}", None, None),
+    "gptq, 4 bits": ("{gptq4}", None, None),
+    "gptq, 4 bits, head of 8": ("{gptq4}", None, 8),
+    "gptq, 4 bits, head of 4": ("{gptq4}", None, 4),
+    "int8": ("{checkpoint}", "int8", None),
+    "int8, head too": ("{checkpoint}", "int8", 8),
+    "nf4": ("{checkpoint}", "bitsandbytes-nf4", None),
+    "fp8": ("{checkpoint}", "fp8", None),
 }
-"""By name: the checkpoint, the value of ``--quantize``, and ``--quantize-head``."""
+"""By name: the checkpoint, the value of ``--quantize``, and ``--quantize-head-bits``."""
 
 BURST_STEPS = 20
 WARMUP_STEPS = 4
@@ -65,12 +66,12 @@ class Decoder:
     """A worker that decodes batches of sequences with ``context`` tokens each."""
 
     def __init__(
-        self, path: Path, quantize: str | None, head: bool, rows: list[int], context: int
+        self, path: Path, quantize: str | None, head: int | None, rows: list[int], context: int
     ) -> None:
         serve = ServeConfig(
             model_id=str(path),
             quantize=quantize,
-            quantize_head=head,
+            quantize_head_bits=head,
             max_batch_total_tokens=max(rows) * (context + 128),
             num_shard=1,
         )
@@ -116,7 +117,8 @@ def served_memory(path: Path, folder: Path) -> dict[str, float]:
     """Return the MB of ``tgi serve`` and its processes after a request, by variant."""
     found = {}
     for name, (which, quantize, head) in VARIANTS.items():
-        flags = f"--quantize {quantize} " * bool(quantize) + "--quantize-head" * head
+        flags = f"--quantize {quantize} " if quantize else ""
+        flags += f"--quantize-head-bits {head}" if head else ""
         contestant = Tgi(name, Path(sys.executable), which, flags)
         model = contestant.prepare(path, folder)
         with tempfile.TemporaryDirectory() as logs:

@@ -8,7 +8,7 @@ convolutions, gates, heads and latent attention the same operations in torch). T
 the thread's own CPU time, in microseconds per token: they leave out the time that other processes
 have the core. The share is the time that reading and writing the states and the tokens' numbers
 takes at the rate of a large copy, over the time taken. Sizes are those of Qwen3.5-4B, Kimi-Linear,
-Granite 4 H Tiny, LFM2-1.2B and DeepSeek-V2-Lite, per layer.
+Granite 4 H Tiny, Falcon-Mamba, LFM2-1.2B and DeepSeek-V2-Lite, per layer. Mamba is in float32.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import (
     chunk_kimi_delta_attention,
     recurrent_kimi_delta_attention,
 )
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_chunk_gated_delta_rule,
     torch_recurrent_gated_delta_rule,
@@ -47,6 +48,7 @@ from tgi_cli.kernels.recurrence import (
     gate,
     recurrence,
 )
+from tgi_cli.kernels.scan import selective_scan
 
 BF16 = torch.bfloat16
 COLD = 192 << 20
@@ -166,6 +168,30 @@ def state_space(phase: str, lens: list[int]) -> Case:
     return Case("Mamba-2", phase, tokens, moved, ours, theirs)
 
 
+def scans(phase: str, lens: list[int]) -> Case:
+    channels, size, tokens = 8192, 16, sum(lens)
+    x, steps = torch.randn(tokens, channels), torch.rand(tokens, channels)
+    a = -torch.rand(channels, size)
+    b, c = torch.randn(2, tokens, size)
+    state = channels * size * 4
+    count, slots = rotating(lens, state)
+    states = torch.zeros(count, channels, size)
+
+    def theirs() -> object:
+        if lens[0] > 1:
+            return mamba_selective_scan(x.T[None], steps.T[None], a, b.T[None], c.T[None])
+        # What its module does to one token, on the states of all sequences.
+        added = (steps * x)[..., None] * b[:, None]
+        new = states[: len(lens)] * torch.exp(steps[..., None] * a) + added
+        return (new * c[:, None]).sum(-1)
+
+    def ours() -> object:
+        return selective_scan(x, steps, a, b, c, states, slots())
+
+    moved = 2 * state * len(lens) + sum(part.nbytes for part in (x, x, steps, b, c))
+    return Case("Mamba", phase, tokens, moved, ours, theirs)
+
+
 def convolutions(phase: str, lens: list[int], short: bool) -> Case:
     channels, taps, tokens = (2048, 3, sum(lens)) if short else (8192, 4, sum(lens))
     x, before, after = (bf16(tokens, channels) for _ in range(3))
@@ -247,6 +273,7 @@ def cases(tokens: int, rows: int) -> Iterator[Case]:
         yield deltas(phase, lens, channels=False)
         yield deltas(phase, lens, channels=True)
         yield state_space(phase, lens)
+        yield scans(phase, lens)
         yield convolutions(phase, lens, short=False)
         yield convolutions(phase, lens, short=True)
         yield gates(phase, lens)

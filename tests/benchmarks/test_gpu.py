@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.benchmarks import gpu, gpu_check
-from tests.benchmarks.gpu_trace import exposed_in, top_kernels_in
+from tests.benchmarks.gpu import check, peers, speed
+from tests.benchmarks.gpu.__main__ import main
+from tests.benchmarks.gpu.engine import Workload
+from tests.benchmarks.gpu.sections import Call, Section
+from tests.benchmarks.gpu.shapes import write_shape
+from tests.benchmarks.gpu.trace import exposed_in, top_kernels_in
 
 ABSENT = [
     "msgspec",
@@ -48,59 +53,136 @@ runpy.run_module("tests.benchmarks.gpu", run_name="__main__", alter_sys=True)
 """
 
 
-def test_the_whole_script_runs_on_a_miniature_with_only_torch(tmp_path: Path) -> None:
-    sections = ["decode", "ladder", "prefill", "offline", "trace", "kernels", "syncs"]
-    arguments = ["--device", "cpu", "--shape", "tiny", "--out", str(tmp_path), "--only", *sections]
+def run_call(call: str, out: Path, *options: str) -> dict[str, Any]:
+    """The sections of a call on a CPU, with the modules absent that a machine may lack."""
+    arguments = [call, "--device", "cpu", "--shape", "tiny", "--out", str(out), *options]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
-        cwd=Path(gpu.__file__).parents[2],
+        timeout=280,
+        cwd=Path(check.__file__).parents[3],
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    results = json.loads((tmp_path / "gpu.json").read_text())["sections"]
-    assert list(results) == ["device", "load", *sections]
-    assert not [name for name, entry in results.items() if "failed" in entry]
-    assert [row["batch"] for row in results["decode"]["figures"]] == [1, 3]
-    assert all(row["step ms"] > 0 for row in results["decode"]["figures"])
-    assert results["device"]["figures"]["copy GB/s, read and written"] > 0
-    table = (tmp_path / "gpu.md").read_text()
-    assert "| workload | requests |" in table
+    sections: dict[str, Any] = json.loads((out / f"{call}.json").read_text())["sections"]
+    assert not [name for name, entry in sections.items() if "failed" in entry]
+    return sections
+
+
+def test_all_of_speed_runs_on_a_miniature_with_only_torch(tmp_path: Path) -> None:
+    sections = run_call("speed", tmp_path)
+    assert list(sections) == [section.name for section in speed.SECTIONS]
+    rows = sections["decode"]["figures"]
+    assert [(row["batch"], row["context"]) for row in rows] == [(1, 32), (3, 32), (1, 60)]
+    assert all(row["step ms"] > 0 and row["ratio"] > 0 for row in rows)
+    assert sections["device"]["figures"]["sum GB/s, read"] > 0
+    assert {row["model"] for row in sections["shapes"]["figures"]} == {"tiny-moe", "tiny"}
+    assert not [row for row in sections["shapes"]["figures"] if "failed" in row]
+    assert [row["read by"] for row in sections["loading"]["figures"]] == ["mappings", "threads"]
+    assert "| workload | requests |" in (tmp_path / "speed.md").read_text()
     assert (tmp_path / "decode-trace.json").stat().st_size > 0
+
+
+def test_check_and_peers_run_with_only_torch(tmp_path: Path) -> None:
+    sections = run_call("check", tmp_path, "--only", "variants", "attention")
+    assert sections["variants"]["figures"] == {"steps": 10, "compiled": 0}
+    assert len(sections["attention"]["figures"]) == 4
+    sections = run_call("peers", tmp_path)
+    assert list(sections) == [section.name for section in peers.SECTIONS]
+    assert len(sections["ours"]["figures"]) == 2
+
+
+def test_the_hosts_part_of_steps_is_measured_without_a_gpu() -> None:
+    """With Triton's launches looked up, and with those that it dispatches itself."""
+    pytest.importorskip("triton", reason="Triton is for Linux on x86-64")
+    module = "tests.benchmarks.gpu.host"
+    for options in ([], ["--before"]):
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--shape", "tiny", "--rows", "2", *options],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            cwd=Path(check.__file__).parents[3],
+            env={**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        rows = [line.split(" | ") for line in done.stdout.splitlines()[2:]]
+        assert [(row[0].strip("| "), row[2]) for row in rows] == [
+            ("decode", "graphs"),
+            ("decode", "eager"),
+            ("mixed", "graphs"),
+            ("mixed", "eager"),
+        ]
+        assert all(float(row[5].strip("| ")) > 0 for row in rows)
+
+
+def test_the_kernels_tests_are_all_found() -> None:
+    names = {Path(file).name for file in check.native_tests("triton_*results.py")}
+    assert {"triton_attention_results.py", "triton_ops_results.py"} <= names
+    graphs = {Path(file).name for file in check.native_tests("test_*_device.py")}
+    assert "test_cuda_graphs_device.py" in graphs
 
 
 def test_without_a_gpu_it_prints_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
-    assert gpu.main([]) == 0
-    assert capsys.readouterr().out.count("\n") == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for call in ("check", "speed", "peers"):
+        assert main([call]) == 0
+        assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_a_section_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["speed", "--only", "decoding"])
+    assert "no sections decoding; there are: device, start, decode" in capsys.readouterr().err
 
 
 def test_a_section_that_fails_is_reported_and_the_others_run(tmp_path: Path) -> None:
-    options = argparse.Namespace(device="cpu", out=tmp_path, minutes=1, shape="tiny", peers=None)
-    benchmark = gpu.Benchmark(options)
+    call = Call("speed", "cpu", tmp_path, 1, "tiny")
 
-    def fail() -> Any:
+    def fail(_: Call) -> Any:
         raise RuntimeError("the device is lost")
 
-    benchmark.section("decode", lambda: {"a": 1.0})
-    benchmark.section("prefill", fail)
-    benchmark.section("offline", lambda: [{"b": 2}, {"c": None}])
-    results = json.loads((tmp_path / "gpu.json").read_text())["sections"]
+    sections = [
+        Section("decode", lambda _: {"a": 1.0}),
+        Section("prefill", fail),
+        Section("offline", lambda _: [{"b": 2}, {"c": None}]),
+        Section("left out", fail),
+    ]
+    assert call.run(sections, ["decode", "prefill", "offline"]) == 1
+    results = json.loads((tmp_path / "speed.json").read_text())["sections"]
+    assert list(results) == ["decode", "prefill", "offline"]
     assert results["decode"]["figures"] == {"a": 1.0}
     assert results["prefill"]["failed"] == "RuntimeError: the device is lost"
     assert results["offline"]["figures"] == [{"b": 2}, {"c": None}]
-    assert "failed: RuntimeError: the device is lost" in (tmp_path / "gpu.md").read_text()
+    assert "failed: RuntimeError: the device is lost" in (tmp_path / "speed.md").read_text()
 
 
-def test_the_shape_has_the_weights_of_llama_3_1_8b(tmp_path: Path) -> None:
-    shape = gpu.gpu_engine.write_shape("8b", tmp_path)
-    assert shape.weight_bytes == pytest.approx(15.0e9, rel=0.01)
+def test_a_section_is_not_begun_without_the_time_it_takes(tmp_path: Path) -> None:
+    call = Call("speed", "cuda", tmp_path, 1, "tiny")
+    ran: list[str] = []
+    sections = [
+        Section("short", lambda _: ran.append("short"), seconds=10),
+        Section("long", lambda _: ran.append("long"), seconds=70),
+    ]
+    assert call.run(sections) == 1
+    assert ran == ["short"]
+    failed = call.results["sections"]["long"]["failed"]
+    assert failed.startswith("not begun: ")
+
+
+def test_the_shapes_have_the_weights_of_their_models(tmp_path: Path) -> None:
+    shape = write_shape("8b", tmp_path)
+    assert shape.weight_bytes() == pytest.approx(15.0e9, rel=0.01)
+    assert shape.weight_bytes(bits=8) == pytest.approx(8.0e9, rel=0.02)
     assert shape.kv_bytes == 128 * 1024
     assert shape.decode_bytes(32, 1024) == pytest.approx(19.3e9, rel=0.01)
     assert shape.prefill_flops(8192) == pytest.approx(2 * 7.0e9 * 8192, rel=0.2)
+    experts = write_shape("30b-a3b", tmp_path)
+    assert experts.weight_bytes(1) == pytest.approx(2 * 3.0e9, rel=0.1)
+    assert experts.weight_bytes(4096) == pytest.approx(2 * 30.2e9, rel=0.02)
+    assert experts.weight_bytes(1) < experts.weight_bytes(8) < experts.weight_bytes(64)
 
 
 def event(start: float, duration: float, correlation: int, kind: str = "kernel") -> dict[str, Any]:
@@ -131,21 +213,24 @@ def test_exposed_host_time_is_the_idle_time_between_graphs() -> None:
     assert first == [{"kernel": "kernel", "us": 20 * 40 + 60, "launches": 21}]
 
 
-def test_the_check_finds_wrong_logprobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_check, "LENGTHS", (1, 17))
-    monkeypatch.setattr(gpu_check, "NEW_TOKENS", 4)
-    found = gpu_check.parity(tmp_path, "cpu")
-    for miniature in ("attention", "recurrent states"):
-        assert found[miniature]["tokens"] == 8
-        assert "8 equal tokens" in found[miniature]["float32, graphs, depth 1"]
-    honest = gpu_check.play
+def test_parity_finds_wrong_logprobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "LENGTHS", (1, 17))
+    monkeypatch.setattr(check, "NEW_TOKENS", 4)
+    names = ("attention", "adapter", "gptq, 4 bits")
+    (tmp_path / "right").mkdir()
+    found = check.parity(tmp_path / "right", "cpu", names)
+    for name in names:
+        assert found[f"{name}, tokens"] == 8
+        assert "8 equal tokens" in found[f"{name}, bfloat16, graphs, depth 1"] or name != names[0]
+    honest = check.play
 
-    def wrong_when_overlapped(worker: Any, limits: Any, prompts: Any, new: int, depth: int) -> Any:
-        played = honest(worker, limits, prompts, new, depth)
+    def wrong_when_overlapped(worker: Any, limits: Any, workload: Workload, depth: int) -> Any:
+        played = honest(worker, limits, workload, depth)
         if depth:
             played.logprobs[1][2] += 1.5
         return played
 
-    monkeypatch.setattr(gpu_check, "play", wrong_when_overlapped)
-    with pytest.raises(AssertionError, match="float32, eager, depth 1"):
-        gpu_check.parity(tmp_path, "cpu")
+    monkeypatch.setattr(check, "play", wrong_when_overlapped)
+    (tmp_path / "wrong").mkdir()
+    with pytest.raises(AssertionError, match="attention, float32, eager, depth 1"):
+        check.parity(tmp_path / "wrong", "cpu", ("attention",))

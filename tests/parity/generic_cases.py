@@ -27,6 +27,15 @@ _DECODER = {
     "is_encoder_decoder": False,
     "pad_token_id": 0,
 }
+_SIGHT = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "projection_intermediate_size": 32,
+    "image_size": 28,
+}
 _MOE = SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -59,6 +68,14 @@ ENGINE_CASES: dict[str, Case] = {
     "HY V4": _surveyed("HYV4Config"),
     "Dots 3 Note": _surveyed("Dots3NoteTextConfig"),
     "MiniMax M3": _surveyed("MiniMaxM3VLTextConfig"),
+    "GLM-5.3-Flash": Case(
+        "Glm5NextConfig",
+        {
+            "text_config": OF_CONFIGS["Glm5NextTextConfig"] | {"rms_norm_eps": 1e-3},
+            "vision_config": _SIGHT,
+        },
+        model="Glm5NextForConditionalGeneration",
+    ),
     # Keys and values of different widths, several attentions in a layer.
     "MiMo V2 Flash": _surveyed("MiMoV2FlashConfig"),
     "DiffLlama": _surveyed("DiffLlamaConfig"),

@@ -272,3 +272,49 @@ def test_memory_per_token_is_that_of_one_layer_stack(bart: Served) -> None:
     assert capacity is not None
     per_token = keys_and_values * layers * width * float32
     assert capacity.cache_bytes == capacity.num_blocks * capacity.config.block_size * per_token
+
+
+LANGUAGES = {
+    "M2M100ForConditionalGeneration": {"forced_bos_token_id": None},
+    "MBartForConditionalGeneration": {},
+    "SeamlessM4TForTextToText": {},
+}
+"""Models that are told the language of an answer, and changes of their miniatures."""
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_each_request_names_the_token_that_its_answer_begins_with(
+    name: str, tmp_path: Path
+) -> None:
+    served = Served(name, tmp_path, **LANGUAGES[name])
+    tokens = (40, 41, None)
+    with engine(served.worker, served.config, num_blocks=NUM_BLOCKS) as client:
+        for index, token in enumerate(tokens):
+            asked = request(index, prompts()[3], 12, first_id=token, stop_token_ids=served.ends)
+            client.core.inbox.put(asked)
+        client.read_until_finished(*range(len(tokens)))
+    for index, token in enumerate(tokens):
+        more: dict[str, Any] = {} if token is None else {"forced_bos_token_id": token}
+        if token is not None and name.startswith("Seamless"):
+            # Its generate, told a language, gives the decoder that beside the usual start.
+            more = {"decoder_input_ids": torch.tensor([[token]])}
+        new = 12 - ("decoder_input_ids" in more)
+        assert client.tokens[index] == served.oracle(prompts()[3], new, **more)
+
+
+def test_the_text_part_of_a_model_of_speech_is_loaded(tmp_path: Path) -> None:
+    """SeamlessM4T is published whole, and its class for text to text lacks the other parts."""
+    from safetensors.torch import load_file, save_file
+
+    name = "SeamlessM4TForTextToText"
+    make(name, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {f"{part}.weight": torch.zeros(1) for part in ("speech_encoder", "vocoder")}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["SeamlessM4TModel"]}))
+    worker, config = load(tmp_path)
+    with engine(worker, config) as client:
+        client.core.inbox.put(request(1, prompts()[0], stop_token_ids=frozenset({3})))
+        client.read_until_finished(1)
+    assert client.tokens[1] == Oracle(tmp_path)(prompts()[0])

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from tests.tools.paged_run import load
 from tests.tools.survey import survey
+from tgi_cli.models.hf.towers import towers_without_libraries
 
 KINDS = {
     # Recurrent states, by functions of our own and by calls of the module for each sequence.
@@ -45,6 +49,7 @@ KINDS = {
     "ChameleonForConditionalGeneration": "windows [None]",
     "Cohere2VisionForConditionalGeneration": "windows [24, None]",
     "Kosmos2_5ForConditionalGeneration": "windows [None]",
+    "Glm5NextForConditionalGeneration": "states in",
     "LlavaForConditionalGeneration": "windows [None]",
     "Phi4MultimodalForCausalLM": "windows [None]",
 }
@@ -56,3 +61,15 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     outcome, why = survey(name, tmp_path)
     assert outcome == "runs", why
     assert KINDS[name] in why
+
+
+def test_tensors_of_a_tower_that_is_not_built_are_not_read(tmp_path: Path) -> None:
+    """Its layers are those of the library timm, which is not needed for text."""
+    name = "PerceptionLMForConditionalGeneration"
+    with towers_without_libraries():
+        outcome, why = survey(name, tmp_path)
+    assert outcome == "runs", why
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.vision_tower.timm_model.blocks.0.attn.qkv.weight"] = torch.zeros(2, 2)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,7 +13,10 @@ from starlette.applications import Starlette
 
 from tests.router.fakes import FakeEngine
 from tgi_cli.router.api.openapi import endpoints_of
-from tgi_cli.router.app import ROUTES
+from tgi_cli.router.app import ROUTES, create_app
+from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.http.auth import TENANT_BYTES
+from tgi_cli.text.bundle import TextBundle
 
 ENDPOINTS = endpoints_of(ROUTES)
 KEY = "s3cret"
@@ -222,6 +226,41 @@ class TestSeveralKeys:
     ) -> None:
         headers = {"authorization": f"Bearer {key}"}
         assert (await client.get("/info", headers=headers)).status_code == 401
+
+    @pytest.mark.parametrize("route", [*GUARDED, "/v1/messages"])
+    async def test_each_key_is_a_tenant_of_its_own(
+        self, client: httpx.AsyncClient, engine: FakeEngine, route: str
+    ) -> None:
+        """So that drafts are never taken from answers to requests with another key."""
+        body = {**BODY, "model": "tgi", "max_tokens": 2}
+        given = [
+            {"authorization": "Bearer first"},
+            {"x-api-key": "first"},
+            {"authorization": "Bearer second-and-longer"},
+        ]
+        for headers in given:
+            assert (await client.post(route, json=body, headers=headers)).status_code == 200
+        one, same, other = (request.tenant for request in engine.requests)
+        assert one == same != other
+        assert other
+
+    async def test_a_tenant_tells_nothing_about_its_key(
+        self,
+        client: httpx.AsyncClient,
+        engine: FakeEngine,
+        text: TextBundle,
+        config: RouterConfig,
+    ) -> None:
+        """It depends on a secret of the server: no one can try keys against it."""
+        headers = {"x-api-key": "first"}
+        await client.post("/generate", json=BODY, headers=headers)
+        again = FakeEngine(text.tokenizer)
+        transport = httpx.ASGITransport(create_app(again, text, replace(config, api_key="first")))
+        async with httpx.AsyncClient(transport=transport, base_url="http://router") as second:
+            await second.post("/generate", json=BODY, headers=headers)
+        (request,), (twin,) = engine.requests, again.requests
+        assert len(request.tenant) == len(twin.tenant) == TENANT_BYTES
+        assert request.tenant != twin.tenant
 
 
 async def test_openais_client_sends_the_key(url: str) -> None:

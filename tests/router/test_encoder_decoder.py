@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
+from huggingface_hub import AsyncInferenceClient
 
 from tests.router.fakes import FakeEngine
+from tests.unit.text import translation
 from tgi_cli.text.bundle import TextBundle
 
 START = 5
@@ -63,3 +66,63 @@ async def test_the_text_does_not_continue_the_prompt(
     body = {"inputs": "One", "parameters": {"max_new_tokens": 20}}
     answer = await client.post("/generate", json=body)
     assert answer.json()["generated_text"] == "two three"
+
+
+class TestLanguages:
+    """Of models that are told from which language to which they translate."""
+
+    @pytest.fixture
+    def text(self, tmp_path: Path) -> TextBundle:
+        translation.write_nllb(tmp_path)
+        return TextBundle.load(tmp_path)
+
+    @pytest.fixture
+    def engine(self, text: TextBundle) -> FakeEngine:
+        engine = FakeEngine(text.tokenizer)
+        end = text.tokenizer.backend.token_to_id("</s>")
+        engine.info = replace(engine.info, decoder_start_ids=(end,))
+        return engine
+
+    @pytest.mark.parametrize("route", ["/", "/generate", "/generate_stream"])
+    async def test_each_request_names_its_languages(
+        self, client: httpx.AsyncClient, engine: FakeEngine, text: TextBundle, route: str
+    ) -> None:
+        id_of = text.tokenizer.backend.token_to_id
+        parameters = {"src_lang": "zho_Hans", "tgt_lang": "deu_Latn"}
+        for given in (parameters, {}):
+            answer = await client.post(route, json={"inputs": "the", "parameters": given})
+            assert answer.status_code == 200, answer.text
+        named, usual = engine.requests
+        assert named.prompt_ids == tuple(map(id_of, ("zho_Hans", "\u2581the", "</s>")))
+        assert named.first_id == id_of("deu_Latn")
+        assert usual.prompt_ids == tuple(map(id_of, ("eng_Latn", "\u2581the", "</s>")))
+        assert usual.first_id is None
+
+    async def test_the_client_of_hugging_face_translates(
+        self, url: str, engine: FakeEngine, text: TextBundle
+    ) -> None:
+        id_of = text.tokenizer.backend.token_to_id
+        engine.play([id_of("deu_Latn"), id_of("\u2581fox"), id_of("es"), 1])
+        client = AsyncInferenceClient(url, timeout=10)
+        answer = await client.translation("the fox", src_lang="eng_Latn", tgt_lang="zho_Hans")
+        assert answer.translation_text == "foxes"
+        assert engine.requests[0].first_id == id_of("zho_Hans")
+
+    async def test_an_unknown_language_is_refused_by_name(self, client: httpx.AsyncClient) -> None:
+        for name in ("src_lang", "tgt_lang"):
+            body = {"inputs": "the", "parameters": {name: "fra_Latn"}}
+            answer = await client.post("/generate", json=body)
+            assert answer.status_code == 422
+            assert f"`{name}`: the model has no such language" in answer.json()["error"]
+
+
+async def test_a_model_without_languages_refuses_them(client: httpx.AsyncClient) -> None:
+    body = {"inputs": "One", "parameters": {"tgt_lang": "deu_Latn"}}
+    answer = await client.post("/generate", json=body)
+    assert answer.status_code == 422
+    assert "has no languages" in answer.json()["error"]
+
+
+async def test_clients_for_translation_find_their_field(client: httpx.AsyncClient) -> None:
+    (answer,) = (await client.post("/", json={"inputs": "One two."})).json()
+    assert answer["translation_text"] == answer["generated_text"]

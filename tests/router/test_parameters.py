@@ -83,6 +83,7 @@ class TestV1:
         await client.post(route, json=body | {"cache_salt": "tenant é"})
         await client.post(route, json=body | {"cache_salt": None})
         assert [request.cache_salt for request in engine.requests] == ["tenant é".encode(), b""]
+        assert {request.tenant for request in engine.requests} == {b""}, "there are no keys"
 
     async def test_priority_is_negated_for_the_engine(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict

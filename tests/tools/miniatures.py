@@ -21,6 +21,12 @@ from tgi_cli.models.registry import checkpoint_format
 def make_miniature(case: Case, path: Path) -> Path:
     """The checkpoint of a case, with a tokenizer of bytes: its vocabulary is 256."""
     make_checkpoint(case, path)
+    write_byte_tokenizer(path)
+    return path
+
+
+def write_byte_tokenizer(path: Path) -> None:
+    """Write a tokenizer of the 256 bytes into a folder."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -28,7 +34,6 @@ def make_miniature(case: Case, path: Path) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256}))
-    return path
 
 
 def make_twin(plain: Path, quantized: Path, out: Path) -> Path:

@@ -16,7 +16,6 @@ Classes that take sound are not made: their names are listed with the reason. No
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import tempfile
 import threading
@@ -67,12 +66,6 @@ SOUND = (
 )
 """Classes of the mapping that take sound and have no text encoder."""
 
-TOLD_A_LANGUAGE = {
-    "SeamlessM4TForTextToText": "seamless_m4t",
-    "SeamlessM4Tv2ForTextToText": "seamless_m4t_v2",
-}
-"""Classes that are refused by their name, and their model types."""
-
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 _BART = _TOKENS | {
     "vocab_size": VOCABULARY,
@@ -99,6 +92,21 @@ _T5 = {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
+}
+_SEAMLESS = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 96,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 3,
 }
 _GEMMA: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -174,6 +182,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_buckets": 8,
         "relative_max_distance": 20,
     },
+    "SeamlessM4TForTextToText": _SEAMLESS,
+    "SeamlessM4Tv2ForTextToText": _SEAMLESS,
     "SwitchTransformersForConditionalGeneration": _T5
     | {
         "num_experts": 4,
@@ -230,12 +240,14 @@ class Oracle:
         self._model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype)
         self._model.eval()
 
-    def __call__(self, prompt: Sequence[int], new: int = NEW) -> list[int]:
-        """The answer, without the token that the decoder starts with."""
-        return self.scored(prompt, new)[0]
+    def __call__(self, prompt: Sequence[int], new: int = NEW, **more: Any) -> list[int]:
+        """The answer, without the token that the decoder starts with; ``more`` is for generate."""
+        return self.scored(prompt, new, **more)[0]
 
-    def scored(self, prompt: Sequence[int], new: int = NEW) -> tuple[list[int], list[float]]:
-        """The answer, and the log-probability of each of its tokens."""
+    def scored(
+        self, prompt: Sequence[int], new: int = NEW, **more: Any
+    ) -> tuple[list[int], list[float]]:
+        """The answer, and the log-probability of each of its tokens that was chosen."""
         ids = torch.tensor([list(prompt)])
         encoder = self._model.get_encoder()
         if hasattr(encoder, "set_attention_type"):  # BigBird's, which a short prompt changes
@@ -249,10 +261,12 @@ class Oracle:
                 do_sample=False,
                 return_dict_in_generate=True,
                 output_scores=True,
+                **more,
             )
         answer: list[int] = output.sequences[0, 1:].tolist()
         scores = [step[0].log_softmax(-1) for step in output.scores]
-        return answer, [row[i].item() for row, i in zip(scores, answer, strict=True)]
+        chosen = answer[len(answer) - len(scores) :]
+        return answer, [row[i].item() for row, i in zip(scores, chosen, strict=True)]
 
 
 def load(folder: Path, **settings: Any) -> tuple[ModelWorker, EngineConfig]:
@@ -328,12 +342,7 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
     """What became of the class ``name``, and why."""
     if name in SOUND:
         return "refused", "it takes sound, and has no encoder of text"
-    if name in TOLD_A_LANGUAGE:
-        config = {"model_type": TOLD_A_LANGUAGE[name], "is_encoder_decoder": True}
-        text = json.dumps(config | {"architectures": [name], "dtype": "float32"})
-        (folder / "config.json").write_text(text)
-    else:
-        make(name, folder)
+    make(name, folder)
     try:
         worker, resolved = load(folder)
     except TgiError as error:

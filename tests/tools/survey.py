@@ -40,7 +40,7 @@ from tests.tools.survey_wrappers import OF_WRAPPERS, WIDTHS
 from tgi_cli.errors import TgiError
 from tgi_cli.models import model_facts, read_config
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.hf.towers import towers_without_timm
+from tgi_cli.models.hf.towers import towers_without_libraries
 
 SECONDS = 120
 """Of the processor, for one class."""
@@ -302,7 +302,8 @@ def main() -> None:
     signal.signal(signal.SIGPROF, _alarm)
     counts: Counter[str] = Counter()
     for name in options.classes or _classes(options.text_parts):
-        with tempfile.TemporaryDirectory() as folder, towers_without_timm():
+        getattr(transformers, name)  # its module is imported now
+        with tempfile.TemporaryDirectory() as folder, towers_without_libraries():
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
                 outcome, why = survey(name, Path(folder))

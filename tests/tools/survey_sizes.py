@@ -169,7 +169,7 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     "Glm4MoeLiteConfig": _DEEPSEEK,
     "Glm5NextTextConfig": _without(_INDEXED, "first_k_dense_replace")
     | {
-        "index_topk": 2048,
+        "index_kpool": 4,
         "qk_rope_head_dim": 0,
         "head_dim": 0,
         "linear_head_dim": 16,
@@ -335,10 +335,10 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "linear_value_head_dim": 16,
         "hc_lowrank": 8,
-        "indexer_n_heads": 2,
+        "indexer_n_heads": 16,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 16,
-        "indexer_budget": 1024,
+        "indexer_budget": 24,
         "indexer_compress_ratio": 4,
         "ple_layer_ids": [1, 2],
         "ple_embed_dim": 32,

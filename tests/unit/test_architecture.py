@@ -194,6 +194,7 @@ OWN_FILES = (
     "bench/token_counter.py",
     "cli/reference.py",
     "process/machine.py",  # /proc
+    "process/resident_memory.py",  # likewise
     "launcher/oom.py",  # the kernel's counters
     "router/api/docs.py",
     "worker/sizing/memory.py",

@@ -294,6 +294,25 @@ class PagedAttention(ABC):
         """
         raise ValueError(f"{type(self).__name__} has no steps of a fixed size")
 
+    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
+        """As :meth:`plan`, for a step of which the device alone knows the lengths.
+
+        For CUDA graphs: what a call per layer launches depends on the shapes of the tensors, on
+        ``num_decodes`` and ``max_context`` alone. All else is read on the device, from
+        ``metadata``, whose tensors graphs read again at each replay.
+
+        Args:
+            metadata: ``num_decodes`` sequences of one token each, the other B - num_decodes with
+                as many as ``query_start_loc`` says, perhaps none. A sequence without KV is
+                padding, and so are tokens behind the last sequence: their slots are -1, and their
+                attention output is zeros. The lists for the host are empty.
+            max_context: no KV is longer.
+
+        Raises:
+            ValueError: the backend has no such steps, or a layer's attention has none.
+        """
+        raise ValueError(f"{type(self).__name__} has no steps of unknown lengths")
+
     @property
     def step_slots(self) -> Tensor | None:
         """int64 [T]: the slots of the step that is planned, of a backend that has :meth:`attend`.

@@ -142,6 +142,10 @@ class FlashInferAttention(TritonAttention):
         super().plan_padded(metadata, rows)
         self._metadata = None
 
+    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
+        super().plan_fixed(metadata, max_context)
+        self._metadata = None
+
     def attend(
         self,
         layer: int,

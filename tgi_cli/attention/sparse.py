@@ -1,8 +1,8 @@
 """Sparse attention: an indexer chooses the tokens that a query attends to.
 
 DeepSeek Sparse Attention (https://arxiv.org/abs/2512.02556) chooses single tokens, MiniMax M3
-blocks of them. The indexer's keys are paged in a cache of their own, whose
-:class:`~tgi_cli.attention.KVSpec` has ``index`` set.
+blocks of them, others pools by means of their keys. The indexer's keys are paged in a cache of
+their own, whose :class:`~tgi_cli.attention.KVSpec` has ``index`` set.
 
 A query that sees no more tokens than are chosen attends to all of them, by the backend's kernels.
 For the other queries of a step keys and values are gathered token by token, by stock torch on any
@@ -15,7 +15,7 @@ Not measured on a GPU; steps with sparse attention are not captured in CUDA grap
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -167,8 +167,28 @@ class ChosenRows:
     hidden: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Tokens that are chosen together: so many, counted from the beginning of a text.
+
+    Attributes:
+        size: tokens of a pool.
+        keys: from what is cached of pools, float32 [sequences, pools, size, width], and the
+            positions of their first tokens, int64 [pools], to keys [sequences, pools, dim].
+    """
+
+    size: int
+    keys: Callable[[Tensor, Tensor], Tensor]
+
+
 def choose_tokens(
-    attention: PagedAttention, layer: int, query: Tensor, key: Tensor, weights: Tensor, count: int
+    attention: PagedAttention,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    count: int,
+    pools: Pools | None = None,
 ) -> ChosenRows | None:
     """Store the index keys of a step, and choose the tokens that its queries attend to.
 
@@ -183,24 +203,35 @@ def choose_tokens(
         key: [T, dim].
         weights: [T, heads].
         count: how many tokens are chosen.
+        pools: chosen instead, as many as have ``count`` tokens. Then ``key`` is what they are made
+            of; queries also attend to the tokens behind the last complete pool that they see.
 
     Returns:
         The choice; None if no query sees more tokens than that.
     """
     attention.store(layer, key[:, None], None)
-    plan = SparsePlan.of(attention, count)
+    size = 1 if pools is None else pools.size
+    plan = SparsePlan.of(attention, count + size - 1)
     if plan is None:
         return None
     weights = _padded_heads(weights.float())
-    chosen = []
-    for part, scores in _scored(attention, layer, query, plan):
+    within = torch.arange(size, device=query.device)
+    chosen, hidden = [], []
+    for part, scores in _scored(attention, layer, query, plan, pools=pools):
         # A row of weights as one of four: see cpu_plan.
         factors = pad(weights.index_select(0, part.rows)[:, None], (0, 0, 0, QUERIES - 1))
         totals = torch.bmm(factors, scores.relu_())[:, 0]
         own = part.positions[:, None]
-        totals.masked_fill_(_places(totals) > own, -math.inf)
-        chosen.append(_slots(attention, part, _best(totals, count).minimum(own)))
-    return ChosenRows(plan, torch.cat(chosen)[:, None])
+        complete = (own + 1) // size
+        totals.masked_fill_(_places(totals) >= complete, -math.inf)
+        tokens = _best(totals, count // size)
+        if pools is not None:
+            tokens = (tokens[..., None] * size + within).flatten(1)
+            tokens = torch.cat((tokens, complete * size + within[:-1]), 1)
+            hidden.append(tokens > own)
+        chosen.append(_slots(attention, part, tokens.minimum(own)))
+    masked = torch.cat(hidden)[:, None] if hidden else None
+    return ChosenRows(plan, torch.cat(chosen)[:, None], masked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,35 +324,48 @@ def attend_chosen(
 
 
 def _scored(
-    attention: PagedAttention, layer: int, query: Tensor, plan: SparsePlan, multiple: int = 1
+    attention: PagedAttention,
+    layer: int,
+    query: Tensor,
+    plan: SparsePlan,
+    multiple: int = 1,
+    pools: Pools | None = None,
 ) -> Iterator[tuple[_Queries, Tensor]]:
-    """Some queries, and their products with the index keys: float32 [n, heads, keys].
+    """Some queries, and their products with the keys of tokens or pools: float32 [n, heads, keys].
 
-    Keys are those of the longest sequence, and more to the next multiple; products with keys
-    behind a query are undefined. Heads are as :func:`_padded_heads` leaves them.
+    Keys are those of the longest sequence, and more to the next multiple; products with keys behind
+    a query are undefined. Heads are as :func:`_padded_heads` leaves them.
     """
     query = _padded_heads(query.float())
     heads, dim = query.shape[1:]
-    multiple = math.lcm(KEYS, multiple)
+    size = 1 if pools is None else pools.size
+    multiple = math.lcm(KEYS * size, multiple)
     for queries in plan.queries:
         count = round_up(max(queries.seen), multiple)
-        keys = _index_keys(attention, layer, queries, count) if queries.shared else None
+        keys = _index_keys(attention, layer, queries, count, pools) if queries.shared else None
         for part in queries.parts(count * (heads if queries.shared else heads + dim)):
             count = round_up(max(part.seen), multiple)
-            own = _index_keys(attention, layer, part, count) if keys is None else keys[:, :count]
+            own = _index_keys(attention, layer, part, count, pools) if keys is None else keys
+            own = own[:, : count // size]
             rows = query.index_select(0, part.rows).view(len(own), -1, dim)
-            yield part, torch.matmul(rows, own.transpose(1, 2)).view(-1, heads, count)
+            yield part, torch.matmul(rows, own.transpose(1, 2)).view(-1, heads, count // size)
 
 
-def _index_keys(attention: PagedAttention, layer: int, queries: _Queries, count: int) -> Tensor:
-    """The first keys of each sequence, float32 [sequences, count, dim]."""
+def _index_keys(
+    attention: PagedAttention, layer: int, queries: _Queries, count: int, pools: Pools | None
+) -> Tensor:
+    """The keys of each sequence's first ``count`` tokens: float32 [sequences, keys, dim]."""
     size, device = attention.block_size, queries.table.device
     last = queries.positions[-1:] if queries.shared else queries.positions
     # Behind a sequence's own blocks the table has anything: its last block is read again.
     columns = torch.arange(-(-count // size), device=device).minimum(last[:, None] // size)
     blocks = queries.table.gather(1, columns)[..., None]
     slots = (blocks * size + torch.arange(size, device=device)).flatten(1)[:, :count]
-    return attention.read(layer, slots, torch.zeros_like(slots))[0].float()
+    keys = attention.read(layer, slots, torch.zeros_like(slots))[0].float()
+    if pools is None:
+        return keys
+    firsts = torch.arange(0, count, pools.size, device=device)
+    return pools.keys(keys.view(len(keys), -1, pools.size, keys.shape[-1]), firsts)
 
 
 def _padded_heads(x: Tensor) -> Tensor:

@@ -42,8 +42,12 @@ class _Leading:
 class _StepTensors:
     """A plan. How many sequences lead depends on how many heads share a KV head."""
 
-    def __init__(self, metadata: AttentionMetadata, leading: _Leading | None = None) -> None:
+    def __init__(
+        self, metadata: AttentionMetadata, leading: _Leading | None = None, padded: bool = False
+    ) -> None:
         self.metadata = metadata
+        self.padded = padded
+        """Whether there may be tokens that belong to no sequence."""
         self._leading = leading
         self._leading_of: dict[int, _Leading] = {}
 
@@ -154,6 +158,13 @@ class TritonAttention(PagedAttention):
         # That the longest could fill its blocks is all that a launch may depend on.
         self._step = _StepTensors(padded, _Leading(rows, rows, 1, max_blocks * self.block_size))
 
+    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
+        if any(spec.index or _has_latents(spec) for spec in self.specs):
+            raise ValueError("latent and sparse attention have no steps of unknown lengths")
+        rows = metadata.num_decodes
+        self.planned = None
+        self._step = _StepTensors(metadata, _Leading(rows, rows, 1, max_context), padded=True)
+
     @property
     def step_slots(self) -> Tensor:
         return self._planned.metadata.slot_mapping
@@ -198,7 +209,8 @@ class TritonAttention(PagedAttention):
         query = _rows(query)
         tokens, heads, head_dim = query.shape
         value_dim = spec.value_width
-        output = torch.empty((tokens, heads, value_dim), dtype=query.dtype, device=query.device)
+        make = torch.zeros if step.padded else torch.empty
+        output = make((tokens, heads, value_dim), dtype=query.dtype, device=query.device)
         if bias is not None:
             bias = bias.float().contiguous()
         leading = step.leading(heads // spec.num_kv_heads)
@@ -326,7 +338,7 @@ class TritonAttention(PagedAttention):
             common["GROUP"],
         )
         first = leading.sequences
-        sequences = len(metadata.query_lens_host) - first
+        sequences = len(metadata.kv_lens) - first
         most_tiles = (tokens - leading.tokens) // (tile.rows // common["GROUP"]) + sequences
         prefill_kernel[(most_tiles, common["KV_HEADS"])](
             **common,

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
+
 NOT_FP8, E4M3_BITS, E5M2_BITS, E4M3_CAST, E5M2_CAST = range(5)
 """How a cache is read: as it is; uint8 codes from their bits; by the GPU's casts."""
 _E4M3_BITS = tl.constexpr(E4M3_BITS)
@@ -62,6 +64,7 @@ def narrowed(numbers: tl.tensor, FP8: tl.constexpr) -> tl.tensor:
     return tl.where(numbers != numbers, 0x7F, code).to(tl.uint8)
 
 
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _write_kernel(
     key: tl.tensor,  # [T, heads, HEAD_DIM]
@@ -151,6 +154,7 @@ def write_cache(
     )
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["count", "width"])  # type: ignore[untyped-decorator, unused-ignore]
 def _stage_kernel(
     kv_lens: tl.tensor,  # [count]

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from tgi_cli.attention.triton_attend import LOG2E, LOWEST, attend_tiles, first_visible
+from tgi_cli.device.triton_launch import cached_launches
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -44,6 +45,7 @@ def _sequence_of(
 
 
 # Of what differs from step to step the compiler is to know nothing: it would compile anew.
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["num_sequences", "table_stride"],
     do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],
@@ -174,6 +176,7 @@ def _tiles_of(
     return first, first_tile, tl.cdiv(tiles, num_splits)
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],
@@ -271,6 +274,7 @@ def decode_kernel(
             tl.store(part_sums + number, largest + tl.log2(total), mask=known)
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["num_splits"],
     do_not_specialize_on_alignment=["query_start_loc", "kv_lens"],

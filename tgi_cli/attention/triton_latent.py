@@ -19,6 +19,7 @@ from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.triton_cache import widened
 from tgi_cli.attention.triton_kernels import reduce_kernel
 from tgi_cli.attention.triton_tiles import Hardware, Tile, num_splits
+from tgi_cli.device.triton_launch import cached_launches
 
 MAX_SPLITS = 16
 """The sum over splits holds as many latents in registers."""
@@ -53,6 +54,7 @@ class Sequences:
     max_keys: int
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],

@@ -96,6 +96,6 @@ def _generate_services(config: ModelServerConfig) -> ServiceFactory:
         return load_model_text(config.model_path, serve.trust_remote_code, info)
 
     watermark = Watermark(serve.watermark_gamma, serve.watermark_delta)
-    options = GenerateOptions(load_text, serve.shard_uds_path, watermark)
+    options = GenerateOptions(load_text, serve.shard_uds_path, watermark, serve.asks_for_drafts)
     options.claim()
     return partial(GenerateServices, options=options)

@@ -25,6 +25,7 @@ class EngineOptions:
     prefix_caching: bool = default("prefix_caching")
     disable_grammar_support: bool = False
     quantize_head: bool = False
+    quantize_head_bits: int | None = None
     cuda_memory_fraction: float = default("cuda_memory_fraction")
     rope_scaling: str | None = None
     rope_factor: float | None = None
@@ -33,6 +34,11 @@ class EngineOptions:
     measured_limits: bool = default("measured_limits")
     state_prefill: str = default("state_prefill")
     json_output: bool = False
+
+    @property
+    def head_bits(self) -> int | None:
+        """Bits that the output head is quantized to, or None if it is not."""
+        return self.quantize_head_bits or (8 if self.quantize_head else None)
 
     @property
     def rope(self) -> tuple[str, float] | None:
@@ -80,6 +86,11 @@ class ServeConfig(EngineOptions):
     watchdog_timeout: float = default("watchdog_timeout")
     logger_level: str = default("logger_level")
     graceful_termination_timeout: int = default("graceful_termination_timeout")
+
+    @property
+    def asks_for_drafts(self) -> bool:
+        """Whether the user has set how much is speculated."""
+        return self.speculate is not None or self.speculative_config is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

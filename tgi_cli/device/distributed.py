@@ -86,7 +86,15 @@ class Shard:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replace ``x`` by the sum of all processes' ``x``."""
-        if self.size > 1:
+        if self.size > 1 and self.device.type == "cuda":
+            # On the current stream: NCCL's own would cost two events per sum, of which a layer has
+            # two (https://github.com/pytorch/pytorch/pull/148590).
+            options = dist.AllreduceOptions()
+            options.asyncOp = False
+            work: dist.Work | None = self._group.allreduce([x], options)
+            if work is not None:  # as of backends that have a stream of their own nevertheless
+                work.wait()
+        elif self.size > 1:
             self._group.allreduce([x]).wait()
         return x
 

@@ -84,6 +84,8 @@ class Batch:
         validate_length(length, request.max_new_tokens, self.config)
         if decoder is not None:
             validate_for_decoder(request, decoder)
+        elif request.first_id is not None:
+            raise ValueError("only answers of encoder-decoder models begin with a given token")
         parent = None if request.fork_of is None else self.live.get(request.fork_of)
         if parent is not None:
             source = parent.request

@@ -63,6 +63,8 @@ class EngineCore:
         compiler: compiles grammars, or None to refuse requests that have one.
         speculator: proposes draft tokens; None without speculative decoding.
         on_step: called for each step as it is launched, on the loop's thread: keep it quick.
+        external_drafts: whether drafts are proposed for externally driven sequences, too, whose
+            steps may then give several tokens.
 
     Attributes:
         inbox: put messages here, from any thread.
@@ -78,6 +80,7 @@ class EngineCore:
         compiler: GrammarCompiler | None = None,
         speculator: Speculator | None = None,
         on_step: Callable[[StepStats], None] | None = None,
+        external_drafts: bool = False,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
@@ -88,7 +91,8 @@ class EngineCore:
         self._scheduler = Scheduler(config, store, compiler, speculator)
         self._batch = self._scheduler.batch
         self._adapters = self._batch.adapters
-        self._external = ExternalStepScheduler(self._batch, compiler)
+        drafter = speculator if external_drafts else None
+        self._external = ExternalStepScheduler(self._batch, compiler, drafter)
         self._depth = depth
         self._on_step = on_step
         self._metrics = EngineMetrics()
@@ -269,7 +273,9 @@ class EngineCore:
         self._arrive()
         self._metrics.step_updated(external.update(result))
         self._timer.update()
-        self._timer.end()
+        seconds = self._timer.end()
+        if external.batch.speculator is not None:
+            external.batch.speculator.timed(step, seconds)
         self._record(step)
 
     def _masks(self) -> tuple[list[int], Any] | None:

@@ -36,6 +36,7 @@ from tgi_cli.engine.messages import (
 )
 from tgi_cli.engine.reserved_sequences import ReservedSequences
 from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status
+from tgi_cli.engine.speculator import Speculator
 from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
 
 
@@ -63,14 +64,21 @@ class ExternalStepScheduler:
     Args:
         scheduled: the sequences of the scheduler on the same worker.
         compiler: compiles grammars, or None to refuse requests that have one.
+        speculator: proposes drafts, by which a step may give a sequence several tokens; None for
+            one token a step.
 
     Attributes:
         batch: the callers' sequences.
         deferred: whether the oldest call waits for what threads read or compile.
     """
 
-    def __init__(self, scheduled: Batch, compiler: GrammarCompiler | None = None) -> None:
-        self.batch = Batch(scheduled.resources, compiler)
+    def __init__(
+        self,
+        scheduled: Batch,
+        compiler: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
+        self.batch = Batch(scheduled.resources, compiler, speculator)
         self.deferred = False
         self._reserved = ReservedSequences(self.batch, scheduled)
         self._calls: deque[_Call] = deque()
@@ -195,7 +203,7 @@ class ExternalStepScheduler:
             except ValueError as error:
                 raise AdvanceError(AdvanceFault.INVALID, str(error), request.request_id) from None
             sequence = self.batch.add(request)
-            sequence.skip_forced = False  # one token a step, each with its probability
+            sequence.skip_forced = False  # each token has a probability
             call.new.append(sequence)
 
     def _find(self, request_id: int) -> Sequence:
@@ -215,9 +223,13 @@ class ExternalStepScheduler:
         """Schedule decodes, then prompts within the step's budget."""
         entries: list[ScheduledSequence] = []
         left = [(s, target) for s, target in call.targets if _lacks(s, target)]
-        for sequence, _ in left:
-            if sequence.num_tokens - sequence.num_computed == 1:
+        decodes = [s for s, _ in left if s.num_tokens - s.num_computed == 1]
+        drafts = self._propose(decodes)
+        for sequence in decodes:
+            if id(sequence) not in drafts:
                 self.batch.compute(step, entries, sequence, 1)
+        for sequence, tokens in drafts.values():
+            self.batch.compute(step, entries, sequence, 1, tokens)
         step.num_decodes = len(entries)
         budget = self.batch.config.prefill_budget(len(entries))
         for sequence, target in left:
@@ -226,6 +238,27 @@ class ExternalStepScheduler:
                 self.batch.compute(step, entries, sequence, count)
                 budget -= count
         return entries
+
+    def _propose(self, decodes: list[Sequence]) -> dict[int, tuple[Sequence, list[int]]]:
+        """The sequences that are to verify drafts, by their ids, and the drafts.
+
+        They have the blocks: all that they may ever need.
+        """
+        candidates = [
+            sequence
+            for sequence in decodes
+            if sequence.num_computed >= sequence.prompt_tokens
+            and sequence.num_tokens + 1 < sequence.max_tokens
+        ]
+        if self.batch.speculator is None or not candidates:
+            return {}
+        drafts = {}
+        proposals = self.batch.speculator.propose(candidates, waiting=False)
+        for sequence, tokens in zip(candidates, proposals, strict=True):
+            tokens = tokens[: sequence.max_tokens - sequence.num_tokens - 1]
+            if tokens:
+                drafts[id(sequence)] = (sequence, tokens)
+        return drafts
 
     def _answer(self, call: _Call) -> None:
         """Answer a call whose targets are all computed."""

@@ -64,6 +64,8 @@ class GenerationRequest:
         stop_token_ids: ids that end the request, themselves part of the output.
         ignore_eos: the stop ids do not end it (for benchmarks).
         cache_salt: sequences share cached prefixes only under the same salt.
+        tenant: who sent it, as opaque bytes. Drafts are taken from answers to requests of the same
+            tenant, salt and adapter only.
         priority: higher is served first and preempted last; a signed 64-bit number.
         timeout_seconds: from its arrival at the engine, or None for no limit.
         prompt_logprobs: report the log-probability of each prompt token after the first, and of
@@ -84,6 +86,8 @@ class GenerationRequest:
         thinking: the most reasoning that the request may generate, or None for any.
         prediction: token ids that the answer is expected to resemble (OpenAI's predicted outputs),
             which drafts are taken from; the answer does not depend on them.
+        first_id: token that the answer of an encoder-decoder model begins with, such as its
+            language; None for that of the generation config.
     """
 
     request_id: int
@@ -93,6 +97,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     cache_salt: bytes = b""
+    tenant: bytes = b""
     priority: int = 0
     timeout_seconds: float | None = None
     fork_of: int | None = None
@@ -100,6 +105,7 @@ class GenerationRequest:
     grammar: str | None = None
     thinking: ThinkingBudget | None = None
     prediction: tuple[int, ...] = ()
+    first_id: int | None = None
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None

@@ -150,7 +150,8 @@ class Sequence:
         """
         if decoder.max_tokens is not None:
             self.max_tokens = min(self.max_tokens, self.prompt_tokens + decoder.max_tokens)
-        first, available = decoder.first_id, self.max_tokens - self.prompt_tokens
+        own, available = self.request.first_id, self.max_tokens - self.prompt_tokens
+        first = decoder.first_id if own is None else own
         if first is not None and available > 1 and first not in self.stop_ids:
             self.token_ids.append(first)
             self.num_unreported = 1

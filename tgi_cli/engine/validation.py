@@ -70,9 +70,9 @@ def validate_for_decoder(request: GenerationRequest, decoder: DecoderFacts) -> N
         raise ValueError(f"the encoder takes {decoder.max_input_tokens} tokens")
     if request.computes_whole_prompt:
         raise ValueError("an encoder gives its tokens neither log-probabilities nor logits")
-    forced = decoder.first_id is not None or decoder.last_id is not None
+    forced = {decoder.first_id, decoder.last_id, request.first_id} != {None}
     if request.return_generation_logits and forced:
-        raise ValueError("the model's generation config forces tokens, and those have no logits")
+        raise ValueError("the request or the generation config forces tokens, which have no logits")
 
 
 def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
@@ -91,6 +91,7 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
         *sampling.bad_words,
         marker_ids,
         request.prediction,
+        () if request.first_id is None else (request.first_id,),
     )
     if max(token_ids) >= info.vocab_size:
         raise ValueError(f"a token id is not below the vocabulary's size ({info.vocab_size})")
@@ -100,8 +101,8 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
         raise ValueError(f"a thinking budget with markers of more than {_MAX_MARKER_IDS} tokens")
     if len(request.prediction) > info.max_total_tokens:
         raise ValueError(f"a prediction of more than {info.max_total_tokens} tokens")
-    if len(request.cache_salt) > _MAX_SALT_BYTES:
-        raise ValueError(f"a cache salt of more than {_MAX_SALT_BYTES} bytes")
+    if max(len(request.cache_salt), len(request.tenant)) > _MAX_SALT_BYTES:
+        raise ValueError(f"a cache salt or a tenant of more than {_MAX_SALT_BYTES} bytes")
     if max(sampling.top_logprobs, request.prompt_logprobs or 0) > info.vocab_size:
         raise ValueError(
             f"more log-probabilities than the vocabulary has tokens ({info.vocab_size})"

@@ -126,7 +126,7 @@ def select_files(names: Iterable[str], extension: str, trust_remote_code: bool) 
             name in _SMALL
             or name == index_name(extension)
             or name == ADAPTER_CONFIG
-            or (name.endswith((".model", ".tiktoken")) and "/" not in name)
+            or (name.endswith((".model", ".spm", ".tiktoken")) and "/" not in name)
             or (name.startswith("additional_chat_templates/") and name.endswith(".jinja"))
         ):
             small.append(name)

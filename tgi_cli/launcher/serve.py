@@ -24,6 +24,7 @@ from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.process import bind
 from tgi_cli.process.heartbeat import SharedHeartbeat
 from tgi_cli.process.parent_death import parent_pipe
+from tgi_cli.process.resident_memory import release_file_pages, trim_heap
 from tgi_cli.process.runtime_dir import SOCKET, VARIABLE, runtime_folder
 from tgi_cli.process.signals import exiting_on
 from tgi_cli.process.spawn import module_command, run_in_fork, write_config
@@ -114,6 +115,8 @@ def serve(
                 url = bind.url(host, port, tls)
                 seconds = time.monotonic() - began
                 announce(config, info, url, seconds, key=router.api_key is not None)
+                trim_heap()
+                release_file_pages()
 
             log.info("loading %s", config.model_id)
             parts = ServerParts(

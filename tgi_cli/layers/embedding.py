@@ -188,7 +188,8 @@ class LMHead(LinearBase):
         if tied is None:
             super().finish()
         elif self.is_quantized:
-            self.method.fill(self, slice(0, self.out_features), tied.table())
+            # As from a checkpoint, weights are quantized on the host.
+            self.method.fill(self, slice(0, self.out_features), tied.table().cpu())
             super().finish()
             tied.release()
         else:

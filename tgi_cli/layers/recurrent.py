@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tgi_cli.attention import StateCache, StateMetadata
 from tgi_cli.kernels import recurrence as kernels
+from tgi_cli.kernels import scan
 from tgi_cli.kernels.linear import ACTIVATIONS
 from tgi_cli.kernels.recurrence import ConvolutionLayer, GateLayer
 from tgi_cli.layers import chunked, ops
@@ -218,6 +219,50 @@ def state_space(
 
     states.advance(layer, "recurrent", run)
     return output.add_(wide * sizes.skip[:, None]).to(x.dtype)
+
+
+def selective_scan(
+    x: Tensor,
+    step: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    states: StateCache,
+    layer: int,
+) -> Tensor:
+    """A Mamba state space model over the tokens of each sequence, in its recurrent form.
+
+    Per channel a state S [n] in float32, and per token ``S = exp(step * a) S + step * x * b;
+    y = S c``. https://arxiv.org/abs/2312.00752
+
+    Args:
+        x, step: float32 [T, channels].
+        a: float32 [channels, n].
+        b, c: float32 [T, n].
+        states: has [channels, n] of each sequence as ``recurrent``.
+        layer: index of its states.
+
+    Returns:
+        float32 [T, channels].
+    """
+    own, planned = states.tensors[layer]["recurrent"], states.planned
+    x, step, a, b, c = (part.contiguous() for part in (x, step, a, b, c))
+    if kernels.usable(x, own):
+        return scan.selective_scan(x, step, a, b, c, own, planned.for_kernels())
+    if triton_for(x) is not None:
+        from tgi_cli.layers import triton_scan
+
+        return triton_scan.selective_scan(x, step, a, b, c, own, planned)
+    output, scaled = torch.empty_like(x), step * x
+
+    def run(tokens: slice, state: Tensor) -> None:
+        for t in range(tokens.start, tokens.stop):
+            state.mul_((step[t, :, None] * a).exp_())
+            state.addcmul_(scaled[t, :, None], b[t])
+            torch.sum(state * c[t], 1, out=output[t])
+
+    states.advance(layer, "recurrent", run)
+    return output
 
 
 def gated_norm(

@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.quantization.tiled_weight import ExpertRows
 
 
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _kernel(
     x: tl.tensor,  # [P, K], rows sorted by expert

@@ -13,8 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from tgi_cli.attention.triton_cache import how_to_read, narrowed
+from tgi_cli.device.triton_launch import cached_launches
 
 
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _norm_kernel(
     x: tl.tensor,  # rows of SIZE, INNER of them side by side
@@ -118,6 +120,7 @@ def add_layer_norm(
     return _norm(x, residual, weight, bias, eps, center=True)
 
 
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _rotate_kernel(
     heads: tl.tensor,  # [T, HEADS, 2 HALF + REST]
@@ -304,6 +307,7 @@ FORMULAS = {
 """What the kernel calls an activation."""
 
 
+@cached_launches
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _gated_kernel(
     gate_up: tl.tensor,  # [T, 2 SIZE]

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tgi_cli.attention import StateMetadata
+from tgi_cli.device.triton_launch import cached_launches
 from tgi_cli.kernels.recurrence import ConvolutionLayer, RecurrenceLayer
 
 _STEP = ["query_start_loc", "slots_in", "slots_out", "snapshot_after", "snapshot_slots"]
@@ -29,6 +30,7 @@ _STATE_NUMBERS = 2048
 """Of a state that one warp keeps in registers: 64 per thread."""
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["x_stride", "tile_tokens"], do_not_specialize_on_alignment=_STEP
 )
@@ -139,6 +141,7 @@ def _softplus(x: tl.tensor) -> tl.tensor:
     return tl.maximum(x, 0.0) + tl.where(whole == 1.0, small, lost)
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=[
         "query_stride",

@@ -13,11 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from tgi_cli.attention import StateMetadata
+from tgi_cli.device.triton_launch import cached_launches
 
 _STATE_NUMBERS = 1024
 """Of the states of a program, of one warp: 32 per thread."""
 
 
+@cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["x_stride", "step_stride", "b_stride", "c_stride"],
     do_not_specialize_on_alignment=[

@@ -46,6 +46,7 @@ class EngineSettings(TypedDict, total=False):
         quantize: How to quantize plain weights on loading: ``int8``, ``fp8``,
             ``bitsandbytes-nf4``...; see ``--quantize``.
         quantize_head: Quantize the output head to 8-bit integers.
+        quantize_head_bits: Quantize the output head to 8 bits, or to 4 (nf4).
         num_shard: Processes that share the model, including this one: a GPU each, or the cores
             of the CPU.
         speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
@@ -69,6 +70,7 @@ class EngineSettings(TypedDict, total=False):
     kv_cache_dtype: str
     quantize: str | None
     quantize_head: bool
+    quantize_head_bits: int | None
     num_shard: int | None
     speculate: int | None
     max_loras: int | None

@@ -33,6 +33,7 @@ from tgi_cli.model_server.limits_report import log_limits
 from tgi_cli.process import unix_socket
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 from tgi_cli.process.progress import ProgressReporter
+from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
 from tgi_cli.process.signals import delivered, exiting_on
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _POLL_SECONDS = 0.05
 _HANG_SECONDS = 5.0
 """Time for the loop to end after a worker failed. By then every operation that waits for the lost
 process has failed, except one that hangs in a driver."""
+_ARENAS = 2
+"""Of malloc. One thread computes, and those that handle calls take little."""
 _BAR_DELAY = 1.0
 """Loading that takes less time than this needs no progress bar."""
 
@@ -67,6 +70,7 @@ def run_model_server(
         ShardError: The engine failed while it served.
     """
     unix_socket.claim(server_config.uds_path)
+    limit_arenas(_ARENAS)
     fd = server_config.heartbeat_fd
     from tgi_cli.worker.factory import load_worker
 
@@ -104,10 +108,12 @@ def _serve(
         0 if config.device == "cpu" else 1,
         compiler=worker.grammars,
         speculator=create_speculator(config, capacity.step_times),
+        external_drafts=serve.asks_for_drafts,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()
     gc.freeze()
+    trim_heap()
     info = worker.info()
     server = EngineServer(engine, info, config.max_loras)
     heartbeat.publish(asdict(info))
@@ -125,6 +131,7 @@ def _serve(
         if opened.exception() is not None:
             engine.inbox.put(Shutdown())
         elif opened.result():
+            release_file_pages()
             _log_ready(capacity)
 
     cause = ""

@@ -6,16 +6,60 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec, PagedAttention, StateSpec
+from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Embedding, Loadable, PositionEmbedding
 from tgi_cli.layers.experts import Expert
 from tgi_cli.layers.moe import MoE
 from tgi_cli.models.weight_map import Source
 
 
-class CausalLM(nn.Module):
+class CapturedStates:
+    """The inputs of some layers, as one forward pass reaches them.
+
+    Args:
+        layers: their indices; as many as there are layers stands for the last layer's output.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self._states: dict[int, Tensor] = {}
+
+    def offer(self, layer: int, hidden: Tensor, residual: Tensor | None = None) -> None:
+        """Take the input of a layer, ``hidden`` plus ``residual``, if it is wanted."""
+        if layer in self.layers:
+            # A copy in any case: layers overwrite the residual.
+            self._states[layer] = hidden.clone() if residual is None else hidden + residual
+
+    def joined(self) -> Tensor:
+        """[T, layers * hidden], in the order of ``layers``."""
+        return torch.cat([self._states[layer] for layer in self.layers], dim=-1)
+
+
+class LoadableModel(nn.Module):
+    """What a loader fills from a checkpoint: :class:`~tgi_cli.layers.Loadable` layers.
+
+    Attributes:
+        ignored: regular expressions for whole names of unneeded tensors that a checkpoint may have.
+    """
+
+    ignored: tuple[str, ...] = ()
+
+    def source(self, name: str) -> Source:
+        """Where the checkpoint has the tensor that the model calls ``name``."""
+        return Source((name,))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take, packed and quantized as they are."""
+        packed = [layer.packed_bytes for layer in self.modules() if isinstance(layer, Loadable)]
+        return sum(packed) + sum(weight.nbytes for weight in self.parameters())
+
+
+class CausalLM(LoadableModel):
     """A decoder over flat batches, for inference only.
 
     Built without weights: a loader fills its :class:`~tgi_cli.layers.Loadable` layers.
@@ -25,12 +69,8 @@ class CausalLM(nn.Module):
 
     kv_specs: list[KVSpec]
     state_specs: Sequence[StateSpec] = ()
-    ignored: tuple[str, ...] = ()
-    """Regular expressions for whole names of unneeded tensors that a checkpoint may have."""
-
-    def source(self, name: str) -> Source:
-        """Where the checkpoint has the tensor that the model calls ``name``."""
-        return Source((name,))
+    captures_states = False
+    """Whether :meth:`forward_capturing` is for this model."""
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
@@ -43,6 +83,31 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden] to float32 logits [N, vocab]."""
 
+    def forward_capturing(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        captured: CapturedStates,
+    ) -> Tensor:
+        """As :meth:`forward`; ``captured`` takes the inputs of its layers.
+
+        Raises:
+            TypeError: unless ``captures_states``.
+        """
+        raise TypeError(f"{type(self).__name__} does not give the inputs of its layers")
+
+    def token_vectors(self, input_ids: Tensor) -> Tensor:
+        """The vectors of tokens as the table has them, int64 [N] to [N, hidden].
+
+        Raises:
+            UnsupportedModelError: the model does not give them.
+        """
+        raise UnsupportedModelError(
+            f"{type(self).__name__} does not give token vectors, which the draft head needs",
+            "use a draft head for a model of a built-in family",
+        )
+
     @property
     def kv_window(self) -> int | None:
         """Positions that any layer sees of a sequence; None if a layer has no window or chunks.
@@ -53,12 +118,6 @@ class CausalLM(nn.Module):
         if not reaches or None in reaches:
             return None
         return max(reach for reach in reaches if reach is not None)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes that the weights take, packed and quantized as they are."""
-        packed = [layer.packed_bytes for layer in self.modules() if isinstance(layer, Loadable)]
-        return sum(packed) + sum(weight.nbytes for weight in self.parameters())
 
     def bytes_read(self, rows: int) -> int:
         """Bytes of weights that a decode of ``rows`` sequences reads, of this shard.

@@ -43,6 +43,11 @@ class StoredTensor:
     """How a quantized weight is quantized, for reports."""
     part: tuple[int, int, int] | None = None
 
+    @property
+    def pieces(self) -> tuple[StoredTensor, ...]:
+        """The tensors of files that it is read from."""
+        return (self,) if self.read is None else self.parts
+
 
 def merge_quantized(
     stored: dict[str, StoredTensor], layout: CheckpointFormat

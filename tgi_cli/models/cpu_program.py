@@ -9,7 +9,7 @@ between the parts of a program.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from tgi_cli.kernels.program_args import ProgramInputs, rope_pointers
 from tgi_cli.kernels.program_parts import OUTPUT, RESIDUAL, Rope
 from tgi_cli.layers import RotaryEmbedding, Streams
 from tgi_cli.layers.moe import MLPAndExperts, MoE
-from tgi_cli.models.base import CausalLM
+from tgi_cli.models.base import CapturedStates, CausalLM
 from tgi_cli.models.cpu_emitter import Emitter, Output, UnsupportedLayer
 from tgi_cli.models.cpu_mixers import emit_mixer
 from tgi_cli.models.cpu_mlp import emit_mlp, emit_per_layer
@@ -57,18 +57,49 @@ class ExpertsPart:
         residual.add_(added if self.scale == 1.0 else added.mul_(self.scale))
 
 
-class CpuProgram:
-    """Runs a decoder's layers as one program; the result is that of the model's ``forward``."""
+@dataclass(frozen=True, slots=True)
+class CapturePart:
+    """Where a program stops for the input of a layer: it is the residual there."""
 
-    def __init__(self, model: DecoderModel) -> None:
-        compiler = _Compiler(model)
+    layer: int
+
+
+class CpuProgram:
+    """Runs a decoder's layers as one program; the result is that of the model's ``forward``.
+
+    Args:
+        model: loaded.
+        captured_layers: those whose inputs :meth:`forward_capturing` gives.
+    """
+
+    def __init__(self, model: DecoderModel, captured_layers: Sequence[int] = ()) -> None:
+        compiler = _Compiler(model, captured_layers)
         self.program = compiler.emitter.program
-        self._experts = compiler.experts
+        self._between = compiler.between
         self._model = model
         self._states: tuple[Any, Any] = (None, None)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
         """See :meth:`tgi_cli.models.CausalLM.forward`; for steps without adapters."""
+        return self._forward(input_ids, positions, attention, None)
+
+    def forward_capturing(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        captured: CapturedStates,
+    ) -> Tensor:
+        """See :meth:`tgi_cli.models.CausalLM.forward_capturing`; for ``captured_layers``."""
+        return self._forward(input_ids, positions, attention, captured)
+
+    def _forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        captured: CapturedStates | None,
+    ) -> Tensor:
         assert isinstance(attention, CppAttention)
         hidden, given = self._model.embed(input_ids, positions)
         inputs = ProgramInputs(
@@ -83,9 +114,13 @@ class CpuProgram:
             inputs.states = self._pointers(attention.states)
         if self._model.streams is not None:
             return self._forward_streams(self._model.streams, hidden, inputs)
-        for part, experts in enumerate(self._experts):
-            experts.add(self.program.run(hidden, inputs, part), hidden)
-        return self.program.run(hidden, inputs, len(self._experts))
+        for part, between in enumerate(self._between):
+            result = self.program.run(hidden, inputs, part)
+            if isinstance(between, ExpertsPart):
+                between.add(result, hidden)
+            elif captured is not None:
+                captured.offer(between.layer, hidden)
+        return self.program.run(hidden, inputs, len(self._between))
 
     def _forward_streams(self, streams: Streams, hidden: Tensor, inputs: ProgramInputs) -> Tensor:
         """With a token's streams side by side in the residual."""
@@ -105,14 +140,19 @@ class CpuProgram:
         return pointers
 
 
-def compile_program(model: CausalLM, attention: PagedAttention) -> CpuProgram | None:
-    """The program of a loaded model over ``attention``; None if its modules have to run."""
+def compile_program(
+    model: CausalLM, attention: PagedAttention, captured_layers: Sequence[int] = ()
+) -> CpuProgram | None:
+    """The program of a loaded model over ``attention``; None if its modules have to run.
+
+    ``captured_layers`` are those whose inputs it gives, of a model that ``captures_states``.
+    """
     if not isinstance(model, DecoderForCausalLM) or not isinstance(attention, CppAttention):
         return None
     if model.model.embed_tokens.shard.size > 1:
         return None
     try:
-        return CpuProgram(model.model)
+        return CpuProgram(model.model, captured_layers)
     except UnsupportedLayer as reason:
         log.debug("no program for this model: %s", reason)
         return None
@@ -121,15 +161,17 @@ def compile_program(model: CausalLM, attention: PagedAttention) -> CpuProgram | 
 class _Compiler:
     """Emits a model's operations in one pass."""
 
-    def __init__(self, model: DecoderModel) -> None:
+    def __init__(self, model: DecoderModel, captured_layers: Sequence[int]) -> None:
         size = model.norm.size
+        self._captured = frozenset(captured_layers)
         self.emitter = Emitter(
             size,
             model.caches.kv,
             None if model.streams is None else size * (1 + len(model.streams.split)),
             0 if model.per_layer is None else len(model.layers) * model.per_layer.width,
         )
-        self.experts: list[ExpertsPart] = []
+        self.between: list[ExpertsPart | CapturePart] = []
+        """What is done behind each part but the last."""
         ropes = [
             Rope(index, 2 * len(rope.frequencies) if isinstance(rope, RotaryEmbedding) else 0)
             for index, rope in enumerate(model.ropes)
@@ -137,15 +179,24 @@ class _Compiler:
         for layer in model.layers:
             assert isinstance(layer, DecoderLayer)
             path = f"layers.{layer.index}"
+            self._capture(layer.index)
             rope = None if layer.rope is None else ropes[layer.rope]
             if isinstance(layer, AltUpLayer):
                 emit_altup_layer(self.emitter, path, layer, rope)
                 continue
             self._layer(layer, path, rope)
             self._behind(layer, path)
+        self._capture(len(model.layers))
         if model.streams is None:
             self.emitter.take_waiting("norm", model.norm, OUTPUT)
         self.emitter.program.seal()
+
+    def _capture(self, layer: int) -> None:
+        """Stop where the input of a layer is complete, if it is wanted."""
+        if layer in self._captured:
+            self.emitter.take_waiting(f"layers.{layer}.capture", None, RESIDUAL)
+            self.emitter.program.cut()
+            self.between.append(CapturePart(layer))
 
     def _behind(self, layer: DecoderLayer, path: str) -> None:
         """What follows on mixer and MLP: the layer's own embedding, and its factor."""
@@ -185,7 +236,7 @@ class _Compiler:
             given = emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, OUTPUT)
             emitter.program.cut()
             part = ExpertsPart(mlp, given == RESIDUAL, layer.mlp_output_norm, scale)
-            self.experts.append(part)
+            self.between.append(part)
         elif mlp is not None:
             source = emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, emitter.normed)
             self._block(

@@ -28,7 +28,7 @@ from tgi_cli.layers import (
     Temperature,
 )
 from tgi_cli.layers.attention import ByPosition
-from tgi_cli.models.base import CausalLM
+from tgi_cli.models.base import CapturedStates, CausalLM
 from tgi_cli.models.spec import (
     AttentionSpec,
     ConvSpec,
@@ -224,13 +224,23 @@ class DecoderModel(nn.Module):
             inputs.per_layer = self.per_layer(input_ids, hidden)
         return hidden, inputs
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        captured: CapturedStates | None = None,
+    ) -> Tensor:
         hidden, inputs = self.embed(input_ids, positions)
         if self.streams is not None:
             hidden = self.streams.open(hidden)
         residual = None
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if captured is not None:
+                captured.offer(index, hidden, residual)
             hidden, residual = layer(hidden, residual, inputs, attention)
+        if captured is not None:
+            captured.offer(len(self.layers), hidden, residual)
         if self.streams is not None:
             hidden = self.streams.close(hidden)
         return self.norm.add(hidden, residual)[0]
@@ -248,6 +258,7 @@ class DecoderForCausalLM(CausalLM):
         self.kv_specs = self.model.caches.kv
         self.state_specs = self.model.caches.states
         self.ignored = spec.ignored
+        self.captures_states = self.model.streams is None
         if spec.notice and build.shard.rank == 0:
             log.warning(spec.notice)
 
@@ -257,6 +268,22 @@ class DecoderForCausalLM(CausalLM):
     def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
         hidden: Tensor = self.model(input_ids, positions, attention)
         return hidden
+
+    def forward_capturing(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        captured: CapturedStates,
+    ) -> Tensor:
+        """As :meth:`forward`; ``captured`` takes the inputs of its layers."""
+        hidden: Tensor = self.model(input_ids, positions, attention, captured)
+        return hidden
+
+    def token_vectors(self, input_ids: Tensor) -> Tensor:
+        """The vectors of tokens as the table has them, int64 [N] to [N, hidden]."""
+        vectors: Tensor = self.model.embed_tokens(input_ids)
+        return vectors
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)

@@ -15,7 +15,11 @@ from torch import Tensor
 from tgi_cli.errors import CheckpointError
 from tgi_cli.files import decode_json
 from tgi_cli.quantization.formats import CheckpointFormat, MergedWeight, ModuleTensors, ReadTensor
-from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
+from tgi_cli.quantization.quantized_weight import (
+    QUANTIZED_ELEMENTS,
+    QuantizedWeight,
+    contiguous_groups,
+)
 
 BLOCK = 64
 """Default number of elements that share a scale."""
@@ -127,15 +131,23 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 def quantize(kind: str, weight: Tensor) -> QuantizedWeight:
-    """Round to the nearest values of the table ``kind`` (nf4 or fp4), in blocks of 64 inputs."""
+    """Round to the nearest values of the table ``kind`` (nf4 or fp4), in blocks of 64 inputs.
+
+    A few outputs at a time, as :func:`~tgi_cli.quantization.quantized_weight.quantize_int8` does.
+    """
     outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight.float(), (0, -inputs % BLOCK))
-    blocks = padded.view(outputs, -1, BLOCK)
-    scales = blocks.abs().amax(2).clamp_(min=1e-12)
     table = torch.tensor(TABLES[kind])
     ascending, order = table.sort()
     limits = (ascending[1:] + ascending[:-1]) / 2
-    nearest = torch.bucketize(blocks / scales[..., None], limits, out_int32=True)
-    codes = order.to(torch.uint8).index_select(0, nearest.flatten())
-    codes = codes.view(outputs, -1)[:, :inputs].contiguous()
+    order = order.to(torch.uint8)
+    codes = torch.empty(outputs, inputs, dtype=torch.uint8)
+    scales = torch.empty(outputs, -(-inputs // BLOCK))
+    step = max(1, QUANTIZED_ELEMENTS // max(1, inputs))
+    for start in range(0, outputs, step):
+        rows = slice(start, start + step)
+        part = torch.nn.functional.pad(weight[rows].float(), (0, -inputs % BLOCK))
+        blocks = part.view(len(part), -1, BLOCK)
+        scales[rows] = blocks.abs().amax(2).clamp_(min=1e-12)
+        nearest = torch.bucketize(blocks / scales[rows, :, None], limits, out_int32=True)
+        codes[rows] = order.index_select(0, nearest.flatten()).view(part.shape)[:, :inputs]
     return QuantizedWeight(codes, scales, None, contiguous_groups(inputs, BLOCK), 4, table)

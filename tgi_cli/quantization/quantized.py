@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix, linear
+from tgi_cli.quantization import bitsandbytes
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod, QuantizedMatmul
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
 from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, make_matmul, widen_to_4_bits
@@ -22,6 +24,8 @@ Quantizer = Callable[[Tensor], QuantizedWeight]
 
 _Part = tuple[slice, Tensor | QuantizedWeight]
 """Some outputs of a layer, and their weight."""
+
+_HEAD_FORMATS = {8: "integers of 8 bits", 4: "nf4"}
 
 
 class Quantized(QuantizationMethod):
@@ -140,27 +144,32 @@ class _GroupedExperts(Quantized):
 
 
 class QuantizedHead(Quantized):
-    """The output head for ``--quantize-head``: 8-bit integers with a scale per output.
+    """The output head for ``--quantize-head``; one that the checkpoint quantizes is used as it is.
 
-    A head that is quantized in the checkpoint is used as it is.
+    Args:
+        bits: 8 (integers with a scale per output) or 4 (nf4 with a scale per 64 inputs).
 
     Attributes:
         is_stored: whether the checkpoint's head is quantized.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, bits: int) -> None:
         super().__init__(dtype, device)
+        self._bits = bits
+        self._quantize: Quantizer = (
+            quantize_int8 if bits == 8 else partial(bitsandbytes.quantize, "nf4")
+        )
         self.is_stored = False
 
     def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | QuantizedWeight) -> None:
         if isinstance(weight, QuantizedWeight):
             self.is_stored = True
         else:  # in one step, without a plain copy of perhaps the largest weight of all
-            weight = quantize_int8(weight)
+            weight = self._quantize(weight)
         super().fill(layer, rows, weight)
 
     def report(self) -> Iterator[str]:
-        subject = "the output head is in integers of 8 bits (--quantize-head)"
+        subject = f"the output head is in {_HEAD_FORMATS[self._bits]} (--quantize-head)"
         if self.is_stored:
             subject = "--quantize-head changes nothing: the checkpoint's output head is quantized"
         for kernel in self.kernels:

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 import tgi_cli.logging
 from tgi_cli.errors import AddressInUseError, RouterError
 from tgi_cli.process.bind import bind
+from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.http.protocol import BoundedProtocol, body_seconds
@@ -30,6 +31,8 @@ from tgi_cli.text.bundle import TextBundle
 
 logger = logging.getLogger(__name__)
 
+_ARENAS = 2
+"""Of malloc. One thread serves; others tokenize long texts and handle the engine's messages."""
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 """Timeout of idle connections, longer than that of clients so that they close first."""
@@ -57,6 +60,7 @@ def run_router(config: RouterConfig) -> None:
         RouterError: the HTTP server stopped by itself.
     """
     tgi_cli.logging.setup("router", config.logger_level, config.json_output)
+    limit_arenas(_ARENAS)
     with _bound_socket(config) as listener:
         listener.setblocking(False)
         uvloop.run(_Router(config, listener).run())
@@ -123,6 +127,8 @@ class _Router:
             # Exempt what exists by now, which lives as long as the process, from collections.
             gc.collect()
             gc.freeze()
+            trim_heap()  # of what reading the tokenizer took
+            release_file_pages()
             self._server = _Server(uvicorn_config(app, config))
             scheme = "https" if config.ssl_certfile else "http"
             logger.info("listening on %s port %d (%s)", host, port, scheme)

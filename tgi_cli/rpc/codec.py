@@ -35,13 +35,16 @@ _SAMPLING_SCALARS = tuple(
     for name in pb.Sampling.DESCRIPTOR.fields_by_name
     if name in SamplingParams.__dataclass_fields__ and name != "allowed_token_ids"
 )
-_SUBMIT_SCALARS = ("request_id", "max_new_tokens", "ignore_eos", "cache_salt", "priority")
+_SUBMIT_SCALARS = (
+    *("request_id", "max_new_tokens", "ignore_eos", "priority"),
+    *("cache_salt", "tenant"),
+)
 NO_ADAPTERS = Adapters()
 _STEP_LISTS = (
     *("request_ids", "token_ids", "logprobs", "top_ids", "top_logprobs"),
     *("started", "finished", "prompt_logprobs", "drafts"),
 )
-_OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar")
+_OPTIONAL = ("timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "grammar", "first_id")
 _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.kernels.sample import Draw, Tokens, can_sample, sample
@@ -181,3 +183,20 @@ def _draw(batch: SamplingBatch) -> Draw | None:
         batch.column("top_p") if batch.flags & TOP_P else None,
         batch.column("min_p") if batch.flags & MIN_P else None,
     )
+
+
+def greedy(logits: Tensor) -> Sampled:
+    """The likeliest token of each row of logits, float32 [N, V], and its log-probability.
+
+    As a :class:`Sampler` chooses for requests that ask for nothing else. What is launched depends
+    on the shape alone, and nothing comes from the host: a CUDA graph can hold it.
+    """
+    return Sampler(_no_upload)(logits, _GREEDY, logits)
+
+
+def _no_upload(*arrays: NDArray[Any]) -> list[Tensor]:
+    raise ValueError("a greedy choice takes nothing from the host")
+
+
+_GREEDY = SamplingBatch(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), 0, [])
+"""No flag is set, so that nothing else is read."""

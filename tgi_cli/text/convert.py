@@ -7,6 +7,10 @@ router's memory.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 
 def main(arguments: list[str]) -> int:
@@ -15,6 +19,10 @@ def main(arguments: list[str]) -> int:
 
     source, target = arguments[:2]
     trust = "--trust-remote-code" in arguments[2:]
+    # It reads SentencePiece models with protobuf alone, and yet checks for SentencePiece.
+    if not find_spec("sentencepiece"):
+        converters: Any = import_module("transformers.convert_slow_tokenizer")
+        converters.requires_backends = _required_but_sentencepiece
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust, local_files_only=True
@@ -28,6 +36,15 @@ def main(arguments: list[str]) -> int:
         return 1
     backend.save(target)
     return 0
+
+
+def _required_but_sentencepiece(owner: object, backends: str | Sequence[str]) -> None:
+    from transformers.utils import import_utils
+
+    listed = [backends] if isinstance(backends, str) else backends
+    if wanted := [name for name in listed if name != "sentencepiece"]:
+        required: Any = import_utils.requires_backends
+        required(owner, wanted)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Text to token ids and back.
 
 Based on the `tokenizers` library (https://huggingface.co/docs/tokenizers). transformers, which
-imports torch, is needed only for folders without a ``tokenizer.json``, in a process of its own.
+imports torch, is needed only for folders without a ``tokenizer.json``, in a process of its own, and
+not for all of these.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tgi_cli.files import read_json as read_bounded
 from tgi_cli.files import require_tokenizer
 from tgi_cli.process.spawn import child_environment, module_command
 from tgi_cli.text.spans import Spans
+from tgi_cli.text.translation_tokenizers import translation_tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _CONVERT_SECONDS = 300
@@ -78,6 +80,8 @@ class Tokenizer:
     def load(cls, model_path: Path, trust_remote_code: bool = False) -> Tokenizer:
         """Load the tokenizer of a model folder, which transformers converts if necessary.
 
+        Those of Marian and M2M100 are converted here.
+
         Raises:
             ModelError: The folder has no tokenizer, or a file cannot be read.
         """
@@ -85,6 +89,9 @@ class Tokenizer:
         path = model_path / "tokenizer.json"
         if path.is_file():
             return cls(_read_backend(path), config)
+        backend = translation_tokenizer(model_path, config)
+        if backend is not None:
+            return cls(backend, config)
         if not any(found for kind in _CONVERTIBLE for found in model_path.glob(kind)):
             raise ModelError(
                 f"no tokenizer in {model_path}", "put the model's tokenizer.json into the folder"

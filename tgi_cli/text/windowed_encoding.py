@@ -40,7 +40,7 @@ def encode_in_windows(
     tokenizer: Tokenizer, text: str, add_special_tokens: bool, window: int = WINDOW_CHARACTERS
 ) -> Iterator[Spans]:
     """All tokens of the text, one window at a time."""
-    first, last = _specials(tokenizer) if add_special_tokens else ([], [])
+    first, last = special_affixes(tokenizer) if add_special_tokens else ([], [])
     yield Spans(first, [(0, 0)] * len(first))
     yield from _windows(tokenizer, text, window)
     yield Spans(last, [(0, 0)] * len(last))
@@ -98,7 +98,7 @@ def _agreement(before: list[Span], found: list[Span]) -> tuple[int, int] | None:
     return None
 
 
-def _specials(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def special_affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The special tokens that the tokenizer adds before and behind a text."""
     bare = tokenizer.encode("a", add_special_tokens=False)
     whole = tokenizer.encode("a", add_special_tokens=True)

@@ -131,18 +131,24 @@ def write_step(response: Any, batch: Iterable[BatchRequest], step: Advanced) -> 
         if finished.reason in (FinishReason.ERROR, FinishReason.GRAMMAR):
             raise StepFailure(by_id[finished.request_id], finished.error)
     for outputs in step.outputs:
-        for engine_id, token_id, logprob, top_ids, top_logprobs in zip(
+        last = {engine_id: index for index, engine_id in enumerate(outputs.request_ids)}
+        chosen = zip(
             outputs.request_ids,
             outputs.token_ids,
             outputs.logprobs,
             outputs.top_ids,
             outputs.top_logprobs,
             strict=True,
-        ):
-            generation = response.generations.add(request_id=by_id[engine_id].request_id)
-            generations[engine_id] = generation
+        )
+        for index, (engine_id, token_id, logprob, top_ids, top_logprobs) in enumerate(chosen):
+            if engine_id in reasons:
+                continue  # it has ended within the step, which goes on with accepted drafts
+            generation = generations.get(engine_id)
+            if generation is None:
+                generation = response.generations.add(request_id=by_id[engine_id].request_id)
+                generations[engine_id] = generation
             reason = by_id[engine_id].push(generation, token_id, logprob, top_ids, top_logprobs)
-            end = ends.get(engine_id)
+            end = ends.get(engine_id) if index == last[engine_id] else None
             # The length counts first, then the end tokens, then stop sequences.
             if end is not None and reason is not FinishReason.LENGTH:
                 reason = end.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,11 +39,13 @@ class GenerateOptions:
         uds_path: TGI's ``--uds-path``: the services listen on ``<uds_path>-0`` too. None for the
             server's own socket alone.
         watermark: Parameters for requests that ask for a watermark.
+        drafts: Whether steps verify drafts, and may give a request several tokens.
     """
 
     load_text: Callable[[EngineInfo], ModelText]
     uds_path: Path | None = None
     watermark: Watermark = field(default_factory=Watermark)
+    drafts: bool = False
 
     @property
     def socket(self) -> Path | None:
@@ -76,9 +78,9 @@ class GenerateServices(GrpcService):
         self._model_text: ModelText | None = None
         reader = RequestReader(engine.info, self.model_text, engine.adapters, options.watermark)
         url = f"unix://{(self._socket or engine.uds_path).absolute()}"
+        info = engine.info if options.drafts else replace(engine.info, speculate=0)
         self._services = [
-            GenerateService(messages, self._client, engine.info, reader, url)
-            for messages in _VERSIONS
+            GenerateService(messages, self._client, info, reader, url) for messages in _VERSIONS
         ]
 
     def model_text(self) -> ModelText:

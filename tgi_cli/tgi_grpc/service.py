@@ -4,15 +4,17 @@
     rpc               here
     ================  =========================================================================
     Info              reports that prompts are chunked, no prefix cache (the engine has one, but the
-                      caller need not account for it), and no speculation: these steps have no
-                      drafts
+                      caller need not account for it), and the most drafts of a request in a step:
+                      none unless the user has set ``--speculate``, for not every caller expects
+                      several tokens in a Generation
     ServiceDiscovery  the one socket to call: the first shard behind it leads all others
     Warmup            sets the limits of later requests, as requested or as the engine has them;
                       the engine has run its worst steps already, so the batch is not run
     Prefill           adds a batch, joined with a cached one if one is named. Blocks and slots
                       that the caller planned are ignored: the engine allocates, at once, all
                       that a request may ever need
-    Decode            one step over the batches, which become the first of them
+    Decode            one step over the batches, which become the first of them. A Generation has
+                      one token, or with drafts those that the step has verified, too
     FilterBatch       keeps the named requests, in that order
     ClearCache        drops a batch, or all batches of this version of the services
     Health            succeeds as long as the engine's loop runs
@@ -109,7 +111,9 @@ class GenerateService:
     def Info(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         info = self._info
         response = self._messages.InfoResponse(
-            dtype=f"torch.{info.dtype}", device_type=info.device.partition(":")[0]
+            dtype=f"torch.{info.dtype}",
+            device_type=info.device.partition(":")[0],
+            speculate=info.speculate,
         )
         if self._chunks:
             response.support_chunking = True

@@ -9,34 +9,34 @@ on the host             one column of numbers per row, in a pinned buffer; paddi
 one copy                the buffer to :class:`_Inputs`, where graphs read it
 in the graph            token ids from the pool, block tables from the rows', the model, which
                         reads and writes slots of states, the head (where its logits are few)
-after it                the sampler, over the rows without padding
+in a second graph       the likeliest tokens, their log-probabilities, and their way into the pool,
+                        of steps that want no more; else the sampler follows, over the rows
+                        without padding
 ======================  ==============================================================
 
 No value that varies is a constant in a graph. The copies and the graphs run in order on one
 stream, so a step may be prepared while the one before it runs. The same order ensures that a
-graph's result is used before the next graph overwrites it.
+graph's result is used before the next graph overwrites it. Steps with prompts have graphs of their
+own (:mod:`tgi_cli.worker.mixed_graphs`).
 """
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention, StateMetadata
-from tgi_cli.device import available_memory
+from tgi_cli.sampling.sampler import Sampled
 from tgi_cli.worker.executors import ForwardOutput, RunnableModel
+from tgi_cli.worker.graph_capture import Graph, GraphSet, cuda_graphs
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
-from tgi_cli.worker.sizing.memory import release_unused_memory
 from tgi_cli.worker.step_inputs import StepBatch
-
-log = logging.getLogger(__name__)
 
 LARGEST = 512
 """Rows of the largest graph by default: in larger batches the host is faster than the device."""
@@ -50,43 +50,10 @@ host."""
 ROW, TOKEN, POSITION, SLOT, TARGET, LENGTH, ADAPTER, STATE_IN, STATE_OUT = range(9)
 _PADDING = np.array([[0], [0], [0], [-1], [0], [0], [-1], [-1], [-1]], np.int64)
 """A column of inputs for each row of a step, and the column of a padding row: row; flat index of
-its token in the pool; position; slot for its KV (-1 for none); flat index of its next token; KV
-length (0 attends to nothing); slot of its adapter (-1 for none); slots of its recurrent states
-before the step (-1 for fresh ones) and after it (-1 for none)."""
-
-
-class Graph(Protocol):
-    """Work on a device, recorded once and repeated on the same memory."""
-
-    def capture(self, work: Callable[[], Tensor]) -> Tensor:
-        """Record what ``work`` launches and return its tensor, which every replay fills anew."""
-        ...
-
-    def replay(self) -> None:
-        """Launch the recorded work on the current stream; does not wait."""
-        ...
-
-
-class CudaGraph:
-    """Implements :class:`Graph`; those that share a ``pool`` must not run at the same time."""
-
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        self._graph = torch.cuda.CUDAGraph()
-
-    def capture(self, work: Callable[[], Tensor]) -> Tensor:
-        # Other threads (NCCL's watchdog, the reader of adapters) may call CUDA meanwhile.
-        with torch.cuda.graph(self._graph, self._pool, capture_error_mode="thread_local"):
-            return work()
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-
-def cuda_graphs() -> Callable[[], Graph]:
-    """Create a factory of graphs that share one pool of memory."""
-    pool = torch.cuda.graph_pool_handle()
-    return lambda: CudaGraph(pool)
+its token in the pool; position; slot for its KV (-1 for none); flat index of its next token (of
+padding: :attr:`InputBatch.scratch`); KV length (0 attends to nothing); slot of its adapter (-1 for
+none); slots of its recurrent states before the step (-1 for fresh ones) and after it (-1 for
+none)."""
 
 
 def graph_sizes(max_batch_size: int, requested: Sequence[int] | None = None) -> list[int]:
@@ -106,10 +73,11 @@ def graph_sizes(max_batch_size: int, requested: Sequence[int] | None = None) -> 
     return sizes[:enough]
 
 
-class DecodeGraphs:
+class DecodeGraphs(GraphSet[tuple[int, bool]]):
     """The graphs of one model: :meth:`measure`, :meth:`capture`, then :meth:`run` per step.
 
-    Implements :class:`tgi_cli.worker.executors.Executor`.
+    Implements :class:`tgi_cli.worker.executors.Executor`. A key is a number of rows, and whether
+    with adapters.
 
     Args:
         model: computes hidden states and logits.
@@ -120,9 +88,13 @@ class DecodeGraphs:
         make: makes graphs that share their memory; called anew whenever all are captured anew.
         lora: of the model; None if it has no slots for adapters. Steps with adapters have graphs
             of their own, so that other steps need not pay for them.
+        greedy: chooses the likeliest token of each row of logits, and launches the same for any
+            numbers; None to leave the choice to the sampler. Where the head is in the graph, a
+            second graph follows it that makes this choice and puts the tokens into the pool.
 
     Attributes:
-        captured: graph and output by size and whether with adapters.
+        captured: graph and output by key.
+        choices: the graphs of the choice, and their outputs (:class:`ForwardOutput`'s ``choose``).
     """
 
     def __init__(
@@ -134,16 +106,20 @@ class DecodeGraphs:
         sizes: Sequence[int],
         make: Callable[[], Callable[[], Graph]] = cuda_graphs,
         lora: LoraCache | None = None,
+        greedy: Callable[[Tensor], Sampled] | None = None,
     ) -> None:
+        super().__init__(attention.device, make)
         self.sizes = list(sizes)
         self.largest = self.sizes[-1]
         self._model = model
         self._attention = attention
         self._rows = rows
         self._lora = lora
-        self._make = make
+        self._greedy = greedy
         self._head_rows = min(MAX_HEAD_ROWS, MAX_HEAD_LOGITS // vocab_size)
         self._pin = attention.device.type == "cuda"
+        self._padding = _PADDING.copy()
+        self._padding[TARGET] = rows.scratch
         self._inputs = torch.empty(
             len(_PADDING) * self.largest, dtype=torch.int64, device=attention.device
         )
@@ -152,46 +128,20 @@ class DecodeGraphs:
         self._states = attention.states
         self._state_slots: dict[int, StateMetadata] = {}
         """By size. Graphs read their tensors."""
-        self.captured: dict[tuple[int, bool], tuple[Graph, Tensor]] = {}
+        self.choices: dict[tuple[int, bool], tuple[Graph, Tensor]] = {}
 
-    @torch.inference_mode()
-    def measure(self) -> int:
-        """Bytes that all graphs will take, estimated from two of them, which are dropped.
-
-        To be called with the cache that is there for warm-up. Raises what a capture raises.
-        """
-        device, free = self._attention.device, []
-        keys = list(self._keys())
-        self._prepare(keys[:2])
-        release_unused_memory(device)
-        free.append(available_memory(device))
-        make = self._make()
-        for key in keys[:2]:
-            self._record(key, make)
-            free.append(available_memory(device))
-        self.drop()
-        later = max(0, free[1] - free[2]) if len(free) > 2 else 0
-        return max(0, free[0] - free[1]) + later * (len(keys) - 1)
-
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Record all graphs, over the cache as it is now allocated.
-
-        Raises:
-            Exception: an operation of the model, its kernels or the device cannot be captured.
-        """
-        keys = list(self._keys())
-        self._prepare(keys)
-        make = self._make()
-        for key in keys:
-            self._record(key, make)
+    def resize(self, sizes: Sequence[int]) -> None:
+        """Capture these sizes instead, none larger than before, from the next capture on."""
+        if sizes[-1] > self.largest:
+            raise ValueError(f"graphs of {sizes[-1]} rows where {self.largest} were the most")
+        self.sizes = list(sizes)
+        self.largest = self.sizes[-1]
 
     def drop(self) -> None:
-        """Free the memory of all graphs."""
-        self.captured.clear()
+        self.choices.clear()
         self._buffers = self._hidden = None
         self._state_slots.clear()
-        release_unused_memory(self._attention.device)
+        super().drop()
 
     def supports(self, batch: StepBatch) -> bool:
         """Whether it is of decodes alone, and of no more than there are graphs for."""
@@ -207,10 +157,11 @@ class DecodeGraphs:
         rows, ends, slots, table = batch.rows, batch.ends(), batch.adapter_slots, self._rows
         count = len(rows)
         size = self.sizes[bisect_left(self.sizes, count)]
-        graph, output = self.captured[size, slots is not None]
+        key = size, slots is not None
+        graph, output = self.captured[key]
         staged = torch.empty((len(_PADDING), size), dtype=torch.int64, pin_memory=self._pin)
         columns = staged.numpy()
-        columns[:, count:] = _PADDING
+        columns[:, count:] = self._padding
         values = columns[:, :count]
         values[ROW] = rows
         values[LENGTH] = ends
@@ -230,41 +181,41 @@ class DecodeGraphs:
         if slots is not None and self._lora is not None:
             self._lora.plan(slots, inputs[ADAPTER])
         graph.replay()
+        chosen = table.sampling.select(rows, ends)
+        choose = None
+        if not chosen.flags and key in self.choices:  # all of them greedy, and no more than that
+            choose = partial(self._choose, key, count)
         return ForwardOutput(
             output[:count],
-            table.sampling.select(rows, ends),
+            chosen,
             inputs[TARGET, :count],
             is_logits=size <= self._head_rows,
+            choose=choose,
         )
 
-    def _keys(self) -> Iterator[tuple[int, bool]]:
-        """Sizes, and whether with adapters: largest first, so that others reuse their memory."""
-        for size in reversed(self.sizes):
-            for adapted in (True, False) if self._lora is not None else (False,):
-                yield size, adapted
+    def _choose(self, key: tuple[int, bool], count: int) -> Tensor:
+        graph, chosen = self.choices[key]
+        graph.replay()
+        return chosen[:count]
+
+    def keys(self) -> list[tuple[int, bool]]:
+        kinds = (True, False) if self._lora is not None else (False,)
+        return [(size, adapted) for size in reversed(self.sizes) for adapted in kinds]
 
     def _view(self, size: int) -> Tensor:
         """int64 [9, size]: the beginning of the same memory, whatever the size."""
         return self._inputs[: len(_PADDING) * size].view(-1, size)
 
-    def _prepare(self, keys: Sequence[tuple[int, bool]]) -> None:
-        """Run each step once: libraries and compilers do at first use what a graph cannot hold."""
+    def prepare(self) -> None:
         width = self._rows.blocks.shape[1]
         self._buffers = self._attention.decode_buffers(self.largest, width)
         if self._buffers is None:
             raise RuntimeError(f"{type(self._attention).__name__} has no steps of a fixed size")
-        for size, adapted in keys:
-            self._plan(size, adapted)
-            hidden = self._forward(size)
-            if self._hidden is None:  # the largest size
-                self._hidden = torch.empty_like(hidden)
-            if size <= self._head_rows:
-                self._model.logits(hidden)
 
-    def _plan(self, size: int, adapted: bool) -> None:
-        """Do what precedes a step and is no part of its graph, for a step of padding."""
+    def plan(self, key: tuple[int, bool]) -> None:
+        size, adapted = key
         inputs = self._view(size)
-        inputs.copy_(torch.from_numpy(_PADDING).expand(-1, size))
+        inputs.copy_(torch.from_numpy(self._padding).expand(-1, size))
         if self._lora is not None:
             slots = np.array([0 if adapted else -1], np.int32)
             self._lora.plan(slots, inputs[ADAPTER] if adapted else None)
@@ -275,17 +226,32 @@ class DecodeGraphs:
                 self._state_slots[size] = slots_of
             self._states.plan(self._state_slots[size])
 
-    def _record(self, key: tuple[int, bool], make: Callable[[], Graph]) -> None:
-        size, adapted = key
-        self._plan(size, adapted)
-        assert self._hidden is not None
-        shared, graph = self._hidden[:size], make()
+    def compute(self, key: tuple[int, bool]) -> Tensor:
+        size, _ = key
+        hidden = self._forward(size)
+        if self._hidden is None:  # the first, and largest one, before any is captured
+            self._hidden = torch.empty_like(hidden)
+        if size <= self._head_rows:
+            return self._model.logits(hidden)
+        return self._hidden[:size].copy_(hidden)
 
-        def work() -> Tensor:
-            hidden = self._forward(size)
-            return self._model.logits(hidden) if size <= self._head_rows else shared.copy_(hidden)
+    def run_once(self, key: tuple[int, bool]) -> None:
+        output = self.compute(key)
+        if self._greedy is not None and key[0] <= self._head_rows:
+            self._pack(key[0], output)
 
-        self.captured[key] = graph, graph.capture(work)
+    def record(self, key: tuple[int, bool], make: Callable[[], Graph]) -> None:
+        super().record(key, make)
+        if self._greedy is not None and key[0] <= self._head_rows:
+            logits, graph = self.captured[key][1], make()
+            self.choices[key] = graph, graph.capture(lambda: self._pack(key[0], logits))
+
+    def _pack(self, size: int, logits: Tensor) -> Tensor:
+        """Put the likeliest tokens into the pool; int32 [size, 2]: ids, log-probabilities' bits."""
+        assert self._greedy is not None
+        chosen = self._greedy(logits)
+        self._rows.record_write(self._view(size)[TARGET], chosen.token_ids)
+        return torch.stack((chosen.token_ids.int(), chosen.logprobs.view(torch.int32)), dim=1)
 
     def _forward(self, size: int) -> Tensor:
         """Hidden states [size, H] of the inputs."""

@@ -1,16 +1,18 @@
 """How a step's forward pass is executed; the runner picks an executor for each step.
 
-===========  =====================================  ==========================================
-executor     runs                                   steps
-===========  =====================================  ==========================================
-CUDA graphs  kernels recorded at warm-up            decodes alone, up to the largest graph
-CPU program  C++ kernels, without Python between    those without adapters
-eager        the model's modules, one by one        all
-===========  =====================================  ==========================================
+============  =====================================  ==========================================
+executor      runs                                   steps
+============  =====================================  ==========================================
+CUDA graphs   kernels recorded at warm-up            decodes alone, up to the largest graph
+mixed graphs  the same                               a few prompt tokens, with or without decodes
+CPU program   C++ kernels, without Python between    those without adapters
+eager         the model's modules, one by one        all
+============  =====================================  ==========================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +50,9 @@ class ForwardOutput:
         targets: int64 [N], where their tokens go: row * width + position.
         all_hidden: [T, H], if the step reports on prompts.
         is_logits: whether the executor has computed the head, too.
+        choose: puts the likeliest tokens into the pool and returns int32 [N, 2], them and the bits
+            of their log-probabilities; valid until it is called for another step. None where the
+            sampler has to choose.
     """
 
     output: Tensor
@@ -55,6 +60,7 @@ class ForwardOutput:
     targets: Tensor
     all_hidden: Tensor | None = None
     is_logits: bool = False
+    choose: Callable[[], Tensor] | None = None
 
 
 class Executor(Protocol):

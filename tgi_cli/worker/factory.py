@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,14 @@ from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.cpu_program import compile_program
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.models.registry import scale_rope
+from tgi_cli.process.resident_memory import trim_heap
+from tgi_cli.worker.lazy_grammars import LazyGrammars
 from tgi_cli.worker.lora_cache import LoraCache
-from tgi_cli.worker.sizing.memory import LOAD_REMEDY, out_of_memory_as_error, release_unused_memory
+from tgi_cli.worker.sizing.memory import (
+    LOAD_REMEDY,
+    out_of_memory_as_error,
+    release_unused_memory,
+)
 from tgi_cli.worker.worker import LoadedModel, ModelWorker
 
 if TYPE_CHECKING:
@@ -33,6 +38,10 @@ if TYPE_CHECKING:
     from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
 
 log = logging.getLogger(__name__)
+
+_TOKENIZER_FILES = ("tokenizer*.json", "*vocab*", "*.model", "*.tiktoken")
+"""Patterns of files that a tokenizer is made of: its own format, and those that transformers
+converts."""
 
 
 def load_worker(
@@ -92,7 +101,7 @@ def make_worker(
             "give one of the two",
         )
     quantized = config.quantize or facts.quantization not in (None, "mxfp4")
-    if config.cross_check and (quantized or config.quantize_head):
+    if config.cross_check and (quantized or config.head_bits):
         raise ConfigError(
             "--cross-check compares with transformers' own weights, and these are quantized",
             "leave it off, or serve plain weights",
@@ -100,7 +109,7 @@ def make_worker(
     if config.state_prefill == "chunked":
         chunked.functions()  # before the weights, which take a while
     constrained = not (config.disable_grammar_support or shard.rank)
-    grammars = _load_grammars(config, facts) if constrained else None
+    grammars = _grammars(config, facts) if constrained else None
     table = _make_table(config)
     device = device_of(config.device, shard.rank)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -117,7 +126,7 @@ def make_worker(
             lora=table,
             max_positions=config.max_total_tokens,
             quantize=config.quantize,
-            quantize_head=config.quantize_head,
+            head_bits=config.head_bits,
         )
         lora = None if table is None else LoraCache(model, table, dtype, device)
         if config.cross_check:
@@ -178,20 +187,22 @@ def use_chunks(states: StateCache | None) -> None:
     states.chunked = True
 
 
-def _load_grammars(config: EngineConfig, facts: ModelFacts) -> Future[LLGuidance | None]:
-    """Read the vocabulary for grammars on a thread, while the weights are read."""
-    from tgi_cli.worker.grammar import load_grammars  # brings llguidance
+def _grammars(config: EngineConfig, facts: ModelFacts) -> LazyGrammars | None:
+    """The compiler of grammars; None, with a warning, if there is no tokenizer for them."""
 
-    pool = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
-    future = pool.submit(
-        load_grammars,
-        config.model_path,
-        facts.vocab_size,
-        facts.eos_token_ids,
-        config.trust_remote_code,
-    )
-    pool.shutdown(wait=False)
-    return future
+    def load() -> LLGuidance | None:
+        from tgi_cli.worker.grammar import load_grammars  # brings llguidance and tokenizers
+
+        made = load_grammars(
+            config.model_path, facts.vocab_size, facts.eos_token_ids, config.trust_remote_code
+        )
+        trim_heap()  # what reading took for a while is a multiple of what is left
+        return made
+
+    if not any(next(config.model_path.glob(each), None) for each in _TOKENIZER_FILES):
+        log.warning("grammars are unavailable: %s has no tokenizer", config.model_path)
+        return None
+    return LazyGrammars(load, facts.eos_token_ids)
 
 
 def _make_table(config: EngineConfig) -> LoraTable | None:

@@ -51,6 +51,10 @@ class InputBatch:
         upload: copies host arrays to the device.
         shared: whether the device reads the host's memory. Default: a CPU does; tests set it.
         has_encoder: whether all tokens of a prompt but the last are an encoder's.
+
+    Attributes:
+        tokens: int32 [max_rows, max_tokens + 1], the pool.
+        scratch: a flat index behind the pool's tokens, for what is to be written nowhere.
     """
 
     def __init__(
@@ -65,8 +69,12 @@ class InputBatch:
     ) -> None:
         self.block_size = block_size
         self.width = max_tokens + 1
-        self.tokens = _zeros(max_rows, self.width, device)
-        self._flat = self.tokens.view(-1)
+        self._flat = _zeros(max_rows * self.width + 1, device)
+        self.tokens = self._flat[:-1].view(max_rows, self.width)
+        self.scratch = max_rows * self.width
+        self._on_host: NDArray[np.int32] | None = None
+        if device.type == "cpu":
+            self._on_host = self.tokens.numpy()
         max_blocks = -(-self.width // block_size)
         self.host_blocks: NDArray[np.int32] = np.zeros((max_rows, max_blocks), np.int32)
         self._shared = device.type == "cpu" if shared is None else shared
@@ -99,15 +107,23 @@ class InputBatch:
 
     def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
         """Write token ids at row * width + position."""
-        if self._flat.device.type == "cpu":  # numpy takes a quarter of the time for a few
-            self._flat.numpy()[flat_indices.numpy()] = token_ids.numpy()
+        if self._on_host is not None:  # numpy takes a quarter of the time for a few
+            self._on_host.reshape(-1)[flat_indices.numpy()] = token_ids.numpy()
         else:
-            self._flat.index_copy_(0, flat_indices, token_ids.int())
+            self.record_write(flat_indices, token_ids)
+
+    def record_write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
+        """As :meth:`write`, by operators that a graph can hold."""
+        self._flat.index_copy_(0, flat_indices, token_ids.int())
 
     def _write_tokens(self, step: Step) -> None:
         writes = [(new.row, 0, new.token_ids) for new in step.new]
         given = (*step.forced_tokens, *step.drafts)
         writes += [(tokens.row, tokens.start, tokens.token_ids) for tokens in given]
+        if self._on_host is not None:
+            for row, start, token_ids in writes:
+                self._on_host[row, start : start + len(token_ids)] = token_ids
+            return
         spans = [
             np.arange(len(token_ids), dtype=np.int64) + (row * self.width + start)
             for row, start, token_ids in writes
@@ -147,11 +163,11 @@ class InputBatch:
         self.blocks.view(-1).index_copy_(0, indices, values)
 
 
-def _zeros(rows: int, width: int, device: torch.device) -> Tensor:
-    """An int32 table of zeros.
+def _zeros(count: int, device: torch.device) -> Tensor:
+    """int32 zeros.
 
     A CPU's memory is taken page by page as rows are written: 128 rows of 2**24 tokens have 8 GB.
     """
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros((rows, width), np.int32))
-    return torch.zeros(rows, width, dtype=torch.int32, device=device)
+        return torch.from_numpy(np.zeros(count, np.int32))
+    return torch.zeros(count, dtype=torch.int32, device=device)

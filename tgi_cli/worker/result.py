@@ -27,25 +27,55 @@ class DeviceResult:
 
     Attributes:
         sampled: the step's sampled entries, in order, in parts.
+        packed: int32 [N, 2], the same as token ids and the bits of their log-probabilities,
+            instead of ``sampled``.
         errors: of entries that failed alone, by index.
         generation_logits: float32 [V], by index of the entry; on their way to the host.
         prompts: reports on chunks of prompts.
+        arrived: recorded behind the copies; None before :meth:`send`, and on a CPU.
     """
 
     def __init__(self) -> None:
         self.sampled: list[Sampled] = []
+        self.packed: Tensor | None = None
         self.errors: dict[int, str] = {}
         self.generation_logits: dict[int, Tensor] = {}
         self.prompts: list[ScoredChunk] = []
-        self._arrived: torch.cuda.Event | None = None
+        self.arrived: torch.cuda.Event | None = None
+        self._sources: object = None
+        """What is copied on a stream of its own, whose memory must not be reused before."""
 
-    def send(self, device: torch.device) -> None:
-        """Start the copies from ``device`` to the host, without waiting; none from a CPU."""
-        if device.type != "cuda" or not (self.sampled or self.prompts):
+    def send(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+        """Start the copies from ``device`` to the host, without waiting; none from a CPU.
+
+        A step that samples nothing is awaited, too: otherwise a long prompt alone would queue all
+        its chunks on the device, ahead of whoever comes next.
+
+        Args:
+            device: where the outputs are.
+            stream: for the copies, so that the next step does not follow them but runs beside
+                them. Default: the current one.
+        """
+        if device.type != "cuda":
+            if self.packed is not None:  # a graph's, which the next step overwrites
+                self.packed = self.packed.clone()
             return
+        current = torch.cuda.current_stream(device)
+        self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if stream is None or (self.packed is None and not self.sampled):
+            self._copy()
+            self.arrived.record(current)
+            return
+        stream.wait_stream(current)
+        self._sources = self.sampled, self.packed
+        with torch.cuda.stream(stream):
+            self._copy()
+        self.arrived.record(stream)
+
+    def _copy(self) -> None:
         self.sampled = list(map(_to_host, self.sampled))
-        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._arrived.record(torch.cuda.current_stream(device))
+        if self.packed is not None:
+            self.packed = to_host(self.packed)
 
     def wait(self) -> StepResult:
         """Block until the tokens are on the host.
@@ -54,10 +84,14 @@ class DeviceResult:
             OutOfMemoryError: the step ran out of device memory.
             RuntimeError: the device failed.
         """
-        if self._arrived is not None:
+        if self.arrived is not None:
             with out_of_memory_as_error():
-                self._arrived.synchronize()
+                self.arrived.synchronize()
+            self._sources = None
         result = StepResult([], [], [], [], dict(self.errors))
+        if self.packed is not None:
+            token_ids, bits = self.packed.unbind(1)
+            _append(result, Sampled(token_ids, bits.view(torch.float32), None))
         for part in self.sampled:
             _append(result, part)
         for index, logits in self.generation_logits.items():

@@ -34,6 +34,7 @@ from tgi_cli.worker.executors import (
 )
 from tgi_cli.worker.input_batch import InputBatch, RowOptions
 from tgi_cli.worker.lora_cache import LoraCache
+from tgi_cli.worker.mixed_graphs import MixedGraphs
 from tgi_cli.worker.prompt_logprobs import PromptChunk, ScoredChunk, prompt_chunks
 from tgi_cli.worker.result import DeviceResult
 from tgi_cli.worker.sizing.memory import out_of_memory_as_error
@@ -79,9 +80,11 @@ class ModelRunner:
 
     Attributes:
         graphs: of decode steps, once they are captured.
+        mixed_graphs: of steps with prompts, likewise.
     """
 
     graphs: DecodeGraphs | None = None
+    mixed_graphs: MixedGraphs | None = None
 
     def __init__(
         self,
@@ -109,6 +112,10 @@ class ModelRunner:
             alone = EncoderDecoderExecutor(model, attention, self._inputs, rows)
             self._flat_executors = [alone]
         self._vocab_size = vocab_size
+        self._copies: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._copies = torch.cuda.Stream(self._device)
+        self._last_copy: torch.cuda.Event | None = None
         self.logits_at_once = max(1, MAX_LOGITS[self._device.type] // vocab_size)
         self.scores_at_once = max(1, MAX_SCORES[self._device.type] // vocab_size)
 
@@ -149,9 +156,11 @@ class ModelRunner:
 
     def _pick_executor(self, batch: StepBatch) -> Executor:
         """The fastest one that supports the step."""
-        if self.graphs is not None and self.graphs.supports(batch):
-            self._inputs.reset()
-            return self.graphs
+        captured: tuple[Executor | None, ...] = (self.graphs, self.mixed_graphs)
+        for graphs in captured:
+            if graphs is not None and graphs.supports(batch):
+                self._inputs.reset()
+                return graphs
         return next(each for each in self._flat_executors if each.supports(batch))
 
     @torch.inference_mode()
@@ -183,7 +192,8 @@ class ModelRunner:
                 self._choose(handle, self._masks(masks, len(forward.batch)), result)
                 if self._shard.size > 1:
                     self._agree(forward, result)
-            result.send(self._device)
+            result.send(self._device, self._copies)
+            self._last_copy = result.arrived
         return result
 
     @torch.inference_mode()
@@ -207,6 +217,11 @@ class ModelRunner:
     def _choose(self, handle: LaunchedStep, masks: TokenMasks | None, result: DeviceResult) -> None:
         """Head and sampler, in parts of bounded size."""
         forward = handle.forward
+        if forward.choose is not None and masks is None and not handle.options:
+            if self._last_copy is not None:  # of what is about to be overwritten
+                torch.cuda.current_stream(self._device).wait_event(self._last_copy)
+            result.packed = forward.choose()
+            return
         count = len(forward.batch)
         logits_at_once = count if forward.is_logits else self.logits_at_once
         for begin in range(0, count, logits_at_once):

@@ -10,6 +10,7 @@ at 1 to 32 rows; making the inputs anew takes 45 to 60.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +75,52 @@ class StepInputs:
     last: Tensor | None = None
 
 
+class FlatStep(NamedTuple):
+    """A step of B sequences and T tokens that samples N, as arrays on the host.
+
+    Attributes:
+        starts: int32 [B+1], where each sequence's tokens begin.
+        row_of_token: int64 [T].
+        positions: int64 [T].
+        slots: int64 [T], of the tokens' KV.
+        last: int64 [N], flat index of the token before each sampled one.
+        sampled_rows, sampled_ends: int64 [N], of the sampled tokens: rows and positions.
+    """
+
+    starts: _Ints
+    row_of_token: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    last: NDArray[np.int64]
+    sampled_rows: NDArray[np.int64]
+    sampled_ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch: StepBatch, table: InputBatch) -> FlatStep:
+        """Of any step, with the block tables of ``table``."""
+        step, rows, ends = batch.step, batch.rows, batch.ends()
+        samples = np.array(step.samples, np.int64)
+        count = len(rows)
+        starts = np.zeros(count + 1, np.int32)
+        if batch.only_decodes:  # one token per row, all of them sampled
+            starts[:] = np.arange(count + 1)
+            row_of_token, positions = rows, ends - 1
+        else:
+            counts = np.array(step.counts, np.int64)
+            np.cumsum(counts, out=starts[1:])
+            row_of_token = np.repeat(rows, counts)
+            # Position minus flat index is the same for all tokens of a sequence.
+            positions = np.arange(len(row_of_token)) + np.repeat(ends - starts[1:], counts)
+        blocks, offsets = np.divmod(positions, table.block_size)
+        slots = table.host_blocks[row_of_token, blocks] * np.int64(table.block_size) + offsets
+        sampled = np.repeat(np.arange(count), samples)
+        # From -1 (its last token) down, for the choices of an entry.
+        behind = np.arange(len(sampled)) - np.repeat(np.cumsum(samples), samples)
+        last = starts[1:][sampled] + behind
+        sampled_rows, sampled_ends = rows[sampled], ends[sampled] + behind + 1
+        return cls(starts, row_of_token, positions, slots, last, sampled_rows, sampled_ends)
+
+
 class InputPreparer:
     """Prepares the inputs of each step.
 
@@ -105,28 +152,10 @@ class InputPreparer:
     def _prepare(self, batch: StepBatch) -> StepInputs:
         """Any step's inputs, in one transfer."""
         table, step, rows, ends = self._table, batch.step, batch.rows, batch.ends()
-        samples = np.array(step.samples, np.int64)
-        count = len(rows)
-        starts_at = np.zeros(count + 1, np.int32)
-        if batch.only_decodes:  # one token per row, all of them sampled
-            starts_at[:] = np.arange(count + 1)
-            row_of_token, positions = rows, ends - 1
-        else:
-            counts = np.array(step.counts, np.int64)
-            np.cumsum(counts, out=starts_at[1:])
-            row_of_token = np.repeat(rows, counts)
-            # Position minus flat index is the same for all tokens of a sequence.
-            positions = np.arange(len(row_of_token)) + np.repeat(ends - starts_at[1:], counts)
-        blocks, offsets = np.divmod(positions, table.block_size)
-        slots = table.host_blocks[row_of_token, blocks] * np.int64(table.block_size) + offsets
+        flat = FlatStep.of(batch, table)
         kv_lens = ends.astype(np.int32)
-        sampled = np.repeat(np.arange(count), samples)
-        # From -1 (its last token) down, for the choices of an entry.
-        behind = np.arange(len(sampled)) - np.repeat(np.cumsum(samples), samples)
-        last = starts_at[1:][sampled] + behind
-        sampled_rows, sampled_ends = rows[sampled], ends[sampled] + behind + 1
         states = state_columns(step)
-        adapted = [] if batch.adapter_slots is None else [table.adapter_slots[row_of_token]]
+        adapted = [] if batch.adapter_slots is None else [table.adapter_slots[flat.row_of_token]]
         (
             d_positions,
             d_tokens,
@@ -138,13 +167,13 @@ class InputPreparer:
             d_lens,
             *d_more,
         ) = table.upload(
-            positions,
-            row_of_token * table.width + positions,
-            slots,
+            flat.positions,
+            flat.row_of_token * table.width + flat.positions,
+            flat.slots,
             rows,
-            sampled_rows * table.width + sampled_ends,
-            last,
-            starts_at,
+            flat.sampled_rows * table.width + flat.sampled_ends,
+            flat.last,
+            flat.starts,
             kv_lens,
             *states,
             *adapted,
@@ -166,9 +195,9 @@ class InputPreparer:
             table.gather(d_tokens),
             d_positions,
             metadata,
-            table.sampling.select(sampled_rows, sampled_ends),
+            table.sampling.select(flat.sampled_rows, flat.sampled_ends),
             d_targets,
-            None if len(last) == len(positions) else d_last,
+            None if len(flat.last) == len(flat.positions) else d_last,
         )
 
 
@@ -193,18 +222,20 @@ class DecodeInputs:
     def prepare(self, batch: StepBatch) -> StepInputs | None:
         """The inputs of a step; None unless each of its sequences decodes one token.
 
-        Call it for every step: otherwise it would miss that a row has another sequence.
+        Call it for every step: otherwise it would miss that a row has another sequence, or more
+        blocks. Between two steps of the same sequences, one that verifies drafts changes nothing
+        but positions and blocks.
         """
-        step = batch.step
+        step, arrays = batch.step, self._arrays
+        if step.new:
+            arrays = self._arrays = None
+        elif arrays is not None and step.appended:
+            arrays.append(step)
         if not batch.only_decodes:
-            self._arrays = None
             return None
-        arrays = self._arrays
-        if arrays is None or step.new or step.rows != self._rows:
+        if arrays is None or step.rows != self._rows:
             self._rows = step.rows
             arrays = self._arrays = _DecodeArrays(self._table, step, batch.rows)
-        elif step.appended:
-            arrays.append(step)
         return arrays.advance(step, self._tokens, self._blocks)
 
 

@@ -11,25 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.config import EngineConfig, ModelFacts
-from tgi_cli.device import available_memory
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step, StepTime
 from tgi_cli.errors import TgiError
 from tgi_cli.models import CausalLM
-from tgi_cli.worker.cuda_graphs import DecodeGraphs, cuda_graphs, graph_sizes
+from tgi_cli.sampling.sampler import greedy
+from tgi_cli.worker.cuda_graphs import DecodeGraphs, graph_sizes
 from tgi_cli.worker.executors import Forward
+from tgi_cli.worker.graph_capture import cuda_graphs
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
+from tgi_cli.worker.mixed_graphs import MixedGraphs
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing.draft_timing import time_steps
 from tgi_cli.worker.sizing.kv_cache import Capacity, KVCacheSizing
 from tgi_cli.worker.sizing.memory import release_unused_memory
-from tgi_cli.worker.sizing.profile_steps import WARMUP_SLOTS, replays_agree, with_slots
+from tgi_cli.worker.sizing.profile_steps import WARMUP_SLOTS, with_slots
+from tgi_cli.worker.sizing.variants import variant_steps
+from tgi_cli.worker.step_graphs import StepGraphs, mixed_sizes_of
 from tgi_cli.worker.upload import Uploader
 
 if TYPE_CHECKING:
-    from tgi_cli.worker.grammar import LLGuidance
+    from tgi_cli.worker.lazy_grammars import LazyGrammars
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +70,11 @@ class ModelWorker:
         loaded: the model.
         shard: this process's share of the model. All shards call the same methods with the same
             steps, in the same order.
-        grammars: compiles grammars, once it is loaded; None if grammars are off.
+        grammars: compiles grammars; None if they are off.
 
     Attributes:
         capacity: the result of the warm-up.
+        grammars: as given.
     """
 
     capacity: Capacity | None = None
@@ -79,7 +84,7 @@ class ModelWorker:
         config: EngineConfig,
         loaded: LoadedModel,
         shard: Shard = ALONE,
-        grammars: Future[LLGuidance | None] | None = None,
+        grammars: LazyGrammars | None = None,
     ) -> None:
         self.model = loaded.model
         self.attention = loaded.attention
@@ -89,7 +94,7 @@ class ModelWorker:
         self._shard = shard
         self._device = self.attention.device
         self._lora = loaded.lora
-        self._grammars = grammars
+        self.grammars = grammars
         rows = InputBatch(
             config.max_batch_size,
             config.max_sequence_tokens,
@@ -102,7 +107,7 @@ class ModelWorker:
         self.runner = ModelRunner(
             model, self.attention, rows, vocab_size, loaded.lora, shard, loaded.program
         )
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
         make = GRAPH_FACTORIES.get(self._device.type)
         own_attention = any(spec.gathered or spec.index for spec in self.attention.specs)
@@ -112,9 +117,14 @@ class ModelWorker:
             if shard.rank == 0:
                 log.info("a model with attention of its own runs without CUDA graphs")
         elif make is not None and sizes:
-            self._graphs = DecodeGraphs(
-                model, self.attention, rows, vocab_size, sizes, make, loaded.lora
-            )
+            # Other shards get the first one's tokens, so that all of them continue the same text.
+            choice = greedy if shard.size == 1 else None
+            lora, attention = loaded.lora, self.attention
+            decodes = DecodeGraphs(model, attention, rows, vocab_size, sizes, make, lora, choice)
+            mixed = None
+            if attention.states is None:
+                mixed = MixedGraphs(model, attention, rows, mixed_sizes_of(config), make, lora)
+            self._graphs = StepGraphs(self.runner, shard, self._device, decodes, mixed)
 
     def launch(self, step: Step) -> object:
         """See :meth:`tgi_cli.engine.step.Worker.launch`."""
@@ -125,11 +135,6 @@ class ModelWorker:
     ) -> PendingResult:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
         return self.runner.sample(handle, masks)
-
-    @property
-    def grammars(self) -> LLGuidance | None:
-        """The compiler of grammars for the model, or None if there is none."""
-        return None if self._grammars is None else self._grammars.result()
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """See :meth:`tgi_cli.engine.step.AdapterStore.prepare_adapter`."""
@@ -159,15 +164,18 @@ class ModelWorker:
             shard,
             self.model.weight_bytes,
             lambda step: self.sample(self.launch(with_slots(step, slots))).wait(),
-            self._measure_graphs,
+            lambda: None if self._graphs is None else self._graphs.measure(),
         ).size()
-        if not profile.graphs:
-            self._drop_graphs_if("there were none when the limits were measured")
+        if not profile.graphs and self._graphs is not None:
+            self._graphs.drop("there were none when the limits were measured")
         self.attention.allocate(num_blocks)
         if states is not None:
             states.allocate(num_slots)
         release_unused_memory(self._device)  # the small cache
-        self._capture_graphs(effective, num_blocks)
+        has_graphs = self._graphs is not None and self._graphs.capture(
+            effective, num_blocks, states
+        )
+        self._compile_variants(effective, num_blocks)
         if states is not None and effective.speculate:
             if shard.rank == 0:
                 log.info("nothing is speculated: recurrent states cannot be rolled back")
@@ -185,7 +193,7 @@ class ModelWorker:
             load_seconds=self._load_seconds,
             warmup_seconds=time.monotonic() - began,
             step_seconds=profile.step_seconds,
-            graphs=self._graphs is not None,
+            graphs=has_graphs,
             step_times=step_times,
         )
         if effective.max_total_tokens < config.max_total_tokens and shard.rank == 0:
@@ -207,52 +215,18 @@ class ModelWorker:
             lambda step: self.sample(self.launch(step)).wait(), config, self._shard, num_blocks
         )
 
-    def _measure_graphs(self) -> int | None:
-        """Bytes that graphs will take, or None if none can be captured."""
-        if self._graphs is None:
-            return None
-        size, problem = 0, ""
+    def _compile_variants(self, config: EngineConfig, num_blocks: int) -> None:
+        """Compile what serving may ask for and the steps so far have not: it takes seconds."""
+        if self._device.type != "cuda" or config.decoder is not None:
+            return
+        captured = self.runner.graphs, self.runner.mixed_graphs
+        self.runner.graphs = self.runner.mixed_graphs = None
+        slots = 0 if self.attention.states is None else self.attention.states.num_slots
         try:
-            size = self._graphs.measure()
-        except Exception as error:  # a model's code, a kernel, the device: then it runs launched
-            problem = _problem(error)
-        self._drop_graphs_if(problem)
-        return size if self._graphs is not None else None
-
-    def _capture_graphs(self, config: EngineConfig, num_blocks: int) -> None:
-        """Record the graphs over the cache, and use them if they are right."""
-        graphs, began = self._graphs, time.monotonic()
-        if graphs is None:
-            return
-        before, problem = available_memory(self._device), ""
-        try:
-            graphs.capture()
-        except Exception as error:  # as above
-            problem = _problem(error)
-        self._drop_graphs_if(problem)
-        if self._graphs is None:
-            return
-        agree = replays_agree(self.runner, graphs, config, num_blocks, self.attention.states)
-        self._drop_graphs_if("" if agree else "they compute something else than the model")
-        self.runner.graphs = self._graphs
-        if self._graphs is not None and self._shard.rank == 0:
-            log.info(
-                "CUDA graphs of %d sizes up to %d rows: %.1f MiB, captured in %.1f s",
-                len(graphs.sizes),
-                graphs.largest,
-                max(0, before - available_memory(self._device)) / 2**20,
-                time.monotonic() - began,
-            )
-
-    def _drop_graphs_if(self, problem: str) -> None:
-        """Drop the graphs if any shard has a problem with them: all run the same operations."""
-        graphs, fine = self._graphs, self._shard.smallest(int(not problem))
-        if graphs is None or fine:
-            return
-        cause = problem or "another shard has none"
-        log.warning("decode steps run without CUDA graphs, slower: %s", cause)
-        self._graphs = None
-        graphs.drop()
+            for step in variant_steps(config, num_blocks):
+                self.sample(self.launch(with_slots(step, slots))).wait()
+        finally:
+            self.runner.graphs, self.runner.mixed_graphs = captured
 
     def read_bytes(self, rows: int) -> int:
         """Bytes of weights that a decode of ``rows`` sequences reads, over all shards."""
@@ -277,7 +251,7 @@ class ModelWorker:
             raise RuntimeError("the limits are unknown before warm-up")
         config = capacity.config
         weights = config.quantize or self._facts.quantization
-        head = "quantized head" if config.quantize_head else None
+        head = None if config.head_bits is None else f"{config.head_bits}-bit head"
         return EngineInfo(
             model_id=config.model_id,
             revision=config.revision,
@@ -301,7 +275,3 @@ class ModelWorker:
             speculate=config.speculate,
             decoder_start_ids=() if config.decoder is None else (config.decoder.start_id,),
         )
-
-
-def _problem(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

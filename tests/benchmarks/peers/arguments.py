@@ -37,6 +37,7 @@ QUANTIZED = (
     Ours("tgi int8, head too", "{checkpoint}", "--quantize int8 --quantize-head"),
     Ours("tgi int4", "{gptq4}"),
     Ours("tgi int4, head of 8", "{gptq4}", "--quantize-head"),
+    Ours("tgi int4, head of 4", "{gptq4}", "--quantize-head-bits 4"),
 )
 
 

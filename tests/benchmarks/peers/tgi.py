@@ -90,7 +90,10 @@ class Tgi(Contestant):
         if "--quantize" in self._flags:
             method = self._flags[self._flags.index("--quantize") + 1]
             bits = LOADED_BITS.get(method, 16)
-        return decoded_bytes(model, bits, 8 if "--quantize-head" in self._flags else 16)
+        head = 8 if "--quantize-head" in self._flags else 16
+        if "--quantize-head-bits" in self._flags:
+            head = int(self._flags[self._flags.index("--quantize-head-bits") + 1])
+        return decoded_bytes(model, bits, head)
 
 
 def _gptq(checkpoint: Path, path: Path, bits: int) -> Path:

@@ -15,6 +15,7 @@ from tgi_cli.attention import KVSpec, PagedAttention, attention_name, create_att
 from tgi_cli.attention.sparse import (
     BlockRule,
     ChosenRows,
+    Pools,
     attend_chosen,
     choose_blocks,
     choose_tokens,
@@ -24,6 +25,7 @@ BLOCK, HEADS, INDEX_HEADS, DIM = 16, 6, 5, 32
 COUNT = 24
 RULE = BlockRule(size=12, count=3, local=2)
 SCALE = 0.2
+Rule = BlockRule | Pools | None
 LATENT = KVSpec(1, 48, value_dim=DIM, values_in_keys=True)
 GROUPED = KVSpec(2, DIM)
 
@@ -68,7 +70,7 @@ class Layer:
         spec: KVSpec = LATENT,
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
-        rule: BlockRule | None = None,
+        rule: Rule = None,
         sinks: Tensor | None = None,
     ) -> None:
         index = KVSpec(1, DIM, values_in_keys=True, index=True)
@@ -83,9 +85,10 @@ class Layer:
 
     def choose(self, parts: dict[str, Tensor]) -> ChosenRows | None:
         query, key = parts["index_query"], parts["index_key"]
-        if self.rule is not None:
+        if isinstance(self.rule, BlockRule):
             return choose_blocks(self.attention, 0, query, key, self.rule)
-        return choose_tokens(self.attention, 0, query, key, parts["weights"], COUNT)
+        weights = parts["weights"]
+        return choose_tokens(self.attention, 0, query, key, weights, COUNT, self.rule)
 
     def step(self, texts: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         order = sorted(texts, key=lambda name: len(texts[name]["query"]) != 1)
@@ -129,19 +132,36 @@ class Layer:
         return {name: torch.cat(pieces) for name, pieces in got.items()}
 
 
-def seen_by(text: Text, rule: BlockRule | None = None) -> Tensor:
+def weighed(keys: Tensor, positions: Tensor) -> Tensor:
+    """Keys of pools that depend on each of their tokens, and on where they are."""
+    assert torch.equal(positions, torch.arange(keys.shape[1]) * keys.shape[2])
+    shares = torch.linspace(0.5, 1.5, keys.shape[2])[:, None] / keys.shape[2]
+    return (keys * shares).sum(2) * (1 + positions[:, None] % 7 / 10)
+
+
+POOLS = Pools(4, weighed)
+
+
+def seen_by(text: Text, rule: Rule = None) -> Tensor:
     """bool [heads, queries, keys], which tokens the queries attend to."""
     query, key = text.parts["index_query"].float(), text.parts["index_key"].float()
     products = torch.einsum("qhd,kd->hqk", query, key)
     visible = torch.ones(text.length, text.length, dtype=torch.bool).tril()
     chosen = torch.zeros(HEADS, text.length, text.length, dtype=torch.bool)
     weights = text.parts["weights"].float()
+    size = rule.size if isinstance(rule, Pools) else 1
+    if isinstance(rule, Pools):
+        complete = text.length // size * size
+        pools = weighed(key[:complete].view(1, -1, size, DIM), torch.arange(0, complete, size))
+        products = torch.einsum("qhd,kd->hqk", query, pools[0])
     for position in range(text.length):
-        own = products[:, position, : position + 1]
-        if rule is None:
+        own = products[:, position, : (position + 1) // size]
+        if not isinstance(rule, BlockRule):
             scores = weights[position] @ own.relu()
-            best = scores.sort(descending=True, stable=True).indices[:COUNT]
-            chosen[:, position, best] = True
+            best = scores.sort(descending=True, stable=True).indices[: COUNT // size]
+            for first in (best * size).tolist():
+                chosen[:, position, first : first + size] = True
+            chosen[:, position, (position + 1) // size * size :] = size > 1
             continue
         blocks = [part.amax(-1) for part in torch.split(own, rule.size, dim=-1)]
         for head, scores in enumerate(torch.stack(blocks, -1)):
@@ -184,6 +204,17 @@ def test_each_query_attends_to_the_best_tokens(backend: str, with_sinks: bool) -
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_each_query_attends_to_the_best_pools_and_what_is_behind_them(backend: str) -> None:
+    whole = COUNT + POOLS.size
+    lengths = LENGTHS | {"no pool more": whole - 1, "a pool more": whole, "tail": whole + 3}
+    texts = {name: Text(length, seed=length) for name, length in lengths.items()}
+    got = Layer(backend, rule=POOLS).in_pieces(texts)
+    for name, text in texts.items():
+        wanted = expected(text, seen_by(text, POOLS))
+        torch.testing.assert_close(got[name].double(), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_each_head_attends_to_its_best_blocks(backend: str) -> None:
     limit = RULE.size * RULE.count
     lengths = {"long": 150, "short": limit, "one more": limit + 1, "others": 77}
@@ -216,13 +247,11 @@ def test_of_equal_scores_the_first_are_chosen() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rule", [None, RULE])
-def test_neither_cuts_nor_other_texts_change_a_bit(
-    dtype: torch.dtype, rule: BlockRule | None
-) -> None:
+@pytest.mark.parametrize("rule", [None, RULE, POOLS])
+def test_neither_cuts_nor_other_texts_change_a_bit(dtype: torch.dtype, rule: Rule) -> None:
     if not kernels_add_up_rows_alike(dtype):
         pytest.skip("the products of this processor depend on the number of rows")
-    spec, heads = (LATENT, INDEX_HEADS) if rule is None else (GROUPED, 2)
+    spec, heads = (GROUPED, 2) if rule is RULE else (LATENT, INDEX_HEADS)
     texts = {n: Text(length, length, spec, dtype, heads) for n, length in LENGTHS.items()}
     alone = {
         name: Layer("cpu", spec, dtype, rule=rule).step({name: text.cut(0, text.length)})[name]

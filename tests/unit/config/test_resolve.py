@@ -94,6 +94,7 @@ def test_explicit_limits_are_used(said: dict[str, int], expected: tuple[int, int
             "--max-batch-prefill-tokens must be >= --max-input-tokens. Given: 100 and 200",
         ),
         ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype: 'int4' is not one of"),
+        ({"quantize_head_bits": 5}, "--quantize-head-bits: '5' is not one of 4, 8"),
     ],
 )
 def test_invalid_settings_are_reported_as_flags(said: dict[str, Any], words: str) -> None:
@@ -107,6 +108,20 @@ def test_quantize_applies_to_unquantized_weights(asked: str | None) -> None:
     assert resolved(quantize=asked).quantize == asked
     assert not resolved(quantize=asked).quantize_head
     assert resolved(quantize=asked, quantize_head=True).quantize_head
+
+
+@pytest.mark.parametrize(
+    ("said", "bits"),
+    [
+        ({}, None),
+        ({"quantize_head": True}, 8),
+        ({"quantize_head_bits": 4}, 4),
+        ({"quantize_head": True, "quantize_head_bits": 4}, 4),
+        ({"quantize_head_bits": 8}, 8),
+    ],
+)
+def test_the_head_has_as_many_bits_as_are_asked_for(said: dict[str, Any], bits: int | None) -> None:
+    assert resolved(**said).head_bits == bits
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tgi_cli.device import (
     threads,
     total_memory,
 )
+from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -235,3 +237,25 @@ def test_devices_in_the_environment_are_counted(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert facts.devices_in_environment(4) == chosen
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_sums_of_gpus_are_launched_on_the_current_stream(awaited: bool) -> None:
+    calls = []
+
+    class Work:
+        def wait(self) -> None:
+            calls.append("awaited")
+
+    class Group:
+        def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Work | None:
+            calls.append(options.asyncOp)
+            tensors[0] *= 2
+            return Work() if awaited else None
+
+    group: Any = Group()
+    shard = Shard(0, 2, torch.device("cuda", 0), group)
+    x = torch.tensor([1.5])
+    assert shard.all_reduce(x) is x
+    assert x == 3.0
+    assert calls == [False, "awaited"][: 1 + awaited]

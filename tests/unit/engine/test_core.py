@@ -49,8 +49,9 @@ def running(
     limits: SchedulerConfig,
     depth: int = 0,
     grammars: GrammarCompiler | None = None,
+    **more: Any,
 ) -> Iterator[Client]:
-    core = EngineCore(worker, limits, depth, grammars)
+    core = EngineCore(worker, limits, depth, grammars, **more)
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
     client = Client(core)

@@ -110,3 +110,24 @@ def test_a_forced_first_token_precedes_closed_reasoning() -> None:
         client.read_until_finished(1)
     begun = [FIRST, 801, 802]
     assert client.tokens[1] == begun + continuation([7, START, *begun], 3, VOCAB)
+
+
+def test_a_request_names_the_first_token_of_its_answer() -> None:
+    """In place of the generation config's, also of forks."""
+    for decoder in (FORCED, DecoderFacts(start_id=START)):
+        with running(FakeWorker(4, VOCAB), decoding(decoder)) as client:
+            first = request(1, [7, 8], 5, first_id=777, ignore_eos=True)
+            client.core.inbox.put(first)
+            client.core.inbox.put(first.fork(2, 1))
+            client.read_until_finished(1, 2)
+        wanted = [777, *continuation([7, 8, START, 777], 4, VOCAB)]
+        assert [client.tokens[1], client.tokens[2]] == [wanted, wanted]
+
+
+def test_answers_of_other_models_begin_with_no_given_token() -> None:
+    with running(FakeWorker(4, VOCAB), limits()) as client:
+        client.core.inbox.put(request(1, [7], 6, first_id=FIRST))
+        client.read_until_finished(1)
+    reason, error = client.finished[1]
+    assert reason is FinishReason.ERROR
+    assert "encoder-decoder" in error

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.fake_grammar import FakeCompiler, slots
+from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.engine.test_core import Client, running
 from tests.unit.engine.test_scheduler import limits, request, with_states
@@ -84,11 +85,15 @@ class Caller:
 
 @contextmanager
 def engine(
-    bounds: SchedulerConfig, depth: int = 0, worker: FakeWorker | None = None, grammars: Any = None
+    bounds: SchedulerConfig,
+    depth: int = 0,
+    worker: FakeWorker | None = None,
+    grammars: Any = None,
+    **more: Any,
 ) -> Iterator[tuple[Caller, Client]]:
     """An engine with a client of either scheduler, checked for leaks when it has ended."""
     worker = worker or FakeWorker(bounds.block_size, state_slots=bounds.num_state_slots)
-    with running(worker, bounds, depth, grammars) as client:
+    with running(worker, bounds, depth, grammars, **more) as client:
         yield Caller(client.core), client
     assert client.core.metrics.load.used_blocks == 0, "blocks were lost"
     assert client.core.metrics.load.used_state_slots == 0, "state slots were lost"
@@ -539,3 +544,51 @@ def test_both_schedulers_at_once_generate_what_each_generates_alone(
         if i in client.finished or i in caller.ended:
             assert len(tokens) == new
     assert any(len(tokens) > 5 for i, tokens in caller.tokens.items() if i >= 100)
+
+
+@DEPTHS
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_drafts_change_no_tokens_of_callers(kind: str, depth: int) -> None:
+    prompts = {i: list(range(100 * i, 100 * i + 5 + 3 * i)) for i in range(1, 5)}
+    answers = {i: continuation(prompt, 40, 1000) for i, prompt in prompts.items()}
+    speculator = FakeSpeculator(kind, answers.__getitem__)
+    worker = FakeWorker(4)
+    more = {"speculator": speculator, "external_drafts": True}
+    with engine(limits(max_batch_prefill_tokens=16), depth, worker, **more) as (caller, _):
+        caller.advance(*(request(i, prompt, 40) for i, prompt in prompts.items()))
+        assert all(len(tokens) == 1 for tokens in caller.tokens.values()), "of a prefill"
+        caller.run_out(*prompts)
+        load = caller.core.metrics.load
+    assert caller.tokens == answers
+    assert set(caller.ended.values()) == {FinishReason.LENGTH}
+    assert (speculator.accepted > 50) == (kind in ("perfect", "partly"))
+    assert (load.drafted_tokens, load.accepted_tokens) == (speculator.drafted, speculator.accepted)
+    assert sorted(speculator.finished) == sorted(prompts)
+    if kind == "perfect":
+        assert len(worker.steps) < 40, "a step gives several tokens"
+
+
+def test_callers_get_one_token_a_step_unless_drafts_are_asked_for() -> None:
+    prompt = list(range(9))
+    expected = continuation(prompt, 20, 1000)
+    speculator = FakeSpeculator("perfect", lambda _: expected)
+    with engine(limits(), speculator=speculator) as (caller, _):
+        caller.advance(request(1, prompt, 20))
+        for count in range(2, 21):
+            caller.advance(running=(1,))
+            assert caller.tokens[1] == expected[:count]
+    assert speculator.drafted == 0
+
+
+def test_a_prompt_whose_last_token_alone_is_left_is_not_drafted_for() -> None:
+    """A prefill gives one token, whatever of the prompt was cached."""
+    prompt = list(range(9))
+    expected = continuation(prompt, 20, 1000)
+    speculator = FakeSpeculator("perfect", lambda _: expected)
+    more = {"speculator": speculator, "external_drafts": True}
+    with engine(limits(block_size=4), **more) as (caller, _):
+        for request_id in (1, 2, 3, 4, 5, 6):
+            caller.advance(request(request_id, prompt, 20))
+            assert len(caller.tokens[request_id]) == 1
+        caller.run_out(1, 2, 3, 4, 5, 6)
+    assert all(tokens == expected for tokens in caller.tokens.values())

@@ -44,6 +44,7 @@ def test_files_for_serving_are_selected() -> None:
         "vocab.json",
         "merges.txt",
         "tokenizer.model",
+        "source.spm",
         "chat_template.jinja",
         "chat_template.json",
         "additional_chat_templates/tools.jinja",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
-from tgi_cli.layers import Build, GatedMLP, RMSNorm, RotaryEmbedding, Temperature
+from tgi_cli.layers import Build, GatedMLP, RMSNorm, RotaryEmbedding, Temperature, rotary
 from tgi_cli.layers.ops import rotate_
 from tgi_cli.quantization import Unquantized
 
@@ -45,17 +45,32 @@ def test_rms_norm_computes_in_float32() -> None:
 
 
 def test_rotation_turns_each_pair_by_its_angle() -> None:
-    rotary = RotaryEmbedding(8, {"rope_theta": 100.0}, 64, torch.float32, CPU)
+    rope = RotaryEmbedding(8, {"rope_theta": 100.0}, 64, torch.float32, CPU)
     heads = torch.randn(3, 2, 8)
     positions = torch.tensor([0, 5, 63])
     rotated = heads.clone()
-    rotate_(rotated, *rotary(positions))
+    rotate_(rotated, *rope(positions))
     for token, position in enumerate(positions.tolist()):
         for pair in range(4):
             turn = torch.polar(torch.tensor(1.0), torch.tensor(position * 100.0 ** (-pair / 4)))
             before = torch.complex(heads[token, :, pair], heads[token, :, pair + 4])
             after = torch.complex(rotated[token, :, pair], rotated[token, :, pair + 4])
             torch.testing.assert_close(after, before * turn, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_angles_that_are_kept_are_those_that_are_computed(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [[0], [3, 255], [256], [1000, 7, 511], [rotary.TABLE_POSITIONS - 1, 0], [20, 10**6]]
+    kept = RotaryEmbedding(32, {"rope_theta": 1e4}, 1 << 20, dtype, CPU)
+    found = [kept(torch.tensor(positions)) for positions in steps]
+    assert [part.shape for part in kept(torch.zeros(0, dtype=torch.int64))] == [(0, 1, 32)] * 2
+    monkeypatch.setattr(rotary, "TABLE_POSITIONS", 0)
+    for positions, (cosines, sines) in zip(steps, found, strict=True):
+        wanted = kept(torch.tensor(positions))
+        assert torch.equal(cosines, wanted[0])
+        assert torch.equal(sines, wanted[1])
 
 
 @pytest.mark.parametrize("kind", ["ntk", "mrope"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     causal_conv1d_fn,
     torch_recurrent_gated_delta_rule,
@@ -19,7 +20,7 @@ from tests.tools.state_steps import Run, make_states, run_mixed, run_whole
 from tgi_cli.attention import StateCache, StateTensor
 from tgi_cli.kernels import without_cpp_kernels
 from tgi_cli.layers.gates import DeltaGates, by_rows
-from tgi_cli.layers.recurrent import causal_conv, gated_delta, gated_norm
+from tgi_cli.layers.recurrent import causal_conv, gated_delta, gated_norm, selective_scan
 
 LENGTHS = (1, 2, 3, 40, 17, 9)
 
@@ -143,3 +144,26 @@ def test_elementwise_functions_round_a_row_alike_beside_any_others() -> None:
         together = by_rows(function, x)
         for t in range(40):
             assert torch.equal(by_rows(function, x[t : t + 1])[0], together[t])
+
+
+@pytest.mark.parametrize(("channels", "size"), [(48, 16), (7, 3)])
+def test_a_selective_scan_is_transformers(channels: int, size: int) -> None:
+    tokens = sum(LENGTHS)
+    x, steps = torch.randn(tokens, channels), torch.rand(tokens, channels)
+    a, (b, c) = -3 * torch.rand(channels, size), torch.randn(2, tokens, size)
+
+    def scan(states: StateCache) -> Run:
+        return lambda rows: selective_scan(x[rows], steps[rows], a, b[rows], c[rows], states, 0)
+
+    state = StateTensor("recurrent", (channels, size), torch.float32)
+    states = make_states(state)
+    whole = run_whole(states, LENGTHS, scan(states))
+    texts = zip(*(each.split(LENGTHS) for each in (x, steps, b, c)), strict=True)
+    wanted = [
+        mamba_selective_scan(value.T[None], step.T[None], a, key.T[None], query.T[None])[0].T
+        for value, step, key, query in texts
+    ]
+    torch.testing.assert_close(whole, torch.cat(wanted), atol=2e-5, rtol=1e-4)
+    for seed in range(4):
+        states = make_states(state)
+        assert torch.equal(run_mixed(states, LENGTHS, scan(states), seed), whole)

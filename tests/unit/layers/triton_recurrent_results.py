@@ -19,8 +19,7 @@ from tgi_cli.attention import StateCache, StateMetadata, StateTensor
 from tgi_cli.kernels.recurrence import ConvolutionLayer, RecurrenceLayer
 from tgi_cli.layers import triton_recurrent, triton_scan
 from tgi_cli.layers.gates import DeltaGates, GivenGates, StepSizes
-from tgi_cli.layers.recurrent import causal_conv, gated_delta, state_space
-from tgi_cli.models.hf.step_cache import selective_scan
+from tgi_cli.layers.recurrent import causal_conv, gated_delta, selective_scan, state_space
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 LENGTHS = (1, 2, 9, 4)
@@ -239,7 +238,7 @@ def test_selective_scan(channels: int, size: int) -> None:
 
     def reference(states: StateCache) -> Run:
         def run(rows: Tensor) -> Tensor:
-            return selective_scan(x[rows], steps[rows], a, b[rows].T, c[rows].T, states, 0)
+            return selective_scan(x[rows], steps[rows], a, b[rows], c[rows], states, 0)
 
         return run
 

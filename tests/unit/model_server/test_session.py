@@ -179,6 +179,7 @@ async def test_a_live_id_is_refused_and_its_request_continues(
         ({"sampling": SamplingParams(allowed_token_ids=(3, 100))}, "vocabulary"),
         ({"stop_token_ids": frozenset(range(8193))}, "more than 8192 stop token ids"),
         ({"cache_salt": b"s" * 4097}, "more than 4096 bytes"),
+        ({"tenant": b"t" * 4097}, "more than 4096 bytes"),
         ({"prediction": (3, 100)}, "vocabulary"),
         ({"prediction": (3,) * 33}, "a prediction of more than 32 tokens"),
         ({"sampling": SamplingParams(top_logprobs=101)}, "log-probabilities"),

@@ -1,4 +1,4 @@
-"""An output head that is brought into 8 bits, whatever the other weights are in."""
+"""An output head that is quantized to 8 or 4 bits, whatever the other weights are in."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
 from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.models import CausalLM, load_model, read_config
-from tgi_cli.quantization import quantized_weight
+from tgi_cli.quantization import bitsandbytes, quantized_weight
 from tgi_cli.quantization.quantized_weight import quantize_int8
 
 CPU = torch.device("cpu")
 PROMPT = random_ids(20, seed=1)
+
+PADDED = 256 * 64
+"""Numbers of the head in the kernels' order; scales are of 4 bytes each."""
 
 needs_kernels = pytest.mark.skipif(
     cpp_library() is None, reason="the kernels are not compiled here"
@@ -45,13 +48,14 @@ def make(path: Path, tied: bool, vocab_size: int = 251) -> Path:
     return path
 
 
-def twin_of(path: Path, twin: Path) -> Path:
+def twin_of(path: Path, twin: Path, bits: int = 8) -> Path:
     """The same with a head that is plain, and what the codes of the other's stand for."""
     shutil.copytree(path, twin)
     weights = load_file(path / "model.safetensors")
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    weights["lm_head.weight"] = quantize_int8(head).dequantize(torch.bfloat16)
-    assert not torch.equal(weights["lm_head.weight"], head)
+    codes = quantize_int8(head) if bits == 8 else bitsandbytes.quantize("nf4", head)
+    weights["lm_head.weight"] = codes.dequantize(torch.float32)
+    assert not torch.equal(weights["lm_head.weight"], head.float())
     config = json.loads((twin / "config.json").read_text())
     (twin / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     save_weights(twin, weights)
@@ -63,12 +67,10 @@ def load(
     dtype: torch.dtype = torch.bfloat16,
     quantize: str | None = None,
     shard: Shard = ALONE,
-    quantize_head: bool = True,
+    head_bits: int | None = 8,
 ) -> CausalLM:
     config = read_config(path)
-    return load_model(
-        config, dtype, CPU, shard=shard, quantize=quantize, quantize_head=quantize_head
-    )
+    return load_model(config, dtype, CPU, shard=shard, quantize=quantize, head_bits=head_bits)
 
 
 def said(model: CausalLM, dtype: torch.dtype) -> tuple[list[int], Tensor]:
@@ -91,43 +93,79 @@ def test_a_quantized_head_computes_with_the_values_of_its_codes(
     path = make(tmp_path / "plain", tied)
     twin = twin_of(path, tmp_path / "twin")
 
-    def run(checkpoint: Path, quantize_head: bool) -> tuple[list[int], Tensor]:
+    def run(checkpoint: Path, head_bits: int | None) -> tuple[list[int], Tensor]:
         def work(shard: Shard) -> tuple[list[int], Tensor]:
-            model = load(checkpoint, dtype, shard=shard, quantize_head=quantize_head)
+            model = load(checkpoint, dtype, shard=shard, head_bits=head_bits)
             return said(model, dtype)
 
         first, *others = on_shards(shards, work)
         assert all(torch.equal(other, first[1]) for _, other in others)
         return first
 
-    tokens, wanted = run(twin, False)
-    got, logits = run(path, True)
+    tokens, wanted = run(twin, None)
+    got, logits = run(path, 8)
     assert got == tokens
     torch.testing.assert_close(logits, wanted, rtol=2**-7, atol=2**-7)
-    assert not torch.equal(run(path, False)[1], logits)
+    assert not torch.equal(run(path, None)[1], logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_head_of_4_bits_computes_with_the_values_of_its_codes(
+    shards: int, tied: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    path = make(tmp_path / "plain", tied)
+    twin = twin_of(path, tmp_path / "twin", 4)
+
+    def logits(checkpoint: Path, head_bits: int | None) -> Tensor:
+        def work(shard: Shard) -> Tensor:
+            run = PagedRun(
+                load(checkpoint, dtype, shard=shard, head_bits=head_bits),
+                dtype,
+                None if dtype == torch.bfloat16 else "torch",
+            )
+            return run.step({"a": PROMPT})["a"]
+
+        return on_shards(shards, work)[0]
+
+    got, wanted, plain = logits(path, 4), logits(twin, None), logits(path, None)
+    # The kernel rounds its table to bfloat16, the twin its weights.
+    error, step = (got - wanted).square().mean(), (plain - wanted).square().mean()
+    assert error < 0.01 * step
+    assert step < 0.05 * plain.square().mean()
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    ("bits", "kind", "saved"),
+    [(8, "integers of 8 bits", PADDED - 4 * 256), (4, "nf4", PADDED * 3 // 2 - 4 * 256)],
+)
 @pytest.mark.parametrize("quantize", [None, "int8", "fp8", "bitsandbytes-nf4"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_head_takes_half_the_memory_and_vectors_stay(
-    tied: bool, quantize: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_the_head_takes_less_memory_and_vectors_stay(
+    tied: bool,
+    quantize: str | None,
+    bits: int,
+    kind: str,
+    saved: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = make(tmp_path, tied)
     with caplog.at_level(logging.INFO):
-        model = load(path, quantize=quantize)
-    plain = load(path, quantize=quantize, quantize_head=False)
+        model = load(path, quantize=quantize, head_bits=bits)
+    plain = load(path, quantize=quantize, head_bits=None)
     head = model.get_submodule("lm_head")
     assert isinstance(head.packed, PackedMatrix)  # what the short way to logits takes
-    assert head.packed.bits == 8
-    padded = 256 * 64
-    assert plain.weight_bytes - model.weight_bytes == padded - 4 * 256  # scales are float32
+    assert head.packed.bits == bits
+    assert plain.weight_bytes - model.weight_bytes == saved
     ids = torch.arange(251)
     vectors = model.get_submodule("model.embed_tokens")(ids)
     stored = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(vectors, stored)
-    line = "the output head is in integers of 8 bits (--quantize-head), computed with by our"
-    assert caplog.text.count(f"{line} kernels for 8 bits") == 1
+    line = f"the output head is in {kind} (--quantize-head), computed with by our kernels"
+    assert caplog.text.count(f"{line} for {bits} bits") == 1
 
 
 def test_the_plain_head_of_a_quantized_checkpoint(tmp_path: Path) -> None:
@@ -135,7 +173,7 @@ def test_the_plain_head_of_a_quantized_checkpoint(tmp_path: Path) -> None:
     path, twin = tmp_path / "quantized", tmp_path / "twin"
     quantized.write_quantized(plain, path, quantized.gptq(4, 32), twin=twin)
     tokens, wanted = said(
-        load(twin_of(twin, tmp_path / "both"), torch.float32, quantize_head=False), torch.float32
+        load(twin_of(twin, tmp_path / "both"), torch.float32, head_bits=None), torch.float32
     )
     got, logits = said(load(path, torch.float32), torch.float32)
     assert got == tokens
@@ -149,7 +187,7 @@ def test_a_quantized_head_of_a_checkpoint_stays_quantized(
     quantized.write_quantized(plain, path, quantized.gptq(4, 32), modules="lm_head")
     with caplog.at_level(logging.INFO):
         model = load(path)
-    as_stored = load(path, quantize_head=False)
+    as_stored = load(path, head_bits=None)
     assert model.weight_bytes == as_stored.weight_bytes
     hidden = torch.randn(3, 64).bfloat16()
     logits = model.logits(hidden)
@@ -178,3 +216,15 @@ def test_a_head_is_quantized_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(pieces.codes, whole.codes)
     assert torch.equal(pieces.scales, whole.scales)
     assert (whole.dequantize(torch.float32) - weight).abs().max() <= whole.scales.max() * 0.51
+
+
+@pytest.mark.parametrize("inputs", [64, 24])
+def test_nf4_is_rounded_a_few_rows_at_a_time(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(100, inputs)
+    whole = bitsandbytes.quantize("nf4", weight)
+    monkeypatch.setattr(bitsandbytes, "QUANTIZED_ELEMENTS", inputs * 7)
+    pieces = bitsandbytes.quantize("nf4", weight)
+    assert torch.equal(pieces.codes, whole.codes)
+    assert torch.equal(pieces.scales, whole.scales)
+    widest = 0.5 * (1 - 0.6961928)  # half of the largest distance of two values
+    assert ((whole.dequantize(torch.float32) - weight).abs() <= whole.scales * widest + 1e-6).all()

@@ -62,6 +62,7 @@ REQUEST = {
     "stop_token_ids": st.frozensets(uint32),
     "ignore_eos": st.booleans(),
     "grammar": st.none() | st.text(),
+    "first_id": st.none() | uint32,
     "thinking": st.none()
     | st.builds(
         ThinkingBudget,
@@ -73,6 +74,7 @@ REQUEST = {
         inside=st.booleans(),
     ),
     "cache_salt": st.binary(max_size=40),
+    "tenant": st.binary(max_size=40),
     "priority": st.integers(-(2**63), 2**63 - 1),
     "timeout_seconds": st.none() | st.floats(0, 1e9),
     "fork_of": st.none() | uint64,

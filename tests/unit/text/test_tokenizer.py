@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.text import tiny
+from tests.unit.text import tiny, translation
 from tgi_cli.errors import ModelError
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.tokenizer import Tokenizer
@@ -89,6 +89,21 @@ def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tmp_path)
     text = "the quick brown Österreich"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+@pytest.mark.slow
+def test_a_sentencepiece_model_is_converted_without_sentencepiece(tmp_path: Path) -> None:
+    """mBART-50 and mT5 are published so."""
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(translation.spm(translation.SOURCE_PIECES))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mbart"}))
+    config = {"tokenizer_class": "MBart50Tokenizer", "src_lang": "de_DE"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(tmp_path)
+    id_of = tokenizer.backend.token_to_id
+    pieces = ("de_DE", "\u2581the", "\u2581fox", "es", "</s>")
+    assert tokenizer.encode("the foxes") == [id_of(piece) for piece in pieces]
+    assert id_of("\u2581the") == 4
+    assert id_of("de_DE") in tokenizer.special_ids
 
 
 def test_a_folder_without_tokenizer_raises_an_error(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.unit.engine.test_scheduler import limits
 from tests.unit.model_server.fakes import INFO
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import EngineInfo, Shutdown
+from tgi_cli.engine.speculator import Speculator
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.grpc_service import ServedEngine
 from tgi_cli.text.tokenizer import Tokenizer
@@ -85,12 +86,14 @@ def served(
     worker: FakeWorker | None = None,
     grammars: Any = None,
     info: EngineInfo | None = None,
+    speculator: Speculator | None = None,
     **bounds: Any,
 ) -> Iterator[Served]:
     """An engine of some limits behind a socket; nothing must be left in it at the end."""
     engine_limits = limits(**bounds)
     worker = worker or FakeWorker(engine_limits.block_size, VOCAB)
-    core = EngineCore(worker, engine_limits, depth, grammars)
+    drafts = speculator is not None
+    core = EngineCore(worker, engine_limits, depth, grammars, speculator, external_drafts=drafts)
     engine_info = info or replace(
         INFO,
         vocab_size=VOCAB,
@@ -101,13 +104,14 @@ def served(
         max_batch_total_tokens=engine_limits.num_blocks * engine_limits.block_size,
         block_size=engine_limits.block_size,
         grammar=grammars is not None,
+        speculate=7,
     )
     loop = threading.Thread(target=core.run, daemon=True)
     text = FakeModelText()
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as folder:
         path = Path(folder) / "engine.sock"
         server = EngineServer(core, engine_info, max_loras=engine_limits.max_loras)
-        options = GenerateOptions(load_text=lambda _info: text)
+        options = GenerateOptions(load_text=lambda _info: text, drafts=drafts)
         front = GenerateServices(
             ServedEngine(core.inbox, engine_info, server.adapters, path), options
         )
@@ -148,9 +152,13 @@ def answer(prompt: Sequence[int], count: int, adapter_id: int = 0) -> list[int]:
 
 
 class Heard:
-    """What became of the requests of one client, by their ids."""
+    """What became of the requests of one client, by their ids.
 
-    def __init__(self) -> None:
+    ``drafts`` are the most that a step verifies for a request.
+    """
+
+    def __init__(self, drafts: int = 0) -> None:
+        self.drafts = drafts
         self.ids: dict[int, list[int]] = {}
         self.texts: dict[int, str] = {}
         self.ends: dict[int, Any] = {}
@@ -159,8 +167,9 @@ class Heard:
         """Take in a Prefill's or a Decode's; returns it."""
         for generation in response.generations:
             tokens = generation.tokens
-            assert len(tokens.ids) == len(tokens.logprobs) == len(tokens.texts) == 1
-            assert len(tokens.is_special) == 1
+            count = len(tokens.ids)
+            assert 1 <= count <= 1 + self.drafts
+            assert len(tokens.logprobs) == len(tokens.texts) == len(tokens.is_special) == count
             self.ids.setdefault(generation.request_id, []).extend(tokens.ids)
             if generation.HasField("generated_text"):
                 assert generation.request_id not in self.ends

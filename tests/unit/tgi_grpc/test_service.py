@@ -15,6 +15,7 @@ import pytest
 
 from tests.tools.grpc_reflection import ReflectionClient
 from tests.unit.engine.fake_grammar import FakeCompiler, slots
+from tests.unit.engine.fake_speculator import FakeSpeculator
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tests.unit.model_server.fakes import request as submitted
 from tests.unit.tgi_grpc.fakes import (
@@ -545,6 +546,71 @@ def test_info_describes_the_server() -> None:
         assert info.attention_impl == "paged"
         assert not info.HasField("window_size")
         assert (older.Info().dtype, older.Info().device_type) == ("torch.float32", "cpu")
+
+
+@VERSIONS
+@DEPTHS
+def test_a_step_with_drafts_gives_one_generation_of_several_tokens(
+    service: str, depth: int
+) -> None:
+    prompts = {1: [5, 6], 2: [7], 3: [8, 9, 10]}
+    # By the order in which the engine numbers requests.
+    expected = [answer(prompt, 30) for prompt in prompts.values()]
+    speculator = FakeSpeculator("perfect", lambda number: expected[number - (1 << 63)], 0, VOCAB)
+    with served(depth, speculator=speculator) as server, server.client(service) as client:
+        assert client.Info().speculate == 7
+        heard, count = Heard(drafts=40), 0
+        requests = [a_request(client, i, prompt, 30) for i, prompt in prompts.items()]
+        batch = heard(prefill(client, 1, *requests)).batch
+        while batch.size:
+            response = client.Decode(batches=[batch])
+            named = [generation.request_id for generation in response.generations]
+            assert len(set(named)) == len(named) == batch.size, "one each"
+            batch, count = heard(response).batch, count + 1
+        assert heard.ids == dict(zip(prompts, expected, strict=True))
+        assert {end.generated_tokens for end in heard.ends.values()} == {30}
+        assert count < 29
+
+
+@VERSIONS
+def test_what_follows_a_stop_sequence_within_a_step_is_dropped(service: str) -> None:
+    expected = answer([5, 6], 30)
+    speculator = FakeSpeculator("perfect", lambda _: expected, 3, VOCAB)
+    stop = f"<{expected[4]}><{expected[5]}>"
+    with served(speculator=speculator) as server, server.client(service) as client:
+        heard = Heard(drafts=40)
+        stopping = {"stop_sequences": [stop], "max_new_tokens": 30, "ignore_eos_token": True}
+        asked = a_request(client, 1, [5, 6], 30, stopping=stopping)
+        heard.run_out(client, heard(prefill(client, 1, asked)).batch)
+        assert heard.ids[1] == expected[:6]
+        end = heard.ends[1]
+        assert end.generated_tokens == 6
+        assert end.finish_reason == 2, "FINISH_REASON_STOP_SEQUENCE"
+        assert end.text.endswith(stop)
+
+
+def test_each_token_of_a_step_has_its_top_tokens() -> None:
+    class Scoring(FakeWorker):
+        def sample(self, handle: object, masks: Any = None) -> Any:
+            pending = super().sample(handle, masks)
+            result = pending.result
+            result.top_ids = [[token_id, 7] for token_id in result.token_ids]
+            result.top_logprobs = [[-1.0, -2.0]] * len(result.token_ids)
+            return pending
+
+    expected = answer([5], 12)
+    speculator = FakeSpeculator("perfect", lambda _: expected, 1, VOCAB)
+    worker = Scoring(4, VOCAB)
+    with served(worker=worker, speculator=speculator) as server, server.client() as client:
+        batch = prefill(client, 1, a_request(client, 1, [5], 12, top_n_tokens=2)).batch
+        most = 0
+        while batch.size:
+            response = client.Decode(batches=[batch])
+            (generation,) = response.generations
+            ids = list(generation.tokens.ids)
+            assert [list(top.ids) for top in generation.top_tokens] == [[i, 7] for i in ids]
+            most, batch = max(most, len(ids)), response.batch
+        assert most > 1
 
 
 def test_a_failed_step_ends_its_batch_and_names_its_requests() -> None:

@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 from tgi_cli.attention import AttentionMetadata
 from tgi_cli.attention.reference import ReferenceAttention
+from tgi_cli.sampling.sampler import Sampled
 
 
 class RecordedGraph:
-    """Implements :class:`tgi_cli.worker.cuda_graphs.Graph`."""
+    """Implements :class:`tgi_cli.worker.graph_capture.Graph`."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Any, Any, Any, Any]] = []
@@ -49,6 +50,15 @@ _WAITING = {
 """Operators that ask the device for a number."""
 
 
+class RefuseWaiting(TorchDispatchMode):
+    """Raises where the host would wait for a device."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if function in _WAITING:
+            raise RuntimeError("called a synchronizing operation")
+        return function(*args, **(kwargs or {}))
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self, calls: list[tuple[Any, Any, Any, Any]]) -> None:
         super().__init__()
@@ -75,9 +85,10 @@ class PaddedAttention(ReferenceAttention):
 
     rows: int | None = None
     buffers: AttentionMetadata | None = None
+    fixed: AttentionMetadata | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        self.rows = None
+        self.rows = self.fixed = None
         super().plan(metadata)
 
     def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata:
@@ -95,10 +106,23 @@ class PaddedAttention(ReferenceAttention):
 
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
         assert metadata is None
-        assert self.buffers is not None
+        buffers = self.buffers
+        assert buffers is not None
         self.rows = rows
-        self.buffers.kv_lens[:rows].zero_()
-        self.buffers.slot_mapping[:rows].fill_(-1)
+        buffers.kv_lens[:rows].zero_()
+        buffers.slot_mapping[:rows].fill_(-1)
+        self.fixed = AttentionMetadata(
+            buffers.query_start_loc[: rows + 1],
+            buffers.kv_lens[:rows],
+            buffers.block_table[:rows],
+            buffers.slot_mapping[:rows],
+            [],
+            [],
+            rows,
+        )
+
+    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
+        self.rows, self.fixed = len(metadata.kv_lens), metadata
 
     def __call__(
         self,
@@ -111,30 +135,42 @@ class PaddedAttention(ReferenceAttention):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        rows, buffers = self.rows, self.buffers
-        if rows is None or buffers is None:
+        step = self.fixed
+        if step is None:
             return super().__call__(layer, query, key, value, scale, softcap, sinks, bias)
         assert key is not None
         assert value is not None
         assert bias is None
-        assert len(query) == rows
-        slots, lengths = buffers.slot_mapping[:rows], buffers.kv_lens[:rows]
+        slots, lengths, starts = step.slot_mapping, step.kv_lens, step.query_start_loc
+        assert len(query) == len(slots)
         for cache, new in ((self.key_cache[layer], key), (self.value_cache[layer], value)):
             flat = cache.flatten(0, 1)
             here = torch.arange(len(flat), device=self.device)[:, None] == slots[None, :]
             written = here.any(1)[:, None, None]
             flat.copy_(torch.where(written, new.index_select(0, here.int().argmax(1)), flat))
-        table = buffers.block_table[:rows]
-        keys = self.key_cache[layer][table].flatten(1, 2).float()  # [rows, tokens, heads, dim]
+        tokens = torch.arange(len(query), dtype=torch.int32, device=self.device)
+        rows = torch.searchsorted(starts[1:], tokens, right=True).clamp(max=len(lengths) - 1)
+        # Of a sequence's last token, all of its KV is seen; of others, as much less.
+        until = lengths[rows] - (starts[rows + 1] - 1 - tokens)
+        until = torch.where(tokens < starts[-1], until, 0)
+        table = step.block_table[rows]
+        keys = self.key_cache[layer][table].flatten(1, 2).float()  # [T, keys, heads, dim]
         values = self.value_cache[layer][table].flatten(1, 2).float()
         share = query.shape[1] // key.shape[1]
         keys, values = keys.repeat_interleave(share, 2), values.repeat_interleave(share, 2)
         scores = torch.einsum("rhd,rkhd->rhk", query.float(), keys) * scale
-        seen = torch.arange(keys.shape[1], device=self.device)[None, :] < lengths[:, None]
+        seen = torch.arange(keys.shape[1], device=self.device)[None, :] < until[:, None]
         weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
         values = values.masked_fill(~seen[:, :, None, None], 0.0)
         output = torch.einsum("rhk,rkhd->rhd", weights.nan_to_num(0.0), values)
         return output.to(query.dtype)
+
+
+def greedy(logits: Tensor) -> Sampled:
+    """As :func:`tgi_cli.sampling.sampler.greedy`, out of operators that can be recorded."""
+    token_ids = logits.argmax(-1)
+    logprobs = logits.log_softmax(-1).gather(1, token_ids[:, None])[:, 0]
+    return Sampled(token_ids, logprobs, None)
 
 
 class TinyModel:

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph, TinyModel
+from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph, TinyModel, greedy
 from tests.unit.worker.fakes import CPU, new_row, run, step_of
 from tgi_cli.attention import KVSpec
 from tgi_cli.engine.step import BlockAppend, OptionalOutputs, Step
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.sampling.sampler import Sampled
 from tgi_cli.worker import cuda_graphs as graphs_module
-from tgi_cli.worker.cuda_graphs import DecodeGraphs, Graph, graph_sizes
+from tgi_cli.worker import graph_capture
+from tgi_cli.worker.cuda_graphs import DecodeGraphs, graph_sizes
+from tgi_cli.worker.graph_capture import Graph
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.step_inputs import StepBatch
@@ -33,6 +36,7 @@ def make_runner(
     sizes: list[int] | None,
     device: torch.device = CPU,
     make: Callable[[], Callable[[], Graph]] = lambda: RecordedGraph,
+    choice: Callable[[torch.Tensor], Sampled] | None = None,
 ) -> tuple[ModelRunner, PaddedAttention, TinyModel]:
     """A runner whose block table and inputs are copied as to a device; ``sizes`` of graphs."""
     upload = Uploader(device, packed=True)
@@ -44,7 +48,7 @@ def make_runner(
     model = TinyModel(VOCAB, device=device)
     runner = ModelRunner(model, attention, rows, VOCAB)
     if sizes:
-        graphs = DecodeGraphs(model, attention, rows, VOCAB, sizes, make)
+        graphs = DecodeGraphs(model, attention, rows, VOCAB, sizes, make, greedy=choice)
         graphs.capture()
         runner.graphs = graphs
         for cache in (*attention.key_cache, *attention.value_cache):
@@ -276,7 +280,7 @@ def test_the_largest_is_captured_first_for_the_others_reuse_its_memory(monkeypat
         [1, 2, 4],
         lambda: lambda: made.append(Counting()) or made[-1],
     )
-    monkeypatch.setattr(graphs_module, "release_unused_memory", lambda device: None)
+    monkeypatch.setattr(graph_capture, "release_unused_memory", lambda device: None)
     assert graphs.measure() >= 0
     assert captured == [4, 2], "two tell what all will take"
     assert not graphs.captured
@@ -356,3 +360,84 @@ def test_rows_with_adapters_have_graphs_of_their_own():
         (1, True): 1,
         (1, False): 1,
     }
+
+
+def choices(runner: ModelRunner) -> dict[int, int]:
+    """How often a graph made the choice, by size."""
+    assert runner.graphs is not None
+    return {
+        size: graph.replays  # type: ignore[attr-defined]
+        for (size, _), (graph, _) in runner.graphs.choices.items()
+        if graph.replays  # type: ignore[attr-defined]
+    }
+
+
+def mixed_wishes(row: int) -> SamplingParams:
+    return GREEDY if row < ROWS // 2 else SamplingParams(temperature=0.0, top_logprobs=2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_steps_are_chosen_in_a_graph(seed):
+    """And the pool has the same tokens, in padded steps, too."""
+    results, pools = [], []
+    for sizes, choice in ((None, None), ([1, 2, 4, 8], greedy)):
+        runner, _, _ = make_runner(sizes, choice=choice)
+        workload = Workload(seed, lambda row: GREEDY)
+        results.append([run(runner, workload.prompts(10))])
+        for _ in range(20):
+            results[-1].append(run(runner, workload.decodes(workload.random.randint(1, 8))))
+        pools.append(runner.rows.tokens)
+    for launched, replayed in zip(*results, strict=True):
+        assert replayed.token_ids == launched.token_ids
+        assert replayed.logprobs == pytest.approx(launched.logprobs, abs=1e-5)
+        assert replayed.top_ids == launched.top_ids
+    assert torch.equal(*pools)
+    assert choices(runner) == replays(runner)
+
+
+def test_the_sampler_chooses_where_a_row_wants_more_than_a_greedy_token():
+    for wishes in (everything, mixed_wishes):
+        expected, got = [], []
+        for sizes, found in ((None, expected), ([12], got)):
+            runner, _, _ = make_runner(sizes, choice=greedy)
+            workload = Workload(4, wishes)
+            run(runner, workload.prompts(12))
+            found += [run(runner, workload.decodes(12)).token_ids for _ in range(3)]
+        assert got == expected
+        assert replays(runner) == {12: 3}
+        assert choices(runner) == {}
+
+
+def test_a_grammar_is_not_passed_over_by_a_graph():
+    runner, _, _ = make_runner([2], choice=greedy)
+    workload = Workload(1, lambda row: GREEDY)
+    run(runner, workload.prompts(2))
+    allowed = np.zeros((2, -(-VOCAB // 32)), np.int32)
+    allowed[0, 0], allowed[1, 1] = 1 << 5, 1 << 3
+    launched = runner.launch(workload.decodes(2))
+    assert runner.sample(launched, ([0, 1], allowed)).wait().token_ids == [5, 35]
+    assert choices(runner) == {}
+
+
+def test_a_choice_that_is_not_read_yet_is_not_overwritten():
+    expected, got = [], []
+    for sizes, tokens in ((None, expected), ([4], got)):
+        runner, _, _ = make_runner(sizes, choice=greedy)
+        workload = Workload(5, lambda row: GREEDY)
+        pending = [runner.sample(runner.launch(workload.prompts(3)))]
+        for _ in range(8):
+            pending.append(runner.sample(runner.launch(workload.decodes(3))))
+            tokens.append(pending.pop(0).wait().token_ids)
+    assert got == expected
+    assert choices(runner) == {4: 8}
+
+
+@torch.inference_mode()
+def test_a_choice_of_nothing_but_nan_is_reported():
+    runner, _, model = make_runner([1], choice=greedy)
+    workload = Workload(5, lambda row: GREEDY)
+    run(runner, workload.prompts(1))
+    model.head.fill_(torch.nan)
+    result = run(runner, workload.decodes(1))
+    assert list(result.errors) == [0]
+    assert choices(runner) == {1: 1}

@@ -12,7 +12,8 @@ from tests.unit.worker.fakes import run
 from tests.unit.worker.test_cuda_graphs import GREEDY, Workload, everything, make_runner
 from tests.unit.worker.test_cuda_graphs_warmup import Syncing
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker.cuda_graphs import CudaGraph, DecodeGraphs, cuda_graphs
+from tgi_cli.worker.cuda_graphs import DecodeGraphs
+from tgi_cli.worker.graph_capture import CudaGraph, cuda_graphs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

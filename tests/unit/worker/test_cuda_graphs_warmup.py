@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,13 @@ import pytest
 import torch
 
 from tests.unit.config.test_resolve import MODEL
-from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph, TinyModel
+from tests.unit.worker.fake_graphs import (
+    PaddedAttention,
+    RecordedGraph,
+    RefuseWaiting,
+    TinyModel,
+    greedy,
+)
 from tests.unit.worker.fakes import CPU, new_row, run, step_of
 from tests.unit.worker.test_kv_cache import CONFIG
 from tgi_cli.attention import KVSpec
@@ -22,7 +29,7 @@ from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import GenerationRequest, Shutdown
 from tgi_cli.engine.step import Step
 from tgi_cli.sampling.params import SamplingParams
-from tgi_cli.worker import cuda_graphs as graphs_module
+from tgi_cli.worker import graph_capture
 from tgi_cli.worker import worker as worker_module
 from tgi_cli.worker.sizing import kv_cache
 from tgi_cli.worker.worker import LoadedModel, ModelWorker
@@ -54,7 +61,8 @@ def make_worker(
     **config: Any,
 ) -> ModelWorker:
     monkeypatch.setitem(worker_module.GRAPH_FACTORIES, "cpu", lambda: graph)
-    for module in (kv_cache, worker_module, graphs_module):  # a whole collection each time
+    monkeypatch.setattr(worker_module, "greedy", greedy)
+    for module in (kv_cache, worker_module, graph_capture):  # a whole collection each time
         monkeypatch.setattr(module, "release_unused_memory", lambda device: None)
     config = {
         "dtype": "float32",
@@ -123,7 +131,8 @@ def test_memory_of_graphs_is_subtracted_from_the_cache(monkeypatch):
 
     monkeypatch.setattr(kv_cache, "cache_budget", budget)
     monkeypatch.setattr(kv_cache.PeakMeter, "read", lambda self: 0)
-    monkeypatch.setattr("tgi_cli.worker.cuda_graphs.DecodeGraphs.measure", lambda self: 12345)
+    monkeypatch.setattr("tgi_cli.worker.cuda_graphs.DecodeGraphs.measure", lambda self: 12000)
+    monkeypatch.setattr("tgi_cli.worker.mixed_graphs.MixedGraphs.measure", lambda self: 345)
     assert make_worker(monkeypatch).warmup().activation_bytes == 12345
     assert seen == [12345]
 
@@ -249,3 +258,81 @@ def test_the_next_step_is_replayed_before_the_last_ones_tokens_are_read(monkeypa
     graphs = replayed.runner.graphs
     assert graphs is not None
     assert sum(graph.replays for graph, _ in graphs.captured.values()) > 8  # type: ignore[attr-defined]
+
+
+def test_a_model_that_waits_is_refused_before_anything_is_captured(monkeypatch):
+    """A failed capture costs more than an error, on a device whose library is of torch 2.11."""
+    captures = []
+
+    class Counted(RecordedGraph):
+        def capture(self, work):
+            captures.append(1)
+            return super().capture(work)
+
+    modes = []
+
+    @contextmanager
+    def watched(device):
+        modes.append(device)
+        with RefuseWaiting():
+            yield
+
+    monkeypatch.setattr(graph_capture, "no_waiting", watched)
+    worker = make_worker(monkeypatch, model=Syncing(97), graph=Counted)
+    worker.warmup()
+    assert worker.runner.graphs is None
+    assert modes
+    assert not captures
+
+
+def test_no_graph_is_larger_than_the_batches_that_memory_allows(monkeypatch):
+    """Warm-up lowers the limit of rows where states or memory are short."""
+    worker = make_worker(monkeypatch, max_batch_size=32)
+    size = kv_cache.KVCacheSizing.size
+
+    def lowered(self: Any) -> Any:
+        sized = size(self)
+        return sized._replace(config=replace(sized.config, max_batch_size=5))
+
+    monkeypatch.setattr(kv_cache.KVCacheSizing, "size", lowered)
+    worker.warmup()
+    graphs, mixed = worker.runner.graphs, worker.runner.mixed_graphs
+    assert graphs is not None
+    assert graphs.sizes == [1, 2, 4, 5]
+    assert {size for size, _ in graphs.captured} == {1, 2, 4, 5}
+    assert mixed is not None
+    assert {size.decodes for size in mixed.captured} == {5}
+
+
+class NoMixed(PaddedAttention):
+    def plan_fixed(self, metadata, max_context):
+        raise ValueError("no steps of unknown lengths")
+
+
+def test_without_graphs_of_prompts_those_of_decodes_remain(monkeypatch, caplog, expected):
+    caplog.set_level(logging.INFO)
+    worker = make_worker(monkeypatch, attention=NoMixed)
+    assert worker.warmup().graphs
+    assert worker.runner.graphs is not None
+    assert worker.runner.mixed_graphs is None
+    assert "steps with prompts run without CUDA graphs: ValueError: no steps" in caplog.text
+    assert decoded(worker) == expected
+
+
+class BakingPrompts(Model):
+    """Computes something else in a capture of steps with prompts."""
+
+    def forward(self, input_ids, positions, attention):
+        fixed = attention.fixed
+        if fixed is not None and fixed.num_decodes < len(fixed.kv_lens):
+            return super().forward(input_ids, positions, attention) * 2
+        return super().forward(input_ids, positions, attention)
+
+
+def test_graphs_of_prompts_that_compute_something_else_are_not_used(monkeypatch, caplog, expected):
+    caplog.set_level(logging.INFO)
+    worker = make_worker(monkeypatch, model=BakingPrompts(97))
+    worker.warmup()
+    assert worker.runner.mixed_graphs is None
+    assert "with prompts run without CUDA graphs: they compute something else" in caplog.text
+    assert decoded(worker) == expected

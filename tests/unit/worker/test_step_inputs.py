@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tests.unit.worker.fakes import GREEDY, new_row, step_of
-from tgi_cli.engine.step import BlockAppend, Step
+from tgi_cli.engine.step import BlockAppend, Step, TokenAppend
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.step_inputs import DecodeInputs, StepBatch, StepInputs
@@ -123,3 +123,24 @@ def test_stop_ids_may_be_chosen_once_enough_tokens_are_there():
         assert ready is not None
         flags.append(bool(ready.batch.flags))
     assert flags == [True, True, False, False, False]
+
+
+def test_a_step_that_verifies_drafts_leaves_the_arrays_right() -> None:
+    rows, inputs = make()
+    new = [new_row(row, [7, 8, 9], [1 + row], SamplingParams(seed=row)) for row in (0, 1)]
+    take(rows, inputs, step_of((0, 0, 3, True), (1, 0, 3, True), new=new))
+    first = step_of((0, 3, 1, True), (1, 3, 1, True))
+    ready = take(rows, inputs, first)
+    assert ready is not None
+    check(rows, ready, first)
+    # Those with drafts come last, and reach into another block.
+    verification = step_of((1, 4, 1, True), (0, 4, 3, True))
+    verification.num_decodes, verification.samples = 2, [1, 3]
+    verification.drafts.append(TokenAppend(0, 5, [21, 22]))
+    verification.appended += [BlockAppend(0, 1, [5]), BlockAppend(1, 1, [6])]
+    assert take(rows, inputs, verification) is None
+    assert rows.tokens[0, 5:7].tolist() == [21, 22]
+    behind = step_of((0, 6, 1, True), (1, 5, 1, True))
+    ready = take(rows, inputs, behind)
+    assert ready is not None
+    check(rows, ready, behind)

@@ -14,7 +14,17 @@ from tgi_cli.config.settings.setting import (
     Setting,
     panel,
 )
-from tgi_cli.config.settings.values import FACTOR, ITEMS, SIZES, SWITCH, one_of, path, text, whole
+from tgi_cli.config.settings.values import (
+    FACTOR,
+    ITEMS,
+    SIZES,
+    SWITCH,
+    one_of,
+    one_of_numbers,
+    path,
+    text,
+    whole,
+)
 
 DEFAULT_LORAS = 4
 """Default number of adapter slots, if any adapter is named."""
@@ -99,6 +109,11 @@ LOADING_SETTINGS = (
             SWITCH,
             "Quantize the output head to int8 with a scale per row, whatever the format of the "
             "other weights. Embeddings are not quantized.",
+        ),
+        quantize_head_bits=Setting(
+            one_of_numbers(4, 8),
+            "Quantize the output head like --quantize-head, to 8 bits (int8) or to 4 (nf4 with a "
+            "scale per 64 inputs). Default: 8, with --quantize-head alone.",
         ),
         load_format=Setting(
             one_of("FORMAT", *LOAD_FORMATS),

@@ -9,6 +9,7 @@ from tgi_cli.config.settings.values import (
     SWITCH,
     ValueKind,
     one_of,
+    one_of_numbers,
     path,
     text,
     whole,
@@ -26,14 +27,7 @@ def _parse_group_size(word: str) -> int:
     return size
 
 
-def _parse_bits(word: str) -> int:
-    if word not in ("2", "3", "4", "8"):
-        raise ValueError(f"{word!r} is not one of 2, 3, 4, 8")
-    return int(word)
-
-
 _GROUP_SIZE = ValueKind(int, "N", _parse_group_size)
-_BITS = ValueKind(int, "N", _parse_bits)
 
 QUANTIZE_SETTINGS = (
     *panel(
@@ -59,7 +53,7 @@ QUANTIZE_SETTINGS = (
             "Algorithm: gptq or awq (with calibration), rtn (round to nearest), fp8 or int8.",
             "gptq",
         ),
-        bits=Setting(_BITS, "2, 3, 4 or 8. Default: 4, with fp8 and int8 8."),
+        bits=Setting(one_of_numbers(2, 3, 4, 8), "2, 3, 4 or 8. Default: 4, with fp8 and int8 8."),
         groupsize=Setting(
             _GROUP_SIZE,
             "Inputs per scale; -1: one scale per row; fp8 also 0: one scale per weight. Default: "

@@ -131,6 +131,18 @@ def number(low: float, high: float = LARGEST_RATIO, metavar: str = "X") -> Value
     return ValueKind(float, metavar, partial(_parse_float, low, high))
 
 
+def one_of_numbers(*numbers: int) -> ValueKind:
+    """One of several whole numbers."""
+    known = {str(each): each for each in numbers}
+
+    def parse(word: str) -> int:
+        if word not in known:
+            raise ValueError(f"{word[:_SHOWN]!r} is not one of {', '.join(known)}")
+        return known[word]
+
+    return ValueKind(int, "N", parse)
+
+
 def one_of(metavar: str, *words: str) -> ValueKind:
     """One of several words."""
     return ValueKind(str, metavar, choices=words)

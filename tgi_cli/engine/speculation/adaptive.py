@@ -4,11 +4,13 @@ What follows a draft tells whether it was right, whether it was verified or not.
 stay current while nothing is verified, and no step is spent on finding out whether it would pay.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
-nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay.
+nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay or it pauses.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -16,14 +18,12 @@ from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, DraftSource, class_of
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
-from tgi_cli.engine.speculation.step_costs import StepCosts
+from tgi_cli.engine.speculation.look_ups import LookUps, longest_pause
+from tgi_cli.engine.speculation.step_costs import Costs, StepCosts
 from tgi_cli.engine.step import GrammarMatcher, Step
 
-MAX_IDLE = 7
-"""Most steps in a row in which a sequence is not looked up, once what it finds is not verified."""
-
-_IDLE_AFTER = 8
-"""Such look-ups after which it pauses for a step, and for one more each time."""
+_NEW_REQUESTS = 0.25
+"""Share of an ended request in the failures that the next one begins with."""
 
 
 @dataclass(slots=True)
@@ -31,18 +31,20 @@ class _Draftee:
     """A sequence that drafts are looked up for.
 
     Attributes:
+        look_ups: whether they are worth it.
         own: how its drafts fared.
         draft: the latest one, until it is known what follows.
         at: the number of the sequence's tokens then.
-        unused: look-ups in a row whose drafts were not verified.
-        idle: steps until the next look-up.
+        verified: how many of its drafts the step verified.
+        price: what verifying them took, in steps without drafts.
     """
 
+    look_ups: LookUps
     own: Averages = field(default_factory=Averages)
     draft: Draft | None = None
     at: int = 0
-    unused: int = 0
-    idle: int = 0
+    verified: int = 0
+    price: float = 0.0
 
 
 class AdaptiveSpeculator:
@@ -52,14 +54,24 @@ class AdaptiveSpeculator:
         most: drafts of a sequence in one step.
         costs: predicts the durations of steps.
         drafters: asked in this order, until one has drafts.
+        clock: in seconds, to measure look-ups with.
     """
 
-    def __init__(self, most: int, costs: StepCosts, drafters: Many[Drafter]) -> None:
+    def __init__(
+        self,
+        most: int,
+        costs: StepCosts,
+        drafters: Many[Drafter],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._most = most
         self._costs = costs
         self._drafters = drafters
+        self._clock = clock
         self._acceptance = Acceptance()
         self._draftees: dict[int, _Draftee] = {}
+        self._failures = 0.0
+        """Of the look-ups of requests that have ended: what new ones begin with."""
 
     def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
         """See the protocol."""
@@ -68,36 +80,54 @@ class AdaptiveSpeculator:
         costs = self._costs.of(count, context)
         if not costs.pay:
             return [[] for _ in sequences]
-        draftees = [self._look_up(sequence) for sequence in sequences]
+        began, looked_up = self._clock(), 0
+        draftees = []
+        for sequence in sequences:
+            draftee = self._draftee(sequence, costs)
+            if draftee.look_ups.pause:
+                draftee.look_ups.pause -= 1
+            else:
+                looked_up += 1
+                self._look_up(sequence, draftee, costs)
+            draftees.append(draftee)
+        proposals = self._choose(sequences, draftees, costs)
+        if looked_up:
+            self._costs.looked_up((self._clock() - began) / looked_up)
+        return proposals
+
+    def _choose(
+        self, sequences: Many[Sequence], draftees: list[_Draftee], costs: Costs
+    ) -> list[list[int]]:
+        """Of what was found, the drafts that are worth verifying."""
         survivals = [self._survivals(draftee) for draftee in draftees]
         if not any(survivals):
             return [[] for _ in sequences]
-        lengths = choose_lengths(survivals, costs.durations, costs.margin)
+        lengths = choose_lengths(survivals, costs.durations)
+        total = sum(lengths)
+        price = (costs.durations[total] / costs.durations[0] - 1.0) / max(1, total)
         proposals: list[list[int]] = []
         for sequence, draftee, length in zip(sequences, draftees, lengths, strict=True):
             draft = draftee.draft
-            if draft is None:
+            if draft is None or not length:
                 proposals.append([])
-            elif length:
-                draftee.unused = 0
-                sequence.drafts_predicted = draft.source is DraftSource.PREDICTION
-                proposals.append(draft.token_ids[:length])
-            else:
-                draftee.unused += 1
-                draftee.idle = min(MAX_IDLE, draftee.unused // _IDLE_AFTER)
-                proposals.append([])
+                continue
+            draftee.verified, draftee.price = length, length * price
+            sequence.drafts_predicted = draft.source is DraftSource.PREDICTION
+            proposals.append(draft.token_ids[:length])
         return proposals
 
-    def _look_up(self, sequence: Sequence) -> _Draftee:
+    def _draftee(self, sequence: Sequence, costs: Costs) -> _Draftee:
+        """The sequence, with what has become of the latest look-up."""
         key, tokens = sequence.request.request_id, sequence.token_ids
         draftee = self._draftees.get(key)
         if draftee is None:
-            draftee = self._draftees[key] = _Draftee()
-        if draftee.draft is not None:
-            self._settle(draftee, tokens)
-        if draftee.idle:
-            draftee.idle -= 1
-            return draftee
+            draftee = self._draftees[key] = _Draftee(LookUps(int(self._failures)))
+        elif draftee.draft is not None:
+            self._settle(draftee, tokens, costs)
+        return draftee
+
+    def _look_up(self, sequence: Sequence, draftee: _Draftee, costs: Costs) -> None:
+        tokens = sequence.token_ids
         most = min(self._most, sequence.max_tokens - len(tokens) - 1)
         for drafter in self._drafters:
             draft = drafter.draft(sequence, most)
@@ -105,19 +135,29 @@ class AdaptiveSpeculator:
                 draft = _allowed(draft, sequence.matcher)
             if draft is not None:
                 draftee.draft, draftee.at = draft, len(tokens)
-                break
-        return draftee
+                return
+        self._account(draftee, 0.0, False, costs)
 
-    def _settle(self, draftee: _Draftee, tokens: list[int]) -> None:
+    def _settle(self, draftee: _Draftee, tokens: list[int], costs: Costs) -> None:
         """Learn from what followed the latest draft."""
         draft, draftee.draft = draftee.draft, None
         assert draft is not None
         own, learn, length = draftee.own, self._acceptance.learn, draft.length
-        for index, token in enumerate(tokens[draftee.at : draftee.at + len(draft.token_ids)]):
-            right = token == draft.token_ids[index]
-            learn(own, class_of(draft.source, length + index), draft.shares[index], right)
-            if not right:
+        followed = tokens[draftee.at : draftee.at + len(draft.token_ids)]
+        right = 0
+        for index, token in enumerate(followed):
+            is_right = token == draft.token_ids[index]
+            learn(own, class_of(draft.source, length + index), draft.shares[index], is_right)
+            if not is_right:
                 break
+            right += 1
+        accepted = min(right, draftee.verified)
+        self._account(draftee, accepted / costs.sequences - draftee.price, right > 0, costs)
+        draftee.verified, draftee.price = 0, 0.0
+
+    def _account(self, draftee: _Draftee, gain: float, right: bool, costs: Costs) -> None:
+        longest = longest_pause(costs.sequences, costs.look_up)
+        draftee.look_ups.settle(gain, costs.look_up, right, longest)
 
     def _survivals(self, draftee: _Draftee) -> list[float]:
         """The chances that each of its drafts and all before it are right."""
@@ -141,7 +181,9 @@ class AdaptiveSpeculator:
 
     def finish(self, sequence: Sequence) -> None:
         """See the protocol."""
-        self._draftees.pop(sequence.request.request_id, None)
+        draftee = self._draftees.pop(sequence.request.request_id, None)
+        if draftee is not None:
+            self._failures += _NEW_REQUESTS * (draftee.look_ups.failures - self._failures)
         for drafter in self._drafters:
             drafter.finish(sequence)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import DraftSource
 from tgi_cli.engine.speculation.drafter import Draft
+from tgi_cli.engine.speculation.hash_chains import LONGEST
 from tgi_cli.engine.speculation.recent_answers import Key, RecentAnswers
 from tgi_cli.engine.speculation.token_index import LONG, SLICE, TokenIndex
 
@@ -31,11 +32,12 @@ class _Reader:
     behind: int = -1
     at: int = 0
 
-    def draft(self, tokens: list[int], most: int) -> Draft | None:
+    def draft(self, tokens: list[int], most: int, least: int = 1) -> Draft | None:
+        """Up to ``most`` drafts behind a match of ``least`` tokens, see :meth:`TokenIndex.find`."""
         index, count = self.index, len(tokens)
         expected = self.behind + count - self.at if self.behind >= 0 else -1
         # An answer is expected to begin as its prediction does.
-        length, places = index.find(tokens, expected) if expected else (LONG, [0])
+        length, places = index.find(tokens, expected, least) if expected else (LONG, [0])
         if not length:
             return None
         self.behind, self.at = places[0], count
@@ -47,8 +49,8 @@ class LookupDrafter:
     """Looks drafts up in a request's prediction, in its own tokens and in recent answers.
 
     Args:
-        shares_answers: whether requests of the same salt and adapter profit from each other's
-            answers.
+        shares_answers: whether requests of the same tenant, salt and adapter profit from each
+            other's answers.
     """
 
     def __init__(self, shares_answers: bool = True) -> None:
@@ -68,8 +70,10 @@ class LookupDrafter:
                 left -= reader.index.extend(left)
             best = _better(best, reader.draft(tokens, most))
         if self._recent is not None and (best is None or best.length < LONG):
+            # A token or two that match elsewhere tell less than those that match here.
+            least = 1 if best is None else LONGEST
             for index in self._recent.indexes(_key_of(sequence)):
-                found = _Reader(index, DraftSource.RECENT).draft(tokens, most)
+                found = _Reader(index, DraftSource.RECENT).draft(tokens, most, least)
                 if found is not None and (best is None or found.length > best.length):
                     best = found
         return best
@@ -92,7 +96,8 @@ def _readers_of(sequence: Sequence) -> list[_Reader]:
 
 
 def _key_of(sequence: Sequence) -> Key:
-    return sequence.request.cache_salt, sequence.request.adapter_id
+    request = sequence.request
+    return Key(request.tenant, request.cache_salt, request.adapter_id)
 
 
 def _better(one: Draft | None, other: Draft | None) -> Draft | None:

@@ -1,7 +1,7 @@
 """The answers that a server gave lately, as a text to look drafts up in.
 
-Requests of one salt and one adapter share it, as they share cached prefixes; those of different
-ones do not, for what others were answered shows in how fast a request is.
+Requests of one tenant, salt and adapter share it; those of different ones do not, for what others
+were answered shows in how fast a request is.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tgi_cli.engine.speculation.token_index import SEPARATOR, TokenIndex
 
-Key = tuple[bytes, int]
-"""A salt and an adapter's id."""
+
+class Key(NamedTuple):
+    """Whose answers: see :class:`tgi_cli.engine.messages.GenerationRequest`."""
+
+    tenant: bytes
+    cache_salt: bytes
+    adapter_id: int
+
 
 MAX_TOKENS = 1 << 18
 """Limit of tokens over all keys, which take 4 MB."""

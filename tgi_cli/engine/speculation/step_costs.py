@@ -22,13 +22,16 @@ _ROW_SHARE = 0.05
 """Cost of a row, as a share of a step of one, where nothing was measured."""
 
 _LOOK_UP_SECONDS = 2e-5
-"""Of a sequence. It is spent on each step for as long as drafts are worth it."""
+"""Of a sequence, before any was measured."""
+
+_LOOK_UP_WEIGHT = 0.02
+"""Of another measurement in their average."""
 
 _CONTEXTS = 512
 """Contexts that differ by less have the same costs."""
 
 _REFRESH = 16
-"""Steps with drafts after which costs are calculated anew."""
+"""Steps after which costs are calculated anew."""
 
 _LEAST_WEIGHT = 0.05
 """Of a new duration in an average: the average is of the last twenty or so."""
@@ -77,18 +80,21 @@ class Costs:
     """Of steps of one number of sequences and about one context.
 
     Attributes:
+        sequences: of a step.
         seconds: without drafts, as measured at warm-up.
         measured: durations with 0, 1, 2, ... draft rows as multiples of that.
         durations: the same, corrected.
-        margin: least gain that drafts must promise, as a factor.
-        pay: whether any number of drafts may be worth it.
+        look_up: what looking a sequence up takes, as a multiple of a step without drafts.
+        pay: whether any number of drafts may be worth it, and looking for them.
     """
 
+    sequences: int
     seconds: float
     measured: list[float]
     durations: list[float] = field(default_factory=list)
-    margin: float = MARGIN
+    look_up: float = 0.0
     pay: bool = False
+    version: int = -1
 
 
 class StepCosts:
@@ -114,6 +120,7 @@ class StepCosts:
         self._corrections: dict[tuple[int, int], _Average] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
         self._observed = 0
+        self._look_up_seconds = _LOOK_UP_SECONDS
 
     def of(self, sequences: int, context: int) -> Costs:
         """The costs of steps of ``sequences`` with ``context`` tokens each; 0.3 us if known."""
@@ -123,7 +130,10 @@ class StepCosts:
             if len(self._costs) >= 256:
                 self._costs.clear()
             costs = self._costs[key] = self._measured(sequences, key[1] * _CONTEXTS)
-            self._correct(sequences, costs)
+        version = self._observed // _REFRESH
+        if costs.version != version:
+            self._correct(costs)
+            costs.version = version
         return costs
 
     def _measured(self, sequences: int, context: int) -> Costs:
@@ -135,17 +145,23 @@ class StepCosts:
             max(0.0, self._rows(sequences + drafts) - rows) + drafts * row
             for drafts in range(count + 1)
         )
-        return Costs(seconds, [(seconds + each) / seconds for each in added])
+        return Costs(sequences, seconds, [(seconds + each) / seconds for each in added])
 
-    def _correct(self, sequences: int, costs: Costs) -> None:
-        corrections = self._corrections
-        kind, unknown = _class_of(sequences), _Average()
+    def _correct(self, costs: Costs) -> None:
+        corrections, kind, unknown = self._corrections, _class_of(costs.sequences), _Average()
         costs.durations = [
             each * corrections.get((kind, _class_of(drafts)), unknown).value if drafts else each
             for drafts, each in enumerate(costs.measured)
         ]
-        costs.margin = MARGIN + sequences * _LOOK_UP_SECONDS / costs.seconds
-        costs.pay = may_pay(sequences, costs.durations, costs.margin)
+        speed = self._speeds.get(kind, unknown).value
+        costs.look_up = self._look_up_seconds / (costs.seconds * speed)
+        margin = MARGIN + costs.sequences * costs.look_up
+        costs.pay = may_pay(costs.sequences, costs.durations, margin)
+
+    def looked_up(self, seconds: float) -> None:
+        """Looking a sequence up took ``seconds``."""
+        seconds = min(seconds, self._look_up_seconds * _OUTLIER)
+        self._look_up_seconds += (seconds - self._look_up_seconds) * _LOOK_UP_WEIGHT
 
     def learn(self, sequences: int, drafts: int, context: int, seconds: float) -> None:
         """A step of ``sequences`` and so many draft rows took ``seconds``; 1 to 2 us."""
@@ -164,9 +180,6 @@ class StepCosts:
             key = (kind, _class_of(drafts))
             self._corrections.setdefault(key, _Average()).add(seconds / expected)
         self._observed += 1
-        if self._observed % _REFRESH == 0:
-            for (count, _), known in self._costs.items():
-                self._correct(count, known)
 
 
 def _context_slopes(times: list[StepTime], context: int) -> tuple[float, float]:

@@ -96,7 +96,9 @@ class TokenIndex:
         self._size = end
         return end - begin
 
-    def find(self, context: Sequence[int], expected: int = -1) -> tuple[int, list[int]]:
+    def find(
+        self, context: Sequence[int], expected: int = -1, least: int = 1
+    ) -> tuple[int, list[int]]:
         """Find the places behind the longest matches of the last tokens of ``context``.
 
         Args:
@@ -104,6 +106,7 @@ class TokenIndex:
             expected: place that the text should be at, by an earlier match, or -1. A match there,
                 or else shortly before or behind it, counts as longer by :data:`NEAR`: texts that
                 are copied with changes go on near to where they were.
+            least: length below which matches are not looked for; some may be found nevertheless.
 
         Returns:
             The length of the longest match (0 for none), and the places
@@ -112,7 +115,8 @@ class TokenIndex:
         """
         found = self._near(context, expected) if expected > 0 else []
         if not found or found[0][0] < LONG:
-            for chains in self._chains:
+            # The second finds matches that are shorter than what the first hashes.
+            for chains in self._chains[: 1 if least >= GRAMS[0] else 2]:
                 found += self._visit(chains, context)
                 if found:
                     break

@@ -8,6 +8,7 @@ published.
 from __future__ import annotations
 
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
@@ -27,6 +28,9 @@ _ROPE = {
     "original_max_position_embeddings": 4096,
 }
 """What an absent ``rope_parameters`` means."""
+
+_ROWS = {"gate_proj": itemgetter(slice(0, None, 2)), "up_proj": itemgetter(slice(1, None, 2))}
+"""Outputs of gate_up_proj, of which they are the even and the odd ones."""
 
 
 def read(config: ModelConfig) -> DecoderSpec:
@@ -86,9 +90,8 @@ def _source(quantized: bool, name: str) -> Source:
     if not experts:
         return NAMES(name)
     expert, module, parameter = rest.split(".")
-    # gate_proj and up_proj are the even and the odd outputs of gate_up_proj.
     stored = f"{layer}.experts.{'down_proj' if module == 'down_proj' else 'gate_up_proj'}"
-    rows = {"gate_proj": _even, "up_proj": _odd}.get(module)
+    rows = _ROWS.get(module)
     one = partial(pick, int(expert))
     if parameter == "bias":
         return Source((f"{stored}_bias",), rows, join=one)
@@ -98,14 +101,6 @@ def _source(quantized: bool, name: str) -> Source:
     return Source(
         (f"{stored}_blocks", f"{stored}_scales"), join=partial(_unpack, int(expert), rows)
     )
-
-
-def _even(tensor: Any) -> Any:
-    return tensor[0::2]
-
-
-def _odd(tensor: Any) -> Any:
-    return tensor[1::2]
 
 
 def _unpack(expert: int, rows: Any, blocks: Any, scales: Any) -> Any:

@@ -123,6 +123,8 @@ def _attend(
     context = cast(AttentionContext, module.tgi_attention)
     assert context.step is not None
     writes = module not in context.readers
+    if isinstance(attention_mask, Chosen):
+        indices, attention_mask = attention_mask, None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(attention_mask, KeyBias):
         query, key = attention_mask.folded(query, key, scale)
@@ -168,6 +170,8 @@ def _record(
     **others: Any,
 ) -> tuple[Tensor, None]:
     context = cast(AttentionContext, module.tgi_attention)
+    if isinstance(attention_mask, Chosen):
+        indices, attention_mask = attention_mask, None
     attention_mask = None if attention_mask is EVERY_TOKEN else attention_mask
     if isinstance(attention_mask, KeyBias):
         query, key = attention_mask.folded(query, key, 1.0)

@@ -47,9 +47,6 @@ encoder's attention takes memory that grows with the square of the prompt."""
 _USUAL = 1024
 """The same where no limit is set: T5 was trained on 512 tokens, to shorter answers."""
 
-_ASK_FOR_LANGUAGE = ("SeamlessM4TForTextToText", "SeamlessM4Tv2ForTextToText")
-"""Classes whose ``generate`` is told the language of each answer."""
-
 
 class TransformersEncoderDecoder(EncoderDecoderLM):
     """An encoder-decoder model of transformers. Its modules have transformers' names.
@@ -70,7 +67,7 @@ class TransformersEncoderDecoder(EncoderDecoderLM):
             self.ignored = (*stored.duplicates(), *_unneeded(whole), *left_out)
             self.loose = nn.ModuleList(replace_layers(whole, build, stored, device))
             fill_buffers(whole, whole, build, device, stored)
-        if left_out and build.shard.rank == 0:
+        if (left_out or type(whole).__name__ != config.architecture) and build.shard.rank == 0:
             log.warning(TEXT_ALONE)
         self._whole = (whole,)  # in a tuple: its modules are this model's own
         for name, child in whole.named_children():
@@ -174,8 +171,6 @@ def _skeleton(config: ModelConfig, dtype: torch.dtype) -> Any:
     known, own, trusted = class_and_config(config)
     if trusted or known.__name__ not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values():
         raise Unsupported("is not among transformers' encoder-decoder models from text to text")
-    if known.__name__ in _ASK_FOR_LANGUAGE:
-        raise Unsupported("has to be told the language of each answer, which no request does")
     with torch.device("meta"):
         whole: Any = known._from_config(own, dtype=dtype)
     for pattern, planned in whole._get_dtype_plan(dtype).items():
@@ -236,6 +231,10 @@ def _unneeded(whole: Any) -> Iterator[str]:
     """Expressions for the names that transformers ignores."""
     for pattern in whole._keys_to_ignore_on_load_unexpected or ():
         yield f".*(?:{pattern}).*"
+    # Parts of a larger model, such as SeamlessM4T's encoder of speech, that this class lacks.
+    for part in whole._keys_to_ignore_on_load_missing or ():
+        if part.isidentifier() and not hasattr(whole, part):
+            yield rf"{part}\..*"
 
 
 def _positions(whole: Any) -> tuple[int | None, int | None]:

@@ -23,10 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention.sparse import BlockRule, ChosenRows, choose_blocks, choose_tokens
+from tgi_cli.models.hf import pooled_indexers
 from tgi_cli.models.hf.masks import Unsupported, WindowMask
 
 _UNLIMITED = 1 << 62
 """How many scores a stand-in says that it has: what is chosen of them is at most the rest."""
+
+_OWN_MASK = "has an indexer with a mask of its own making"
 
 
 class EveryToken:
@@ -77,6 +80,12 @@ class Chosen:
         """Itself, whatever the dtype of indices."""
         return self
 
+    def __rand__(self, mask: object) -> Chosen:
+        """Itself, beside the mask of a dry run."""
+        if mask != WindowMask(None):
+            raise Unsupported(_OWN_MASK)
+        return self
+
 
 def dense_positions(decoder: nn.Module) -> int | None:
     """Length of the longest text of which all tokens are chosen; None without indexers."""
@@ -102,18 +111,26 @@ def leave_out(decoder: nn.Module) -> list[str]:
 
 def keep(decoder: nn.Module) -> None:
     """Let the indexers of a model search the caches of index keys."""
+    rotary = getattr(decoder, "rotary_emb", None)
     for _, module, _ in list(_indexers(decoder)):
         indexer: Any = module.indexer
-        if hasattr(indexer, "topk_blocks"):
+        if pooled_indexers.is_pooled(indexer):
+            indexer.forward = _handed_on(pooled_indexers.chooser(indexer, rotary))
+        elif hasattr(indexer, "topk_blocks"):
             indexer.forward = MethodType(_choose_blocks, indexer)
         else:
             indexer.forward = _with_stand_ins(indexer)
+    for module in decoder.modules():
+        if hasattr(module, "build_attention_mask_from_topk"):
+            cast(Any, module).build_attention_mask_from_topk = _chosen_instead
 
 
 def _indexers(decoder: nn.Module) -> Iterator[tuple[str, Any, int]]:
     """Paths of modules with an indexer, the modules, and how many tokens these choose."""
     for path, module in decoder.named_modules():
         indexer: Any = getattr(module, "indexer", None)
+        if not getattr(indexer, "index_kpool_always_select_tail", True):
+            raise Unsupported("may not attend to the last tokens of a text")
         if hasattr(indexer, "index_topk"):
             yield path, module, int(indexer.index_topk)
         elif hasattr(indexer, "topk_blocks"):
@@ -123,16 +140,24 @@ def _indexers(decoder: nn.Module) -> Iterator[tuple[str, Any, int]]:
 
 
 def _is_known(indexer: Any) -> bool:
-    """Whether an indexer scores single tokens, or blocks of them, and not means of tokens."""
-    if hasattr(indexer, "topk_blocks"):
+    """Whether an indexer scores single tokens, blocks of them, or means of a kind that is known."""
+    if hasattr(indexer, "topk_blocks") or pooled_indexers.is_pooled(indexer):
         return True
     names = inspect.signature(indexer.forward).parameters.keys()
-    single = hasattr(indexer, "index_topk") and not hasattr(indexer, "index_kpool")
-    return single and {"attention_mask", "past_key_values"} <= names
+    return hasattr(indexer, "index_topk") and {"attention_mask", "past_key_values"} <= names
 
 
 def _every_token(*_: object, **__: object) -> EveryToken:
     return EVERY_TOKEN
+
+
+def _chosen_instead(topk_indices: Chosen, **_: object) -> Chosen:
+    """What attention is given as a mask."""
+    return topk_indices
+
+
+def _handed_on(choose: Callable[..., ChosenRows | None]) -> Callable[..., Chosen]:
+    return lambda *args, **kwargs: Chosen(choose(*args, **kwargs))
 
 
 def _choose_blocks(
@@ -162,7 +187,7 @@ def _with_stand_ins(indexer: Any) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs)
         mask = given.arguments.get("attention_mask")
         if mask is not EVERY_TOKEN and mask != WindowMask(None):
-            raise Unsupported("has an indexer with a mask of its own making")
+            raise Unsupported(_OWN_MASK)
         given.arguments |= {"attention_mask": _CAUSAL, "past_key_values": _IndexCache(indexer)}
         chosen = own(*given.args, **given.kwargs)
         if not isinstance(chosen, Chosen):

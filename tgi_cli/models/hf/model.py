@@ -107,6 +107,10 @@ class TransformersForCausalLM(CausalLM):
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
 
+    def token_vectors(self, input_ids: Tensor) -> Tensor:
+        vectors: Tensor = self._skeleton.decoder.get_input_embeddings()(input_ids)
+        return vectors
+
 
 def transformers_facts(config: ModelConfig) -> ModelFacts:
     """What the engine must know of a checkpoint before it loads it.

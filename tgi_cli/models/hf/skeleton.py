@@ -36,7 +36,7 @@ from tgi_cli.models.hf.own_attention import replace_own_attention
 from tgi_cli.models.hf.refusals import refuse
 from tgi_cli.models.hf.split import REHEARSAL, SplitCache, split_stateful
 from tgi_cli.models.hf.step_cache import StepCache, give_positions, substitute
-from tgi_cli.models.hf.towers import leave_out_towers, towers_without_timm
+from tgi_cli.models.hf.towers import leave_out_towers, towers_without_libraries
 from tgi_cli.models.hf.wrapped import TRIED, first_position
 
 _LAYER_TYPES = frozenset(
@@ -59,8 +59,12 @@ _LAYER_TYPES = frozenset(
 _SPLIT = ("minimax", "zaya", "qwen4_exp_text", "inkling2_text")
 """Model types whose modules with states are called sequence by sequence."""
 
-_PUBLISHED = {"KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration"}
-"""Architectures that checkpoints name otherwise than transformers names its class."""
+_PUBLISHED = {
+    "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+    "SeamlessM4TModel": "SeamlessM4TForTextToText",
+    "SeamlessM4Tv2Model": "SeamlessM4Tv2ForTextToText",
+}
+"""Architectures that transformers' class of the model, or of its text part, is not named after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,8 @@ class Skeleton:
         for path, module in list(self.whole.named_modules()):
             inside = any(path == gone or path.startswith(f"{gone}.") for gone in removed)
             kept = module in wanted or module in set(self.decoder.modules())
-            kept = kept or next(module.parameters(), None) is None  # a cap of logits
+            bare = next(module.parameters(), None) is None  # a cap of logits, or a tower not built
+            kept = kept or (bare and not isinstance(module, PreTrainedModel))
             if path and not inside and not kept and not wanted.intersection(module.modules()):
                 parent, _, name = path.rpartition(".")
                 delattr(self.whole.get_submodule(parent), name)
@@ -185,7 +190,7 @@ def build_skeleton(config: ModelConfig, dtype: torch.dtype, longest: int | None 
     if not trusted and known.__name__ not in {*causal, *multimodal}:
         raise Unsupported("is not a causal language model")
     options = {"dtype": dtype, "experts_implementation": EXPERTS}
-    with torch.device("meta"), towers_without_timm():
+    with torch.device("meta"), towers_without_libraries():
         try:
             whole: Any = known._from_config(own, attn_implementation=RUN, **options)
         except KeyError:  # it has a table of its own with kinds of attention

@@ -250,7 +250,8 @@ class StepCache:
             if delta_bias is not None:
                 dt = dt + delta_bias[:, None]
             step = (F.softplus(dt) if delta_softplus else dt)[0].float().T
-            y = selective_scan(x[0].float().T, step, A.float(), B[0], C[0], self._states, index)
+            given = (x[0].float().T, step, A.float(), B[0].float().T, C[0].float().T)
+            y = recurrent.selective_scan(*given, self._states, index)
             y = y.T[None].to(x.dtype)
             if D is not None:
                 y = y + x * D[:, None]
@@ -274,49 +275,6 @@ class StepCache:
         if self._states is None and self.specs[index] != spec:
             raise Unsupported("keeps states of several sizes in one place")
         return index
-
-
-def selective_scan(
-    x: Tensor,
-    step: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    states: StateCache,
-    layer: int,
-) -> Tensor:
-    """A Mamba state space model over the tokens of each sequence, in its recurrent form.
-
-    Per channel a state S [n] in float32, and per token ``S = exp(step * a) S + step * x * b;
-    y = S c``. https://arxiv.org/abs/2312.00752
-
-    Args:
-        x, step: float32 [T, channels].
-        a: float32 [channels, n].
-        b, c: [n, T].
-        states: has [channels, n] of each sequence as ``recurrent``.
-        layer: index of its states.
-
-    Returns:
-        float32 [T, channels].
-    """
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    b, c = b.float().T.contiguous(), c.float().T.contiguous()
-    if recurrent.triton_for(x) is not None:
-        from tgi_cli.layers import triton_scan
-
-        own, packed = states.tensors[layer]["recurrent"], (x.contiguous(), step.contiguous())
-        return triton_scan.selective_scan(*packed, a.contiguous(), b, c, own, states.planned)
-    scaled = step * x
-
-    def run(tokens: slice, state: Tensor) -> None:
-        for t in range(tokens.start, tokens.stop):
-            state.mul_((step[t, :, None] * a).exp_())
-            state.addcmul_(scaled[t, :, None], b[t])
-            torch.sum(state * c[t], 1, out=output[t])
-
-    states.advance(layer, "recurrent", run)
-    return output
 
 
 def _ours(cache: StepCache) -> dict[str, Callable[..., Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,8 @@ _TOWERS = {
     "GitModel": ("image_encoder", "visual_projection", "img_temporal_embedding"),
 }
 """Parts by model, of which texts need nothing."""
+
+_INKLING = "transformers.models.inkling.modeling_inkling"
 
 
 class _TextAlone(nn.Module):
@@ -51,14 +55,21 @@ def _text_mask(*, block_sequence_ids: object = None, **mask: Any) -> Any:
 
 
 @contextmanager
-def towers_without_timm() -> Iterator[None]:
-    """Let models be built whose tower is one of the library timm, which text does not need."""
-    if is_timm_available() and is_vision_available():
-        yield
-        return
+def towers_without_libraries() -> Iterator[None]:
+    """Let models be built whose tower is made by timm or scipy, which text does not need.
+
+    The class of the model has been imported.
+    """
 
     def without_layers(tower: Any, config: Any) -> None:
         PreTrainedModel.__init__(tower, config)
 
-    with mock.patch.object(transformers.TimmWrapperModel, "__init__", without_layers):
+    towers: list[Any] = []
+    if not (is_timm_available() and is_vision_available()):
+        towers.append(transformers.TimmWrapperModel)
+    if _INKLING in sys.modules and find_spec("scipy") is None:
+        towers.append(sys.modules[_INKLING].InklingVisionModel)
+    with ExitStack() as stack:
+        for tower in towers:
+            stack.enter_context(mock.patch.object(tower, "__init__", without_layers))
         yield

@@ -68,6 +68,8 @@ async def compat_generate(context: RequestContext[schemas.CompatRequest]) -> Res
     if context.body.stream:
         return await generate_stream(context)
     answer, winner = await _generate(context)
+    if context.state.generator.info.decoder_start_ids:
+        answer.translation_text = answer.generated_text
     return context.answer([answer], [winner])
 
 

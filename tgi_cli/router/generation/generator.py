@@ -22,6 +22,7 @@ from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.fill_in_middle import PromptParts
 from tgi_cli.text.grammar.checker import GrammarChecker
 from tgi_cli.text.grammar.grammar import Grammar, GrammarError
+from tgi_cli.text.languages import LanguageError, Languages, Translation
 from tgi_cli.text.windowed_encoding import is_long
 from tgi_cli.text.workers import TextWorkers
 
@@ -55,6 +56,7 @@ class Generator:
         self.admission = admission
         self.grammars = grammars
         self._workers = workers
+        self._languages = Languages(text.tokenizer)
         self._context = GenerationContext(client, text.tokenizer, metrics, admission)
         self.live = self._context.live
         self.take(client.info)
@@ -190,12 +192,30 @@ class Generator:
                 ids = ids[-spec.truncate :]
             count = len(ids)
         self._max_new_tokens(count, spec)  # before the grammar, which costs more
+        if spec.translation is not None:
+            ids = self._with_languages(ids, spec.translation)
         grammar = None if spec.grammar is None else await self._compile(spec.grammar)
         prediction = await self._predicted(spec.prediction) if spec.prediction else ()
         request = self._request(spec, tuple(ids), grammar, prediction)
         self.metrics.input_length.observe(len(ids))
         self.metrics.max_new_tokens.observe(request.max_new_tokens, spec.samples)
         return request
+
+    def _with_languages(self, ids: Sequence[int], translation: Translation) -> list[int]:
+        """The token ids of a prompt with the languages of a translation. Raises ApiError."""
+        try:
+            return self._languages.prompt(ids, translation)
+        except LanguageError as error:
+            raise errors.validation(str(error), error.param) from error
+
+    def _first_id(self, translation: Translation | None) -> int | None:
+        """The token that an answer begins with, or None for the model's own. Raises ApiError."""
+        if translation is None:
+            return None
+        try:
+            return self._languages.first_id(translation, self.info.decoder_start_ids)
+        except LanguageError as error:
+            raise errors.validation(str(error), error.param) from error
 
     async def _predicted(self, text: str) -> tuple[int, ...]:
         """The token ids of a prediction, as many as an answer may have. Raises ApiError."""
@@ -229,9 +249,11 @@ class Generator:
             ignore_eos=spec.ignore_eos and not only_own,
             priority=spec.priority,
             cache_salt=spec.cache_salt,
+            tenant=spec.tenant,
             grammar=grammar,
             thinking=spec.thinking,
             prediction=prediction[: self.info.max_total_tokens],
+            first_id=self._first_id(spec.translation),
             # An encoder gives its tokens none.
             prompt_logprobs=None if self.info.decoder_start_ids else spec.prompt_logprobs,
         )

@@ -8,6 +8,7 @@ from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.fill_in_middle import PromptParts
 from tgi_cli.text.grammar.grammar import Grammar
+from tgi_cli.text.languages import Translation
 from tgi_cli.text.reasoning import AnswerMarkers
 from tgi_cli.text.stop import StopStrings
 
@@ -51,7 +52,11 @@ class GenerationSpec:
         priority: Higher values are served first.
         cache_salt: Requests share cached prefixes only if they have the same salt, so that timing
             reveals nothing about other tenants' prompts.
+        tenant: Whose API key the request has, as opaque bytes; empty without keys. Drafts are never
+            taken from answers to other tenants.
         adapter: Name of the LoRA adapter; empty for the base model.
+        translation: Languages of the prompt and of the answer, of models that are told them, or
+            None.
     """
 
     prompt: str | tuple[int, ...] | PromptParts
@@ -79,4 +84,6 @@ class GenerationSpec:
     prediction: str = ""
     priority: int = 0
     cache_salt: bytes = b""
+    tenant: bytes = b""
     adapter: str = ""
+    translation: Translation | None = None

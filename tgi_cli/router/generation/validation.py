@@ -17,6 +17,7 @@ from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.structured_output import tgi_grammar
 from tgi_cli.router.http import errors
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.languages import Translation
 from tgi_cli.text.stop import StopStrings
 
 VALIDATED_NEW_TOKENS = 1024
@@ -150,7 +151,14 @@ def generation_spec(
         samples=best_of,
         prompt_logprobs=0 if params.decoder_input_details else None,
         grammar=tgi_grammar(params.grammar),
+        translation=_translation(params),
     )
+
+
+def _translation(params: GenerateParameters) -> Translation | None:
+    if params.src_lang is None and params.tgt_lang is None:
+        return None
+    return Translation(params.src_lang, params.tgt_lang)
 
 
 def _best_of(params: GenerateParameters, config: RouterConfig, stream: bool) -> int:

@@ -7,16 +7,20 @@ RFC 6750, section 2.1. TGI also left read-only routes (info, models, the API's d
 from __future__ import annotations
 
 import hmac
+import secrets
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tgi_cli.router.http import errors
-from tgi_cli.router.http.endpoint import Endpoint
+from tgi_cli.router.http.endpoint import TENANT, Endpoint
 from tgi_cli.router.http.error_styles import error_response
 from tgi_cli.router.observability import access_log
+
+TENANT_BYTES = 16
+"""Length of what tells keys apart."""
 
 
 class ApiKeyMiddleware:
@@ -28,16 +32,30 @@ class ApiKeyMiddleware:
     A path that was sent with escapes is always guarded, so that no spelling of a guarded path
     passes for a public one. Comparing keys takes a time that depends neither on how much of one
     is right nor on its length.
+
+    A request with a key gets ``scope["tenant"]``, 16 bytes that are the same for requests with the
+    same key: a keyed hash (BLAKE2, RFC 7693) whose secret is made anew for each server and never
+    leaves it, so that they tell nothing about the key.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], routes: Sequence[BaseRoute]) -> None:
         self._app = app
-        self._keys = [sha256(key.encode()).digest() for key in keys]
+        secret = secrets.token_bytes(32)
+        self._keys = [
+            (sha256(key).digest(), blake2b(key, key=secret, digest_size=TENANT_BYTES).digest())
+            for key in (text.encode() for text in keys)
+        ]
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See https://asgi.readthedocs.io/en/latest/specs/www.html."""
-        if scope["type"] != "http" or self._has_key(scope) or self._is_public(scope):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        tenant = self._tenant(scope)
+        if tenant is not None:
+            scope[TENANT] = tenant
+        if tenant is not None or self._is_public(scope):
             await self._app(scope, receive, send)
             return
         error = errors.unauthorized()
@@ -45,26 +63,28 @@ class ApiKeyMiddleware:
         scope.setdefault("route", self._route(scope))
         await error_response(scope, error)(scope, receive, send)
 
-    def _has_key(self, scope: Scope) -> bool:
+    def _tenant(self, scope: Scope) -> bytes | None:
+        """Whose valid key the request has, or None."""
         bearers, keys = (
             [value for name, value in scope["headers"] if name == header]
             for header in (b"authorization", b"x-api-key")
         )
         if len(bearers) > 1 or len(keys) > 1 or not (bearers or keys):
-            return False
+            return None
         valid = True
         for given in bearers:
             scheme, _, key = given.partition(b" ")
             valid &= scheme.lower() == b"bearer"
             keys.append(key)
         digests = [sha256(key.strip()).digest() for key in keys]
-        found = False
-        for known in self._keys:  # all, so that the time does not depend on the match
+        found = None
+        for known, tenant in self._keys:  # all, so that the time does not depend on the match
             same = True
             for digest in digests:
                 same &= hmac.compare_digest(digest, known)
-            found |= same
-        return found and valid
+            if same:
+                found = tenant
+        return found if valid else None
 
     def _is_public(self, scope: Scope) -> bool:
         raw = scope.get("raw_path") or b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +30,10 @@ _READING = (400, 408, 413, 415, 422, 500)
 """Statuses of any endpoint that reads a body."""
 _GENERATING = (424, 429, 503, 504)
 """Further statuses of those that generate."""
+
+TENANT = "tenant"
+"""Name in a request's ASGI scope of whose API key it has: bytes that differ by key, and are missing
+without keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,9 @@ class RequestContext(Generic[T_co]):
         """Start all samples of all prompts, or none. Raises ApiError."""
         with self.preparing():
             timeout = request_timeout(self.request)
+        tenant = self.request.scope.get(TENANT)
+        if tenant is not None:
+            specs = [replace(spec, tenant=tenant) for spec in specs]
         return await self.state.generator.open(specs, self.arrived, timeout)
 
     async def collect(self, generations: Sequence[Generation]) -> list[Whole]:

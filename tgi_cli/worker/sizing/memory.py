@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 
 from tgi_cli.device import peak_memory
 from tgi_cli.errors import OutOfMemoryError
+from tgi_cli.process.resident_memory import trim_heap
 
 _CPU_REFUSALS = ("can't allocate memory", "not enough memory")
 """Messages of torch's CPU allocator, which has no exception of its own."""
@@ -35,17 +35,11 @@ def out_of_memory_as_error(remedy: str = STEP_REMEDY) -> Iterator[None]:
 
 
 def release_unused_memory(device: torch.device) -> None:
-    """Return unused memory to the system or the driver.
-
-    glibc holds freed memory for the next allocation, which does not come after loading and
-    warm-up; malloc_trim (https://man7.org/linux/man-pages/man3/malloc_trim.3.html) returns it.
-    """
+    """Return unused memory to the system or the driver, after loading and warm-up."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
-    if trim is not None:
-        trim(ctypes.c_size_t(0))
+    trim_heap()
 
 
 class PeakMeter:

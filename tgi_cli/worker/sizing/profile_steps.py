@@ -7,7 +7,7 @@ reads and not its cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,6 +18,7 @@ from tgi_cli.config import EngineConfig
 from tgi_cli.engine.step import NO_EXTRAS, NewRow, OptionalOutputs, Step
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.cuda_graphs import DecodeGraphs
+from tgi_cli.worker.mixed_graphs import MixedGraphs
 from tgi_cli.worker.runner import ModelRunner
 
 WARMUP_BLOCKS = 64
@@ -138,19 +139,62 @@ def replays_agree(
     replay has to leave as a step does.
     """
     num_slots = 0 if states is None else states.num_slots
-    prefill, decode = (with_slots(step, num_slots) for step in _checked_steps(config, num_blocks))
-    runner.graphs = None
+    steps = [with_slots(step, num_slots) for step in _checked_steps(config, num_blocks)]
+
+    def use(used: bool) -> None:
+        runner.graphs = graphs if used else None
+
+    return _agree(runner, use, steps, config, states)
+
+
+def mixed_replays_agree(
+    runner: ModelRunner, graphs: MixedGraphs, config: EngineConfig, num_blocks: int
+) -> bool:
+    """The same of steps with prompts: the first of them decode while the last one's is computed."""
+    prefill, decode = _checked_steps(config, num_blocks)
+    first, mixed = Step(0), Step(1)
+    last = len(prefill.rows) - 1
+    for index, new in enumerate(prefill.new):
+        (first if index < last else mixed).new.append(new)
+        if index < last:
+            add_row(first, new.row, 0, new.prompt_tokens)
+            add_row(mixed, new.row, decode.starts[index], 1)
+        else:
+            add_row(mixed, new.row, 0, new.prompt_tokens)
+    mixed.num_decodes = last
+
+    def use(used: bool) -> None:
+        runner.mixed_graphs = graphs if used else None
+
+    return _agree(runner, use, [first, mixed] if last else [mixed], config)
+
+
+@torch.inference_mode()
+def _agree(
+    runner: ModelRunner,
+    use: Callable[[bool], None],
+    steps: Sequence[Step],
+    config: EngineConfig,
+    states: StateCache | None = None,
+) -> bool:
+    """Whether the last of the steps computes the same with and without graphs."""
     found = []
+    use(False)
     try:
-        for executor in (None, graphs):
+        for used in (False, True):
             # Before either: a decode leaves other states than it found.
-            runner.sample(runner.launch(prefill)).wait()
-            runner.graphs = executor
-            logits = runner.logits(runner.launch(decode)).clone()
-            runner.graphs = None
-            found.append([logits, *_states_of(decode, states)])
+            for step in steps[:-1]:
+                runner.sample(runner.launch(step)).wait()
+            use(used)
+            handle = runner.launch(steps[-1])
+            logits = runner.logits(handle).clone()
+            choose = handle.forward.choose
+            if choose is not None and not choose()[:, 0].equal(logits.argmax(-1).int()):
+                return False
+            use(False)
+            found.append([logits, *_states_of(steps[-1], states)])
     finally:
-        runner.graphs = None
+        use(False)
     limit = MAX_DEVIATION[getattr(torch, config.dtype)]
     for expected, got in zip(*found, strict=True):
         apart, size = (each.square().mean().sqrt() for each in (got - expected, expected))

@@ -15,7 +15,7 @@ from tgi_cli.worker.tensor_parallel.messages import ForgetAdapter, RunStep
 from tgi_cli.worker.worker import ModelWorker
 
 if TYPE_CHECKING:
-    from tgi_cli.worker.grammar import LLGuidance
+    from tgi_cli.worker.lazy_grammars import LazyGrammars
 
 
 class ShardedWorker:
@@ -44,7 +44,7 @@ class ShardedWorker:
             return _Pending(self._own.sample(handle, masks), self._group)
 
     @property
-    def grammars(self) -> LLGuidance | None:
+    def grammars(self) -> LazyGrammars | None:
         """The compiler of this process, which alone samples."""
         return self._own.grammars
 

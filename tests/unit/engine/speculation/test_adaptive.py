@@ -10,8 +10,9 @@ from tests.unit.engine.fake_grammar import FakeMatcher, slots
 from tests.unit.engine.speculation.sequences import sequence
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import DraftSource
-from tgi_cli.engine.speculation.adaptive import MAX_IDLE, AdaptiveSpeculator
+from tgi_cli.engine.speculation.adaptive import AdaptiveSpeculator
 from tgi_cli.engine.speculation.drafter import Draft
+from tgi_cli.engine.speculation.look_ups import MAX_PAUSE
 from tgi_cli.engine.speculation.lookup import LookupDrafter
 from tgi_cli.engine.speculation.step_costs import StepCosts
 from tgi_cli.engine.step import NewRow, Step, StepTime, TokenAppend
@@ -21,6 +22,11 @@ FREE = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 1.01)]
 STEEP = [StepTime(1, 1, 8, 1.0), StepTime(1, 2, 8, 1.5), StepTime(1, 100, 8, 50.0)]
 CHEAP = [StepTime(1, 1, 8, 1.0), StepTime(1, 101, 8, 21.0)]
 DEAR = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 100.0)]
+SHORT = [time._replace(seconds=time.seconds / 1000) for time in STEEP]
+"""Steps of a millisecond, beside which a look-up takes a while."""
+
+SECONDS = 2e-5
+"""Of a look-up."""
 
 
 class Script:
@@ -31,9 +37,11 @@ class Script:
         self.length = length
         self.asked: list[int] = []
         self.finished: list[int] = []
+        self.now = 0.0
 
     def draft(self, asked: Sequence, most: int) -> Draft | None:
         self.asked.append(most)
+        self.now += SECONDS
         if not self.token_ids:
             return None
         tokens = self.token_ids[:most]
@@ -44,7 +52,8 @@ class Script:
 
 
 def speculator(drafter: Script, times: list[StepTime], most: int = 7) -> AdaptiveSpeculator:
-    return AdaptiveSpeculator(most, StepCosts(times, most), [drafter])
+    costs = StepCosts(times, most)
+    return AdaptiveSpeculator(most, costs, [drafter], lambda: drafter.now)
 
 
 def test_rows_that_cost_nothing_are_all_used() -> None:
@@ -81,14 +90,58 @@ def test_each_sequence_gets_the_drafts_that_it_deserves() -> None:
 
 def test_drafts_that_are_never_right_are_given_up_without_being_verified_again() -> None:
     drafter = Script([5])
-    asked, tested = sequence([1]), speculator(drafter, STEEP)
+    asked, tested = sequence([1]), speculator(drafter, SHORT)
     verified = 0
     for _ in range(100):
         verified += len(tested.propose([asked], False)[0])
         asked.token_ids.append(9)
     assert 1 <= verified <= 10
-    assert len(drafter.asked) < 60, "it is looked up less and less"
-    assert len(drafter.asked) >= 100 // (MAX_IDLE + 1)
+    assert len(drafter.asked) < 40, "it is looked up less and less"
+    assert len(drafter.asked) >= 100 // (MAX_PAUSE + 1)
+
+
+def test_look_ups_beside_long_steps_never_pause() -> None:
+    drafter = Script([5])
+    asked, tested = sequence([1]), speculator(drafter, STEEP)
+    for _ in range(100):
+        tested.propose([asked], False)
+        asked.token_ids.append(9)
+    assert len(drafter.asked) == 100
+
+
+def test_where_nothing_is_found_look_ups_pause_as_well() -> None:
+    drafter = Script([])
+    asked, tested = sequence([1]), speculator(drafter, SHORT)
+    for _ in range(100):
+        assert tested.propose([asked], False) == [[]]
+        asked.token_ids.append(9)
+    assert 100 // (MAX_PAUSE + 1) <= len(drafter.asked) < 40
+
+
+def test_a_request_begins_with_the_pauses_that_others_ended_with() -> None:
+    """Short answers would otherwise spend all of their time on finding out."""
+    drafter = Script([])
+    tested = speculator(drafter, SHORT)
+    asked_of = []
+    for number in range(12):
+        asked = sequence([1], request_id=number)
+        drafter.asked.clear()
+        for _ in range(20):
+            tested.propose([asked], False)
+            asked.token_ids.append(9)
+        asked_of.append(len(drafter.asked))
+        tested.finish(asked)
+    assert asked_of[-1] < asked_of[0]
+    assert asked_of[-1] >= 1, "each is looked up at its beginning"
+
+
+def test_drafts_that_are_right_never_pause() -> None:
+    drafter = Script([5, 6, 7])
+    free = [time._replace(seconds=time.seconds / 1000) for time in FREE]
+    asked, tested = sequence([1]), speculator(drafter, free)
+    for _ in range(40):
+        assert tested.propose([asked], False) == [[5, 6, 7]]
+        asked.token_ids += [5, 6, 7, 1]
 
 
 def test_drafts_that_become_right_are_verified_again() -> None:

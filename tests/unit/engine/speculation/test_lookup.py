@@ -72,8 +72,8 @@ def test_recent_answers_are_drafted_unless_a_long_match_is_nearer() -> None:
     assert told(drafter.draft(near, 2)) == (DraftSource.CONTEXT, [77, 78])
 
 
-def test_answers_of_another_salt_or_adapter_are_not_drafted() -> None:
-    for other in ({"cache_salt": b"x"}, {"adapter_id": 3}):
+def test_answers_of_another_tenant_salt_or_adapter_are_not_drafted() -> None:
+    for other in ({"tenant": b"x"}, {"cache_salt": b"x"}, {"adapter_id": 3}):
         drafter = LookupDrafter()
         drafter.finish(sequence([1], [20, 21, 22, 23], **other))
         assert drafter.draft(sequence([7], [20, 21], request_id=1), 4) is None
@@ -125,3 +125,16 @@ def test_what_a_grammar_forces_is_drafted_where_it_may_not_be_appended() -> None
     assert drafter.draft(free, 7) is None, "they are appended"
     asked.matcher = FakeMatcher(slots([11, 12]))
     assert drafter.draft(asked, 7) is None
+
+
+def test_short_matches_in_recent_answers_count_where_the_context_has_none() -> None:
+    drafter = LookupDrafter()
+    drafter.finish(sequence([1], [20, 21, 22, 23]))
+    assert told(drafter.draft(sequence([7], [30, 20, 21], request_id=1), 1)) == (
+        DraftSource.RECENT,
+        [22],
+    )
+    near = sequence([21, 77], [30, 20, 21], request_id=2)
+    assert told(drafter.draft(near, 1)) == (DraftSource.CONTEXT, [77])
+    longer = sequence([22, 77], [20, 21, 22], request_id=3)
+    assert told(drafter.draft(longer, 1)) == (DraftSource.RECENT, [23])

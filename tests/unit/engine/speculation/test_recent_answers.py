@@ -1,4 +1,4 @@
-"""Recent answers are found by requests of the same salt and adapter, as long as there is room."""
+"""Requests of one tenant, salt and adapter find recent answers, as long as there is room."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from tgi_cli.engine.speculation.recent_answers import (
     MAX_KEYS,
     MAX_TOKENS,
     TEXT_TOKENS,
+    Key,
     RecentAnswers,
 )
 
-KEY = (b"", 0)
+KEY = Key(b"", b"", 0)
 
 
-def found(answers: RecentAnswers, key: tuple[bytes, int], context: list[int]) -> list[list[int]]:
+def salted(number: int) -> Key:
+    return Key(b"", b"%d" % number, 0)
+
+
+def found(answers: RecentAnswers, key: Key, context: list[int]) -> list[list[int]]:
     return [
         index.follow(index.find(context)[1], 3)[0]
         for index in answers.indexes(key)
@@ -23,10 +28,11 @@ def found(answers: RecentAnswers, key: tuple[bytes, int], context: list[int]) ->
 
 def test_an_answer_is_found_by_its_own_key_only() -> None:
     answers = RecentAnswers()
-    answers.add((b"one", 0), [1, 2, 3, 4, 5])
-    assert found(answers, (b"one", 0), [2, 3]) == [[4, 5]]
-    for other in ((b"two", 0), (b"", 0), (b"one", 1)):
-        assert found(answers, other, [2, 3]) == []
+    own = Key(b"a", b"one", 0)
+    answers.add(own, [1, 2, 3, 4, 5])
+    assert found(answers, own, [2, 3]) == [[4, 5]]
+    for other in ({"cache_salt": b"two"}, {"cache_salt": b""}, {"adapter_id": 1}, {"tenant": b"b"}):
+        assert found(answers, own._replace(**other), [2, 3]) == []
 
 
 def test_answers_do_not_run_into_each_other() -> None:
@@ -60,19 +66,20 @@ def test_of_a_long_answer_the_end_is_kept() -> None:
 
 def test_the_keys_that_were_used_longest_ago_are_dropped() -> None:
     answers = RecentAnswers()
+    first = Key(b"", b"first", 0)
     count = MAX_TOKENS // 1000 + 10
     for number in range(count):
-        answers.add((b"%d" % number, 0), list(range(999)))
-        answers.add((b"first", 0), [1, 2, 3])
+        answers.add(salted(number), list(range(999)))
+        answers.add(first, [1, 2, 3])
         assert answers.num_tokens <= MAX_TOKENS
-    assert not answers.indexes((b"0", 0))
-    assert answers.indexes((b"first", 0)), "it was used"
-    assert answers.indexes((b"%d" % (count - 1), 0))
+    assert not answers.indexes(salted(0))
+    assert answers.indexes(first), "it was used"
+    assert answers.indexes(salted(count - 1))
 
 
 def test_the_number_of_keys_is_limited() -> None:
     answers = RecentAnswers()
     for number in range(MAX_KEYS + 1):
-        answers.add((b"%d" % number, 0), [1, 2, 3])
-    assert not answers.indexes((b"0", 0))
+        answers.add(salted(number), [1, 2, 3])
+    assert not answers.indexes(salted(0))
     assert answers.num_tokens == 4 * MAX_KEYS

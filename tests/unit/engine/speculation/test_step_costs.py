@@ -118,8 +118,43 @@ def test_steps_of_more_rows_than_are_ever_chosen_are_ignored() -> None:
     assert costs.of(1, 128).durations == costs.of(1, 128).measured
 
 
-def test_short_steps_must_gain_what_looking_up_takes() -> None:
-    """A look-up of 20 us counts for a step of 0.1 ms, and for one of 10 ms hardly."""
+def test_looking_up_counts_as_much_as_it_took() -> None:
+    """20 us count for a step of 0.1 ms, and for one of 10 ms hardly."""
     short = [time._replace(seconds=time.seconds / 100) for time in ROWS]
-    assert costs_of(*ROWS).of(1, 128).margin == pytest.approx(1.022)
-    assert costs_of(*short).of(1, 128).margin == pytest.approx(1.22)
+    long_steps, short_steps = costs_of(*ROWS), costs_of(*short)
+    assert long_steps.of(1, 128).look_up == pytest.approx(0.002)
+    assert short_steps.of(1, 128).look_up == pytest.approx(0.2)
+    for _ in range(500):
+        short_steps.looked_up(5e-6)
+        short_steps.learn(1, 0, 128, 0.0001)
+    assert short_steps.of(1, 128).look_up == pytest.approx(0.05, 0.01)
+
+
+def test_drafts_must_gain_more_than_looking_up_takes() -> None:
+    """At best 8 tokens in the time of 6.4 steps, with look-ups of a tenth of a step at first."""
+    times = [StepTime(1, 1, 8, 0.0002), StepTime(1, 8, 8, 0.0002 * 6.4)]
+    costs = costs_of(*times)
+    assert costs.of(1, 8).pay
+    for _ in range(500):
+        costs.looked_up(8e-5)
+        costs.learn(1, 0, 8, 0.0002)
+    assert not costs.of(1, 8).pay
+
+
+def test_one_slow_look_up_hardly_counts() -> None:
+    costs = costs_of(*ROWS)
+    costs.looked_up(1.0)
+    for _ in range(16):
+        costs.learn(1, 0, 128, 0.010)
+    assert costs.of(1, 128).look_up == pytest.approx(0.002, 0.07)
+
+
+def test_what_is_known_of_other_batches_is_corrected_when_it_is_asked_for() -> None:
+    costs = costs_of(*ROWS)
+    assert costs.of(1, 128).durations == costs.of(1, 128).measured
+    before = costs.of(1, 5000)
+    for _ in range(200):
+        costs.learn(1, 0, 128, 0.010)
+        costs.learn(1, 7, 128, 0.014)
+    assert costs.of(1, 5000) is before
+    assert before.durations[7] < 0.8 * before.measured[7]

@@ -167,3 +167,11 @@ def test_nothing_is_read_beyond_a_separator_or_the_end_of_a_closed_text() -> Non
     assert index.follow(places, 5)[0] == [3]
     assert index.follow([2], 5)[0] == [3, 4]
     assert index.follow([8], 5) == ([], [])
+
+
+def test_matches_of_one_or_two_tokens_may_be_left_out() -> None:
+    index = indexed([1, 2, 3, 4, 5, 6, 2, 3, 7])
+    assert index.find([9, 2, 3])[0] == 2
+    assert index.find([9, 2, 3], least=2)[0] == 2
+    assert index.find([9, 2, 3], least=3) == (0, [])
+    assert index.find([2, 3, 4], least=3) == (3, [4])

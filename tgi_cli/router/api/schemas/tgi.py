@@ -69,6 +69,12 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
     full_text: Annotated[
         bool, _doc("In a stream, each event's ``token.text`` is the whole text so far.")
     ] = False
+    src_lang: Annotated[
+        Name | None, _doc("Language of the prompt, of models that translate, as its code.")
+    ] = None
+    tgt_lang: Annotated[
+        Name | None, _doc("Language of the answer, of models that translate, as its code.")
+    ] = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -128,6 +134,8 @@ class GenerateResponse(msgspec.Struct, kw_only=True):
     """The answer of ``/generate``, and the element of that of ``/``."""
 
     generated_text: str
+    translation_text: str | UnsetType = UNSET
+    """The same, of ``/`` and an encoder-decoder model: clients for translation read it."""
     details: Details | UnsetType = UNSET
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import threading
@@ -19,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.benchmarks.gpu_device import synchronize
+from tests.benchmarks.gpu.device import seconds_of, synchronize
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.device import describe
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
-from tgi_cli.engine.messages import GenerationRequest, Shutdown
+from tgi_cli.engine.messages import GenerationRequest, LoadAdapter, Shutdown
 from tgi_cli.engine.metrics import StepStats
 from tgi_cli.engine.step import NewRow, PendingResult, Step
 from tgi_cli.models import loader, model_facts, read_config
@@ -33,105 +32,9 @@ from tgi_cli.worker.factory import make_worker
 from tgi_cli.worker.step_inputs import StepBatch
 from tgi_cli.worker.worker import ModelWorker
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-    "dtype": "bfloat16",
-}
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "8b": {
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-    },
-    "1b": {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-    },
-    "tiny": {
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 4096,
-    },
-}
-
 GREEDY = SamplingParams(temperature=0.0)
 STALL_SECONDS = 60.0
 """Time without a token after which a workload fails."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model configuration, from which rooflines are computed."""
-
-    config: dict[str, Any]
-    weight_bytes: int
-    """Bytes that a decode step reads: all weights but the embedding."""
-
-    @property
-    def kv_bytes(self) -> int:
-        """KV cache bytes of one token, at two bytes per element."""
-        c = self.config
-        return 4 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"]
-
-    def decode_bytes(self, batch: int, context: int) -> int:
-        """Bytes that a decode step has to read."""
-        return self.weight_bytes + batch * context * self.kv_bytes
-
-    def prefill_flops(self, tokens: int) -> float:
-        """Operations of a prompt: matrix products of the layers, and causal attention."""
-        c = self.config
-        head = c["vocab_size"] * c["hidden_size"]
-        layers = self.weight_bytes / 2 - head
-        width = c["num_attention_heads"] * c["head_dim"]
-        attention = 4 * c["num_hidden_layers"] * width * tokens * tokens / 2
-        return 2 * layers * tokens + 2 * head + attention
-
-
-def write_shape(name: str, folder: Path, **changes: Any) -> Shape:
-    """Write the config.json of a shape into ``folder``."""
-    config = {**LLAMA, **SHAPES[name], **changes}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    c = config
-    heads = c["num_attention_heads"] + 2 * c["num_key_value_heads"]
-    layer = c["hidden_size"] * c["head_dim"] * (heads + c["num_attention_heads"])
-    layer += 3 * c["hidden_size"] * c["intermediate_size"]
-    head = c["vocab_size"] * c["hidden_size"]
-    return Shape(config, 2 * (layer * c["num_hidden_layers"] + head))
 
 
 @contextmanager
@@ -188,34 +91,35 @@ class Steps:
 def decode_steps(
     worker: ModelWorker,
     limits: SchedulerConfig,
-    batch: int,
-    context: int,
+    contexts: Sequence[int],
     steps: int,
     sampling: SamplingParams = GREEDY,
     depth: int = 1,
 ) -> Steps:
-    """Time decode steps of ``batch`` rows, with ``context`` tokens in the middle of the run.
+    """Time decode steps of rows with ``contexts`` tokens each, in the middle of the run.
 
     The KV cache contains random values. Each row has its own blocks while there are enough.
     """
-    runner, size = worker.runner, limits.block_size
-    start = max(1, context - steps // 2)
-    per_row = -(-(start + steps + 1) // size)
+    runner, size, batch = worker.runner, limits.block_size, len(contexts)
+    starts = [max(1, context - steps // 2) for context in contexts]
+    held = [-(-(start + steps + 1) // size) for start in starts]
     for cache in (*worker.attention.key_cache, *worker.attention.value_cache):
-        _noise(cache[: min(batch * per_row, limits.num_blocks)])
+        _noise(cache[: min(sum(held), limits.num_blocks)])
     pending: list[PendingResult] = []
     moments, launches = [], []
     for index in range(steps):
         step = Step(index, num_decodes=batch)
-        for row in range(batch):
-            if index == 0:
-                blocks = [(row * per_row + i) % limits.num_blocks for i in range(per_row)]
+        if index == 0:
+            first = 0
+            for row, (start, count) in enumerate(zip(starts, held, strict=True)):
+                blocks = [(first + i) % limits.num_blocks for i in range(count)]
                 tokens = [3] * (start + 1)
                 step.new.append(NewRow(row, row, tokens, start + 1, blocks, sampling))
+                first += count
         step.rows = list(range(batch))
-        step.starts = [start + index] * batch
+        step.starts = [start + index for start in starts]
         step.counts = [1] * batch
-        step.samples = [True] * batch
+        step.samples = [1] * batch
         began = time.perf_counter()
         pending.append(runner.sample(runner.launch(step)))
         launches.append(time.perf_counter() - began)
@@ -229,27 +133,20 @@ def decode_steps(
     return Steps(
         statistics.median(gaps),
         statistics.median(launches[len(launches) // 4 :]),
-        _graph_seconds(worker, batch, context),
+        _graph_seconds(worker, contexts),
     )
 
 
 @torch.inference_mode()
-def _graph_seconds(
-    worker: ModelWorker, batch: int, context: int, repeats: int = 30
-) -> float | None:
-    graphs = worker.runner.graphs
+def _graph_seconds(worker: ModelWorker, contexts: Sequence[int], repeats: int = 30) -> float | None:
+    graphs, batch = worker.runner.graphs, len(contexts)
     if graphs is None or batch > graphs.largest:
         return None
-    step = Step(0, num_decodes=batch, rows=list(range(batch)), starts=[context - 1] * batch)
-    step.counts, step.samples = [1] * batch, [True] * batch
+    step = Step(0, num_decodes=batch, rows=list(range(batch)))
+    step.starts = [context - 1 for context in contexts]
+    step.counts, step.samples = [1] * batch, [1] * batch
     decodes = StepBatch(step, np.arange(batch))
-    graphs.run(decodes)
-    synchronize(worker.attention.device)
-    began = time.perf_counter()
-    for _ in range(repeats):
-        graphs.run(decodes)
-    synchronize(worker.attention.device)
-    return (time.perf_counter() - began) / repeats
+    return seconds_of(lambda: graphs.run(decodes), worker.attention.device, repeats)
 
 
 def _noise(cache: Tensor) -> None:
@@ -262,15 +159,21 @@ def _noise(cache: Tensor) -> None:
 def prefill_seconds(
     worker: ModelWorker, limits: SchedulerConfig, tokens: int, repeats: int = 5
 ) -> float:
-    """Return the median time of a step with one prompt, from its launch to its token."""
+    """Return the median time of a prompt, in chunks of the budget, from its launch to its token."""
     blocks = list(range(-(-(tokens + 1) // limits.block_size)))
+    budget = limits.max_batch_prefill_tokens
     times = []
     for index in range(repeats + 1):
-        row = NewRow(0, 0, [3 + index] * tokens, tokens, blocks, GREEDY)
-        step = Step(0, new=[row], rows=[0], starts=[0], counts=[tokens], samples=[True])
         synchronize(worker.attention.device)
         began = time.perf_counter()
-        worker.sample(worker.launch(step)).wait()
+        for start in range(0, tokens, budget):
+            count = min(budget, tokens - start)
+            step = Step(0, rows=[0], starts=[start], counts=[count])
+            step.samples = [int(start + count == tokens)]
+            if not start:
+                step.new = [NewRow(0, 0, [3 + index] * tokens, tokens, blocks, GREEDY)]
+            pending = worker.sample(worker.launch(step))
+        pending.wait()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
 
@@ -283,30 +186,61 @@ class Played:
         seconds: from the first request to the last token.
         tokens: generated tokens by request.
         logprobs: log-probability of each token.
+        moments: when each token arrived, in seconds since its request was sent.
     """
 
     seconds: float
     tokens: dict[int, list[int]]
     logprobs: dict[int, list[float]]
+    moments: dict[int, list[float]]
 
     @property
     def count(self) -> int:
         return sum(map(len, self.tokens.values()))
 
+    def gaps(self) -> list[float]:
+        """Seconds between the tokens of all requests, ascending."""
+        times = self.moments.values()
+        return sorted(later - earlier for each in times for earlier, later in pairwise(each))
+
+    def first_tokens(self) -> list[float]:
+        """Seconds to each request's first token, ascending."""
+        return sorted(each[0] for each in self.moments.values())
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests for ``new`` tokens each.
+
+    Attributes:
+        prompts: token ids.
+        new: tokens of each answer.
+        sampling: of all of them.
+        arrivals: seconds after which each prompt is sent, ascending. Default: all at once.
+        adapter: folder of a LoRA adapter that all of them use.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    new: int
+    sampling: SamplingParams = GREEDY
+    arrivals: Sequence[float] | None = None
+    adapter: Path | None = None
+
 
 def play(
     worker: ModelWorker,
     limits: SchedulerConfig,
-    prompts: Sequence[Sequence[int]],
-    new: int,
+    workload: Workload,
     depth: int = 1,
-    sampling: SamplingParams = GREEDY,
     on_step: Callable[[StepStats], None] | None = None,
 ) -> Played:
-    """Run all prompts at once through the core loop, which runs on this thread."""
+    """Run a workload through the core loop, which runs on this thread."""
+    prompts, arrivals = workload.prompts, workload.arrivals
     core = EngineCore(worker, replace(limits, prefix_caching=False), depth, on_step=on_step)
     tokens: dict[int, list[int]] = {index: [] for index in range(len(prompts))}
     logprobs: dict[int, list[float]] = {index: [] for index in tokens}
+    moments: dict[int, list[float]] = {index: [] for index in tokens}
+    sent: dict[int, float] = {}
     failures: list[str] = []
     last = [0.0]
 
@@ -324,27 +258,40 @@ def play(
             for index, request_id in enumerate(outputs.request_ids):
                 tokens[request_id].append(outputs.token_ids[index])
                 logprobs[request_id].append(outputs.logprobs[index])
+                moments[request_id].append(last[0] - sent[request_id])
             failures.extend(end.error for end in outputs.finished if end.error)
             ended += len(outputs.finished)
         core.inbox.put(Shutdown())
 
+    def send() -> None:
+        for index, prompt in enumerate(prompts):
+            if arrivals is not None:
+                time.sleep(max(0.0, began + arrivals[index] - time.perf_counter()))
+            sent[index] = time.perf_counter()
+            request = GenerationRequest(
+                request_id=index,
+                prompt_ids=tuple(prompt),
+                sampling=workload.sampling,
+                max_new_tokens=workload.new,
+                ignore_eos=True,
+                adapter_id=int(workload.adapter is not None),
+            )
+            core.inbox.put(request)
+
+    if workload.adapter is not None:
+        core.inbox.put(LoadAdapter(1, "adapter", str(workload.adapter)))
     reader = threading.Thread(target=collect, daemon=True)
     reader.start()
     began = time.perf_counter()
-    for index, prompt in enumerate(prompts):
-        request = GenerationRequest(
-            request_id=index,
-            prompt_ids=tuple(prompt),
-            sampling=sampling,
-            max_new_tokens=new,
-            ignore_eos=True,
-        )
-        core.inbox.put(request)
+    if arrivals is None:
+        send()
+    else:
+        threading.Thread(target=send, daemon=True).start()
     core.run()
     reader.join(STALL_SECONDS)
     if failures:
         raise RuntimeError(failures[0])
-    return Played(last[0] - began, tokens, logprobs)
+    return Played(last[0] - began, tokens, logprobs, moments)
 
 
 def random_prompts(count: int, length: int, vocab: int, seed: int = 0) -> list[list[int]]:

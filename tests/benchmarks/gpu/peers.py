@@ -1,6 +1,6 @@
-"""Runs other engines on the workloads of tests/benchmarks/gpu.py, each in a process of its own.
+"""Runs other engines on the workloads of tests.benchmarks.gpu, each in a process of its own.
 
-    python -m tests.benchmarks.gpu_peers NAME FOLDER JOB
+    python -m tests.benchmarks.gpu.peers NAME FOLDER JOB
 
 ``FOLDER`` contains a config.json; ``JOB`` is JSON: ``{"workloads": [[prompt, new, requests], ...],
 "device": "cuda"}``. The last line of output is a JSON list of seconds. Weights are random.
@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.gpu_engine import random_prompts
+from tests.benchmarks.gpu.engine import Workload, play, random_prompts
+from tests.benchmarks.gpu.sections import Call, Section
 
 FULL_NAMES = {
     "transformers": "transformers, continuous batching (generate_batch), sdpa",
@@ -38,7 +39,7 @@ def run_peer(
         RuntimeError: it failed; the message contains the end of its output.
     """
     job = json.dumps({"workloads": workloads, "device": device})
-    command = [sys.executable, "-m", "tests.benchmarks.gpu_peers", name, str(folder), job]
+    command = [sys.executable, "-m", "tests.benchmarks.gpu.peers", name, str(folder), job]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired as error:
@@ -115,6 +116,67 @@ def main() -> None:
     peer = {"transformers": transformers, "vllm": vllm}[name]
     seconds = peer(Path(folder), workload["workloads"], workload["device"])
     print(json.dumps(seconds), flush=True)
+
+
+WORKLOADS = {
+    True: [[1000, 1000, 256], [128, 2048, 256], [1000, 1000, 64]],
+    False: [[10, 5, 4], [4, 8, 4]],
+}
+"""Prompt tokens, new tokens and requests, on a GPU (True) and on a CPU."""
+
+
+def _ours(call: Call) -> list[dict[str, Any]]:
+    longest = max(prompt + new for prompt, new, _ in WORKLOADS[call.large])
+    limits: dict[str, Any] = {"max_total_tokens": longest + 8, "max_batch_size": 256}
+    if not call.large:
+        limits |= {"max_batch_prefill_tokens": 64, "max_batch_total_tokens": 1024}
+        limits["max_batch_size"] = 4
+    rows = []
+    vocab = call.shape().config["vocab_size"]
+    for prompt, new, requests in WORKLOADS[call.large]:
+        prompts = random_prompts(requests, prompt, vocab)
+        made = call.worker(**limits)
+        play(*made, Workload(prompts[:2], 4))
+        seconds = play(*made, Workload(prompts, new)).seconds
+        rows.append(_row("ours", prompt, new, requests, seconds))
+    call.free()
+    return rows
+
+
+def _row(name: str, prompt: int, new: int, requests: int, seconds: float) -> dict[str, Any]:
+    return {
+        "engine": name,
+        "workload": f"{prompt}/{new}",
+        "requests": requests,
+        "seconds": seconds,
+        "output tok/s": requests * new / seconds,
+    }
+
+
+def _others(call: Call) -> list[dict[str, Any]]:
+    """Each in a process of its own, after the device's memory was freed."""
+    call.free()
+    call.shape()
+    rows: list[dict[str, Any]] = []
+    for name in reversed(installed()):  # vLLM first: it is what matters
+        workloads = WORKLOADS[call.large]
+        if name == "transformers":
+            workloads = workloads[-1:]  # it is slow
+        try:
+            folder = call.folder / call.shape_name
+            times = run_peer(name, folder, workloads, call.kind, max(30.0, call.left))
+        except RuntimeError as error:
+            rows.append({"engine": FULL_NAMES[name], "failed": str(error)})
+            continue
+        for (prompt, new, requests), seconds in zip(workloads, times, strict=True):
+            rows.append(_row(FULL_NAMES[name], prompt, new, requests, seconds))
+    return rows
+
+
+SECTIONS = (
+    Section("ours", _ours, 90),
+    Section("others", _others, 150),
+)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,346 @@
+"""The call ``check``: kernels, graphs and whole models, compared with the CPU's float32."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.benchmarks import attention, ops
+from tests.benchmarks.gpu.engine import Played, Workload, make, play, random_prompts
+from tests.benchmarks.gpu.sections import Call, Section
+from tests.parity.cases import CASES
+from tests.tools import quantized
+from tests.tools.checkpoints import make_llama
+from tests.tools.lora_adapters import make_adapter
+from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.worker.sizing.profile_steps import add_row, with_slots
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+}
+LENGTHS = (1, 15, 16, 17, 40, 100, 131, 200, 7, 64, 33)
+"""Prompt lengths: block boundaries, several prefill chunks, a batch that CUDA graphs pad."""
+NEW_TOKENS = 24
+LIMITS: dict[str, Any] = {
+    "max_total_tokens": 512,
+    "max_batch_prefill_tokens": 96,
+    "max_batch_size": 16,
+    "max_batch_total_tokens": 16 * 512,
+    "load_format": "auto",
+}
+
+TOLERANCES = {"float32": 0.01, "bfloat16": 1.0}
+"""Largest difference of log-probabilities from the CPU's in float32, for equal tokens and for the
+first token of a text that differs, which must be nearly as likely."""
+
+ROUNDED = 1.5
+"""The same where the device rounds more than the CPU does: inputs, or the cache."""
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """A model whose output on the device is compared with the CPU's.
+
+    Attributes:
+        make: writes the checkpoint into a folder, and returns it.
+        vocab_size: of its prompts.
+        options: of the engine, on the device and on the CPU.
+        tolerance: in place of the one of bfloat16.
+        dtypes: in which it is run.
+        adapter: whether its requests use one.
+    """
+
+    make: Callable[[Path], Path]
+    vocab_size: int = SHAPE["vocab_size"]
+    options: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = TOLERANCES["bfloat16"]
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    adapter: bool = False
+
+
+def _llama(folder: Path, **changes: Any) -> Path:
+    return make_llama(folder / "llama", seed=3, **SHAPE, **changes)
+
+
+def _of(case: str) -> Callable[[Path], Path]:
+    """A family's miniature; needs transformers, which GPUs' hosts may lack."""
+
+    def make_it(folder: Path) -> Path:
+        from tests.parity.families import make_checkpoint
+
+        found = CASES[case]
+        values = dict(found.values) | {"max_position_embeddings": 1024}
+        return make_checkpoint(replace(found, values=values), folder / "family", seed=3)
+
+    return make_it
+
+
+def _quantized(layout: quantized.Layout) -> Callable[[Path], Path]:
+    return lambda folder: quantized.write_quantized(_llama(folder), folder / "quantized", layout)
+
+
+MINIATURES = {
+    "attention": Miniature(_llama),
+    "a vocabulary of 128k": Miniature(
+        lambda folder: make_llama(folder / "wide", seed=3, **(SHAPE | {"vocab_size": 128256})),
+        vocab_size=128256,
+        dtypes=("bfloat16",),
+    ),
+    "cache in e4m3": Miniature(
+        _llama, options={"kv_cache_dtype": "float8_e4m3fn"}, tolerance=ROUNDED, dtypes=("bfloat16",)
+    ),
+    "adapter": Miniature(_llama, options={"max_loras": 2}, adapter=True),
+    "gptq, 4 bits": Miniature(_quantized(quantized.gptq(4, 32)), dtypes=("bfloat16",)),
+    "awq, 4 bits": Miniature(_quantized(quantized.awq(32)), dtypes=("bfloat16",)),
+    "fp8 by row": Miniature(
+        _quantized(quantized.fp8("channel")), tolerance=ROUNDED, dtypes=("bfloat16",)
+    ),
+    "fp8 by block": Miniature(
+        _quantized(quantized.fp8("block")), tolerance=ROUNDED, dtypes=("bfloat16",)
+    ),
+    "int8": Miniature(_quantized(quantized.int_quantized()), dtypes=("bfloat16",)),
+    "experts": Miniature(_of("Qwen 3 MoE"), 256),
+    "windows and softcaps": Miniature(_of("Gemma 2"), 256),
+    "sinks, and experts in 4 bits": Miniature(_of("gpt-oss"), 256),
+    "recurrent states": Miniature(_of("Qwen 3.5"), 256),
+    "latent attention": Miniature(_of("DeepSeek V3"), 256),
+}
+"""By name. The first one is all that runs where the script itself is tested."""
+
+
+def parity(folder: Path, kind: str, names: tuple[str, ...] = tuple(MINIATURES)) -> dict[str, Any]:
+    """Generate greedy tokens on the device: with and without graphs and overlapping steps.
+
+    Raises:
+        AssertionError: they differ from the CPU's by more than the tolerance.
+    """
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for number, name in enumerate(names):
+        try:
+            own = folder / f"parity-{number}"
+            own.mkdir()
+            found |= _compared(name, MINIATURES[name], own, kind, wrong)
+        except ImportError as error:
+            found[name] = f"not run: {error}"
+        except Exception as error:  # the others may be right
+            wrong.append(f"{name}: {type(error).__name__}: {error}")
+    assert not wrong, "; ".join(wrong)
+    return found
+
+
+def _compared(
+    name: str, miniature: Miniature, folder: Path, kind: str, wrong: list[str]
+) -> dict[str, Any]:
+    """How one miniature does; adds to ``wrong``."""
+    checkpoint = miniature.make(folder)
+    adapter = make_adapter(checkpoint, folder / "adapter") if miniature.adapter else None
+    prompts = [
+        random_prompts(1, length, miniature.vocab_size, seed)[0]
+        for seed, length in enumerate(LENGTHS)
+    ]
+    workload = Workload(prompts, NEW_TOKENS, adapter=adapter)
+    options = LIMITS | miniature.options
+    torch.backends.cuda.matmul.allow_tf32 = False
+    reference = make(checkpoint, "cpu", dtype="float32", **options)
+    expected = play(*reference, workload, depth=0)
+    del reference
+    found: dict[str, Any] = {f"{name}, tokens": expected.count}
+    for dtype in miniature.dtypes:
+        limit = TOLERANCES[dtype] if dtype == "float32" else miniature.tolerance
+        for graphs in (False, True):
+            worker, limits = make(checkpoint, kind, dtype=dtype, graphs=graphs, **options)
+            if graphs and kind == "cuda" and worker.runner.graphs is None:
+                wrong.append(f"{name}, {dtype}: graphs could not be captured")
+            for depth in (0, 1):
+                same, difference = _compare(expected, play(worker, limits, workload, depth))
+                how = f"{name}, {dtype}, {'graphs' if graphs else 'eager'}, depth {depth}"
+                found[how] = f"{same} equal tokens, logprobs within {difference:.2g}"
+                if not difference <= limit:
+                    wrong.append(f"{how}: {found[how]}")
+            del worker
+    return found
+
+
+def _compare(expected: Played, got: Played) -> tuple[int, float]:
+    """Count the tokens before each first difference; also return the largest logprob difference."""
+    same, largest = 0, 0.0
+    for request, tokens in expected.tokens.items():
+        for index, token in enumerate(tokens):
+            difference = got.logprobs[request][index] - expected.logprobs[request][index]
+            largest = max(largest, abs(difference))
+            if got.tokens[request][index] != token:
+                break
+            same += 1
+    return same, largest
+
+
+def native_tests(pattern: str) -> list[str]:
+    """Test files that run on a GPU as they are: kernels against their references, and graphs."""
+    return sorted(str(path) for path in Path("tests/unit").rglob(pattern))
+
+
+def _kernels(call: Call) -> dict[str, Any]:
+    """Run the kernels' tests, which elsewhere are interpreted, as they are compiled here."""
+    return _pytest(native_tests("triton_*results.py"), call.left)
+
+
+def _graphs(call: Call) -> dict[str, Any]:
+    return _pytest(native_tests("test_*_device.py"), call.left)
+
+
+def _pytest(files: list[str], timeout: float) -> dict[str, Any]:
+    """Run test files.
+
+    Raises:
+        AssertionError: some failed; the message contains pytest's summary.
+    """
+    if importlib.util.find_spec("pytest") is None:
+        return {"pytest": "not installed"}
+    # Ignore the project's pytest options, which need plugins that may not be installed.
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", *files]
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=max(timeout, 1))
+    summary = done.stdout.splitlines()[-1] if done.stdout else done.stderr[-300:]
+    assert done.returncode == 0, "\n".join(done.stdout.splitlines()[-40:]) or summary
+    return {"files": len(files), "pytest": summary}
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """A list of the kernels that Triton compiles, or loads from its cache, meanwhile."""
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        yield []
+        return
+    found: list[str] = []
+    compile_it = JITFunction._do_compile
+
+    def compile_and_note(self: Any, *given: Any, **named: Any) -> Any:
+        found.append(self.__name__)
+        return compile_it(self, *given, **named)
+
+    with patch.object(JITFunction, "_do_compile", compile_and_note):
+        yield found
+
+
+def _variants(call: Call) -> dict[str, Any]:
+    """Random steps after warm-up compile nothing."""
+    shape = {"cuda": "1b", "cpu": "tiny"}[call.kind]
+    limits = {"max_batch_size": 64, "max_total_tokens": 4096, "max_batch_prefill_tokens": 2048}
+    if not call.large:
+        limits = {"max_batch_size": 4, "max_total_tokens": 128, "max_batch_prefill_tokens": 64}
+        limits["max_batch_total_tokens"] = 1024
+    worker, scheduled = call.worker(shape, **limits)
+    choose, steps = random.Random(3), 200 if call.large else 10
+    with compilations() as found:
+        for _ in range(steps):
+            step = random_step(choose, limits, scheduled.num_blocks, scheduled.block_size)
+            step = with_slots(step, scheduled.num_state_slots)
+            worker.sample(worker.launch(step)).wait()
+    call.free()
+    assert not found, f"compiled while serving: {', '.join(sorted(set(found)))}"
+    return {"steps": steps, "compiled": 0}
+
+
+def random_step(
+    choose: random.Random, limits: dict[str, int], num_blocks: int, block_size: int
+) -> Step:
+    """Decodes, short chunks and prompts of random numbers and lengths, as limits allow."""
+    step, left = Step(0), limits["max_batch_prefill_tokens"]
+    rows = choose.choice([1, 2, choose.randint(1, limits["max_batch_size"])])
+    decodes = choose.choice([0, choose.randint(0, rows), rows])
+    step.num_decodes = decodes
+    sampling = SamplingParams(
+        temperature=choose.choice([0.0, 0.7]), seed=1, top_p=choose.choice([1.0, 0.9])
+    )
+    for row in range(rows):
+        end = choose.randint(1, limits["max_total_tokens"] - 1)
+        count = 1
+        if row >= decodes:
+            count = min(end, left, choose.choice([1, choose.randint(1, 80), left]))
+        if not count:
+            break
+        left -= count * (row >= decodes)
+        blocks = [choose.randrange(num_blocks) for _ in range(-(-end // block_size))]
+        step.new.append(NewRow(row, row, [3] * end, end, blocks, sampling))
+        add_row(step, row, end - count, count)
+    return step
+
+
+def _attention(call: Call) -> list[dict[str, Any]]:
+    """Attention alone, in the dtype of the model and with a cache of 8 bits."""
+    rows = []
+    small: dict[str, Any] = {}
+    if not call.large:
+        small = {"decodes": [(2, 32)], "prompts": [(1, 16, 32)]}
+    for name, kv_dtype in (("bf16", None), ("e4m3", torch.float8_e4m3fn)):
+        load = attention.Load(kv_dtype=kv_dtype)
+        for figure in attention.figures(call.device, load, **small):
+            rows.append(
+                {
+                    "step": figure.name,
+                    "cache": name,
+                    "us": figure.microseconds,
+                    "of the limit": figure.share,
+                }
+            )
+    return rows
+
+
+def _operations(call: Call) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", ops.__name__, "--tokens", "1", "32", "256", "2048"],
+        capture_output=True,
+        text=True,
+        timeout=max(call.left, 1),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {"table": "\n\n" + done.stdout}
+
+
+def _experts(call: Call) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.moe", "--device", call.kind],
+        capture_output=True,
+        text=True,
+        timeout=max(call.left, 1),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {"table": "\n\n" + done.stdout}
+
+
+def _parity(call: Call) -> dict[str, Any]:
+    names = tuple(MINIATURES) if call.large else ("attention",)
+    return parity(call.folder, call.kind, names)
+
+
+SECTIONS = (
+    Section("kernels", _kernels, 30),
+    Section("graphs", _graphs, 20),
+    Section("parity", _parity, 60),
+    Section("variants", _variants, 40),
+    Section("attention", _attention, 30),
+    Section("operations", _operations, 20),
+    Section("experts", _experts, 20),
+)

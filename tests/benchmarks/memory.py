@@ -1,0 +1,189 @@
+"""Where the memory of a server is: by process and by kind, before and after streams.
+
+    python -m tests.tools.checkpoints --shape 135m /tmp/model
+    python -m tests.benchmarks.memory /tmp/model [--flags "..."] [--streams 1 32] [--mappings 20]
+    python -m tests.benchmarks.memory --pid PID
+
+Starts ``tgi serve``, sends waves of streams (prompts of 128 tokens, 128 new ones), and reads
+``/proc/PID/smaps`` of all its processes. With ``--pid``, reads those of a running server alone.
+
+Figures are in MB (10^6 bytes). ``pss`` divides shared pages among their processes, so that its sum
+is what the processes take together; ``rss`` counts them for each. Kinds:
+
+===========  ======================================================================================
+heap         of malloc: the first arena, and those of threads
+large        other anonymous memory in mappings of 4 MB and more: weights, KV cache, large tensors
+small        other anonymous memory: Python's objects, threads' stacks
+torch, ...   files of that package: code, and data that the loader has relocated
+model        files of the checkpoint that are mapped
+files        all other files: the interpreter, the C library, other packages
+shared       shared memory
+===========  ======================================================================================
+
+``dirty`` are the pages of files that are the process's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.benchmarks.adversary.monitor import role_of
+from tests.benchmarks.peers.contestant import Setup
+from tests.benchmarks.peers.machine import descendants
+from tests.benchmarks.peers.tgi import Tgi
+
+PROMPT, NEW = 128, 128
+
+KINDS = ("heap", "large", "small", "torch", "numpy", "grpc", "model", "files", "shared")
+PACKAGES = ("torch", "numpy", "grpc")
+_ARENA = 64 << 20
+"""Alignment and largest size of glibc's arenas of threads."""
+_LARGE = 4 << 20
+_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)")
+
+
+@dataclass
+class Mapping:
+    """One mapping of a process, in kB."""
+
+    begin: int
+    end: int
+    mode: str
+    path: str
+    fields: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        size = self.end - self.begin
+        if self.path.startswith("/dev/shm") or "memfd:" in self.path or "s" in self.mode:
+            return "model" if self.path.endswith(".safetensors") else "shared"
+        if self.path.startswith("/"):
+            if self.path.endswith((".safetensors", ".gguf")):
+                return "model"
+            found = [name for name in PACKAGES if f"/{name}" in self.path]
+            return found[0] if found else "files"
+        if self.path == "[heap]":
+            return "heap"
+        # An arena's mapping begins at a multiple of its largest size; the rest has no access.
+        if self.begin % _ARENA == 0 and size <= _ARENA and not self.path:
+            return "heap"
+        return "large" if size >= _LARGE and not self.path else "small"
+
+
+def mappings(pid: int) -> list[Mapping]:
+    """All mappings of a process that have pages; none if it has exited."""
+    try:
+        text = Path(f"/proc/{pid}/smaps").read_text()
+    except OSError:
+        return []
+    return [each for each in _parse(text) if each.fields.get("Rss")]
+
+
+def _parse(smaps: str) -> Iterator[Mapping]:
+    current: Mapping | None = None
+    for line in smaps.splitlines():
+        head = _HEAD.fullmatch(line)
+        if head is not None:
+            if current is not None:
+                yield current
+            begin, end, mode, path = head.groups()
+            current = Mapping(int(begin, 16), int(end, 16), mode, path)
+        elif current is not None:
+            name, _, value = line.partition(":")
+            if value.endswith(" kB"):
+                current.fields[name] = int(value.split()[0])
+    if current is not None:
+        yield current
+
+
+def megabytes(kilobytes: int) -> float:
+    return kilobytes * 1024 / 1e6
+
+
+def report(pid: int, title: str, most: int) -> None:
+    """Print the memory of a process and its descendants."""
+    rows: list[tuple[str, dict[str, int], dict[str, int]]] = []
+    for process in descendants(pid):
+        sums: dict[str, int] = defaultdict(int)
+        kinds: dict[str, int] = defaultdict(int)
+        found = mappings(process)
+        for each in found:
+            kinds[each.kind] += each.fields["Pss"]
+            sums["pss"] += each.fields["Pss"]
+            sums["rss"] += each.fields["Rss"]
+            sums["huge"] += each.fields.get("AnonHugePages", 0)
+            if each.path.startswith("/"):
+                sums["dirty"] += each.fields.get("Private_Dirty", 0)
+        if found:
+            rows.append((f"{role_of(process)} {process}", kinds, sums))
+    columns = ("pss", "rss", "huge", "dirty")
+    print(f"\n| {title} | {' | '.join((*columns, *KINDS))} |")
+    print("|---" * (1 + len(columns) + len(KINDS)) + "|")
+    total: dict[str, int] = defaultdict(int)
+    for name, kinds, sums in rows:
+        for key, value in (*kinds.items(), *sums.items()):
+            total[key] += value
+        _print_row(name, kinds, sums, columns)
+    _print_row("all", total, total, columns)
+    for process in descendants(pid) if most else ():
+        print(f"\n{role_of(process)} {process}: rss, dirty, mapping")
+        largest = sorted(mappings(process), key=lambda each: -each.fields["Rss"])[:most]
+        for each in largest:
+            dirty = each.fields.get("Private_Dirty", 0)
+            size = (each.end - each.begin) >> 10
+            print(
+                f"{megabytes(each.fields['Rss']):8.1f} {megabytes(dirty):8.1f}  {each.mode} "
+                f"{megabytes(size):8.1f}  {each.kind}  {each.path}"
+            )
+
+
+def _print_row(
+    name: str, kinds: dict[str, int], sums: dict[str, int], columns: tuple[str, ...]
+) -> None:
+    values = [sums.get(each, 0) for each in columns] + [kinds.get(each, 0) for each in KINDS]
+    print(f"| {name} | {' | '.join(f'{megabytes(value):.1f}' for value in values)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--pid", type=int, help="of a running server's launcher")
+    parser.add_argument("--flags", default="", help="of tgi serve")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--mappings", type=int, default=0, help="show the largest, per process")
+    options = parser.parse_args()
+    if options.pid is not None:
+        report(options.pid, "now", options.mappings)
+        return
+    if options.model is None:
+        parser.error("name a checkpoint, or a process with --pid")
+    most = max(options.streams)
+    setup = Setup(most, PROMPT + NEW, most * (PROMPT + NEW))
+    contestant = Tgi("tgi", Path(sys.executable), "{checkpoint}", options.flags)
+    with tempfile.TemporaryDirectory() as folder:
+        running = contestant.start(options.model, setup, Path(folder) / "log")
+        try:
+            report(running.process.pid, "ready", 0)
+            for streams in options.streams:
+                prompts = [
+                    [5 + (7 * i + 31 * row) % 200 for i in range(PROMPT)] for row in range(streams)
+                ]
+                running.wave(prompts, NEW, 600.0)
+                last = streams == options.streams[-1]
+                report(running.process.pid, f"after {streams}", options.mappings if last else 0)
+        finally:
+            running.close()
+
+
+if __name__ == "__main__":
+    main()

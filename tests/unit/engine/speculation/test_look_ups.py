@@ -1,0 +1,57 @@
+"""Look-ups that gain nothing become rare where they cost something, and stay where they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tgi_cli.engine.speculation.look_ups import FUTILE, MAX_PAUSE, LookUps, longest_pause
+
+
+def settled(look_ups: LookUps, gain: float = 0.0, right: bool = False, longest: int = 8) -> int:
+    look_ups.settle(gain, 0.04, right, longest)
+    return look_ups.pause
+
+
+def test_each_failure_makes_the_pause_longer_up_to_a_limit() -> None:
+    look_ups = LookUps()
+    assert [settled(look_ups, longest=4) for _ in range(6)] == [1, 2, 3, 4, 4, 4]
+
+
+def test_a_gain_ends_the_pauses() -> None:
+    look_ups = LookUps()
+    for _ in range(5):
+        settled(look_ups)
+    assert settled(look_ups, gain=1.0, right=True) == 0
+    assert settled(look_ups) == 0, "it has gained more than two look-ups cost"
+
+
+def test_what_verifying_took_counts_against_what_it_gained() -> None:
+    look_ups = LookUps()
+    assert settled(look_ups, gain=0.05 - 0.1, right=True) == 0, "one that was right may go on"
+    assert settled(look_ups, gain=-0.1) == 1
+
+
+def test_a_draft_that_would_have_been_right_halves_the_pause() -> None:
+    look_ups = LookUps()
+    for _ in range(8):
+        settled(look_ups)
+    assert settled(look_ups, right=True) == 4
+    assert settled(look_ups, right=True) == 2
+
+
+def test_large_gains_do_not_last_for_long() -> None:
+    look_ups = LookUps()
+    for _ in range(20):
+        settled(look_ups, gain=6.0, right=True)
+    pauses = [settled(look_ups) for _ in range(40)]
+    assert pauses[0] == 0
+    assert pauses[-1] > 0
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
+@pytest.mark.parametrize("cost", [0.0001, 0.004, 0.02, 0.07])
+def test_futile_look_ups_take_a_bounded_share_of_the_time(sequences: int, cost: float) -> None:
+    pause = longest_pause(sequences, cost)
+    share = sequences * cost / (pause + 1)
+    assert share <= FUTILE or pause == MAX_PAUSE
+    assert pause == 0 or sequences * cost / pause >= FUTILE, "no longer than that needs"

@@ -1,0 +1,59 @@
+"""Warm-up launches every variant of every kernel: none is compiled while requests wait.
+
+In a process of its own, where Triton does not interpret.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.unit.worker.test_kv_cache import CONFIG
+from tgi_cli.worker.sizing.variants import powers_of_two, variant_steps
+
+
+@pytest.mark.skipif(
+    find_spec("triton") is None and sys.platform != "linux", reason="Triton is for Linux"
+)
+@pytest.mark.timeout(600)
+def test_no_variant_is_compiled_after_warmup() -> None:
+    folder = Path(__file__).parent
+    options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(folder / "triton_variants.py")],
+        cwd=folder.parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rows", [1, 2, 300])
+@pytest.mark.parametrize("budget", [1, 64, 5000])
+@pytest.mark.parametrize(("total", "blocks"), [(2, 1), (100, 7), (5000, 400), (5000, 10**5)])
+def test_the_steps_keep_to_the_limits(rows: int, budget: int, total: int, blocks: int) -> None:
+    config = replace(
+        CONFIG, max_batch_size=rows, max_batch_prefill_tokens=budget, max_total_tokens=total
+    )
+    for step in variant_steps(config, blocks):
+        assert 0 < len(step.rows) <= rows
+        assert step.num_prefill_tokens <= budget
+        assert all(count == 1 for count in step.counts[: step.num_decodes])
+        for new, start, count in zip(step.new, step.starts, step.counts, strict=True):
+            assert start >= 0
+            assert start + count == len(new.token_ids) < total
+            assert set(new.block_ids) <= set(range(blocks))
+
+
+def test_the_sizes_are_powers_of_two_and_the_limit() -> None:
+    assert list(powers_of_two(1)) == [1]
+    assert list(powers_of_two(8)) == [1, 2, 4, 8]
+    assert list(powers_of_two(11)) == [1, 2, 4, 8, 11]
