@@ -58,6 +58,9 @@ _BACKENDS = ("torch", "cpu")
 _SHARPER = ("q_proj", "k_proj", "qkv", "query_key_value", "c_attn", "W_pack")
 """Within the names of what makes queries and keys."""
 
+_NOT_SHARED = "no plan of tensor parallelism|cannot be shared out|inputs for a layer that has"
+"""Within errors of models that transformers has no plan for, or none that fits."""
+
 _CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 """Ends of names of buffers that correct the choice of experts."""
 
@@ -219,7 +222,7 @@ def _on_two_shards(
     try:
         sharded = on_shards(2, lambda shard: _mixed(path, sequences, _BACKENDS[0], shard))
     except UnsupportedModelError as error:
-        if not re.search("no plan of tensor parallelism|cannot be shared out", str(error)):
+        if not re.search(_NOT_SHARED, str(error)):
             raise
         return [], None
     return sharded, run_engine(path, prompts, (0, 2), num_shard=2)

@@ -108,6 +108,12 @@ def _published(name: str, formula: CacheSizes, **values: Any) -> Published:
 
 _NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 _LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention"}
+
+
+def _kimi(layer: int) -> str:
+    return "full_attention" if layer % 4 == 3 or layer == 26 else "linear_attention"
+
+
 _QWEN = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
 
 MODELS: dict[str, Published] = {
@@ -140,7 +146,7 @@ MODELS: dict[str, Published] = {
     ),
     "Kimi-Linear-48B-A3B": Published(
         "KimiLinearConfig",
-        {},
+        {"layer_types": [_kimi(layer) for layer in range(27)]},
         CacheSizes(delta_state(20, 32, 128, 32, 128), latent_bytes(7, 512, 64)),
     ),
     "LFM2-1.2B": _published(

@@ -9,7 +9,8 @@ from importlib import import_module
 
 import torch
 
-from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
+from tgi_cli.attention.base import AttentionMetadata, PagedAttention
+from tgi_cli.attention.spec import KVScales, KVSpec
 from tgi_cli.attention.states import StateCache, StateMetadata, StateSpec, StateTensor
 
 log = logging.getLogger(__name__)
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 __all__ = [
     "BACKENDS",
     "AttentionMetadata",
+    "KVScales",
     "KVSpec",
     "PagedAttention",
     "StateCache",

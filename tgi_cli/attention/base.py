@@ -8,72 +8,19 @@ with PagedAttention" (https://arxiv.org/abs/2309.06180).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tgi_cli.attention.fp8 import FP8_DTYPES, to_fp8
 from tgi_cli.attention.memory import empty
+from tgi_cli.attention.spec import KVScales, KVSpec
 from tgi_cli.attention.states import StateCache, StateMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class KVSpec:
-    """What one cache keeps of a token, a key and a value per KV head, and who sees it.
-
-    Raises:
-        ValueError: it has both a window and chunks, or values that are wider than the keys that
-            they are part of.
-    """
-
-    num_kv_heads: int
-    head_dim: int
-    """Of keys."""
-    window: int | None = None
-    """Number of positions that a query sees, its own included (transformers' ``sliding_window``).
-    Default: all before it."""
-    value_dim: int | None = None
-    """Of values. Default: ``head_dim``."""
-    chunk: int | None = None
-    """A query at position p sees no position before p // chunk * chunk (Llama 4)."""
-    values_in_keys: bool = False
-    """Values are the first ``value_dim`` dimensions of the keys, and are not stored again."""
-    gathered: bool = False
-    """The layer computes attention itself, of what :meth:`PagedAttention.gather` returns."""
-    index: bool = False
-    """Keys are those of an indexer, which chooses what other layers attend to
-    (:mod:`tgi_cli.attention.sparse`); nothing attends to them."""
-
-    def __post_init__(self) -> None:
-        if self.window is not None and self.chunk is not None:
-            raise ValueError("a layer has a window or chunks, not both")
-        if self.values_in_keys and self.value_width > self.head_dim:
-            raise ValueError(f"{self.value_dim} of {self.head_dim} dimensions cannot be values")
-
-    @property
-    def value_width(self) -> int:
-        """Dimensions of a value."""
-        return self.head_dim if self.value_dim is None else self.value_dim
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers are stored per token."""
-        return self.num_kv_heads * (self.head_dim + (not self.values_in_keys) * self.value_width)
-
-    @property
-    def reach(self) -> int | None:
-        """The most positions that a query sees, or None if there is no limit."""
-        return self.window or self.chunk
-
-    def first_visible(self, position: int) -> int:
-        """The first position that a query at ``position`` sees."""
-        if self.window is not None:
-            return max(0, position - self.window + 1)
-        return 0 if self.chunk is None else position // self.chunk * self.chunk
 
 
 @dataclass(slots=True)
@@ -138,8 +85,24 @@ class PagedAttention(ABC):
         self.cache_dtype = dtype if cache_dtype is None else cache_dtype
         self.device = device
         self.num_blocks = 0
+        self.scales: dict[int, KVScales] = {}
+        """By layer; those that are not there have none."""
         self.key_cache: list[Tensor] = []
         self.value_cache: list[Tensor] = []
+
+    def use_scales(self, scales: Mapping[int, KVScales]) -> bool:
+        """Store keys and values divided by the ``scales`` of their layers.
+
+        Only to be called before anything is stored, with layers whose values are not part of
+        their keys and that attention is computed for. Returns whether the backend does so:
+        otherwise, it stores them as they are.
+        """
+        return False
+
+    def write_factors(self, layer: int) -> tuple[float, float]:
+        """What keys and values are multiplied by before they are rounded to the cache's dtype."""
+        scales = self.scales.get(layer)
+        return (1.0, 1.0) if scales is None else (1.0 / scales.key, 1.0 / scales.value)
 
     @property
     def block_bytes(self) -> int:
@@ -189,11 +152,17 @@ class PagedAttention(ABC):
         ``value`` is None where they are part of the keys.
         """
         # Of the 3 heads of 64 in bf16: 2.4 us for one token, 42 for 512, on one core.
-        for cache, new in ((self.key_cache[layer], key), (self.value_cache[layer], value)):
+        new_ones = zip(
+            (self.key_cache[layer], self.value_cache[layer]),
+            (key, value),
+            self.write_factors(layer),
+            strict=True,
+        )
+        for cache, new, factor in new_ones:
             if new is None:
                 continue
             if cache.dtype in FP8_DTYPES:
-                new = to_fp8(new, cache.dtype)
+                new = to_fp8(new if factor == 1.0 else new.float() * factor, cache.dtype)
             self.raw(cache).flatten(0, 1).index_copy_(0, slots, new)
 
     def gather(self, cache: Tensor, row: int, first_block: int = 0) -> Tensor:
@@ -285,14 +254,25 @@ class PagedAttention(ABC):
         depends on their shapes and on ``rows`` alone; everything else is read on the device, from
         these tensors. So, per number of rows:
 
-        1. capture: ``plan_padded(None, rows)``; after a warm-up call of the model (kernels are
-           compiled at their first launch), capture another one;
+        1. capture: ``plan_padded(None, rows)`` and a warm-up call of the model (kernels are
+           compiled at their first launch); the same again, of which the call is captured;
         2. each step: ``plan_padded(metadata, rows)``, replay.
 
         Raises:
             ValueError: no buffers were made, the step has a prefill, or does not fit in them.
         """
         raise ValueError(f"{type(self).__name__} has no steps of a fixed size")
+
+    def plan_replay(self, rows: int, kv_lens: np.ndarray) -> None:  # noqa: B027
+        """Do what a replay of a captured step of decodes takes on the host; none by default.
+
+        To be called before the replay of a step of ``rows`` rows that was planned by
+        :meth:`plan_padded`, unless that is called itself.
+
+        Args:
+            rows: of the step, padding included.
+            kv_lens: of the rows without padding.
+        """
 
     def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
         """As :meth:`plan`, for a step of which the device alone knows the lengths.

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
+from tgi_cli.attention.base import AttentionMetadata, PagedAttention
+from tgi_cli.attention.spec import KVSpec
 from tgi_cli.kernels import cpp_library, threads
 
 TILE = 16

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tgi_cli.attention.base import AttentionMetadata, KVSpec
+from tgi_cli.attention.base import AttentionMetadata
+from tgi_cli.attention.spec import KVSpec
 
 QUERY_TILE = 64
 """Prompt tokens per call. torch's kernel computes what a mask hides, up to 512 keys at a time

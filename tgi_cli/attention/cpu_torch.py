@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
+from tgi_cli.attention.base import AttentionMetadata, PagedAttention
 from tgi_cli.attention.cpu_plan import (
     MARGIN,
     QUERIES,
@@ -34,6 +34,7 @@ from tgi_cli.attention.cpu_plan import (
 )
 from tgi_cli.attention.cpu_scores import Scoring, alike
 from tgi_cli.attention.fp8 import FP8_DTYPES, FromFP8
+from tgi_cli.attention.spec import KVSpec
 
 _CALL_COST = 64 * 1024
 """Padded KV elements that cost as much as a further call: about 50 us."""

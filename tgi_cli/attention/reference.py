@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from tgi_cli.attention.base import AttentionMetadata, PagedAttention, bias_at
+from tgi_cli.attention.spec import KVScales
 
 
 class ReferenceAttention(PagedAttention):
     """softmax(q k^T * scale) v over the gathered blocks of each sequence."""
+
+    def use_scales(self, scales: Mapping[int, KVScales]) -> bool:
+        self.scales = dict(scales)
+        return True
 
     def plan(self, metadata: AttentionMetadata) -> None:
         self.planned = metadata
@@ -31,6 +38,7 @@ class ReferenceAttention(PagedAttention):
             self.store(layer, key, value)
         output = query.new_empty(*query.shape[:2], spec.value_width)
         groups = query.shape[1] // spec.num_kv_heads
+        scales = self.scales.get(layer, KVScales())
         start = 0
         for row, (query_len, kv_len) in enumerate(
             zip(metadata.query_lens_host, metadata.kv_lens_host, strict=True)
@@ -39,8 +47,8 @@ class ReferenceAttention(PagedAttention):
             first = self.first_block(layer, kv_len - query_len)
             keys = self.gather(self.key_cache[layer], row, first)
             values = self.gather(self.value_cache[layer], row, first)
-            keys = keys.repeat_interleave(groups, 0)
-            values = values.repeat_interleave(groups, 0)
+            keys = keys.repeat_interleave(groups, 0) * scales.key
+            values = values.repeat_interleave(groups, 0) * scales.value
             scores = query[start:end].transpose(0, 1).float() @ keys.transpose(1, 2) * scale
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap

@@ -1,71 +1,76 @@
 """Paged attention by Triton's kernels, for CUDA.
 
-A step's leading sequences of few tokens, decodes above all, share one launch in which several
-programs may split the KV of each; the others, prompts, have another. No launch waits for the
-device. Steps of decodes alone can be planned for a fixed number of rows, and then a CUDA graph can
-hold them.
+A step's attention is cut into work items on the device (:mod:`tgi_cli.attention.triton_work`). One
+launch computes for sequences of few tokens, decodes above all, and one for the others, prompts.
+No launch waits for the device. Steps of a fixed size can be planned without their lengths, and then
+a CUDA graph can hold them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-import triton
 from torch import Tensor
 from triton.runtime import driver
 
 from tgi_cli.attention import triton_tiles as tiles
-from tgi_cli.attention.base import AttentionMetadata, KVSpec, PagedAttention
+from tgi_cli.attention.base import AttentionMetadata, PagedAttention
+from tgi_cli.attention.spec import KVScales, KVSpec
 from tgi_cli.attention.triton_cache import how_to_read, stage, write_cache
-from tgi_cli.attention.triton_kernels import decode_kernel, prefill_kernel, reduce_kernel
-from tgi_cli.attention.triton_latent import LatentRows, Sequences, attend_latents
+from tgi_cli.attention.triton_latent import LatentRows, attend_latents, latent_rule
+from tgi_cli.attention.triton_launch import Launch, LayerKind
+from tgi_cli.attention.triton_work import ListSize, Rule, Work, limits_of, make_work, sizes_of
 
 _LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
-class _Leading:
-    """The sequences at the front that are split like decodes."""
+class _Limits:
+    """What is known of a step whose lengths are on the device alone."""
 
-    sequences: int
-    tokens: int
-    most: int
-    """Tokens of the longest of them, of this step."""
+    rows: int
     max_keys: int
-    """No KV of theirs is longer."""
+    tokens: int | None = None
+    """Of all sequences; None: each has one."""
 
 
-class _StepTensors:
-    """A plan. How many sequences lead depends on how many heads share a KV head."""
+class _Step:
+    """A plan, and the lists of work that layers have asked for."""
 
-    def __init__(
-        self, metadata: AttentionMetadata, leading: _Leading | None = None, padded: bool = False
-    ) -> None:
+    def __init__(self, metadata: AttentionMetadata, limits: _Limits | None = None) -> None:
         self.metadata = metadata
-        self.padded = padded
-        """Whether there may be tokens that belong to no sequence."""
-        self._leading = leading
-        self._leading_of: dict[int, _Leading] = {}
+        self._limits = limits
+        self.has_padding = limits is not None and limits.tokens is not None
+        self._lens: tuple[np.ndarray, np.ndarray] | None = None
+        self._work: dict[tuple[Rule, bool], Work] = {}
 
-    def leading(self, group: int) -> _Leading:
-        """Where ``group`` query heads share a KV head."""
-        if self._leading is not None:
-            return self._leading
-        known = self._leading_of.get(group)
+    def work(self, rule: Rule) -> Work:
+        """The lists by this rule, made before the first layer that needs them.
+
+        What makes them is part of a graph, even if the step has run before its capture.
+        """
+        captured = self._limits is not None and self.metadata.kv_lens.device.type == "cuda"
+        captured = captured and torch.cuda.is_current_stream_capturing()
+        known = self._work.get((rule, captured))
         if known is None:
-            lens = self.metadata.query_lens_host
-            kv_lens = self.metadata.kv_lens_host
-            end, limit = self.metadata.num_decodes, tiles.SHORT_ROWS // group
-            while end < len(lens) and lens[end] <= limit and kv_lens[end] >= tiles.LONG_KEYS:
-                end += 1
-            most = max(lens[:end], default=0)
-            max_keys = max(kv_lens[:end], default=0)
-            known = self._leading_of[group] = _Leading(end, sum(lens[:end]), most, max_keys)
+            made = make_work(self.metadata, rule, self._sizes(rule))
+            known = self._work[rule, captured] = made
         return known
+
+    def _sizes(self, rule: Rule) -> tuple[ListSize, ListSize]:
+        limits = self._limits
+        if limits is not None:
+            return limits_of(rule, limits.rows, limits.max_keys, limits.tokens)
+        if self._lens is None:
+            self._lens = (
+                np.array(self.metadata.query_lens_host, np.int64),
+                np.array(self.metadata.kv_lens_host, np.int64),
+            )
+        return sizes_of(rule, *self._lens)
 
 
 class TritonAttention(PagedAttention):
@@ -93,11 +98,16 @@ class TritonAttention(PagedAttention):
                 driver.active.utils.get_device_properties(index)["max_shared_mem"],
                 (properties.major, properties.minor),
             )
-        self._step: _StepTensors | None = None
+        self._step: _Step | None = None
         self._buffers: AttentionMetadata | None = None
+        self._launches: dict[LayerKind, Launch] = {}
+
+    def use_scales(self, scales: Mapping[int, KVScales]) -> bool:
+        self.scales = dict(scales)
+        return True
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        self.planned, self._step = metadata, _StepTensors(metadata)
+        self.planned, self._step = metadata, _Step(metadata)
 
     def decode_buffers(self, max_rows: int, max_blocks: int) -> AttentionMetadata | None:
         if any(spec.index for spec in self.specs):
@@ -111,6 +121,12 @@ class TritonAttention(PagedAttention):
         lens, table = zeros(max_rows), zeros(max_rows, max_blocks)
         self._buffers = AttentionMetadata(starts, lens, table, slots, [], [], max_rows)
         return self._buffers
+
+    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
+        if any(spec.index for spec in self.specs):
+            raise ValueError("sparse attention has no steps of unknown lengths")
+        limits = _Limits(len(metadata.kv_lens), max_context, len(metadata.slot_mapping))
+        self.planned, self._step = None, _Step(metadata, limits)
 
     def plan_padded(self, metadata: AttentionMetadata | None, rows: int) -> None:
         buffers = self._buffers
@@ -156,21 +172,14 @@ class TritonAttention(PagedAttention):
             rows,
         )
         # That the longest could fill its blocks is all that a launch may depend on.
-        self._step = _StepTensors(padded, _Leading(rows, rows, 1, max_blocks * self.block_size))
-
-    def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
-        if any(spec.index or _has_latents(spec) for spec in self.specs):
-            raise ValueError("latent and sparse attention have no steps of unknown lengths")
-        rows = metadata.num_decodes
-        self.planned = None
-        self._step = _StepTensors(metadata, _Leading(rows, rows, 1, max_context), padded=True)
+        self._step = _Step(padded, _Limits(rows, max_blocks * self.block_size))
 
     @property
     def step_slots(self) -> Tensor:
         return self._planned.metadata.slot_mapping
 
     @property
-    def _planned(self) -> _StepTensors:
+    def _planned(self) -> _Step:
         if self._step is None:
             raise ValueError("attention before the first plan")
         return self._step
@@ -179,7 +188,8 @@ class TritonAttention(PagedAttention):
         key, value = _rows(key), None if value is None else _rows(value)
         key_cache, value_cache = self.raw(self.key_cache[layer]), self.raw(self.value_cache[layer])
         bits = how_to_read(self.cache_dtype, casts=False)
-        write_cache(key, value, key_cache, value_cache, slots, bits)
+        factors = self.write_factors(layer)
+        write_cache(key, value, key_cache, value_cache, slots, bits, factors)
 
     def __call__(
         self,
@@ -207,150 +217,58 @@ class TritonAttention(PagedAttention):
     ) -> Tensor:
         step, spec = self._planned, self.specs[layer]
         query = _rows(query)
-        tokens, heads, head_dim = query.shape
-        value_dim = spec.value_width
-        make = torch.zeros if step.padded else torch.empty
-        output = make((tokens, heads, value_dim), dtype=query.dtype, device=query.device)
-        if bias is not None:
-            bias = bias.float().contiguous()
-        leading = step.leading(heads // spec.num_kv_heads)
+        tokens, heads, _ = query.shape
+        # Of a fixed size, there may be tokens that belong to no sequence.
+        make = torch.zeros if step.has_padding else torch.empty
+        output = make((tokens, heads, spec.value_width), dtype=query.dtype, device=query.device)
         if _has_latents(spec) and softcap is None and bias is None:
             self._attend_latents(layer, query, output, scale, sinks)
             return output
-        common = {
+        if bias is not None:
+            bias = bias.float().contiguous()
+        launch = self._launch(
+            LayerKind(
+                spec,
+                heads,
+                self.block_size,
+                self.dtype,
+                self.cache_dtype,
+                softcap is not None,
+                sinks is not None,
+                0 if bias is None else bias.shape[1],
+            )
+        )
+        scales = self.scales.get(layer, KVScales())
+        scale *= scales.key
+        arguments = {
             "query": query,
             "key_cache": self.raw(self.key_cache[layer]),
             "value_cache": self.raw(self.value_cache[layer]),
             "sinks": query if sinks is None else sinks,
             "bias": query if bias is None else bias,
-            "output": output,
             "scale": scale * _LOG2E if softcap is None else 2.0 * scale / softcap,
             "cap": 0.0 if softcap is None else softcap * _LOG2E,
+            "value_scale": scales.value,
             "query_stride": query.stride(0),
             "query_head_stride": query.stride(1),
-            "table_stride": step.metadata.block_table.stride(0),
-            "KV_HEADS": spec.num_kv_heads,
-            "GROUP": heads // spec.num_kv_heads,
-            "HEAD_DIM": head_dim,
-            "VALUE_DIM": value_dim,
-            "VALUE_ROW": head_dim if spec.values_in_keys else value_dim,
-            "BLOCK_SIZE": self.block_size,
-            "WINDOW": spec.reach or 0,
-            "CHUNKED": spec.chunk is not None,
-            "DISTANCES": 0 if bias is None else bias.shape[1],
-            "HAS_CAP": softcap is not None,
-            "HAS_SINKS": sinks is not None,
-            "FP8": how_to_read(self.cache_dtype, self.hardware.casts_fp8),
-            # Of float32 a tensor core takes 10 bits of mantissa: a sum of three such products has
-            # its precision (https://arxiv.org/abs/2203.03341).
-            "PRECISION": "tf32x3" if query.dtype == torch.float32 else "tf32",
-            "BLOCK_D": max(triton.next_power_of_2(head_dim), 16),
-            "BLOCK_V": max(triton.next_power_of_2(value_dim), 16),
         }
-        if leading.tokens:
-            self._decode(step.metadata, leading, common)
-        if tokens > leading.tokens:
-            self._prefill(step.metadata, leading, tokens, common)
+        launch.run(step.metadata, step.work(launch.rule), output, sinks, arguments)
         return output
+
+    def _launch(self, kind: LayerKind) -> Launch:
+        known = self._launches.get(kind)
+        if known is None:
+            known = self._launches[kind] = Launch.of(kind, self.hardware)
+        return known
 
     def _attend_latents(
         self, layer: int, query: Tensor, output: Tensor, scale: float, sinks: Tensor | None
     ) -> None:
-        metadata, leading = self._planned.metadata, self._planned.leading(query.shape[1])
+        step, spec = self._planned, self.specs[layer]
         bits = how_to_read(self.cache_dtype, self.hardware.casts_fp8)
-        rows = LatentRows(self.raw(self.key_cache[layer]), self.specs[layer].value_width, bits)
-        groups = [Sequences(0, leading.sequences, leading.most, leading.max_keys)]
-        if len(query) > leading.tokens:
-            first = leading.sequences
-            lens, kv_lens = metadata.query_lens_host[first:], metadata.kv_lens_host[first:]
-            groups.append(Sequences(first, len(lens), max(lens), max(kv_lens)))
-        for group in groups:
-            if group.count:
-                attend_latents(query, output, rows, metadata, group, scale, sinks, self.hardware)
-
-    def _decode(
-        self, metadata: AttentionMetadata, leading: _Leading, common: dict[str, Any]
-    ) -> None:
-        output, kv_heads = common["output"], common["KV_HEADS"]
-        heads, value_dim = output.shape[1:]
-        tile = tiles.decode_tile(
-            self.hardware,
-            max(common["BLOCK_D"], common["BLOCK_V"]),
-            self.dtype.itemsize,
-            self.cache_dtype.itemsize,
-            # One tile for whatever is short, as each is compiled when it is first met.
-            common["GROUP"] if leading.most == 1 else tiles.SHORT_ROWS,
-        )
-        keys = leading.max_keys
-        if common["WINDOW"]:
-            keys = min(keys, common["WINDOW"] + leading.most + tile.keys)
-        splits = tiles.num_splits(self.hardware, tile, leading.sequences, kv_heads, keys)
-        parts = part_sums = output
-        if splits > 1:
-            shape = (leading.tokens, heads, splits)
-            parts = output.new_empty(*shape, value_dim, dtype=torch.float32)
-            part_sums = output.new_empty(shape, dtype=torch.float32)
-        several = leading.most > 1
-        decode_kernel[(kv_heads, splits, leading.sequences)](
-            **common,
-            query_start_loc=metadata.query_start_loc,
-            kv_lens=metadata.kv_lens,
-            block_table=metadata.block_table,
-            parts=parts,
-            part_sums=part_sums,
-            BLOCK_M=tile.rows,
-            BLOCK_N=tile.keys,
-            SEVERAL=several,
-            WHOLE=splits == 1,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
-        if splits == 1:
-            return
-        reduce_kernel[(heads, leading.most, leading.sequences)](
-            parts,
-            part_sums,
-            metadata.query_start_loc,
-            metadata.kv_lens,
-            common["sinks"],
-            output,
-            splits,
-            HEADS=heads,
-            VALUE_DIM=value_dim,
-            WINDOW=common["WINDOW"],
-            CHUNKED=common["CHUNKED"],
-            HAS_SINKS=common["HAS_SINKS"],
-            BLOCK_S=8 if splits <= 8 else tiles.MAX_SPLITS,
-            BLOCK_N=tile.keys,
-            BLOCK_V=common["BLOCK_V"],
-            SEVERAL=several,
-            num_warps=4,
-        )
-
-    def _prefill(
-        self, metadata: AttentionMetadata, leading: _Leading, tokens: int, common: dict[str, Any]
-    ) -> None:
-        tile = tiles.prefill_tile(
-            self.hardware,
-            max(common["BLOCK_D"], common["BLOCK_V"]),
-            self.dtype.itemsize,
-            self.cache_dtype.itemsize,
-            common["GROUP"],
-        )
-        first = leading.sequences
-        sequences = len(metadata.kv_lens) - first
-        most_tiles = (tokens - leading.tokens) // (tile.rows // common["GROUP"]) + sequences
-        prefill_kernel[(most_tiles, common["KV_HEADS"])](
-            **common,
-            query_start_loc=metadata.query_start_loc[first:],
-            kv_lens=metadata.kv_lens[first:],
-            block_table=metadata.block_table[first:],
-            num_sequences=sequences,
-            BLOCK_M=tile.rows,
-            BLOCK_N=tile.keys,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        rows = LatentRows(self.raw(self.key_cache[layer]), spec.value_width, bits)
+        work = step.work(latent_rule(self.hardware, query.shape[1], rows, query.dtype))
+        attend_latents(query, output, rows, step.metadata, work, scale, sinks, self.hardware)
 
 
 def _has_latents(spec: KVSpec) -> bool:

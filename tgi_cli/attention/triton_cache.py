@@ -72,6 +72,8 @@ def _write_kernel(
     key_cache: tl.tensor,  # [slots, heads * HEAD_DIM]
     value_cache: tl.tensor,  # [slots, heads * VALUE_DIM]
     slots: tl.tensor,  # int64 [T]
+    key_factor: float,  # with FP8: what numbers are multiplied by before they are rounded
+    value_factor: float,
     key_stride: int,
     key_head_stride: int,
     value_stride: int,
@@ -91,7 +93,7 @@ def _write_kernel(
         key_at = key + token * key_stride + head * key_head_stride + dim
         new_key = tl.load(key_at, mask=inside, other=0.0)
         if FP8 > 0:
-            new_key = narrowed(new_key.to(tl.float32), FP8)
+            new_key = narrowed(new_key.to(tl.float32) * key_factor, FP8)
         tl.store(key_cache + slot * (HEADS * HEAD_DIM) + columns, new_key, mask=inside)
         if VALUE_DIM > 0:
             inside = columns < HEADS * VALUE_DIM
@@ -99,7 +101,7 @@ def _write_kernel(
             value_at = value + token * value_stride + head * value_head_stride + dim
             new_value = tl.load(value_at, mask=inside, other=0.0)
             if FP8 > 0:
-                new_value = narrowed(new_value.to(tl.float32), FP8)
+                new_value = narrowed(new_value.to(tl.float32) * value_factor, FP8)
             tl.store(value_cache + slot * (HEADS * VALUE_DIM) + columns, new_value, mask=inside)
 
 
@@ -121,11 +123,13 @@ def write_cache(
     value_cache: Tensor,
     slots: Tensor,
     fp8: int,
+    factors: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Put [T, heads, head_dim] into slots (int64 [T]); negative ones are left out.
 
     Caches are contiguous [blocks, block_size, heads, head_dim], as uint8 if ``fp8`` is E4M3_BITS
-    or E5M2_BITS. Values, which may be of another width, are None where they are part of the keys.
+    or E5M2_BITS, to which keys and values are rounded after they are multiplied by ``factors``.
+    Values, which may be of another width, are None where they are part of the keys.
     """
     tokens, heads, head_dim = key.shape
     value_dim = 0 if value is None else value.shape[2]
@@ -141,6 +145,7 @@ def write_cache(
         key_cache,
         value_cache,
         slots,
+        *factors,
         key.stride(0),
         key.stride(1),
         value.stride(0),
@@ -210,5 +215,60 @@ def stage(
         table.stride(0),
         table_to.stride(0),
         BLOCK=block,
+        num_warps=4,
+    )
+
+
+@cached_launches
+@triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["kv_lens", "table", "starts"],
+)
+def _pages_kernel(
+    table: tl.tensor,  # [rows, blocks]
+    kv_lens: tl.tensor,  # [rows]
+    starts: tl.tensor,  # [rows + 1]
+    pages: tl.tensor,
+    table_stride: int,
+    WINDOW: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Grid: (rows,)."""
+    row = tl.program_id(0)
+    begin = tl.load(starts + row)
+    count = tl.load(starts + row + 1) - begin
+    first = begin * 0
+    if WINDOW > 0:
+        first = tl.maximum(tl.load(kv_lens + row) - WINDOW, 0) // BLOCK_SIZE
+    source = table + row.to(tl.int64) * table_stride + first
+    for at in range(0, count, BLOCK):
+        own = at + tl.arange(0, BLOCK)
+        mask = own < count
+        tl.store(pages + begin + own, tl.load(source + own, mask=mask, other=0), mask=mask)
+
+
+def list_pages(
+    table: Tensor, kv_lens: Tensor, starts: Tensor, pages: Tensor, window: int, block_size: int
+) -> None:
+    """Put the blocks that decodes see one after the other, in one launch.
+
+    Args:
+        table: block table, int32 [B, blocks].
+        kv_lens: int32 [B].
+        starts: int32 [B + 1]: where each sequence's begin in ``pages``.
+        pages: int32; written.
+        window: positions that a query sees; 0: all.
+        block_size: tokens of a block.
+    """
+    _pages_kernel[(len(kv_lens),)](
+        table,
+        kv_lens,
+        starts,
+        pages,
+        table.stride(0),
+        WINDOW=window,
+        BLOCK_SIZE=block_size,
+        BLOCK=256,
         num_warps=4,
     )

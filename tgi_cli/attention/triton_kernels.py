@@ -1,8 +1,12 @@
-"""Triton kernels of paged attention: prompts in tiles, decodes in splits of their KV, and a sum.
+"""Triton kernels of paged attention: sequences of few tokens in chunks of keys, and of many tokens.
+
+Both take the lists of :mod:`tgi_cli.attention.triton_work`. What they attend to in the chunks of a
+sequence, they leave as parts, which :mod:`tgi_cli.attention.triton_reduce` sums up.
 
 All take the cache as it lies, keys [slots, KV_HEADS, HEAD_DIM] and values [slots, KV_HEADS,
 VALUE_ROW], of which the first VALUE_DIM count, and compute in float32 but for the products, whose
-factors are rounded to the queries' dtype. Query heads that share a KV head are
+factors are rounded to the queries' dtype (with a cache of 8 bits to float16, see
+:func:`~tgi_cli.attention.triton_attend.load_queries`). Query heads that share a KV head are
 rows of one tile: row r is token r // GROUP, head r % GROUP. The softmax is online
 (https://arxiv.org/abs/1805.02867) over tiles of keys (FlashAttention-2,
 https://arxiv.org/abs/2307.08691), in powers of 2: ``scale`` and ``cap`` have log2(e) in them.
@@ -10,7 +14,8 @@ https://arxiv.org/abs/2307.08691), in powers of 2: ``scale`` and ``cap`` have lo
 With HAS_CAP a score s is ``cap * tanh(scale * s / 2)``, else ``scale * s``. WINDOW is how many
 positions a query sees, its own included, or with CHUNKED the size of the chunks of positions of
 which it sees its own; 0: all. DISTANCES is how many columns ``bias`` has, which is as
-:class:`~tgi_cli.attention.PagedAttention` has it; 0: there is none. The language:
+:class:`~tgi_cli.attention.PagedAttention` has it; 0: there is none. The constants from FEW_TOKENS
+to ALIGNMENT are those of :class:`~tgi_cli.attention.triton_work.Rule`. The language:
 https://triton-lang.org/main/python-api/triton.language.html
 """
 
@@ -19,50 +24,62 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_cli.attention.triton_attend import LOG2E, LOWEST, attend_tiles, first_visible
+from tgi_cli.attention.triton_attend import (
+    LOG2E,
+    LOWEST,
+    attend_tiles,
+    first_visible,
+    load_queries,
+)
+from tgi_cli.attention.triton_work import lengths_of, partition
 from tgi_cli.device.triton_launch import cached_launches
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _sequence_of(
-    query_start_loc: tl.tensor,
-    num_sequences: int,
-    tile: tl.tensor,
-    BLOCK_Q: tl.constexpr,
-) -> tl.tensor:
-    """The sequence that a tile is of, if each begins at its first token // BLOCK_Q + its number."""
-    origin = tl.load(query_start_loc)
-    low = tile * 0
-    high = low + num_sequences
-    while low < high:
-        middle = (low + high) // 2
-        start = tl.load(query_start_loc + middle) - origin
-        if start // BLOCK_Q + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+def _store_rows(
+    to: tl.tensor,  # [BLOCK_M], where rows begin
+    rows: tl.tensor,  # [BLOCK_M, BLOCK_V]
+    rest: tl.tensor,
+    known: tl.tensor,  # [BLOCK_M]
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    REST_V: tl.constexpr,
+) -> None:
+    dims = tl.arange(0, BLOCK_V)
+    mask = known[:, None] & (dims < VALUE_DIM)[None, :]
+    tl.store(to[:, None] + dims[None, :], rows.to(to.dtype.element_ty), mask=mask)
+    if REST_V > 0:
+        dims = BLOCK_V + tl.arange(0, REST_V)
+        mask = known[:, None] & (dims < VALUE_DIM)[None, :]
+        tl.store(to[:, None] + dims[None, :], rest.to(to.dtype.element_ty), mask=mask)
 
 
-# Of what differs from step to step the compiler is to know nothing: it would compile anew.
 @cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
-    do_not_specialize=["num_sequences", "table_stride"],
-    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],
-)
-def prefill_kernel(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts"
+    ],
+)  # fmt: skip
+def decode_kernel(
     query: tl.tensor,  # [T, heads, HEAD_DIM]
     key_cache: tl.tensor,
     value_cache: tl.tensor,
-    query_start_loc: tl.tensor,  # [num_sequences + 1], of the sequences that are prefilled
-    kv_lens: tl.tensor,
+    query_start_loc: tl.tensor,  # [B + 1]
+    kv_lens: tl.tensor,  # [B]
     block_table: tl.tensor,
+    items: tl.tensor,  # see Work
+    starts: tl.tensor,
+    parts_at: tl.tensor,
+    counts: tl.tensor,
     sinks: tl.tensor,  # [heads]
     bias: tl.tensor,  # [heads, DISTANCES]
     output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
-    num_sequences: int,
+    parts: tl.tensor,  # float32 [tokens in parts, heads, VALUE_DIM]
+    part_sums: tl.tensor,  # float32 [tokens in parts, heads], log2 of the sum of weights
     scale: float,
     cap: float,
+    value_scale: float,  # factor of values
     query_stride: int,
     query_head_stride: int,
     table_stride: int,
@@ -72,8 +89,14 @@ def prefill_kernel(
     VALUE_DIM: tl.constexpr,
     VALUE_ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    FEW_TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    MANY_CHUNK: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     DISTANCES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -82,250 +105,218 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    REST_V: tl.constexpr,
 ) -> None:
-    """Grid: (total tokens // (BLOCK_M // GROUP) + num_sequences, KV_HEADS)."""
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    # The last tiles of a prompt have the most to do: they begin.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
-    sequence = _sequence_of(query_start_loc, num_sequences, tile, BLOCK_Q)
-    query_begin = tl.load(query_start_loc + sequence)
-    query_len = tl.load(query_start_loc + sequence + 1) - query_begin
-    tiles_before = (query_begin - tl.load(query_start_loc)) // BLOCK_Q + sequence
-    first_token = (tile - tiles_before) * BLOCK_Q
-    if first_token < query_len:
-        earlier = tl.load(kv_lens + sequence) - query_len
-        rows = tl.arange(0, BLOCK_M)
-        tokens = first_token + rows // GROUP
+    """Any grid (programs,): they share the list of sequences with few tokens.
+
+    The same heads of neighbouring tokens lie apart, all heads of one token together: programs
+    that run side by side are those of the heads.
+    """
+    TILE_ROWS: tl.constexpr = BLOCK_M // GROUP * GROUP
+    REST: tl.constexpr = REST_V if REST_V > 0 else 16
+    FIRST_DIM: tl.constexpr = BLOCK_D if REST_D > 0 else HEAD_DIM
+    rows = tl.arange(0, BLOCK_M)
+    work = tl.load(counts) * KV_HEADS
+    for number in range(tl.program_id(0), work, tl.num_programs(0)):
+        item = number // KV_HEADS
+        kv_head = number % KV_HEADS
+        sequence = tl.load(items + item)
+        query_begin, query_len, kv_len = lengths_of(
+            query_start_loc, kv_lens, sequence, sequence >= 0
+        )
+        _, first, keys_from, size, chunks = partition(
+            query_len, kv_len, FEW_TOKENS, CHUNK, MAX_CHUNKS, MANY_CHUNK, SPLIT_TOKENS,
+            WINDOW, CHUNKED, ALIGNMENT,
+        )  # fmt: skip
+        place = item - tl.load(starts + sequence)
+        tokens = place // chunks * (BLOCK_M // GROUP) + rows // GROUP
         heads = kv_head * GROUP + rows % GROUP
-        dims = tl.arange(0, BLOCK_D)
-        known = (rows < BLOCK_Q * GROUP) & (tokens < query_len)
-        mask = known[:, None] & (dims < HEAD_DIM)[None, :]
+        known = (tokens < query_len) & (rows < TILE_ROWS)
         flat = (query_begin + tokens).to(tl.int64)
         at = flat * query_stride + heads * query_head_stride
-        queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
+        queries, queries_rest, scales = load_queries(
+            query, at, known, scale, FIRST_DIM, HEAD_DIM, BLOCK_D, REST_D, FP8
+        )
+        begin = keys_from + place % chunks * size
+        places = kv_len - query_len + tokens
+        # Keys that no query of the tile sees, as they are of later tokens, are not read.
+        last = tl.minimum((place // chunks + 1) * (BLOCK_M // GROUP), query_len) - 1
+        limit = tl.maximum(kv_len - query_len + last + 1, 0)
         attended = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
+        attended_rest = tl.zeros((BLOCK_M, REST), dtype=tl.float32)
+        largest = tl.full((BLOCK_M,), LOWEST, dtype=tl.float32)
+        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        if HAS_SINKS:
+            # Of several chunks, the sum over these adds it.
+            sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
+            largest = tl.where(chunks == 1, sink * LOG2E, largest)
+            total = tl.where(chunks == 1, total + 1.0, total)
+        attended, attended_rest, largest, total = attend_tiles(
+            attended, attended_rest, largest, total, queries, queries_rest, scales, places,
+            bias + heads * DISTANCES, begin, tl.minimum(begin + size, limit), first, limit,
+            block_table + sequence.to(tl.int64) * table_stride,
+            key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_ROW, cap,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
+            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
+        )  # fmt: skip
+        # Nothing was attended to in a row of padding, nor by a query that sees no key of a chunk.
+        share = value_scale / tl.where(total == 0.0, 1.0, total)
+        attended *= share[:, None]
+        attended_rest *= share[:, None]
+        if chunks == 1:
+            to = output + (flat * (KV_HEADS * GROUP) + heads) * VALUE_DIM
+            _store_rows(to, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V)
+        else:
+            part = tl.load(parts_at + sequence) + place % chunks * query_len + tokens
+            part = part.to(tl.int64) * (KV_HEADS * GROUP) + heads
+            _store_rows(
+                parts + part * VALUE_DIM, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V
+            )
+            tl.store(part_sums + part, largest + tl.log2(total), mask=known)
+
+
+@cached_launches
+@triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
+    do_not_specialize=["table_stride", "many_at"],
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts"
+    ],
+)  # fmt: skip
+def prefill_kernel(
+    query: tl.tensor,  # [T, heads, HEAD_DIM]
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    query_start_loc: tl.tensor,  # [B + 1]
+    kv_lens: tl.tensor,
+    block_table: tl.tensor,
+    items: tl.tensor,  # see Work
+    starts: tl.tensor,
+    parts_at: tl.tensor,
+    counts: tl.tensor,
+    sinks: tl.tensor,  # [heads]
+    bias: tl.tensor,  # [heads, DISTANCES]
+    output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
+    parts: tl.tensor,  # float32 [tokens in parts, heads, VALUE_DIM]
+    part_sums: tl.tensor,  # float32 [tokens in parts, heads], log2 of the sum of weights
+    many_at: int,  # where the list begins
+    scale: float,
+    cap: float,
+    value_scale: float,  # factor of values
+    query_stride: int,
+    query_head_stride: int,
+    table_stride: int,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_ROW: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    FEW_TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    MANY_CHUNK: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    DISTANCES: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    REST_V: tl.constexpr,
+) -> None:
+    """Grid: (any, KV_HEADS): programs of a head share the list of sequences with many tokens."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    REST: tl.constexpr = REST_V if REST_V > 0 else 16
+    FIRST_DIM: tl.constexpr = BLOCK_D if REST_D > 0 else HEAD_DIM
+    kv_head = tl.program_id(1)
+    rows = tl.arange(0, BLOCK_M)
+    for item in range(tl.program_id(0), tl.load(counts + 1), tl.num_programs(0)):
+        sequence = tl.load(items + many_at + item)
+        query_begin, query_len, kv_len = lengths_of(
+            query_start_loc, kv_lens, sequence, sequence >= 0
+        )
+        _, _, keys_from, size, chunks = partition(
+            query_len, kv_len, FEW_TOKENS, CHUNK, MAX_CHUNKS, MANY_CHUNK, SPLIT_TOKENS,
+            WINDOW, CHUNKED, ALIGNMENT,
+        )  # fmt: skip
+        place = item - tl.load(starts + sequence)
+        # The last tiles of a prompt have the most to do: they come first.
+        first_token = (tl.cdiv(query_len, BLOCK_Q) - 1 - place // chunks) * BLOCK_Q
+        tokens = first_token + rows // GROUP
+        heads = kv_head * GROUP + rows % GROUP
+        known = (rows < BLOCK_Q * GROUP) & (tokens < query_len)
+        flat = (query_begin + tokens).to(tl.int64)
+        at = flat * query_stride + heads * query_head_stride
+        queries, queries_rest, scales = load_queries(
+            query, at, known, scale, FIRST_DIM, HEAD_DIM, BLOCK_D, REST_D, FP8
+        )
+        attended = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
+        attended_rest = tl.zeros((BLOCK_M, REST), dtype=tl.float32)
         largest = tl.full((BLOCK_M,), LOWEST, dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if HAS_SINKS:
             sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
-            largest = sink * LOG2E
-            total += 1.0
+            largest = tl.where(chunks == 1, sink * LOG2E, largest)
+            total = tl.where(chunks == 1, total + 1.0, total)
 
+        earlier = kv_len - query_len
         places = earlier + tokens
         last_token = tl.minimum(first_token + BLOCK_Q, query_len) - 1
+        # Without padding, whose KV length is 0: it sees nothing.
+        limit = tl.maximum(earlier + last_token + 1, 0)
+        begin = keys_from + place % chunks * size
+        end = tl.minimum(begin + size, limit)
         first = earlier * 0
-        all_from = first  # from here to all_to every query of the tile sees every key
-        all_to = (earlier + first_token + 1) // BLOCK_N * BLOCK_N
-        limit = earlier + last_token + 1
+        all_from = begin  # from here to all_to every query of the tile sees every key
+        all_to = tl.minimum((earlier + first_token + 1) // BLOCK_N * BLOCK_N, end)
         table = block_table + sequence.to(tl.int64) * table_stride
         key_head = key_cache + kv_head * HEAD_DIM
         value_head = value_cache + kv_head * VALUE_ROW
         biases = bias + heads * DISTANCES
         if WINDOW > 0:
             first = first_visible(earlier + first_token, WINDOW, CHUNKED)
+            begin = tl.maximum(begin, first // BLOCK_N * BLOCK_N)
             seen_by_all = first_visible(earlier + last_token, WINDOW, CHUNKED)
-            all_from = tl.minimum(tl.cdiv(seen_by_all, BLOCK_N) * BLOCK_N, limit)
-            attended, largest, total = attend_tiles(
-                attended, largest, total, queries, places, biases,
-                first // BLOCK_N * BLOCK_N, all_from, first, limit,
-                table, key_head, value_head, scale, cap,
+            all_from = tl.minimum(tl.cdiv(seen_by_all, BLOCK_N) * BLOCK_N, end)
+            all_from = tl.maximum(all_from, begin)
+            attended, attended_rest, largest, total = attend_tiles(
+                attended, attended_rest, largest, total, queries, queries_rest, scales, places,
+                biases, begin, all_from, first, limit, table, key_head, value_head, cap,
                 KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
-                HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, True,
+                HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
             )  # fmt: skip
-        attended, largest, total = attend_tiles(
-            attended, largest, total, queries, places, biases,
-            all_from, all_to, first, limit,
-            table, key_head, value_head, scale, cap,
+        attended, attended_rest, largest, total = attend_tiles(
+            attended, attended_rest, largest, total, queries, queries_rest, scales, places,
+            biases, all_from, all_to, first, limit, table, key_head, value_head, cap,
             KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
-            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, False,
+            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, False,
         )  # fmt: skip
-        attended, largest, total = attend_tiles(
-            attended, largest, total, queries, places, biases,
-            tl.maximum(all_from, all_to), limit, first, limit,
-            table, key_head, value_head, scale, cap,
+        attended, attended_rest, largest, total = attend_tiles(
+            attended, attended_rest, largest, total, queries, queries_rest, scales, places,
+            biases, tl.maximum(all_from, all_to), end, first, limit,
+            table, key_head, value_head, cap,
             KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
-            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, True,
+            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
         )  # fmt: skip
-        attended /= total[:, None]
-        to = (flat * (KV_HEADS * GROUP) + heads) * VALUE_DIM
-        value_dims = tl.arange(0, BLOCK_V)
-        tl.store(
-            output + to[:, None] + value_dims[None, :],
-            attended.to(output.dtype.element_ty),
-            mask=known[:, None] & (value_dims < VALUE_DIM)[None, :],
-        )
-
-
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _tiles_of(
-    kv_len: tl.tensor,
-    query_len: tl.tensor,
-    num_splits: tl.tensor,
-    WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """First key that is seen, number of the tile that it is in, and tiles per split."""
-    first = kv_len * 0
-    if WINDOW > 0:
-        first = first_visible(tl.maximum(kv_len - query_len, 0), WINDOW, CHUNKED)
-    first_tile = first // BLOCK_N
-    tiles = tl.cdiv(kv_len, BLOCK_N) - first_tile
-    return first, first_tile, tl.cdiv(tiles, num_splits)
-
-
-@cached_launches
-@triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
-    do_not_specialize=["table_stride"],
-    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],
-)
-def decode_kernel(
-    query: tl.tensor,  # [T, heads, HEAD_DIM]
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    query_start_loc: tl.tensor,  # [B + 1]; not read unless SEVERAL
-    kv_lens: tl.tensor,  # [B]
-    block_table: tl.tensor,
-    sinks: tl.tensor,  # [heads]
-    bias: tl.tensor,  # [heads, DISTANCES]
-    output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous; without WHOLE not written
-    parts: tl.tensor,  # float32 [T, heads, splits, VALUE_DIM]; with WHOLE not written
-    part_sums: tl.tensor,  # float32 [T, heads, splits], log2 of the sum of weights
-    scale: float,
-    cap: float,
-    query_stride: int,
-    query_head_stride: int,
-    table_stride: int,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_ROW: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    DISTANCES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    FP8: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    SEVERAL: tl.constexpr,  # sequences have up to BLOCK_M // GROUP tokens, else one
-    WHOLE: tl.constexpr,  # there is one split
-) -> None:
-    """Grid: (KV_HEADS, splits, B). How many of the splits have a part is read from ``kv_lens``.
-
-    The same heads of neighbouring tokens lie apart, all heads of one token together: programs
-    that run side by side are those of the heads.
-    """
-    kv_head, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    kv_len = tl.load(kv_lens + sequence)
-    query_begin = sequence
-    query_len = kv_len * 0 + 1
-    if SEVERAL:
-        query_begin = tl.load(query_start_loc + sequence)
-        query_len = tl.load(query_start_loc + sequence + 1) - query_begin
-    first, first_tile, per_split = _tiles_of(
-        kv_len, query_len, tl.num_programs(1), WINDOW, CHUNKED, BLOCK_N
-    )
-    begin = (first_tile + split * per_split) * BLOCK_N
-    end = tl.minimum(begin + per_split * BLOCK_N, kv_len)
-    if WHOLE or begin < end:
-        rows = tl.arange(0, BLOCK_M)
-        tokens = rows // GROUP
-        heads = kv_head * GROUP + rows % GROUP
-        dims = tl.arange(0, BLOCK_D)
-        known = tokens < query_len
-        mask = known[:, None] & (dims < HEAD_DIM)[None, :]
-        flat = (query_begin + tokens).to(tl.int64)
-        at = flat * query_stride + heads * query_head_stride
-        queries = tl.load(query + at[:, None] + dims[None, :], mask=mask, other=0.0)
-        attended = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
-        largest = tl.full((BLOCK_M,), LOWEST, dtype=tl.float32)
-        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        if WHOLE and HAS_SINKS:
-            sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
-            largest = sink * LOG2E
-            total += 1.0
-        attended, largest, total = attend_tiles(
-            attended, largest, total, queries, kv_len - query_len + tokens,
-            bias + heads * DISTANCES, begin, end, first, kv_len,
-            block_table + sequence.to(tl.int64) * table_stride,
-            key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_ROW, scale, cap,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
-            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, BLOCK_V, True,
-        )  # fmt: skip
-        # Nothing was attended to in a row of padding, nor by a query that sees no key of a split.
-        attended /= tl.where(total == 0.0, 1.0, total)[:, None]
-        number = flat * (KV_HEADS * GROUP) + heads
-        value_dims = tl.arange(0, BLOCK_V)
-        kept = known[:, None] & (value_dims < VALUE_DIM)[None, :]
-        if WHOLE:
-            to = output + number[:, None] * VALUE_DIM + value_dims[None, :]
-            tl.store(to, attended.to(output.dtype.element_ty), mask=kept)
+        share = value_scale / tl.where(total == 0.0, 1.0, total)
+        attended *= share[:, None]
+        attended_rest *= share[:, None]
+        if chunks == 1:
+            to = output + (flat * (KV_HEADS * GROUP) + heads) * VALUE_DIM
+            _store_rows(to, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V)
         else:
-            number = number * tl.num_programs(1) + split
-            tl.store(parts + number[:, None] * VALUE_DIM + value_dims[None, :], attended, mask=kept)
-            tl.store(part_sums + number, largest + tl.log2(total), mask=known)
-
-
-@cached_launches
-@triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
-    do_not_specialize=["num_splits"],
-    do_not_specialize_on_alignment=["query_start_loc", "kv_lens"],
-)
-def reduce_kernel(
-    parts: tl.tensor,  # float32 [T, heads, num_splits, VALUE_DIM]
-    part_sums: tl.tensor,  # float32 [T, heads, num_splits]
-    query_start_loc: tl.tensor,
-    kv_lens: tl.tensor,
-    sinks: tl.tensor,
-    output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
-    num_splits: int,
-    HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    BLOCK_S: tl.constexpr,  # the power of 2 that is not below num_splits, or a greater one
-    BLOCK_N: tl.constexpr,  # as the parts were made with
-    BLOCK_V: tl.constexpr,
-    SEVERAL: tl.constexpr,
-) -> None:
-    """Grid: (heads, most tokens of a sequence, B). Flash-Decoding's second step,
-    https://pytorch.org/blog/flash-decoding/."""
-    head, token, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    kv_len = tl.load(kv_lens + sequence)
-    flat = sequence
-    query_len = kv_len * 0 + 1
-    if SEVERAL:
-        flat = tl.load(query_start_loc + sequence)
-        query_len = tl.load(query_start_loc + sequence + 1) - flat
-    if token < query_len:
-        _, first_tile, per_split = _tiles_of(
-            kv_len, query_len, num_splits, WINDOW, CHUNKED, BLOCK_N
-        )
-        splits = tl.arange(0, BLOCK_S)
-        made = (splits < num_splits) & ((first_tile + splits * per_split) * BLOCK_N < kv_len)
-        dims = tl.arange(0, BLOCK_V)
-        inside = dims < VALUE_DIM
-        number = (flat + token).to(tl.int64) * HEADS + head
-        sums = tl.load(part_sums + number * num_splits + splits, mask=made, other=float("-inf"))
-        largest = tl.maximum(tl.max(sums, 0), LOWEST)
-        if HAS_SINKS:
-            sink = tl.load(sinks + head).to(tl.float32) * LOG2E
-            largest = tl.maximum(largest, sink)
-        weights = tl.exp2(sums - largest)
-        total = tl.sum(weights, 0)
-        if HAS_SINKS:
-            total += tl.exp2(sink - largest)
-        at = (number * num_splits + splits)[:, None] * VALUE_DIM + dims[None, :]
-        part = tl.load(parts + at, mask=made[:, None] & inside[None, :], other=0.0)
-        attended = tl.sum(part * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-        to = output + number * VALUE_DIM + dims
-        tl.store(to, attended.to(output.dtype.element_ty), mask=inside)
+            part = tl.load(parts_at + sequence) + place % chunks * query_len + tokens
+            part = part.to(tl.int64) * (KV_HEADS * GROUP) + heads
+            _store_rows(
+                parts + part * VALUE_DIM, attended, attended_rest, known, VALUE_DIM, BLOCK_V, REST_V
+            )
+            tl.store(part_sums + part, largest + tl.log2(total), mask=known)

@@ -16,13 +16,29 @@ import triton.language as tl
 from torch import Tensor
 
 from tgi_cli.attention.base import AttentionMetadata
+from tgi_cli.attention.triton_attend import load_queries, load_rows
 from tgi_cli.attention.triton_cache import widened
-from tgi_cli.attention.triton_kernels import reduce_kernel
-from tgi_cli.attention.triton_tiles import Hardware, Tile, num_splits
+from tgi_cli.attention.triton_reduce import Parts, add_up
+from tgi_cli.attention.triton_tiles import (
+    Hardware,
+    Tile,
+    next_power_of_2,
+    programs_at_once,
+)
+from tgi_cli.attention.triton_work import (
+    Rule,
+    Work,
+    constants,
+    lengths_of,
+    partition,
+)
 from tgi_cli.device.triton_launch import cached_launches
 
-MAX_SPLITS = 16
-"""The sum over splits holds as many latents in registers."""
+FEW_TOKENS = 4
+CHUNK, MAX_CHUNKS = 1024, 16
+MANY_CHUNK, SPLIT_TOKENS = 4096, 64
+"""A part has all heads' latents, as many numbers as the rows of some hundred tokens."""
+_MANY_ROWS = 64
 _LOG2E = 1.4426950408889634
 _LOG2E_CONSTANT = tl.constexpr(_LOG2E)
 _LOWEST = tl.constexpr(-1.0e30)
@@ -41,40 +57,43 @@ class LatentRows:
     fp8: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """Neighbours in the batch that share a launch.
-
-    ``most`` is of the tokens that one of them has in the step, ``max_keys`` of its KV length.
-    """
-
-    first: int
-    count: int
-    most: int
-    max_keys: int
-
-
 @cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
-    do_not_specialize=["table_stride"],
-    do_not_specialize_on_alignment=["query_start_loc", "kv_lens", "block_table"],
-)
+    do_not_specialize=["table_stride", "items_at", "list_number"],
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts"
+    ],
+)  # fmt: skip
 def latent_kernel(
     query: tl.tensor,  # [T, HEADS, RANK + ROPE], contiguous
     cache: tl.tensor,  # [slots, RANK + ROPE]
     query_start_loc: tl.tensor,  # [B + 1]
     kv_lens: tl.tensor,  # [B]
     block_table: tl.tensor,
+    items: tl.tensor,  # see Work
+    starts: tl.tensor,
+    parts_at: tl.tensor,
+    counts: tl.tensor,
     sinks: tl.tensor,  # [HEADS]
-    output: tl.tensor,  # [T, HEADS, RANK], contiguous; without WHOLE not written
-    parts: tl.tensor,  # float32 [T, HEADS, splits, RANK]; with WHOLE not written
-    part_sums: tl.tensor,  # float32 [T, HEADS, splits], log2 of the sum of weights
+    output: tl.tensor,  # [T, HEADS, RANK], contiguous
+    parts: tl.tensor,  # float32 [tokens in parts, HEADS, RANK]
+    part_sums: tl.tensor,  # float32 [tokens in parts, HEADS], log2 of the sum of weights
+    items_at: int,  # where the list begins
+    list_number: int,  # 0: of sequences with few tokens, 1: with many
     scale: float,
     table_stride: int,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    FEW_TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    MANY_CHUNK: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     FP8: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -82,55 +101,57 @@ def latent_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_P: tl.constexpr,
-    WHOLE: tl.constexpr,  # there is one split
 ) -> None:
-    """Grid: (tiles of the sequence with the most rows, splits, B)."""
-    tile, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    kv_len = tl.load(kv_lens + sequence)
-    query_begin = tl.load(query_start_loc + sequence)
-    query_len = tl.load(query_start_loc + sequence + 1) - query_begin
-    per_split = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), tl.num_programs(1))
-    begin = split * per_split * BLOCK_N
-    count = query_len * HEADS
-    if (tile * BLOCK_M < count) & (WHOLE | (begin < kv_len)):
-        rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Any grid (programs,): they share a list."""
+    WIDTH: tl.constexpr = RANK + ROPE
+    own = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_R)
+    for item in range(tl.program_id(0), tl.load(counts + list_number), tl.num_programs(0)):
+        sequence = tl.load(items + items_at + item)
+        query_begin, query_len, kv_len = lengths_of(
+            query_start_loc, kv_lens, sequence, sequence >= 0
+        )
+        _, _, keys_from, size, chunks = partition(
+            query_len, kv_len, FEW_TOKENS, CHUNK, MAX_CHUNKS, MANY_CHUNK, SPLIT_TOKENS,
+            WINDOW, CHUNKED, ALIGNMENT,
+        )  # fmt: skip
+        place = item - tl.load(starts + sequence)
+        tile = place // chunks
+        count = query_len * HEADS
+        rows = tile * BLOCK_M + own
         known = rows < count
         heads = rows % HEADS
         places = kv_len - query_len + rows // HEADS
         last_row = tl.minimum((tile + 1) * BLOCK_M, count) - 1
         limit = tl.maximum(kv_len - query_len + last_row // HEADS + 1, 0)
-        end = tl.minimum(begin + per_split * BLOCK_N, limit)
-        dims = tl.arange(0, BLOCK_R)
-        rope_dims = tl.arange(0, BLOCK_P)
+        begin = keys_from + place % chunks * size
+        end = tl.minimum(begin + size, limit)
         number = query_begin.to(tl.int64) * HEADS + rows
-        query_at = query + number[:, None] * (RANK + ROPE)
-        latent_mask = known[:, None] & (dims < RANK)[None, :]
-        rope_mask = known[:, None] & (rope_dims < ROPE)[None, :]
-        latents = tl.load(query_at + dims[None, :], mask=latent_mask, other=0.0)
-        ropes = tl.load(query_at + RANK + rope_dims[None, :], mask=rope_mask, other=0.0)
+        latents, ropes, scales = load_queries(
+            query, number * WIDTH, known, scale, RANK, WIDTH, BLOCK_R, BLOCK_P, FP8
+        )
         attended = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
         largest = tl.full((BLOCK_M,), _LOWEST, dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        if WHOLE and HAS_SINKS:
-            largest = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32) * _LOG2E_CONSTANT
-            total += 1.0
+        if HAS_SINKS:
+            # Of several chunks, the sum over these adds it.
+            sink = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32)
+            largest = tl.where(chunks == 1, sink * _LOG2E_CONSTANT, largest)
+            total = tl.where(chunks == 1, total + 1.0, total)
         table = block_table + sequence.to(tl.int64) * table_stride
-        columns = tl.arange(0, BLOCK_N)
         for start in range(begin, end, BLOCK_N):
             keys = start + columns
             readable = keys < limit
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=readable, other=0)
             slots = blocks.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
-            row_at = cache + slots[:, None] * (RANK + ROPE)
-            # Masked, what lies there counts as zero: it may be what a broken request left.
-            row_mask = readable[:, None] & (dims < RANK)[None, :]
-            row = tl.load(row_at + dims[None, :], mask=row_mask, other=0)
-            key_mask = readable[:, None] & (rope_dims < ROPE)[None, :]
-            key = tl.load(row_at + RANK + rope_dims[None, :], mask=key_mask, other=0)
+            row = load_rows(cache + slots * WIDTH, readable, 0, BLOCK_R, RANK, True, False)
+            key = load_rows(cache + slots * WIDTH, readable, RANK, BLOCK_P, WIDTH, True, False)
             row = widened(row, latents.dtype, FP8)
             key = widened(key, latents.dtype, FP8)
             scores = tl.dot(ropes, tl.trans(key), input_precision=PRECISION)
-            scores = tl.dot(latents, tl.trans(row), scores, input_precision=PRECISION) * scale
+            scores = tl.dot(latents, tl.trans(row), scores, input_precision=PRECISION)
+            scores *= scales[:, None]
             visible = keys[None, :] <= places[:, None]
             scores = tl.where(visible & readable[None, :], scores, float("-inf"))
             before = largest
@@ -140,15 +161,32 @@ def latent_kernel(
             total = total * kept + tl.sum(weights, 1)
             weights = weights.to(row.dtype)
             attended = tl.dot(weights, row, attended * kept[:, None], input_precision=PRECISION)
-        # Nothing was attended to in a row of padding, nor by a query that sees no key of a split.
+        # Nothing was attended to in a row of padding, nor by a query that sees no key of a chunk.
         attended /= tl.where(total == 0.0, 1.0, total)[:, None]
-        if WHOLE:
+        mask = known[:, None] & (dims < RANK)[None, :]
+        if chunks == 1:
             to = output + number[:, None] * RANK + dims[None, :]
-            tl.store(to, attended.to(output.dtype.element_ty), mask=latent_mask)
+            tl.store(to, attended.to(output.dtype.element_ty), mask=mask)
         else:
-            number = number * tl.num_programs(1) + split
-            tl.store(parts + number[:, None] * RANK + dims[None, :], attended, mask=latent_mask)
-            tl.store(part_sums + number, largest + tl.log2(total), mask=known)
+            part = tl.load(parts_at + sequence) + place % chunks * query_len
+            part = part.to(tl.int64) * HEADS + rows
+            tl.store(parts + part[:, None] * RANK + dims[None, :], attended, mask=mask)
+            tl.store(part_sums + part, largest + tl.log2(total), mask=known)
+
+
+def latent_rule(hardware: Hardware, heads: int, cache: LatentRows, dtype: torch.dtype) -> Rule:
+    """How sequences become work where ``heads`` heads share the rows of ``cache``."""
+    few, many = (_tile(hardware, rows, cache, dtype) for rows in (heads, _MANY_ROWS))
+    return Rule(
+        group=heads,
+        few_rows=few.rows,
+        many_rows=many.rows,
+        few_tokens=FEW_TOKENS,
+        chunk=CHUNK,
+        max_chunks=MAX_CHUNKS,
+        many_chunk=MANY_CHUNK,
+        split_tokens=SPLIT_TOKENS,
+    )
 
 
 def attend_latents(
@@ -156,82 +194,61 @@ def attend_latents(
     output: Tensor,
     rows: LatentRows,
     metadata: AttentionMetadata,
-    sequences: Sequences,
+    work: Work,
     scale: float,
     sinks: Tensor | None,
     hardware: Hardware,
 ) -> None:
-    """Attend for the tokens of some sequences: query [T, heads, width] to output [T, heads, rank].
+    """Attend for all tokens of a step: query [T, heads, width] to output [T, heads, rank].
 
-    Both are of the whole batch. ``scale`` is of the scores, ``sinks`` as of
+    ``work`` follows :func:`latent_rule`. ``scale`` is of the scores, ``sinks`` as of
     :class:`~tgi_cli.attention.PagedAttention`.
     """
     heads, width = query.shape[1:]
-    block_size = rows.cache.shape[1]
-    block_r = max(triton.next_power_of_2(rows.rank), 16)
-    block_p = max(triton.next_power_of_2(width - rows.rank), 16)
-    most_rows = sequences.most * heads
-    tile = latent_tile(hardware, most_rows, block_r + block_p, query.itemsize, rows.cache.itemsize)
-    tiles = triton.cdiv(most_rows, tile.rows)
-    splits = min(
-        num_splits(hardware, tile, sequences.count * tiles, 1, sequences.max_keys), MAX_SPLITS
-    )
-    parts = part_sums = output
-    if splits > 1:
-        shape = (len(query), heads, splits)
-        parts = query.new_empty((*shape, rows.rank), dtype=torch.float32)
-        part_sums = query.new_empty(shape, dtype=torch.float32)
-    some = slice(sequences.first, sequences.first + sequences.count)
-    starts = metadata.query_start_loc[sequences.first :]
-    kv_lens, table = metadata.kv_lens[some], metadata.block_table[some]
-    latent_kernel[(tiles, splits, sequences.count)](
-        query.contiguous(),
-        rows.cache,
-        starts,
-        kv_lens,
-        table,
-        query if sinks is None else sinks,
-        output,
-        parts,
-        part_sums,
-        scale * _LOG2E,
-        table.stride(0),
-        HEADS=heads,
-        RANK=rows.rank,
-        ROPE=width - rows.rank,
-        BLOCK_SIZE=block_size,
-        HAS_SINKS=sinks is not None,
-        FP8=rows.fp8,
-        PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.keys,
-        BLOCK_R=block_r,
-        BLOCK_P=block_p,
-        WHOLE=splits == 1,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    if splits == 1:
-        return
-    reduce_kernel[(heads, sequences.most, sequences.count)](
-        parts,
-        part_sums,
-        starts,
-        kv_lens,
-        query if sinks is None else sinks,
-        output,
-        splits,
-        HEADS=heads,
-        VALUE_DIM=rows.rank,
-        WINDOW=0,
-        CHUNKED=False,
-        HAS_SINKS=sinks is not None,
-        BLOCK_S=MAX_SPLITS,
-        BLOCK_N=tile.keys,
-        BLOCK_V=block_r,
-        SEVERAL=True,
-        num_warps=8,
-    )
+    query = query.contiguous()
+    for many, size in enumerate((work.few, work.many)):
+        if not size.items:
+            continue
+        tile = _tile(hardware, _MANY_ROWS if many else heads, rows, query.dtype)
+        programs = programs_at_once(hardware, tile, _tile_bytes(tile, rows, query.dtype))
+        parts = Parts.empty(size, heads, rows.rank, query.device)
+        latent_kernel[(min(size.items, programs),)](
+            query,
+            rows.cache,
+            metadata.query_start_loc,
+            metadata.kv_lens,
+            metadata.block_table,
+            work.items,
+            work.starts,
+            work.parts_at,
+            work.counts,
+            query if sinks is None else sinks,
+            output,
+            parts.numbers,
+            parts.sums,
+            work.few.items if many else 0,
+            many,
+            scale * _LOG2E,
+            metadata.block_table.stride(0),
+            HEADS=heads,
+            RANK=rows.rank,
+            ROPE=width - rows.rank,
+            BLOCK_SIZE=rows.cache.shape[1],
+            **constants(work.rule),
+            HAS_SINKS=sinks is not None,
+            FP8=rows.fp8,
+            PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",
+            BLOCK_M=tile.rows,
+            BLOCK_N=tile.keys,
+            BLOCK_R=_block(rows.rank),
+            BLOCK_P=_block(width - rows.rank),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        if size.parts:
+            add_up(
+                parts, work, metadata, output, sinks, 1, hardware, many=bool(many), backwards=False
+            )
 
 
 def latent_tile(hardware: Hardware, rows: int, dims: int, itemsize: int, kv_itemsize: int) -> Tile:
@@ -241,12 +258,10 @@ def latent_tile(hardware: Hardware, rows: int, dims: int, itemsize: int, kv_item
     computed with.
     """
     most = 64 if itemsize == 2 else 16
-    needed = min(max(triton.next_power_of_2(rows), 16), most)
+    needed = min(max(next_power_of_2(rows), 16), most)
     tile = Tile(needed, 64 if itemsize == 2 else 16, 8 if needed > 16 else 4, 3)
     while True:
-        under_way = (tile.stages // 2 + 1) * tile.keys * dims * kv_itemsize
-        wide = tile.keys * dims * itemsize if kv_itemsize < itemsize else 0
-        if tile.rows * dims * itemsize + under_way + wide <= hardware.shared_memory:
+        if _bytes(tile, dims, itemsize, kv_itemsize) <= hardware.shared_memory:
             return tile
         if tile.keys > 16:
             tile = replace(tile, keys=tile.keys // 2)
@@ -256,3 +271,25 @@ def latent_tile(hardware: Hardware, rows: int, dims: int, itemsize: int, kv_item
             tile = replace(tile, stages=1)
         else:
             return tile  # as small as it gets
+
+
+def _tile(hardware: Hardware, most: int, rows: LatentRows, dtype: torch.dtype) -> Tile:
+    """For ``most`` rows at most: the heads of a token, where sequences have few."""
+    dims = _block(rows.rank) + _block(rows.cache.shape[-1] - rows.rank)
+    return latent_tile(hardware, most, dims, dtype.itemsize, rows.cache.itemsize)
+
+
+def _tile_bytes(tile: Tile, rows: LatentRows, dtype: torch.dtype) -> int:
+    dims = _block(rows.rank) + _block(rows.cache.shape[-1] - rows.rank)
+    return _bytes(tile, dims, dtype.itemsize, rows.cache.itemsize)
+
+
+def _bytes(tile: Tile, dims: int, itemsize: int, kv_itemsize: int) -> int:
+    """Shared memory of a program, estimated."""
+    under_way = (tile.stages // 2 + 1) * tile.keys * dims * kv_itemsize
+    wide = tile.keys * dims * itemsize if kv_itemsize < itemsize else 0
+    return tile.rows * dims * itemsize + under_way + wide
+
+
+def _block(dims: int) -> int:
+    return max(next_power_of_2(dims), 16)

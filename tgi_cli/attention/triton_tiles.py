@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 
 DECODE_BYTES = 16 * 1024
 """Of the keys, or the values, of a decode's tile."""
-DECODE_KEYS = 128
-"""At most that many keys, however few bytes they have: scores take registers, too."""
+KEY_ALIGNMENT = 64
+"""Tiles of keys begin at a multiple of their size, which divides this; chunks of a sequence begin
+at a multiple of this."""
 PROGRAMS_PER_PROCESSOR = 4
-"""So many programs of a decode at most: two run at once, the others follow those that end early."""
-MAX_SPLITS = 64
-SHORT_ROWS, LONG_KEYS = 64, 512
-"""Sequences whose queries are at most so many rows, over at least so many keys, are split like
-decodes where they follow these: drafts to verify, the ends of long prompts."""
+"""Limit of the decodes' programs that a processor runs at once."""
+REGISTERS_PER_PROCESSOR = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,45 +65,75 @@ class Hardware:
         return self.capability >= (8, 9)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadTile:
+    """A head's dimensions in a tile, whose sizes are powers of 2: one part, or two.
+
+    80 dimensions are 64 and 16, 96 are 64 and 32, 192 are 128 and 64: what is read and multiplied
+    is not padded to the next power of 2.
+    """
+
+    block: int
+    rest: int
+    """Size of the second part, at least 16 (the least that tensor cores take); 0: there is none."""
+
+    @property
+    def dims(self) -> int:
+        return self.block + self.rest
+
+    @classmethod
+    def of(cls, dims: int) -> HeadTile:
+        """For keys or values of ``dims`` dimensions."""
+        whole = max(next_power_of_2(dims), 16)
+        block = whole // 2
+        rest = max(next_power_of_2(dims - block), 16)
+        return cls(block, rest) if block >= 16 and block + rest < whole else cls(whole, 0)
+
+
 def prefill_tile(
     hardware: Hardware, dims: int, itemsize: int, kv_itemsize: int, group: int
 ) -> Tile:
-    """For prompts; ``dims`` is a power of 2, ``group`` the query heads of a KV head."""
+    """For prompts; ``dims`` is of a :class:`HeadTile`, ``group`` the query heads of a KV head."""
     late = hardware.capability >= (9, 0) or itemsize == 4
-    tile = _PREFILL[late, itemsize, min(max(dims, 64), 256)]
+    tile = _PREFILL[late, itemsize, min(max(next_power_of_2(dims), 64), 256)]
     if kv_itemsize < itemsize and not late:
         tile = replace(tile, rows=64, stages=2)
     if group > tile.rows:
-        tile = replace(tile, rows=_next_power_of_2(group))
+        tile = replace(tile, rows=next_power_of_2(group))
     return _fitted(hardware, tile, dims, itemsize, kv_itemsize, group)
 
 
-def decode_tile(hardware: Hardware, dims: int, itemsize: int, kv_itemsize: int, rows: int) -> Tile:
-    """For ``rows`` rows: the query heads of a KV head, times the tokens of a sequence."""
-    needed = max(_next_power_of_2(rows), 16)  # the fewest that tensor cores take
-    keys = min(max(DECODE_BYTES // (dims * kv_itemsize), 16), 32 if itemsize == 4 else DECODE_KEYS)
+def decode_tile(hardware: Hardware, dims: int, itemsize: int, kv_itemsize: int, group: int) -> Tile:
+    """For sequences of few tokens: a tile has the ``group`` heads of one token, or of several."""
+    needed = max(next_power_of_2(group), 16)  # the fewest that tensor cores take
+    most = 32 if itemsize == 4 else KEY_ALIGNMENT
+    keys = DECODE_BYTES // (dims * kv_itemsize)
+    keys = min(max(1 << (keys.bit_length() - 1) if keys else 0, 16), most)
     tile = Tile(needed, keys, 4 if needed * dims <= 64 * 128 else 8, _DECODE_STAGES)
     return _fitted(hardware, tile, dims, itemsize, kv_itemsize, needed)
 
 
-def num_splits(hardware: Hardware, tile: Tile, rows: int, kv_heads: int, max_keys: int) -> int:
-    """How many programs share the KV of one row, at most; a power of 2."""
-    wanted = PROGRAMS_PER_PROCESSOR * hardware.processors // (rows * kv_heads)
-    possible = -(-max_keys // tile.keys)
-    splits = 1
-    while 2 * splits <= min(wanted, possible, MAX_SPLITS):
-        splits *= 2
-    return splits
+def programs_at_once(hardware: Hardware, tile: Tile, shared_bytes: int) -> int:
+    """How many programs of decodes the device runs at once, without one that waits for another."""
+    fits = min(hardware.shared_memory // (shared_bytes + 1024), PROGRAMS_PER_PROCESSOR)
+    # Of 128 registers a thread, which 16 rows of 128 dimensions take; larger tiles take twice that.
+    registers = 128 * 32 * tile.warps * (2 if tile.rows > 16 else 1)
+    return hardware.processors * max(1, min(fits, REGISTERS_PER_PROCESSOR // registers))
+
+
+def tile_bytes(tile: Tile, dims: int, itemsize: int, kv_itemsize: int) -> int:
+    """Shared memory of a program, estimated: queries, tiles under way, and widened ones."""
+    queries = tile.rows * dims * itemsize
+    under_way = 2 * (tile.stages // 2 + 1) * tile.keys * dims * kv_itemsize
+    widened = 2 * tile.keys * dims * itemsize if kv_itemsize < itemsize else 0
+    return queries + under_way + widened
 
 
 def _fitted(
     hardware: Hardware, tile: Tile, dims: int, itemsize: int, kv_itemsize: int, least_rows: int
 ) -> Tile:
     while True:
-        queries = tile.rows * dims * itemsize
-        under_way = 2 * (tile.stages // 2 + 1) * tile.keys * dims * kv_itemsize
-        widened = 2 * tile.keys * dims * itemsize if kv_itemsize < itemsize else 0
-        if queries + under_way + widened <= hardware.shared_memory:
+        if tile_bytes(tile, dims, itemsize, kv_itemsize) <= hardware.shared_memory:
             return tile
         if tile.stages > 2:
             tile = replace(tile, stages=tile.stages - 1)
@@ -121,5 +149,6 @@ def _fitted(
             return tile  # as small as it gets
 
 
-def _next_power_of_2(number: int) -> int:
+def next_power_of_2(number: int) -> int:
+    """The smallest power of 2 that is not below ``number``, which is positive."""
     return 1 << (number - 1).bit_length()

@@ -189,6 +189,7 @@ class Attention(nn.Module):
                 attention.key_cache[self.layer],
                 attention.value_cache[self.layer],
                 slots,
+                attention.write_factors(self.layer),
             )
             attended = attention.attend(self.layer, query, self.scale, self.softcap, sinks, bias)
             return self._project(attended, gate, hidden)

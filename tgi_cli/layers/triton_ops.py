@@ -130,6 +130,8 @@ def _rotate_kernel(
     key_cache: tl.tensor,  # [slots, KV_HEADS, 2 HALF + REST]
     value_cache: tl.tensor,
     slots: tl.tensor,  # int64 [T]
+    key_factor: float,  # with FP8: what is multiplied by it before it is rounded
+    value_factor: float,
     token_stride: int,
     head_stride: int,
     cosine_stride: int,
@@ -193,8 +195,9 @@ def _rotate_kernel(
     if KV_HEADS > 0:
         slot = tl.load(slots + token)
         if slot >= 0:
-            kept_a = narrowed(new_a.to(tl.float32), FP8) if FP8 > 0 else new_a
-            kept_b = narrowed(new_b.to(tl.float32), FP8) if FP8 > 0 else new_b
+            factor = tl.where(turned, key_factor, value_factor)
+            kept_a = narrowed(new_a.to(tl.float32) * factor, FP8) if FP8 > 0 else new_a
+            kept_b = narrowed(new_b.to(tl.float32) * factor, FP8) if FP8 > 0 else new_b
             key_numbers = numbers - (HEADS - 2 * KV_HEADS)
             is_key = turned & (key_numbers >= 0)[:, None]
             start = slot * KV_HEADS * (2 * HALF + REST)
@@ -207,7 +210,9 @@ def _rotate_kernel(
             tl.store(value_at + HALF + columns[None, :], kept_b, mask=mask & (turned == 0))
             if REST > 0:
                 new_rest = rest.to(heads.dtype.element_ty)
-                kept_rest = narrowed(new_rest.to(tl.float32), FP8) if FP8 > 0 else new_rest
+                kept_rest = new_rest
+                if FP8 > 0:
+                    kept_rest = narrowed(new_rest.to(tl.float32) * factor, FP8)
                 rest_at = 2 * HALF + others[None, :]
                 tl.store(key_at + rest_at, kept_rest, mask=others_mask & is_key)
                 tl.store(value_at + rest_at, kept_rest, mask=others_mask & (turned == 0))
@@ -220,6 +225,7 @@ def _rotate(
     cosines: Tensor,
     sines: Tensor,
     caches: tuple[Tensor, Tensor, Tensor] | None = None,
+    factors: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     tokens, count, dims = heads.shape
     half = cosines.shape[-1] // 2
@@ -239,6 +245,7 @@ def _rotate(
         key_cache,
         value_cache,
         slots,
+        *factors,
         heads.stride(0),
         heads.stride(1),
         cosines.stride(0),
@@ -277,6 +284,7 @@ def norm_rotate_write(
     key_cache: Tensor,
     value_cache: Tensor,
     slots: Tensor,
+    factors: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Norm (with a ``weight``) and rotate queries and keys, and put keys and values into a cache.
 
@@ -284,8 +292,9 @@ def norm_rotate_write(
     ``weight``, ``cosines`` and ``sines`` are as :func:`tgi_cli.layers.ops.norm_rotate_` has them.
     Caches are :class:`~tgi_cli.attention.PagedAttention`'s of a layer, contiguous, of 8-bit floats
     or ``qkv``'s dtype; ``slots`` (int64 [T]) its ``step_slots``, negative ones are left out.
+    8-bit floats are made of keys and values multiplied by ``factors``.
     """
-    _rotate(qkv, weight, eps, cosines, sines, (key_cache, value_cache, slots))
+    _rotate(qkv, weight, eps, cosines, sines, (key_cache, value_cache, slots), factors)
 
 
 FORMULAS = {

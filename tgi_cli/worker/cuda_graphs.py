@@ -180,6 +180,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         inputs.copy_(staged, non_blocking=True)
         if slots is not None and self._lora is not None:
             self._lora.plan(slots, inputs[ADAPTER])
+        self._attention.plan_replay(size, ends)
         graph.replay()
         chosen = table.sampling.select(rows, ends)
         choose = None

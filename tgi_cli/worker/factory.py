@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tgi_cli import kernels
-from tgi_cli.attention import StateCache, create_attention
+from tgi_cli.attention import PagedAttention, StateCache, attention_name, create_attention
+from tgi_cli.attention.fp8 import FP8_DTYPES
 from tgi_cli.config import EngineConfig, ModelFacts, ServeConfig, resolve
 from tgi_cli.device import default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
@@ -19,13 +20,15 @@ from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError
 from tgi_cli.layers import chunked
 from tgi_cli.layers.lora import LoraTable
-from tgi_cli.models import load_model, model_facts, read_config
+from tgi_cli.models import CausalLM, load_model, model_facts, read_config
 from tgi_cli.models.cpu_program import compile_program
+from tgi_cli.models.kv_scales import kv_scales
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.models.registry import scale_rope
 from tgi_cli.process.resident_memory import trim_heap
 from tgi_cli.worker.lazy_grammars import LazyGrammars
 from tgi_cli.worker.lora_cache import LoraCache
+from tgi_cli.worker.sizing.attention_choice import choose_attention
 from tgi_cli.worker.sizing.memory import (
     LOAD_REMEDY,
     out_of_memory_as_error,
@@ -145,9 +148,12 @@ def make_worker(
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
         set_threads(default_threads(model.weight_bytes, shard.size))
+    kind = config.attention
+    if kind is None:
+        kind = choose_attention(model, dtype, device, cache_dtype, config.max_total_tokens, shard)
     try:
         attention = create_attention(
-            config.attention,
+            kind,
             model.kv_specs,
             config.block_size,
             dtype,
@@ -157,6 +163,8 @@ def make_worker(
         )
     except ValueError as error:
         raise ConfigError(f"--attention {config.attention}: {error}", "leave it off") from error
+    if cache_dtype in FP8_DTYPES and config.load_format != "dummy":
+        _use_scales(config, model, attention)
     if config.state_prefill == "chunked":
         use_chunks(attention.states)
     kernels.set_threads(None)
@@ -169,6 +177,17 @@ def make_worker(
     loaded = LoadedModel(facts, model, attention, lora, program, time.monotonic() - began)
     with out_of_memory_as_error():  # the tables of rows, as long as the context
         return ModelWorker(config, loaded, shard, grammars)
+
+
+def _use_scales(config: EngineConfig, model: CausalLM, attention: PagedAttention) -> None:
+    """Store keys and values by the checkpoint's scales, if it has any."""
+    scales = kv_scales(config.model_path, model)
+    if scales and not attention.use_scales(scales):
+        log.info(
+            "the checkpoint's scales of keys and values are not used: attention by %s stores them "
+            "as they are",
+            attention_name(attention),
+        )
 
 
 def use_chunks(states: StateCache | None) -> None:

@@ -29,7 +29,11 @@ needs_triton = pytest.mark.skipif(
 @pytest.mark.timeout(600)  # a minute where nothing else runs
 @pytest.mark.parametrize(
     ("file", "interpret"),
-    [("triton_attention_results.py", "1"), ("triton_attention_compile.py", "0")],
+    [
+        ("triton_attention_results.py", "1"),
+        ("triton_work_results.py", "1"),
+        ("triton_attention_compile.py", "0"),
+    ],
 )
 def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
     folder = Path(__file__).parent
@@ -87,17 +91,35 @@ def test_where_triton_cannot_compile_the_cause_is_logged(
     assert "Failed to find C compiler" in caplog.text
 
 
-def test_splits_fill_the_processors_where_there_is_work() -> None:
-    hardware, tile = tiles.Hardware(processors=132), tiles.Tile(16, 64, 4, 5)
+@pytest.mark.parametrize(
+    ("dims", "parts"),
+    [
+        (8, (16, 0)),
+        (24, (32, 0)),
+        (40, (32, 16)),
+        (64, (64, 0)),
+        (80, (64, 16)),
+        (96, (64, 32)),
+        (112, (128, 0)),
+        (160, (128, 32)),
+        (192, (128, 64)),
+        (256, (256, 0)),
+        (576, (512, 64)),
+    ],
+)
+def test_heads_are_in_one_block_or_two(dims: int, parts: tuple[int, int]) -> None:
+    head = tiles.HeadTile.of(dims)
+    assert (head.block, head.rest) == parts
+    assert head.dims >= dims
 
-    def splits(rows: int, max_keys: int) -> int:
-        return tiles.num_splits(hardware, tile, rows, 8, max_keys)
 
-    for rows in (1, 2, 5, 8, 32):
-        assert 132 <= rows * 8 * splits(rows, 1 << 17) <= 4 * 132
-    assert splits(256, 1 << 17) == 1
-    assert splits(1, 64) == 1
-    assert splits(1, 1024) == 16  # one tile each
+def test_programs_of_decodes_run_all_at_once() -> None:
+    hardware = tiles.Hardware(processors=132)
+    small, large = tiles.Tile(16, 64, 4, 5), tiles.Tile(64, 64, 8, 5)
+    assert tiles.programs_at_once(hardware, small, 72 * 1024) == 3 * 132
+    assert tiles.programs_at_once(hardware, small, 8 * 1024) == 4 * 132
+    assert tiles.programs_at_once(hardware, large, 72 * 1024) == 132
+    assert tiles.programs_at_once(hardware, small, 300 * 1024) == 132
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])

@@ -6,22 +6,20 @@ collected by itself: see test_triton.py. TRITON_CACHE_DIR should be a new folder
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from tests.tools.attention_cases import E4M3, SERVED, SHARED, Case, attend
 from tests.tools.paged_run import CPU, make_metadata
+from tests.tools.sass import code_of
 from tests.tools.triton_compiler import compile_for, compile_only
 from tgi_cli.attention import KVSpec
 from tgi_cli.attention.triton import TritonAttention
-from tgi_cli.attention.triton_tiles import Hardware
 from tgi_cli.layers import triton_ops
-
-SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-"""https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities"""
 
 
 @pytest.fixture
@@ -32,84 +30,100 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     return kernels
 
 
-@dataclass(frozen=True)
-class Case:
-    capability: int
-    heads: int
-    kv_heads: int
-    dim: int
-    dtype: torch.dtype
-    cache_dtype: torch.dtype | None = None
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    value_dim: int | None = None
-    chunk: int | None = None
-    distances: int = 0
-    lens: tuple[tuple[int, int], ...] = ((1, 4096), (600, 1024))
-
+SHORT = ((1, 4096), (600, 1024))
+"""Without prompts whose keys are split."""
 
 CASES = {
-    "llama 3": Case(90, 32, 8, 128, torch.bfloat16),
-    "gpt-oss, 8 bits": Case(
-        90, 64, 8, 64, torch.bfloat16, torch.float8_e4m3fn, window=128, sinks=True
+    "llama 3": (90, SERVED["Llama 3 8B"]),
+    "llama 3, 8 bits": (90, replace(SERVED["Llama 3 8B, fp8 cache"], lens=SHORT)),
+    "llama 3 on a B200": (100, replace(SERVED["Llama 3 8B"], lens=SHORT)),
+    "gpt-oss": (90, replace(SERVED["gpt-oss"], lens=SHORT)),
+    "gemma 2": (90, replace(SERVED["Gemma 2 2B"], lens=SHORT)),
+    "gemma 2, 8 bits": (90, replace(SERVED["Gemma 2 2B, fp8 cache"], lens=SHORT)),
+    "drafts, 8 bits": (
+        80,
+        Case(32, 4, 128, torch.float16, E4M3, lens=((1, 2000), (5, 900))),
     ),
-    "gemma 2": Case(90, 8, 4, 256, torch.bfloat16, softcap=50.0),
-    "drafts, 8 bits": Case(
-        80, 32, 4, 128, torch.float16, torch.float8_e4m3fn, lens=((1, 2000), (5, 900))
+    "phi 3 on an A100": (80, replace(SERVED["Phi 3 mini"], cache_dtype=torch.float8_e5m2)),
+    "a small GPU": (89, Case(6, 2, 80, torch.float16, lens=((1, 2000),))),
+    "mimo": (90, replace(SERVED["MiMo"], lens=SHORT)),
+    "llama 4": (90, replace(SERVED["Llama 4"], lens=SHORT)),
+    "falcon rw": (80, replace(SERVED["Falcon RW"], lens=SHORT)),
+    "deepseek v3": (90, SERVED["DeepSeek V3"]),
+    "deepseek v2 lite, 8 bits": (
+        80,
+        replace(SERVED["DeepSeek V3, one of 8, fp8 cache"], lens=SHORT),
     ),
-    "phi 3 on an A100": Case(80, 32, 32, 96, torch.bfloat16, torch.float8_e5m2, window=2047),
-    "a small GPU": Case(89, 6, 2, 80, torch.float16, lens=((1, 2000),)),
-    "mimo": Case(90, 64, 8, 192, torch.bfloat16, window=128, sinks=True, value_dim=128),
-    "llama 4": Case(90, 40, 8, 128, torch.bfloat16, chunk=8192),
-    "falcon rw": Case(80, 32, 32, 64, torch.bfloat16, distances=2),
-    "deepseek v3": Case(90, 128, 1, 576, torch.bfloat16, value_dim=512),
-    "deepseek v2 lite, 8 bits": Case(
-        80, 16, 1, 576, torch.bfloat16, torch.float8_e4m3fn, value_dim=512
+    "minicpm 3 on a small GPU": (89, SERVED["MiniCPM 3"]),
+    "latents in float32": (
+        80,
+        Case(16, 1, 576, torch.float32, value_dim=512, sinks=True, latent=True, lens=SHORT),
     ),
-    "minicpm 3 on a small GPU": Case(89, 40, 1, 288, torch.bfloat16, value_dim=256),
-    "latents in float32": Case(80, 16, 1, 576, torch.float32, value_dim=512, sinks=True),
-    "float32": Case(80, 4, 2, 64, torch.float32, lens=((1, 2000),)),
+    "float32": (80, Case(4, 2, 64, torch.float32, lens=((1, 2000),))),
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_attention(case: Case, compiled: list[tuple[str, Any]]) -> None:
-    compile_for(case.capability)
-    latent = case.kv_heads == 1
-    spec = KVSpec(case.kv_heads, case.dim, case.window, case.value_dim, case.chunk, latent)
-    attention = TritonAttention([spec], 16, case.dtype, CPU, case.cache_dtype)
-    attention.hardware = Hardware(108, SHARED[case.capability], divmod(case.capability, 10))
-    attention.allocate(1)
-    queries, kvs = (list(lens) for lens in zip(*case.lens, strict=True))
-    attention.plan(make_metadata([[0] * (-(-kv // 16)) for kv in kvs], queries, kvs, 16))
-    heads = case.heads + 2 * case.kv_heads
-    qkv = torch.empty(sum(queries), heads, case.dim, dtype=case.dtype)
-    query, key, value = qkv.split([case.heads, case.kv_heads, case.kv_heads], 1)
-    if case.value_dim is not None:
-        value = torch.empty(sum(queries), case.kv_heads, case.value_dim, dtype=case.dtype)
-    sinks = torch.empty(case.heads, dtype=case.dtype) if case.sinks else None
-    bias = torch.empty(case.heads, case.distances) if case.distances else None
-    attention(0, query, key, None if latent else value, 0.1, case.softcap, sinks, bias)
-    expected = {"_write_kernel", "latent_kernel" if latent else "decode_kernel", "reduce_kernel"}
-    if queries[-1] > 16 and not latent:
-        expected.add("prefill_kernel")
+def names_of(case: Case) -> set[str]:
+    """The kernels that a case runs."""
+    names = {"work_kernel", "_write_kernel"}
+    names |= {"latent_kernel"} if case.latent else {"decode_kernel"}
+    # A short window is one chunk.
+    if (case.window or case.chunk or 4096) > 320:
+        names.add("reduce_kernel")
+    if max(query for query, _ in case.lens) > 16:
+        names |= set() if case.latent else {"prefill_kernel"}
+        if (100, 8192) in case.lens and not case.latent:
+            names.add("reduce_tiles_kernel")
+    return names
+
+
+@pytest.mark.parametrize(("capability", "case"), CASES.values(), ids=CASES)
+def test_attention(capability: int, case: Case, compiled: list[tuple[str, Any]]) -> None:
+    compile_for(capability)
+    attend(case, capability)
     kernels = dict(compiled)
-    assert set(kernels) == expected
-    for kernel in kernels.values():
-        assert kernel.asm["cubin"]
-        assert f".target sm_{case.capability}" in kernel.asm["ptx"]
-        assert kernel.metadata.shared <= SHARED[case.capability]
+    assert set(kernels) == names_of(case)
+    for name, kernel in kernels.items():
+        assert f".target sm_{capability}" in kernel.asm["ptx"]
+        assert kernel.metadata.shared <= SHARED[capability]
+        code = code_of(kernel)
+        assert (name, code.spills, code.stack) == (name, 0, 0)
+        if name in ("decode_kernel", "prefill_kernel", "latent_kernel"):
+            assert code.matrix_instructions
     # Keys and values go to shared memory in pieces of 16 bytes, while others are computed with.
     # (Rows of latents in 8 bits are not: they are widened for two products.)
     by_pieces = {"decode_kernel", "prefill_kernel"}
     if case.cache_dtype is None:
         by_pieces.add("latent_kernel")
-    for name in expected & by_pieces:
+    for name in set(kernels) & by_pieces:
         copies = [line for line in kernels[name].asm["ptx"].splitlines() if "cp.async.c" in line]
         assert any("0x10" in line for line in copies)
-    if "prefill_kernel" in expected and case.capability == 90:
+    if "prefill_kernel" in kernels and capability == 90:
         assert "wgmma.mma_async" in kernels["prefill_kernel"].asm["ptx"]
+
+
+@pytest.mark.parametrize("window", [None, 2000])
+def test_each_kernel_is_compiled_once_whatever_the_step(
+    window: int | None, compiled: list[tuple[str, Any]]
+) -> None:
+    """What serving launches was compiled at warm-up, whose steps are others."""
+    compile_for(90)
+    attention = TritonAttention([KVSpec(2, 64, window)], 16, torch.float16, CPU)
+    attention.allocate(1)
+    steps = (
+        [(1, 1)],
+        [(1, 5000), (1, 3), (7, 7), (64, 9000), (600, 600)],
+        [(3, 17)] * 33,
+        [(100, 40000), (1, 100_000)],
+        [(16, 4096)],
+    )
+    for lens in steps:
+        queries, kvs = (list(each) for each in zip(*lens, strict=True))
+        attention.plan(make_metadata([[0] * (-(-kv // 16)) for kv in kvs], queries, kvs, 16))
+        qkv = torch.empty(sum(queries), 12, 64, dtype=torch.float16)
+        attention(0, *qkv.split([8, 2, 2], 1), 0.1)
+    for name in dict(compiled):
+        assert len({kernel.hash for each, kernel in compiled if each == name}) == 1, name
 
 
 def test_padded_decodes(compiled: list[tuple[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,14 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from tests.tools.paged_run import make_metadata
-from tgi_cli.attention import AttentionMetadata, KVSpec, create_attention
+from tgi_cli.attention import (
+    AttentionMetadata,
+    KVSpec,
+    create_attention,
+    triton_latent,
+    triton_launch,
+    triton_work,
+)
 from tgi_cli.attention import triton_tiles as tiles
 from tgi_cli.attention.fp8 import to_fp8
 from tgi_cli.attention.triton_cache import how_to_read, write_cache
@@ -28,6 +36,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 BLOCKS = 48
+SPLIT_TOKENS = 256
 LENGTHS = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 100)]
 """Decodes around a block's end, and one that is split."""
 MIXED = [*LENGTHS[2:], (3, 31), (5, 5), (66, 90)]
@@ -36,12 +45,16 @@ MIXED = [*LENGTHS[2:], (3, 31), (5, 5), (66, 90)]
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few processors splits are few, and each has several tiles: the interpreter is slow."""
-    monkeypatch.setattr(tiles, "LONG_KEYS", 30)
+    """Chunks of a tile or two, and few programs, which therefore have several items each."""
+    rule = partial(
+        triton_work.Rule, chunk=64, max_chunks=4, many_chunk=64, split_tokens=SPLIT_TOKENS
+    )
+    monkeypatch.setattr(triton_launch, "Rule", rule)
+    monkeypatch.setattr(triton_latent, "CHUNK", 64)
+    monkeypatch.setattr(triton_latent, "MANY_CHUNK", 64)
     if INTERPRETED:
         make = tiles.Hardware
-        monkeypatch.setattr(tiles, "Hardware", lambda: make(processors=6))
-        monkeypatch.setattr(tiles, "DECODE_KEYS", 32)
+        monkeypatch.setattr(tiles, "Hardware", lambda: make(processors=2))
         monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
@@ -353,12 +366,13 @@ class Launches:
     """What a step hands to kernels: the same each time, or a graph of it would be wrong."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from tgi_cli.attention import triton, triton_cache
+        from tgi_cli.attention import triton_cache, triton_reduce
 
         self.seen: list[Any] = []
         for module, name in (
-            (triton, "decode_kernel"),
-            (triton, "reduce_kernel"),
+            (triton_work, "work_kernel"),
+            (triton_launch, "decode_kernel"),
+            (triton_reduce, "reduce_kernel"),
             (triton_cache, "_write_kernel"),
         ):
             monkeypatch.setattr(module, name, self.recorder(name, getattr(module, name)))
@@ -389,14 +403,13 @@ class Launches:
 
 
 @pytest.mark.parametrize(
-    ("window", "cache_dtype", "processors", "kernels"),
-    [(None, None, 4, 2), (None, torch.float8_e4m3fn, 16, 3), (45, None, 16, 3)],
+    ("window", "cache_dtype", "processors"),
+    [(None, None, 4), (None, torch.float8_e4m3fn, 16), (45, None, 16)],
 )
 def test_padded_decodes(
     window: int | None,
     cache_dtype: torch.dtype | None,
     processors: int,
-    kernels: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a graph may hold: launches do not change with the step, padding does no harm."""
@@ -438,8 +451,9 @@ def test_padded_decodes(
             attention.raw(attention.value_cache[0]).view(torch.uint8),
             wanted.raw(wanted.value_cache[0]).view(torch.uint8),
         )
-        assert len(launches.seen) == kernels
-        static = launches.seen[1][3]
+        names = [name for name, *_ in launches.seen]
+        assert names == ["_write_kernel", "work_kernel", "decode_kernel", "reduce_kernel"]
+        static = launches.seen[2][3]
         assert static["kv_lens"] == buffers.kv_lens.data_ptr()
         assert static["block_table"] == buffers.block_table.data_ptr()
         now = [(name, grid, fixed) for name, grid, fixed, _ in launches.seen]

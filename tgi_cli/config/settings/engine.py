@@ -143,7 +143,8 @@ ENGINE_SETTINGS = (
         attention=Setting(
             one_of("NAME", *ATTENTIONS),
             "Attention backend: auto, triton or flashinfer (CUDA), native or cpu (CPU), torch (any "
-            "device, slow). TGI's paged and flashdecoding mean auto.",
+            "device, slow). With FlashInfer installed, auto measures which is faster on this GPU. "
+            "TGI's paged and flashdecoding mean auto.",
             "auto",
         ),
         cuda_graphs=Setting(

@@ -1,0 +1,119 @@
+"""Compile every Triton kernel for GPUs that are not present, and print what their code takes.
+
+    python -m tests.benchmarks.compiled [--for 80 90 100] [--only attention ops] [--match LLAMA]
+
+Needs Triton, whose wheel has the assembler, and takes some minutes. Nothing is run: the figures are
+of the machine code. One line per kernel and GPU:
+
+registers   of a thread, and instructions that spill them to memory
+shared      KiB of shared memory of a program
+programs    that a processor holds at once
+loop        instructions of a warp in the inner loop, and those of tensor cores among them
+bytes       read in one turn of it, by a program; operations per byte of these, where an H100 needs
+            295 to compute as fast as it reads
+cycles      of a processor that this turn takes at least, if there were nothing else: to issue the
+            instructions / to read from memory / to multiply, and which of them is the longest
+
+Keys that several tiles of queries read come from the second-level cache: where they do, as in
+prefills, "memory" is no limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+HEADER = (
+    "kernel",
+    "for",
+    "GPU",
+    "warps",
+    "registers",
+    "spills",
+    "shared KiB",
+    "programs",
+    "loop",
+    "tensor",
+    "bytes",
+    "operations/byte",
+    "issue / memory / matrix cycles",
+    "bound by",
+)
+
+
+def rows(capabilities: list[int], groups: list[str], match: str) -> Iterator[tuple[str, ...]]:
+    """Compile, and give the table's rows."""
+    from triton.runtime.jit import JITFunction
+
+    from tests.benchmarks.compiled.cases import all_cases
+    from tests.benchmarks.compiled.gpus import GPUS, cycles, programs
+    from tests.tools.sass import code_of
+    from tests.tools.triton_compiler import compile_for, compile_only
+
+    kernels, JITFunction.run = compile_only()  # type: ignore[method-assign]
+    for case in all_cases():
+        if (groups and case.group not in groups) or match.lower() not in case.name.lower():
+            continue
+        for capability in capabilities:
+            gpu = GPUS[capability]
+            compile_for(capability)
+            works = case.work(capability)
+            kernels.clear()
+            case.run(capability)
+            once: dict[str, tuple[str, Any]] = {k.hash: (name, k) for name, k in kernels}
+            for name, kernel in once.values():
+                code, work = code_of(kernel), works.get(name)
+                limits = ("", "", "", "")
+                if work is not None:
+                    taken = cycles(code, work, gpu)
+                    limits = (
+                        f"{work.bytes:,}",
+                        f"{work.operations / work.bytes:.0f}",
+                        f"{taken.issue:.0f} / {taken.memory:.0f} / {taken.matrix:.0f}",
+                        taken.bound,
+                    )
+                yield (
+                    name.strip("_"),
+                    case.name,
+                    gpu.name,
+                    str(code.warps),
+                    str(code.registers),
+                    str(code.spills),
+                    f"{code.shared / 1024:.1f}",
+                    str(programs(code, gpu)),
+                    str(code.loop_length),
+                    str(code.matrix_instructions),
+                    *limits,
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--for",
+        dest="capabilities",
+        type=int,
+        nargs="+",
+        default=[80, 90, 100],
+        metavar="CAPABILITY",
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="GROUP")
+    parser.add_argument(
+        "--match", default="", metavar="NAME", help="only cases with it in their name"
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("TRITON_CACHE_DIR", folder)
+        print("| " + " | ".join(HEADER) + " |")
+        print("|" + " --- |" * len(HEADER))
+        for row in rows(arguments.capabilities, arguments.only, arguments.match):
+            print("| " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

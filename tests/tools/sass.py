@@ -1,0 +1,119 @@
+"""What a compiled kernel takes and executes, read from its machine code by CUDA's binary tools.
+
+https://docs.nvidia.com/cuda/cuda-binary-utilities/; Triton's wheel has them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+MATRIX = ("HMMA", "HGMMA", "IMMA", "QMMA", "QGMMA", "OMMA", "UTCHMMA", "UTCQMMA", "DMMA")
+"""Instructions of tensor cores."""
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+_LABEL = re.compile(r"\s*(\.L_\w+):")
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
+_TARGET = re.compile(r"`\((\.L_\w+)\)")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel for one architecture.
+
+    Attributes:
+        warps: of a program.
+        registers: of a thread.
+        shared: bytes of shared memory of a program.
+        stack: bytes of a thread's stack, where registers are spilled to.
+        spills: instructions that write or read it.
+        loop: instructions of the innermost loop that computes most, by opcode; empty without one.
+    """
+
+    warps: int
+    registers: int
+    shared: int
+    stack: int
+    spills: int
+    loop: Counter[str]
+
+    @property
+    def loop_length(self) -> int:
+        return self.loop.total()
+
+    @property
+    def matrix_instructions(self) -> int:
+        return sum(self.loop[name] for name in MATRIX)
+
+
+def code_of(kernel: Any) -> Code:
+    """Read a compiled kernel of Triton's."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = _tool("cuobjdump", "-res-usage", file.name)
+        listing = _tool("nvdisasm", "-c", file.name)
+    found = _USAGE.search(usage)
+    assert found is not None, usage
+    opcodes = Counter(opcode for opcode, _ in _instructions(listing.splitlines()))
+    return Code(
+        kernel.metadata.num_warps,
+        int(found[1]),
+        kernel.metadata.shared,
+        int(found[2]),
+        opcodes["STL"] + opcodes["LDL"],
+        innermost_loop(listing),
+    )
+
+
+def innermost_loop(listing: str) -> Counter[str]:
+    """The opcodes of the loop without others in it that has the most tensor core instructions.
+
+    Among equals, the longest. A loop is what lies between a label and a branch back to it.
+    """
+    lines = listing.splitlines()
+    labels = {found[1]: i for i, line in enumerate(lines) if (found := _LABEL.match(line))}
+    loops = []
+    for end, line in enumerate(lines):
+        target = _TARGET.search(line)
+        begin = None if target is None or "BRA" not in line else labels.get(target[1])
+        # The last instruction of all is a branch to itself.
+        if begin is not None and begin < end - 1:
+            loops.append((begin, end))
+    innermost = [
+        (begin, end)
+        for begin, end in loops
+        if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in loops)
+    ]
+    bodies = [
+        Counter(opcode for opcode, _ in _instructions(lines[begin : end + 1]))
+        for begin, end in innermost
+    ]
+    return max(
+        bodies,
+        key=lambda body: (sum(body[name] for name in MATRIX), body.total()),
+        default=Counter(),
+    )
+
+
+def _instructions(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Opcodes without modifiers, and the lines."""
+    for line in lines:
+        found = _INSTRUCTION.match(line)
+        if found is not None and found[1] != "NOP":
+            yield found[1], line
+
+
+def _tool(name: str, *arguments: str) -> str:
+    path = TOOLS / name
+    command = [str(path) if path.exists() else name, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
