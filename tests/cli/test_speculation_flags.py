@@ -38,7 +38,7 @@ def test_vllms_object_is_passed_on(served: dict[str, Any], tmp_path: Path) -> No
     [
         (["--speculate", "many"], "nor auto"),
         (["--speculate=-1"], "not at least 0"),
-        (["--speculative-config", '{"method": "eagle3"}'], "'eagle3' is not supported"),
+        (["--speculative-config", '{"method": "eagle"}'], "'eagle' is not supported"),
         (["--speculative-config", "x"], "is not JSON"),
         (["--speculative-config="], "is not JSON"),
     ],

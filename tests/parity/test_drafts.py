@@ -20,7 +20,7 @@ from tests.unit.engine.fake_speculator import FakeSpeculator
 from tgi_cli import LLM, SamplingParams, demo
 from tgi_cli.engine.sequence import Sequence as Running
 from tgi_cli.engine.speculation.step_costs import StepCosts
-from tgi_cli.engine.step import Step, StepTime
+from tgi_cli.engine.step import Proposal, Step, StepTime
 from tgi_cli.kernels import cpp_library
 from tgi_cli.llm import Completion, load
 
@@ -51,11 +51,19 @@ SCHEMA = {
 class Recorder:
     """A speculator that drafts nothing, and remembers the answers."""
 
+    asks_worker = False
+
     def __init__(self) -> None:
         self.answers: dict[int, list[int]] = {}
 
     def propose(self, sequences: Sequence[Running], waiting: bool) -> list[list[int]]:
         return [[] for _ in sequences]
+
+    def ask(self, sequences: Sequence[Running]) -> None:
+        raise AssertionError("the worker has no drafter")
+
+    def proposed(self, sequence: Running, proposal: Proposal) -> None:
+        raise AssertionError("the worker has no drafter")
 
     def learn(self, sequence: Running, drafts: Sequence[int], accepted: int) -> None:
         raise AssertionError("nothing was drafted")
@@ -126,14 +134,14 @@ def told(batches: Iterator[list[Completion]]) -> list[list[Any]]:
 def compare(make: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch, **more: bool) -> None:
     """Check that the answers are the same, and that drafts were accepted and rejected."""
     recorder = Recorder()
-    monkeypatch.setattr(load, "create_speculator", lambda config, times: recorder)
+    monkeypatch.setattr(load, "create_speculator", lambda *_: recorder)
     with make() as llm:
         expected = told(requests(llm, **more))
         # Whose requests share a step depends on drafts, and the sampler has several paths, which
         # add up in another order.
         mixed = llm.generate(PROMPTS, SAMPLINGS, max_new_tokens=40)
     made = FakeSpeculator("partly", recorder.answers.__getitem__, vocab_size=VOCAB)
-    monkeypatch.setattr(load, "create_speculator", lambda config, times: made)
+    monkeypatch.setattr(load, "create_speculator", lambda *_: made)
     with make() as llm:
         assert told(requests(llm, **more)) == expected
         for one, two in zip(
@@ -221,11 +229,11 @@ def test_torch_alone_gives_the_same_tokens(
     torch.manual_seed(0)
     recorder = Recorder()
     limits = LIMITS | {"dtype": "float32"}
-    monkeypatch.setattr(load, "create_speculator", lambda config, times: recorder)
+    monkeypatch.setattr(load, "create_speculator", lambda *_: recorder)
     with LLM(checkpoint, **limits) as llm:
         expected = llm.generate(PROMPTS, SAMPLINGS, max_new_tokens=40, ignore_eos=True)
     made = FakeSpeculator("partly", recorder.answers.__getitem__, vocab_size=VOCAB)
-    monkeypatch.setattr(load, "create_speculator", lambda config, times: made)
+    monkeypatch.setattr(load, "create_speculator", lambda *_: made)
     with LLM(checkpoint, **limits) as llm:
         got = llm.generate(PROMPTS, SAMPLINGS, max_new_tokens=40, ignore_eos=True)
     for one, two in zip(expected, got, strict=True):

@@ -65,7 +65,7 @@ SERVED = {
     },
     "Llama 3 8B, float16": replace(_MODELS["Llama 3 8B"], dtype=torch.float16),
 }
-"""Configurations whose registers suffice, on every architecture."""
+"""Configurations that are compiled, and whose figures docs/benchmarks.md has."""
 
 
 def attend(case: Case, capability: int) -> TritonAttention:

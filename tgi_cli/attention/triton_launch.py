@@ -72,7 +72,7 @@ class Launch:
         values = tiles.HeadTile.of(spec.value_width)
         sizes = max(keys.dims, values.dims), kind.dtype.itemsize, kind.cache_dtype.itemsize
         decode = tiles.decode_tile(hardware, *sizes, group)
-        prefill = tiles.prefill_tile(hardware, *sizes, group)
+        prefill = tiles.prefill_tile(hardware, *sizes, group, spec.chunk is not None)
         rule = Rule(
             group=group,
             few_rows=decode.rows // group * group,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 DECODE_BYTES = 16 * 1024
 """Of the keys, or the values, of a decode's tile."""
+DECODE_NUMBERS = 8192
+"""Of the keys, or the values, of a decode's tile: those of 8 bits take registers as wider ones."""
 KEY_ALIGNMENT = 64
 """Tiles of keys begin at a multiple of their size, which divides this; chunks of a sequence begin
 at a multiple of this."""
@@ -33,14 +35,17 @@ _PREFILL = {
     # From compute capability 9.0 on; their tensor cores read factors from shared memory.
     (True, 2, 64): Tile(128, 64, 8, 3),
     (True, 2, 128): Tile(128, 64, 8, 3),
-    (True, 2, 256): Tile(128, 64, 8, 2),
+    (True, 2, 192): Tile(128, 64, 8, 2),
+    (True, 2, 256): Tile(64, 32, 8, 2),
     # Before, factors take registers.
     (False, 2, 64): Tile(128, 64, 8, 3),
     (False, 2, 128): Tile(128, 64, 8, 3),
+    (False, 2, 192): Tile(64, 64, 8, 2),
     (False, 2, 256): Tile(64, 64, 8, 2),
     # float32 is three products of parts (see attend): small tiles, or registers run out.
     (True, 4, 64): Tile(64, 32, 8, 2),
     (True, 4, 128): Tile(16, 32, 4, 2),
+    (True, 4, 192): Tile(16, 16, 4, 2),
     (True, 4, 256): Tile(16, 16, 4, 2),
 }
 """By generation, bytes of an element, and a head's dimensions, which are at most that many."""
@@ -91,11 +96,28 @@ class HeadTile:
 
 
 def prefill_tile(
-    hardware: Hardware, dims: int, itemsize: int, kv_itemsize: int, group: int
+    hardware: Hardware,
+    dims: int,
+    itemsize: int,
+    kv_itemsize: int,
+    group: int,
+    chunked: bool = False,
 ) -> Tile:
-    """For prompts; ``dims`` is of a :class:`HeadTile`, ``group`` the query heads of a KV head."""
+    """For prompts.
+
+    Args:
+        hardware: the device.
+        dims: of a :class:`HeadTile`.
+        itemsize, kv_itemsize: bytes of a number of queries, and of keys.
+        group: query heads of a KV head.
+        chunked: whether queries see their own chunk of positions.
+    """
     late = hardware.capability >= (9, 0) or itemsize == 4
-    tile = _PREFILL[late, itemsize, min(max(next_power_of_2(dims), 64), 256)]
+    tile = _PREFILL[late, itemsize, next((n for n in (64, 128, 192) if dims <= n), 256)]
+    if itemsize == 2 and dims > 64 and (chunked or hardware.capability >= (10, 0)):
+        tile = replace(tile, keys=32)  # more keys spill registers
+    if late and kv_itemsize < itemsize == 2 and dims > 192:
+        tile = replace(tile, rows=32, warps=4)  # as do more rows, beside keys that are widened
     if kv_itemsize < itemsize and not late:
         tile = replace(tile, rows=64, stages=2)
     if group > tile.rows:
@@ -107,6 +129,7 @@ def decode_tile(hardware: Hardware, dims: int, itemsize: int, kv_itemsize: int, 
     """For sequences of few tokens: a tile has the ``group`` heads of one token, or of several."""
     needed = max(next_power_of_2(group), 16)  # the fewest that tensor cores take
     most = 32 if itemsize == 4 else KEY_ALIGNMENT
+    most = max(min(most, DECODE_NUMBERS // dims), 16)
     keys = DECODE_BYTES // (dims * kv_itemsize)
     keys = min(max(1 << (keys.bit_length() - 1) if keys else 0, 16), most)
     tile = Tile(needed, keys, 4 if needed * dims <= 64 * 128 else 8, _DECODE_STAGES)

@@ -336,7 +336,8 @@ def make_work(
     memory = torch.empty(
         few.items + many.items + 2 * rows + 2, dtype=torch.int32, device=metadata.kv_lens.device
     )
-    items, starts, parts_at, counts = memory.split([few.items + many.items, rows, rows, 2])
+    lengths = [few.items + many.items, rows, rows, 2]
+    items, starts, parts_at, counts = torch.split(memory, lengths)
     work_kernel[(rows,)](
         metadata.query_start_loc,
         metadata.kv_lens,

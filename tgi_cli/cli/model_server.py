@@ -47,7 +47,7 @@ def model_server(settings: ParsedSettings) -> None:
 
 
 def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServerConfig:
-    from tgi_cli.cli.local_model import locate, locate_adapters
+    from tgi_cli.cli.local_model import locate, locate_adapters, locate_drafter
     from tgi_cli.model_server.config import ModelServerConfig
     from tgi_cli.process.runtime_dir import SOCKET, default_uds_path, runtime_folder
     from tgi_cli.process.unix_socket import make_folder
@@ -63,7 +63,7 @@ def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServe
     if path is None:
         serve, path = locate(serve)
     else:
-        serve = locate_adapters(serve)
+        serve = locate_drafter(locate_adapters(serve))
     return ModelServerConfig(serve=serve, model_path=path, uds_path=uds_path)
 
 

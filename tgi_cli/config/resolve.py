@@ -6,6 +6,7 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
+from tgi_cli.config.resolve_drafts import resolve_drafts
 from tgi_cli.config.schema import (
     DecoderFacts,
     DeviceFacts,
@@ -31,7 +32,6 @@ from tgi_cli.config.settings.model import (
     ON_THE_FLY,
 )
 from tgi_cli.config.settings.setting import SERVE
-from tgi_cli.config.speculation import DEFAULT_CPU_DRAFTS, SpeculativeConfig
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,15 @@ def resolve(
     max_input, prefill = _resolve_input_tokens(serve, device, total, model.decoder)
     dtype = _resolve_dtype(serve.dtype, model, device)
     _check_state_prefill(serve, device, dtype)
-    drafts = SpeculativeConfig.read(serve.speculative_config or "{}")
+    num_shard = _resolve_num_shard(serve, model, device)
+    options |= resolve_drafts(serve, device, num_shard)
+    options["explicit_limits"] += tuple(
+        name
+        for name in ("max_input_tokens", "max_total_tokens")
+        if getattr(serve, name) is not None
+    )
+    if model.decoder is not None:
+        options["speculate"] = 0
     return EngineConfig(
         **options,
         model_path=model_path,
@@ -106,14 +114,7 @@ def resolve(
         max_loras=serve.max_loras or (DEFAULT_LORAS if serve.lora_adapters else 0),
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
         max_lora_rank=_resolve_lora_rank(serve, lora_rank),
-        num_shard=_resolve_num_shard(serve, model, device),
-        speculate=_resolve_speculate(serve, drafts, device) if model.decoder is None else 0,
-        drafts_from_answers=serve.prefix_caching and drafts.method != "ngram",
-        explicit_limits=tuple(
-            name
-            for name in ("max_input_tokens", "max_total_tokens", "speculate", "speculative_config")
-            if getattr(serve, name) is not None
-        ),
+        num_shard=num_shard,
         decoder=model.decoder,
     )
 
@@ -233,6 +234,7 @@ def _check_for_decoder(serve: ServeConfig, model: ModelFacts) -> None:
         "--shard-uds-path": serve.shard_uds_path is not None,
         "--speculate": bool(serve.speculate),
         "--speculative-config": serve.speculative_config is not None,
+        "--speculative-model": serve.speculative_model is not None,
     }
     for flag, given in refused.items():
         if given:
@@ -314,23 +316,6 @@ def _resolve_lora_rank(serve: ServeConfig, largest: int) -> int:
             f"set it to {largest}, or leave it unset",
         )
     return serve.max_lora_rank
-
-
-def _resolve_speculate(serve: ServeConfig, drafts: SpeculativeConfig, device: DeviceFacts) -> int:
-    """The most drafts of a sequence in one step."""
-    said, also = serve.speculate, drafts.num_speculative_tokens
-    if said is not None and also is not None and said != also:
-        raise ConfigError(
-            f"--speculate {said} and num_speculative_tokens {also} of --speculative-config "
-            "contradict each other",
-            "leave one of them off",
-        )
-    most = also if said is None else said
-    if most is not None:
-        return most
-    # On a GPU, looking drafts up would delay the launch of every step.
-    usual = DEFAULT_CPU_DRAFTS if device.kind == "cpu" else 0
-    return usual if serve.speculative_config is None else DEFAULT_CPU_DRAFTS
 
 
 def _resolve_num_shard(serve: ServeConfig, model: ModelFacts, device: DeviceFacts) -> int:

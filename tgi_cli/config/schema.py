@@ -80,6 +80,8 @@ class ServeConfig(EngineOptions):
     """Socket on which TGI's clients find the first shard, without its ``-0``."""
     speculate: int | None = None
     speculative_config: str | None = None
+    speculative_model: str | None = None
+    """Id or folder of weights that draft; for the model server always a folder."""
     watermark_gamma: float = default("watermark_gamma")
     watermark_delta: float = default("watermark_delta")
     max_restarts: int = default("max_restarts")
@@ -193,6 +195,10 @@ class EngineConfig(EngineOptions):
     """Maximum draft tokens of a sequence in one step; 0: no speculative decoding."""
     drafts_from_answers: bool
     """Whether drafts may come from recent answers to others with the same salt and adapter."""
+    speculative_model: str | None
+    """Folder of weights that draft, or None."""
+    speculative_method: str | None
+    """What they are said to be (one of :data:`tgi_cli.config.speculation.METHODS`), or None."""
     explicit_limits: tuple[str, ...]
     """Limits that the user set: warm-up does not lower them. Those of drafts are among them."""
     decoder: DecoderFacts | None = None

@@ -294,6 +294,10 @@ class Batch:
                 self._append_token(sequence, result, sample, outputs)
                 if accepted:
                     self._append_behind(sequence, result, sample, accepted, outputs)
+                if self.speculator is not None and index in result.proposals:
+                    known = len(sequence.token_ids) == entry.end + 1 + accepted
+                    if known and sequence.first_unsent < 0 and entry.is_current:
+                        self.speculator.proposed(sequence, result.proposals[index])
         return outputs
 
     def _verify(

@@ -120,6 +120,9 @@ class Scheduler:
                 step.num_decodes = len(entries)
         if not entries:
             return None
+        speculator = self.batch.speculator
+        if speculator is not None and speculator.asks_worker:
+            step.proposals = _ask(speculator, entries)
         self.batch.commit(step, entries)
         return step
 
@@ -300,13 +303,28 @@ class Scheduler:
         }
 
 
+def _ask(speculator: Speculator, entries: list[ScheduledSequence]) -> list[int]:
+    """The drafts that the worker is to propose behind each entry; empty if it need not follow."""
+    asked = [e.sequence for e in entries if e.sampled and _takes_drafts(e.sequence)]
+    counts = speculator.ask(asked)
+    if counts is None:
+        return []
+    found = dict(zip(map(id, asked), counts, strict=True))
+    return [found.get(id(entry.sequence), 0) if entry.sampled else 0 for entry in entries]
+
+
 def _may_draft(sequence: Sequence) -> bool:
     """Whether a running sequence has one token to go, and could go on behind its next ones."""
-    request = sequence.request
     return (
         sequence.num_tokens - sequence.num_computed == 1
         and not (sequence.placeholders or sequence.stale_results or sequence.num_drafts)
-        and sequence.num_tokens + 1 < sequence.max_tokens
-        # Processors are called once for each token, and see the ones before it.
-        and not (request.logits_processors or request.return_generation_logits)
+        and _takes_drafts(sequence)
     )
+
+
+def _takes_drafts(sequence: Sequence) -> bool:
+    """Whether a draft behind its known tokens could be of use."""
+    request = sequence.request
+    # Processors are called once for each token, and see the ones before it.
+    alone = request.logits_processors or request.return_generation_logits
+    return sequence.num_tokens + 1 < sequence.max_tokens and not alone

@@ -11,11 +11,17 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.step import Step
+from tgi_cli.engine.step import Proposal, Step
 
 
 class Speculator(Protocol):
-    """Proposes drafts for the running sequences, and learns which of them were right."""
+    """Proposes drafts for the running sequences, and learns which of them were right.
+
+    Attributes:
+        asks_worker: whether the worker has a drafter with weights, whose proposals it asks for.
+    """
+
+    asks_worker: bool
 
     def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
         """Draft tokens behind each sequence, likely ones first to be dropped from the end.
@@ -28,6 +34,24 @@ class Speculator(Protocol):
             A list per sequence, empty for none. Of a sequence that can take fewer (its length, its
             blocks), the first ones are used.
         """
+        ...
+
+    def ask(self, sequences: Many[Sequence]) -> list[int] | None:
+        """How many drafts the worker is to propose behind each sequence, after a step.
+
+        Called only if ``asks_worker``.
+
+        Args:
+            sequences: that the step chooses a token for, which counts as one of theirs already; may
+                be empty.
+
+        Returns:
+            A number per sequence; None if drafts with weights do not pay for now, for any.
+        """
+        ...
+
+    def proposed(self, sequence: Sequence, proposal: Proposal) -> None:
+        """The worker has proposed drafts behind the sequence's known tokens."""
         ...
 
     def learn(self, sequence: Sequence, drafts: Many[int], accepted: int) -> None:

@@ -134,6 +134,10 @@ class Step:
     Of a model with recurrent states, ``state_in`` and ``state_out`` have the slots that each entry
     reads before its first token (:data:`FRESH`: a fresh state) and writes after its last, parallel
     to ``rows``; they are empty otherwise. ``snapshots`` are written on the way.
+
+    ``proposals``, parallel to ``rows``, has how many drafts the worker is to propose for each,
+    behind the last token that it chooses and the row keeps. Where it is empty no drafts are wanted,
+    and a worker that can catch up later need not follow the sequences.
     """
 
     step_id: int
@@ -151,6 +155,7 @@ class Step:
     state_in: list[int] = field(default_factory=list)
     state_out: list[int] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
+    proposals: list[int] = field(default_factory=list)
     num_decodes: int = 0
     """How many leading entries compute one known token each, with or without drafts behind it."""
 
@@ -177,12 +182,23 @@ MAX_DRAFT_ROWS = 64
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step of ``rows`` tokens in all, of ``sequences`` with ``context`` each."""
+    """Seconds of a step of ``rows`` tokens in all, of ``sequences`` with ``context`` each.
+
+    ``proposals`` drafts of each were proposed after it.
+    """
 
     sequences: int
     rows: int
     context: int
     seconds: float
+    proposals: int = 0
+
+
+class Proposal(NamedTuple):
+    """Drafts that the worker proposes, and how likely each is for the drafter itself."""
+
+    token_ids: list[int]
+    chances: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +221,8 @@ class StepResult:
     ``errors`` maps an index of these entries to the cause of that row's own failure (its token
     is then meaningless). ``generation_logits`` maps such an index to the raw logits (float32
     numpy [V]). ``prompt_logprobs`` and ``context_logits`` (float32 numpy [count, V]) map an index
-    of ``Step.rows``, sampled or not.
+    of ``Step.rows``, sampled or not. So does ``proposals``: drafts behind the last token that the
+    entry has chosen, the one behind its accepted drafts.
     """
 
     token_ids: list[int]
@@ -216,6 +233,7 @@ class StepResult:
     prompt_logprobs: dict[int, ChunkLogprobs] = field(default_factory=dict)
     context_logits: dict[int, Any] = field(default_factory=dict)
     generation_logits: dict[int, Any] = field(default_factory=dict)
+    proposals: dict[int, Proposal] = field(default_factory=dict)
 
 
 class PendingResult(Protocol):

@@ -62,6 +62,7 @@ def resolve_model(
     auto_convert: bool = True,
     merge_lora: bool = False,
     weights: bool = True,
+    overridable: bool = True,
     progress: ProgressReporter | None = None,
 ) -> LocalModel:
     """Resolve ``model_id`` to a folder; download, convert or merge first if necessary.
@@ -78,6 +79,7 @@ def resolve_model(
         auto_convert: convert pickled weights to safetensors if there are no others.
         merge_lora: merge a PEFT adapter into its base instead of returning its folder.
         weights: require weights, not only the configuration and the tokenizer.
+        overridable: let :data:`OVERRIDE` replace the weights, which it does for the served model.
         progress: of the download.
 
     Raises:
@@ -86,7 +88,7 @@ def resolve_model(
         ModelError: the model cannot be served.
     """
     override = os.environ.get(OVERRIDE, "")
-    if override and weights:
+    if override and weights and overridable:
         model = resolve_model(
             model_id,
             revision=revision,

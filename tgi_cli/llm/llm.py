@@ -12,7 +12,7 @@ from tgi_cli.errors import ConfigError
 from tgi_cli.llm.beam import BeamHypothesis, BeamOptions, EarlyStopping, search
 from tgi_cli.llm.collector import Collector, completions_of, run
 from tgi_cli.llm.engine import RequestGroup
-from tgi_cli.llm.load import find_adapter, find_adapters, locate, start_engine
+from tgi_cli.llm.load import find_adapter, find_adapters, locate, start_engine, with_drafter
 from tgi_cli.llm.options import (
     EngineSettings,
     GenerationKeywords,
@@ -87,6 +87,7 @@ class LLM:
             lora_adapters=find_adapters(lora_adapters, local.model_id),
             **settings,
         )
+        serve = with_drafter(serve)
         self._text = TextBundle.load(local.path, trust_remote_code)
         self._thinking = ThinkingBudgets(local.path, trust_remote_code)
         self._engine, self.info = start_engine(serve, local.path, on_stats)

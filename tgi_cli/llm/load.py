@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -74,6 +75,24 @@ def find_adapters(
     return tuple(map(str, resolve_adapters(items, model_id, download_progress())))
 
 
+def with_drafter(serve: ServeConfig) -> ServeConfig:
+    """Settings with the folder of the weights that draft, downloaded if necessary.
+
+    Raises:
+        HubError: They are unavailable.
+        ModelError: The folder has none.
+    """
+    if not serve.speculative_model or serve.speculate == 0:
+        return serve
+    found = resolve_model(
+        fspath(serve.speculative_model),
+        trust_remote_code=serve.trust_remote_code,
+        overridable=False,
+        progress=download_progress(),
+    )
+    return replace(serve, speculative_model=str(found.path))
+
+
 def start_engine(
     serve: ServeConfig,
     model_path: Path,
@@ -113,7 +132,7 @@ def start_engine(
         info.model_id,
         worker.close,
         worker.grammars,
-        create_speculator(capacity.config, capacity.step_times),
+        create_speculator(capacity.config, capacity.step_times, capacity.most_proposed),
     )
     worker.watch(engine.fail)
     try:

@@ -51,6 +51,8 @@ class EngineSettings(TypedDict, total=False):
             of the CPU.
         speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
             Default: 7 on a CPU, 0 on a GPU.
+        speculative_model: Weights that draft tokens, a folder or an id on the hub: a smaller model
+            with the same vocabulary, or heads made for the model.
         max_loras: LoRA adapters that share a batch. Default: 4 if adapters are named, else 0.
         max_cpu_loras: LoRA adapters in the CPU's memory.
         max_lora_rank: Highest rank of a LoRA adapter.
@@ -73,6 +75,7 @@ class EngineSettings(TypedDict, total=False):
     quantize_head_bits: int | None
     num_shard: int | None
     speculate: int | None
+    speculative_model: str | None
     max_loras: int | None
     max_cpu_loras: int | None
     max_lora_rank: int | None

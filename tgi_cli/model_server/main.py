@@ -107,7 +107,7 @@ def _serve(
         ),
         0 if config.device == "cpu" else 1,
         compiler=worker.grammars,
-        speculator=create_speculator(config, capacity.step_times),
+        speculator=create_speculator(config, capacity.step_times, capacity.most_proposed),
         external_drafts=serve.asks_for_drafts,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.

@@ -41,10 +41,10 @@ def kv_scales(path: Path, model: CausalLM) -> dict[int, KVScales]:
         return {}
     scales = {}
     for path_of, module in model.named_modules():
-        number = re.search(r"layers\.(\d+)\.", path_of + ".")
-        if number is None or not isinstance(module, Attention) or module.shared:
+        place = re.search(r"layers\.(\d+)\.", path_of + ".")
+        if place is None or not isinstance(module, Attention) or module.shared:
             continue
-        own = found.get(int(number[1]))
+        own = found.get(int(place[1]))
         if own is not None and _scalable(model.kv_specs[module.layer]):
             scales[module.layer] = KVScales(**own)
     return scales

@@ -156,7 +156,7 @@ class ReadAhead:
             self._headers[stored.file] = file_header(stored.file)
         entry = self._headers[stored.file][stored.name]
         memory = torch.empty(entry.size, dtype=torch.uint8, pin_memory=self._pin)
-        target = memoryview(memory.numpy())
+        target = memoryview(memory.numpy())  # type: ignore[arg-type]
         parts = [
             self._pool.submit(
                 _read_into, target[begin : begin + _PART_BYTES], stored.file, entry.start + begin

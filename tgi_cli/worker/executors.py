@@ -19,8 +19,11 @@ from typing import Protocol
 from torch import Tensor
 
 from tgi_cli.attention import PagedAttention
+from tgi_cli.models.base import CapturedStates, CausalLM
+from tgi_cli.models.cpu_program import CpuProgram
+from tgi_cli.models.speculators.base import TargetStates
 from tgi_cli.sampling.table import SamplingBatch
-from tgi_cli.worker.step_inputs import InputPreparer, StepBatch
+from tgi_cli.worker.step_inputs import InputPreparer, StepBatch, StepInputs
 
 
 class Forward(Protocol):
@@ -49,6 +52,7 @@ class ForwardOutput:
         batch: the N sampled sequences.
         targets: int64 [N], where their tokens go: row * width + position.
         all_hidden: [T, H], if the step reports on prompts.
+        states: [T, W], the hidden states that a drafter reads, if there is one that reads any.
         is_logits: whether the executor has computed the head, too.
         choose: puts the likeliest tokens into the pool and returns int32 [N, 2], them and the bits
             of their log-probabilities; valid until it is called for another step. None where the
@@ -60,6 +64,7 @@ class ForwardOutput:
     targets: Tensor
     all_hidden: Tensor | None = None
     is_logits: bool = False
+    states: Tensor | None = None
     choose: Callable[[], Tensor] | None = None
 
 
@@ -76,10 +81,24 @@ class Executor(Protocol):
 
 
 class EagerExecutor:
-    """Runs the model's modules on flat inputs."""
+    """Runs the model's modules on flat inputs.
 
-    def __init__(self, model: Forward, attention: PagedAttention, inputs: InputPreparer) -> None:
+    Args:
+        model: computes the layers.
+        attention: holds the KV cache.
+        inputs: prepares the inputs of each step.
+        needs: the hidden states that a drafter reads.
+    """
+
+    def __init__(
+        self,
+        model: Forward,
+        attention: PagedAttention,
+        inputs: InputPreparer,
+        needs: TargetStates = "none",
+    ) -> None:
         self._model = model
+        self._needs = needs
         self._attention = attention
         self._states = attention.states
         self._inputs = inputs
@@ -92,10 +111,21 @@ class EagerExecutor:
         self._attention.plan(inputs.metadata)
         if self._states is not None and inputs.metadata.states is not None:
             self._states.plan(inputs.metadata.states)
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._attention)
+        hidden, states = self._run(inputs)
         last = hidden if inputs.last is None else hidden.index_select(0, inputs.last)
         all_hidden = hidden if batch.reports_prompts else None
-        return ForwardOutput(last, inputs.batch, inputs.targets, all_hidden)
+        return ForwardOutput(last, inputs.batch, inputs.targets, all_hidden, states=states)
+
+    def _run(self, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
+        """Hidden states of all tokens, and those that a drafter reads."""
+        given = inputs.input_ids, inputs.positions, self._attention
+        if not isinstance(self._needs, tuple):
+            hidden = self._model.forward(*given)
+            return hidden, hidden if self._needs == "final" else None
+        captured = CapturedStates(self._needs)
+        assert isinstance(self._model, CausalLM | CpuProgram)
+        hidden = self._model.forward_capturing(*given, captured)
+        return hidden, captured.joined()
 
 
 class ProgramExecutor(EagerExecutor):

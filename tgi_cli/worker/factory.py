@@ -34,6 +34,7 @@ from tgi_cli.worker.sizing.memory import (
     out_of_memory_as_error,
     release_unused_memory,
 )
+from tgi_cli.worker.speculation.load import Target, load_drafter
 from tgi_cli.worker.worker import LoadedModel, ModelWorker
 
 if TYPE_CHECKING:
@@ -137,13 +138,17 @@ def make_worker(
 
             served = config.max_total_tokens
             cross_check(model_config, model, facts.vocab_size, dtype, device, served, shard)
-    explicit = {"speculate", "speculative_config"}.intersection(config.explicit_limits)
+    named = {"speculate", "speculative_config", "speculative_model"}
+    explicit = named.intersection(config.explicit_limits)
     if model.state_specs and config.speculate and explicit:
         raise ConfigError(
             f"--speculate {config.speculate}: the recurrent states of {facts.architecture} cannot "
             "be rolled back to before a draft token that is rejected",
             "leave it off",
         )
+    target = Target(model, model_config, facts, dtype, device)
+    with out_of_memory_as_error(LOAD_REMEDY):
+        drafter = load_drafter(config, target)
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
@@ -168,13 +173,15 @@ def make_worker(
     if config.state_prefill == "chunked":
         use_chunks(attention.states)
     kernels.set_threads(None)
-    program = compile_program(model, attention)
-    if program is not None and table is None:
+    captured = drafter.needs if drafter is not None and isinstance(drafter.needs, tuple) else ()
+    program = compile_program(model, attention, captured)
+    alone = drafter is None or drafter.compiled
+    if program is not None and table is None and alone:
         # What is left to torch takes microseconds, and its threads would look for more work for
         # milliseconds, on cores that the kernels' need: 8 streams lost a quarter of their rate.
         kernels.set_threads(torch.get_num_threads())
         set_threads(1)
-    loaded = LoadedModel(facts, model, attention, lora, program, time.monotonic() - began)
+    loaded = LoadedModel(facts, model, attention, lora, program, drafter, time.monotonic() - began)
     with out_of_memory_as_error():  # the tables of rows, as long as the context
         return ModelWorker(config, loaded, shard, grammars)
 

@@ -75,7 +75,8 @@ class CudaGraph:
 
 def cuda_graphs() -> Callable[[], Graph]:
     """Create a factory of graphs that share one pool of memory."""
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     return lambda: CudaGraph(pool, stream)
 
 

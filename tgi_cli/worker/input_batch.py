@@ -129,8 +129,8 @@ class InputBatch:
             for row, start, token_ids in writes
         ]
         values = [np.array(token_ids, np.int32) for _, _, token_ids in writes]
-        indices, token_ids = self.upload(np.concatenate(spans), np.concatenate(values))
-        self.write(indices, token_ids)
+        indices, uploaded = self.upload(np.concatenate(spans), np.concatenate(values))
+        self.write(indices, uploaded)
 
     def _write_options(self, new: NewRow) -> None:
         extras, encoder_tokens = new.extras, new.prompt_tokens - 1 if self._has_encoder else 0

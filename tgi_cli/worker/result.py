@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from tgi_cli.sampling.logprobs import TopLogprobs
 from tgi_cli.sampling.sampler import Sampled
 from tgi_cli.worker.prompt_logprobs import ScoredChunk
 from tgi_cli.worker.sizing.memory import out_of_memory_as_error
+from tgi_cli.worker.speculation.stage import DeviceProposals
 from tgi_cli.worker.upload import to_host
 
 POISONED = "the model's output for this sequence is not a number (NaN or infinite logits)"
@@ -32,6 +34,7 @@ class DeviceResult:
         errors: of entries that failed alone, by index.
         generation_logits: float32 [V], by index of the entry; on their way to the host.
         prompts: reports on chunks of prompts.
+        proposals: drafts of a drafter with weights; None without any.
         arrived: recorded behind the copies; None before :meth:`send`, and on a CPU.
     """
 
@@ -41,6 +44,7 @@ class DeviceResult:
         self.errors: dict[int, str] = {}
         self.generation_logits: dict[int, Tensor] = {}
         self.prompts: list[ScoredChunk] = []
+        self.proposals: DeviceProposals | None = None
         self.arrived: torch.cuda.Event | None = None
         self._sources: object = None
         """What is copied on a stream of its own, whose memory must not be reused before."""
@@ -67,7 +71,8 @@ class DeviceResult:
             self.arrived.record(current)
             return
         stream.wait_stream(current)
-        self._sources = self.sampled, self.packed
+        drafts = None if self.proposals is None else replace(self.proposals)
+        self._sources = self.sampled, self.packed, drafts
         with torch.cuda.stream(stream):
             self._copy()
         self.arrived.record(stream)
@@ -76,6 +81,8 @@ class DeviceResult:
         self.sampled = list(map(_to_host, self.sampled))
         if self.packed is not None:
             self.packed = to_host(self.packed)
+        if self.proposals is not None:
+            self.proposals.send()
 
     def wait(self) -> StepResult:
         """Block until the tokens are on the host.
@@ -96,6 +103,8 @@ class DeviceResult:
             _append(result, part)
         for index, logits in self.generation_logits.items():
             result.generation_logits[index] = logits.numpy()
+        if self.proposals is not None:
+            self.proposals.append_to(result)
         for chunk in self.prompts:
             scores, raw = chunk.scores(), chunk.logits()
             if scores is not None:

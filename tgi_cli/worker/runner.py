@@ -20,6 +20,7 @@ from tgi_cli.attention import PagedAttention
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.step import Step
 from tgi_cli.models.base import EncoderDecoderLM
+from tgi_cli.models.speculators.base import TargetStates
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.sampler import Sampler
 from tgi_cli.worker.cuda_graphs import DecodeGraphs
@@ -38,6 +39,7 @@ from tgi_cli.worker.mixed_graphs import MixedGraphs
 from tgi_cli.worker.prompt_logprobs import PromptChunk, ScoredChunk, prompt_chunks
 from tgi_cli.worker.result import DeviceResult
 from tgi_cli.worker.sizing.memory import out_of_memory_as_error
+from tgi_cli.worker.speculation.stage import ProposalStage
 from tgi_cli.worker.step_inputs import InputPreparer, StepBatch
 from tgi_cli.worker.upload import to_host
 
@@ -57,11 +59,13 @@ class LaunchedStep:
 
     Attributes:
         forward: its result, on the device.
+        step: as the scheduler made it.
         options: of the sampled sequences that want more than a token, by index.
         chunks: of prompts that are reported on.
     """
 
     forward: ForwardOutput
+    step: Step
     options: dict[int, RowOptions]
     chunks: list[PromptChunk]
 
@@ -77,6 +81,7 @@ class ModelRunner:
         lora: of the model; None if it has no slots for adapters.
         shard: this process's share of the model; the first one alone samples.
         program: compiled from the model, where one could be.
+        needs: the hidden states that a drafter reads; see :meth:`propose_with`.
 
     Attributes:
         graphs: of decode steps, once they are captured.
@@ -95,6 +100,7 @@ class ModelRunner:
         lora: LoraCache | None = None,
         shard: Shard = ALONE,
         program: Forward | None = None,
+        needs: TargetStates = "none",
     ) -> None:
         self.rows = rows
         self.program = program
@@ -105,19 +111,26 @@ class ModelRunner:
         self._shard = shard
         self._sampler = Sampler(rows.upload)
         self._inputs = InputPreparer(rows, lora)
-        self._flat_executors: list[Executor] = [EagerExecutor(model, attention, self._inputs)]
+        eager = EagerExecutor(model, attention, self._inputs, needs)
+        self._flat_executors: list[Executor] = [eager]
         if program is not None:
-            self._flat_executors.insert(0, ProgramExecutor(program, attention, self._inputs))
+            programmed = ProgramExecutor(program, attention, self._inputs, needs)
+            self._flat_executors.insert(0, programmed)
         if isinstance(model, EncoderDecoderLM):
             alone = EncoderDecoderExecutor(model, attention, self._inputs, rows)
             self._flat_executors = [alone]
+        self._proposals: ProposalStage | None = None
         self._vocab_size = vocab_size
         self._copies: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
-            self._copies = torch.cuda.Stream(self._device)
+            self._copies = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._last_copy: torch.cuda.Event | None = None
         self.logits_at_once = max(1, MAX_LOGITS[self._device.type] // vocab_size)
         self.scores_at_once = max(1, MAX_SCORES[self._device.type] // vocab_size)
+
+    def propose_with(self, stage: ProposalStage) -> None:
+        """Have a drafter with weights follow each step, and propose drafts where a step asks."""
+        self._proposals = stage
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
@@ -135,6 +148,8 @@ class ModelRunner:
             self.rows.apply(step)
             if step.copies:
                 self._attention.copy_blocks(step.copies)
+            if self._proposals is not None:
+                self._proposals.apply(step)
             requested = self.rows.row_options
             chunks = prompt_chunks(step, requested) if requested else []
             batch = self._batch(step, bool(chunks))
@@ -143,7 +158,7 @@ class ModelRunner:
             if requested:
                 rows = enumerate(forward.batch.rows.tolist())
                 options = {index: requested[row] for index, row in rows if row in requested}
-            return LaunchedStep(forward, options, chunks)
+            return LaunchedStep(forward, step, options, chunks)
 
     def _batch(self, step: Step, reports_prompts: bool) -> StepBatch:
         rows = np.array(step.rows, np.int64)
@@ -192,6 +207,11 @@ class ModelRunner:
                 self._choose(handle, self._masks(masks, len(forward.batch)), result)
                 if self._shard.size > 1:
                     self._agree(forward, result)
+            if self._proposals is not None:
+                chosen = [part.token_ids for part in result.sampled]
+                if result.packed is not None:
+                    chosen = [result.packed[:, 0], *chosen]
+                result.proposals = self._proposals.propose(handle.step, chosen, forward.states)
             result.send(self._device, self._copies)
             self._last_copy = result.arrived
         return result

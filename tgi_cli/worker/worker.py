@@ -27,8 +27,10 @@ from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing.draft_timing import time_steps
 from tgi_cli.worker.sizing.kv_cache import Capacity, KVCacheSizing
 from tgi_cli.worker.sizing.memory import release_unused_memory
-from tgi_cli.worker.sizing.profile_steps import WARMUP_SLOTS, with_slots
+from tgi_cli.worker.sizing.profile_steps import WARMUP_BLOCKS, WARMUP_SLOTS, with_slots
 from tgi_cli.worker.sizing.variants import variant_steps
+from tgi_cli.worker.speculation.load import LoadedDrafter
+from tgi_cli.worker.speculation.stage import ProposalStage
 from tgi_cli.worker.step_graphs import StepGraphs, mixed_sizes_of
 from tgi_cli.worker.upload import Uploader
 
@@ -51,6 +53,7 @@ class LoadedModel:
         attention: without blocks yet.
         lora: slots for adapters; None if there are none.
         program: compiled from the model, where one could be.
+        drafter: has weights and drafts for the model; None without one.
         load_seconds: the time it took to load.
     """
 
@@ -59,6 +62,7 @@ class LoadedModel:
     attention: PagedAttention
     lora: LoraCache | None = None
     program: Forward | None = None
+    drafter: LoadedDrafter | None = None
     load_seconds: float = 0.0
 
 
@@ -104,15 +108,22 @@ class ModelWorker:
             has_encoder=config.decoder is not None,
         )
         model, vocab_size = loaded.model, loaded.facts.vocab_size
+        drafter = loaded.drafter
+        needs = "none" if drafter is None else drafter.needs
         self.runner = ModelRunner(
-            model, self.attention, rows, vocab_size, loaded.lora, shard, loaded.program
+            model, self.attention, rows, vocab_size, loaded.lora, shard, loaded.program, needs
         )
+        self._proposer = None if drafter is None else drafter.make(rows)
+        if self._proposer is not None:
+            self.runner.propose_with(ProposalStage(self._proposer, rows))
         self._graphs: StepGraphs | None = None
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
         make = GRAPH_FACTORIES.get(self._device.type)
         own_attention = any(spec.gathered or spec.index for spec in self.attention.specs)
         if make is not None and sizes and config.decoder is not None:
             log.info("an encoder-decoder model runs without CUDA graphs")
+        elif make is not None and sizes and needs != "none":
+            log.info("a drafter reads hidden states: the model runs without CUDA graphs")
         elif make is not None and sizes and own_attention:
             if shard.rank == 0:
                 log.info("a model with attention of its own runs without CUDA graphs")
@@ -158,19 +169,27 @@ class ModelWorker:
         config, shard = self._config, self._shard
         states = self.attention.states
         slots = 0 if states is None else WARMUP_SLOTS
+        proposer, rows = self._proposer, config.max_batch_size
+        if proposer is not None:
+            proposer.allocate(WARMUP_BLOCKS, rows)
+        beside = 0 if proposer is None else proposer.block_bytes
+        weight_bytes = self.model.weight_bytes + (0 if proposer is None else proposer.weight_bytes)
         profile, num_blocks, num_slots, effective = KVCacheSizing(
             config,
             self.attention,
             shard,
-            self.model.weight_bytes,
-            lambda step: self.sample(self.launch(with_slots(step, slots))).wait(),
+            weight_bytes,
+            lambda step: self._run_asking(with_slots(step, slots)),
             lambda: None if self._graphs is None else self._graphs.measure(),
+            beside,
         ).size()
         if not profile.graphs and self._graphs is not None:
             self._graphs.drop("there were none when the limits were measured")
         self.attention.allocate(num_blocks)
         if states is not None:
             states.allocate(num_slots)
+        if proposer is not None:
+            proposer.allocate(num_blocks, rows)
         release_unused_memory(self._device)  # the small cache
         has_graphs = self._graphs is not None and self._graphs.capture(
             effective, num_blocks, states
@@ -184,17 +203,19 @@ class ModelWorker:
         self.capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
-            kv_window=self.model.kv_window,
+            # A drafter's cache has no window: blocks are kept for it.
+            kv_window=None if beside else self.model.kv_window,
             num_state_slots=num_slots,
-            cache_bytes=num_blocks * self.attention.block_bytes * shard.size,
+            cache_bytes=num_blocks * (self.attention.block_bytes + beside) * shard.size,
             state_bytes=0 if states is None else num_slots * states.slot_bytes * shard.size,
-            weight_bytes=shard.total(self.model.weight_bytes),
+            weight_bytes=shard.total(weight_bytes),
             activation_bytes=profile.activation_bytes,
             load_seconds=self._load_seconds,
             warmup_seconds=time.monotonic() - began,
             step_seconds=profile.step_seconds,
             graphs=has_graphs,
             step_times=step_times,
+            most_proposed=self._most_proposed,
         )
         if effective.max_total_tokens < config.max_total_tokens and shard.rank == 0:
             log.warning(
@@ -212,8 +233,24 @@ class ModelWorker:
         if not config.speculate or self._shard.smallest(len(known)):
             return known
         return time_steps(
-            lambda step: self.sample(self.launch(step)).wait(), config, self._shard, num_blocks
+            lambda step: self.sample(self.launch(step)).wait(),
+            config,
+            self._shard,
+            num_blocks,
+            self._most_proposed,
         )
+
+    @property
+    def _most_proposed(self) -> int:
+        """Drafts that a drafter with weights proposes for a sequence."""
+        proposer = self._proposer
+        return 0 if proposer is None else min(proposer.num_drafts, self._config.speculate)
+
+    def _run_asking(self, step: Step) -> object:
+        """Run a step to its end that asks for as many drafts as a step may."""
+        if self._most_proposed:
+            step.proposals = [self._most_proposed * (count > 0) for count in step.samples]
+        return self.sample(self.launch(step)).wait()
 
     def _compile_variants(self, config: EngineConfig, num_blocks: int) -> None:
         """Compile what serving may ask for and the steps so far have not: it takes seconds."""

@@ -10,18 +10,27 @@ import pytest
 
 from tests.unit.config.test_resolve import CPU, CUDA, resolved
 from tgi_cli.config.settings.file import read_file
-from tgi_cli.config.speculation import DEFAULT_CPU_DRAFTS, SpeculativeConfig
+from tgi_cli.config.speculation import DEFAULT_CPU_DRAFTS, SpeculativeConfig, speculative_model
 from tgi_cli.errors import ConfigError
+
+MTP = '{"method": "mtp"}'
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, SpeculativeConfig("suffix", None)),
+        ({}, SpeculativeConfig()),
         ({"method": "ngram"}, SpeculativeConfig("ngram", None)),
         ({"method": "suffix", "num_speculative_tokens": 5}, SpeculativeConfig("suffix", 5)),
         ({"model": "ngram", "num_speculative_tokens": 3}, SpeculativeConfig("ngram", 3)),
         ({"model": "[ngram]"}, SpeculativeConfig("ngram", None)),
+        ({"model": "org/draft"}, SpeculativeConfig(model="org/draft")),
+        (
+            {"method": "eagle3", "model": "org/m", "num_speculative_tokens": 3, "revision": "r"},
+            SpeculativeConfig("eagle3", 3, "org/m", "r"),
+        ),
+        ({"method": "mtp"}, SpeculativeConfig("mtp")),
+        ({"method": "qwen3_next_mtp"}, SpeculativeConfig("mtp")),
         ({"method": "ngram", "model": None, "prompt_lookup_max": None}, SpeculativeConfig("ngram")),
     ],
 )
@@ -37,13 +46,15 @@ def test_vllms_configurations_are_read(given: Any, expected: SpeculativeConfig) 
         ("[" * 100_000, "is not JSON"),
         ("[]", "not a JSON object"),
         ('"ngram"', "not a JSON object"),
-        (
-            '{"method": "eagle3", "model": "org/m"}',
-            "method 'eagle3' is not supported; one of: ngram",
-        ),
+        ('{"method": "eagle"}', "method 'eagle' is not supported; one of: ngram"),
+        ('{"method": "eagle3"}', "method eagle3 is not supported without a model"),
+        ('{"method": "mtp", "model": "org/m"}', "model is not supported with the method mtp"),
+        ('{"method": "ngram", "model": "org/m"}', "model is not supported with the method ngram"),
+        ('{"model": 3}', "model 3 is not supported"),
+        ('{"revision": "r"}', "revision 'r' is not supported without a model"),
+        ('{"rejection_sample_method": "x"}', "rejection_sample_method is not supported: drafts"),
         ('{"method": 3}', "method 3 is not supported"),
         ('{"method": ["ngram"]}', "is not supported"),
-        ('{"model": "org/draft", "num_speculative_tokens": 3}', "model: draft models and heads"),
         ('{"num_speculative_tokens": 0}', "num_speculative_tokens: 0 is not a whole number"),
         ('{"num_speculative_tokens": true}', "num_speculative_tokens: True"),
         ('{"num_speculative_tokens": 2.5}', "num_speculative_tokens: 2.5"),
@@ -128,3 +139,35 @@ def test_a_configuration_file_may_have_an_object(tmp_path: Path) -> None:
     path.write_text("speculative-config: {method: eagle}\n")
     with pytest.raises(ConfigError, match="method 'eagle' is not supported"):
         read_file(path, "serve")
+
+
+def test_weights_that_draft_are_named_by_either_setting() -> None:
+    assert resolved().speculative_model is None
+    assert resolved(speculative_model="/d").speculative_model == "/d"
+    named = resolved(speculative_config='{"method": "eagle3", "model": "/d"}')
+    assert (named.speculative_model, named.speculative_method) == ("/d", "eagle3")
+    assert resolved(device=CUDA, speculative_model="/d").speculate == DEFAULT_CPU_DRAFTS
+    assert resolved(speculative_model="/d", speculate=0).speculative_model is None
+
+
+def test_two_names_of_weights_are_an_error() -> None:
+    word = '{"model": "/d", "revision": "r"}'
+    assert speculative_model(None, word) == ("/d", "r")
+    assert speculative_model("/d", word) == ("/d", "r")
+    assert speculative_model("/e", None) == ("/e", None)
+    assert speculative_model(None, None) is None
+    with pytest.raises(ValueError, match="--speculative-model /e and model /d"):
+        speculative_model("/e", word)
+
+
+def test_a_number_that_was_stated_is_a_limit_of_the_users() -> None:
+    assert "speculate" in resolved(speculate=3).explicit_limits
+    word = '{"num_speculative_tokens": 4}'
+    assert "speculate" in resolved(speculative_config=word).explicit_limits
+    assert "speculate" not in resolved(speculative_model="/d").explicit_limits
+
+
+@pytest.mark.parametrize("said", [{"speculative_model": "/d"}, {"speculative_config": MTP}])
+def test_weights_that_draft_are_refused_for_several_shards(said: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--num-shard 2: drafters with weights"):
+        resolved(num_shard=2, **said)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from tgi_cli.engine.sequence import Sequence as Running
-from tgi_cli.engine.step import Step
+from tgi_cli.engine.step import Proposal, Step
 
 DRAFTERS = ("perfect", "wrong", "partly", "random", "repeats")
 
@@ -19,6 +19,8 @@ class FakeSpeculator:
         expected: the whole answer of a request id.
         vocab_size: number of tokens.
     """
+
+    asks_worker = False
 
     def __init__(
         self,
@@ -54,6 +56,12 @@ class FakeSpeculator:
         if self.kind == "repeats":
             return [sequence.token_ids[-1]] * length
         return [random.randrange(self._vocab_size) for _ in range(length)]
+
+    def ask(self, sequences: Sequence[Running]) -> list[int] | None:
+        raise AssertionError("it takes drafts from what is expected alone")
+
+    def proposed(self, sequence: Running, proposal: Proposal) -> None:
+        raise AssertionError("it has asked for nothing")
 
     def learn(self, sequence: Running, drafts: Sequence[int], accepted: int) -> None:
         assert 0 <= accepted <= len(drafts)

@@ -8,6 +8,8 @@ prefixes and batch mates must not change it. A recurrent state is the same diges
 slot: it is wrong as soon as a token is missed, repeated or taken out of order. A row's digests
 begin with the adapter that stands in its slot, and an adapter must be held when a step puts it
 there. A mask leaves the digest the choice among the tokens that it allows.
+
+Asked for proposals, it gives what it will choose next, but every fifth one is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tgi_cli.engine.step import FRESH, GrammarCompiler, Step, StepResult
+from tgi_cli.engine.step import FRESH, GrammarCompiler, Proposal, Step, StepResult
 
 
 def digest(parent: bytes, token: int) -> bytes:
@@ -108,6 +110,8 @@ class FakeWorker:
     """Tokens that were chosen under a mask."""
     drafted: int = 0
     """Draft tokens that were computed."""
+    proposed: int = 0
+    """Draft tokens that were proposed."""
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         assert adapter_id not in self.held | set(self.readings), "it is there, or on its way"
@@ -178,6 +182,9 @@ class FakeWorker:
                 assert draft.start == start + count - length
                 self.rows[row].tokens.update(enumerate(draft.token_ids, draft.start))
         assert not drafts, "drafts of a row that the step does not compute"
+        assert len(step.proposals) in (0, len(step.rows))
+        for wanted, samples in zip(step.proposals, step.samples, strict=False):
+            assert samples or not wanted, "proposed behind a token that is not chosen"
 
     def _forward(self, step: Step) -> list[tuple[int, int, bytes]]:
         sampled = []
@@ -254,4 +261,32 @@ class FakeWorker:
         result = StepResult(
             tokens, [self.logprob] * count, empty, [[] for _ in range(count)], errors
         )
+        self._propose(self.steps[-1], handle, tokens, result)
         return _Pending(result)
+
+    def _propose(
+        self,
+        step: Step,
+        sampled: list[tuple[int, int, bytes]],
+        tokens: list[int],
+        result: StepResult,
+    ) -> None:
+        drafts = {draft.row: draft.token_ids for draft in step.drafts}
+        first = 0
+        for entry, (row, samples) in enumerate(zip(step.rows, step.samples, strict=True)):
+            begin, first = first, first + samples
+            wanted = step.proposals[entry] if step.proposals else 0
+            if not wanted:
+                continue
+            last = begin
+            for draft in drafts.get(row, []):
+                if tokens[last] != draft:
+                    break
+                last += 1
+            context, token, proposal = sampled[last][2], tokens[last], list[int]()
+            for _ in range(wanted):
+                context = digest(context, token)
+                token = next_token(context, self.vocab_size)
+                proposal.append((token + (context[0] % 5 == 0)) % self.vocab_size)
+            self.proposed += len(proposal)
+            result.proposals[entry] = Proposal(proposal, [0.8] * len(proposal))

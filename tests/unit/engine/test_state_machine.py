@@ -58,7 +58,7 @@ class Engine(RuleBasedStateMachine):
         loras=st.sampled_from([0, 1, 2]),
         cpu_loras=st.sampled_from([1, 2, 9]),
         snapshots=st.sampled_from([None, 0, 1, 2, 5, 20]),
-        drafter=st.sampled_from([None, "looks up", *DRAFTERS]),
+        drafter=st.sampled_from([None, "looks up", "proposes", *DRAFTERS]),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -82,9 +82,11 @@ class Engine(RuleBasedStateMachine):
         )
         self.compiler = FakeCompiler(slow=True)
         self.speculator: FakeSpeculator | AdaptiveSpeculator | None = None
-        if more["drafter"] == "looks up" and more["snapshots"] is None:
+        if more["drafter"] in ("looks up", "proposes") and more["snapshots"] is None:
             drafters = (GrammarDrafter(), LookupDrafter())
-            self.speculator = AdaptiveSpeculator(7, StepCosts(ROWS_FOR_NOTHING, 7), drafters)
+            most = 5 if more["drafter"] == "proposes" else 0
+            costs = StepCosts(ROWS_FOR_NOTHING, 7)
+            self.speculator = AdaptiveSpeculator(7, costs, drafters, most_proposed=most)
         elif more["drafter"] is not None and more["snapshots"] is None:
             self.speculator = FakeSpeculator(more["drafter"], lambda key: self.expected[key])
         self.scheduler = Scheduler(bounds, self.worker, self.compiler, self.speculator)

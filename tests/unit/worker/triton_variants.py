@@ -51,9 +51,9 @@ def warm(request: Any, tmp_path_factory: Any) -> Iterator[tuple[ModelRunner, Stu
         case = CASES[request.param]
         values = dict(case.values) | {"max_position_embeddings": LONGEST}
         folder = make_checkpoint(replace(case, values=values), folder, seed=3)
+    config = read_config(folder)
+    model = load_model(config, torch.float16, CPU, load_format="dummy")
     with stub_gpu() as gpu:
-        config = read_config(folder)
-        model = load_model(config, torch.float16, CPU, load_format="dummy")
         attention = create_attention(
             "triton", model.kv_specs, BLOCK, torch.float16, CPU, states=model.state_specs
         )

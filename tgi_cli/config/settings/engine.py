@@ -12,6 +12,7 @@ from tgi_cli.config.settings.values import (
     ValueKind,
     one_of,
     path,
+    text,
     whole,
     whole_or,
 )
@@ -179,10 +180,17 @@ ENGINE_SETTINGS = (
             "worth it, and the output does not change. Default: auto, "
             f"{DEFAULT_CPU_DRAFTS} on a CPU and 0 on a GPU.",
         ),
+        speculative_model=Setting(
+            text("MODEL"),
+            "Weights that draft tokens: a smaller model with the same vocabulary, or heads made "
+            "for the model (EAGLE-3, Medusa, MLP speculator), as a repository id or a folder.",
+        ),
         speculative_config=Setting(
             ValueKind(str, "JSON", checked),
             "The same as vLLM's JSON object, with the keys method (ngram: drafts from the request "
-            "itself; suffix: from recent answers, too) and num_speculative_tokens.",
+            "itself; suffix: from recent answers, too; draft_model, eagle3, medusa, "
+            "mlp_speculator: from weights; mtp: from layers of the model), model, revision and "
+            "num_speculative_tokens.",
         ),
     ),
     *panel(

@@ -16,14 +16,19 @@ from tgi_cli.engine.step import StepTime
 __all__ = ["create_speculator"]
 
 
-def create_speculator(config: EngineConfig, times: Iterable[StepTime]) -> AdaptiveSpeculator | None:
+def create_speculator(
+    config: EngineConfig, times: Iterable[StepTime], most_proposed: int = 0
+) -> AdaptiveSpeculator | None:
     """What proposes drafts to a scheduler, or None without speculative decoding.
 
     Args:
         config: with the limits that hold after warm-up.
         times: durations of steps, measured at warm-up.
+        most_proposed: drafts that the worker proposes for a sequence; 0 without a drafter that has
+            weights.
     """
     if not config.speculate:
         return None
     drafters = (GrammarDrafter(), LookupDrafter(config.drafts_from_answers))
-    return AdaptiveSpeculator(config.speculate, StepCosts(times, config.speculate), drafters)
+    costs = StepCosts(times, config.speculate)
+    return AdaptiveSpeculator(config.speculate, costs, drafters, most_proposed=most_proposed)

@@ -7,6 +7,8 @@ requests, which is the prior of each request's own. Both forget: they are moving
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -21,6 +23,10 @@ class DraftSource(IntEnum):
     """The request's prompt, and its answer so far."""
     RECENT = 3
     """What other requests were answered lately."""
+    WEIGHTS = 4
+    """A drafter with weights; its classes are of how sure it is, not of matches."""
+    UNSEEN = 5
+    """The same before it has drafted; a draft's length is its position, the first one's is 1."""
 
 
 CLASSES_OF_LENGTH = 6
@@ -31,6 +37,8 @@ _PRIORS = {
     DraftSource.PREDICTION: (0.35, 0.5, 0.65, 0.8, 0.9, 0.95),
     DraftSource.CONTEXT: (0.12, 0.3, 0.45, 0.6, 0.75, 0.85),
     DraftSource.RECENT: (0.1, 0.25, 0.4, 0.55, 0.7, 0.8),
+    DraftSource.WEIGHTS: (0.3, 0.4, 0.5, 0.65, 0.8, 0.93),
+    DraftSource.UNSEEN: (0.7,) * CLASSES_OF_LENGTH,
 }
 """Chances before anything is known."""
 
@@ -48,6 +56,19 @@ _MOST = 0.99
 def class_of(source: DraftSource, length: int) -> int:
     """The class of a draft behind ``length`` tokens (at least 1) that match."""
     return source * CLASSES_OF_LENGTH + min((length - 1).bit_length(), CLASSES_OF_LENGTH - 1)
+
+
+_SURE = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Bounds of the classes of drafts with weights."""
+
+
+def class_of_chance(chance: float) -> int:
+    """The class of a draft that a drafter with weights gives this probability.
+
+    What it says is no estimate by itself: with sampling, a token of a small probability is chosen
+    by both models if they are alike, for they share the noise.
+    """
+    return DraftSource.WEIGHTS * CLASSES_OF_LENGTH + bisect(_SURE, chance)
 
 
 class Averages:
@@ -87,6 +108,22 @@ class Acceptance:
         prior = common.right[kind] / common.votes[kind]
         right = own.right[kind] + _PRIOR_WEIGHT * prior
         return min(_MOST, share * right / (own.votes[kind] + _PRIOR_WEIGHT))
+
+    def survivals(
+        self, own: Averages, kinds: Iterable[int], shares: Iterable[float]
+    ) -> list[float]:
+        """The chances that each of some drafts and all before it are right.
+
+        Args:
+            own: of their request.
+            kinds: their classes.
+            shares: of the votes, that the drafter gives to each.
+        """
+        survival, survivals = 1.0, []
+        for kind, share in zip(kinds, shares, strict=True):
+            survival *= self.chance(own, kind, share)
+            survivals.append(survival)
+        return survivals
 
     def learn(self, own: Averages, kind: int, share: float, right: bool) -> None:
         """A draft that followed right ones was right, or wrong."""

@@ -2,6 +2,8 @@
 
 What follows a draft tells whether it was right, whether it was verified or not. So the estimates
 stay current while nothing is verified, and no step is spent on finding out whether it would pay.
+Drafts with weights are another matter, since proposing them takes time: see
+:mod:`tgi_cli.engine.speculation.proposals`.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
 nothing matches, 8 to 25 where something does, 0.1 to 0.7 where no draft can pay or it pauses.
@@ -19,8 +21,9 @@ from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, DraftSou
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
 from tgi_cli.engine.speculation.look_ups import LookUps, longest_pause
+from tgi_cli.engine.speculation.proposals import Proposals
 from tgi_cli.engine.speculation.step_costs import Costs, StepCosts
-from tgi_cli.engine.step import GrammarMatcher, Step
+from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
 
 _NEW_REQUESTS = 0.25
 """Share of an ended request in the failures that the next one begins with."""
@@ -55,6 +58,8 @@ class AdaptiveSpeculator:
         costs: predicts the durations of steps.
         drafters: asked in this order, until one has drafts.
         clock: in seconds, to measure look-ups with.
+        most_proposed: drafts that the worker proposes for a sequence at once; 0 if its drafter has
+            no weights.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class AdaptiveSpeculator:
         costs: StepCosts,
         drafters: Many[Drafter],
         clock: Callable[[], float] = time.perf_counter,
+        most_proposed: int = 0,
     ) -> None:
         self._most = most
         self._costs = costs
@@ -72,6 +78,14 @@ class AdaptiveSpeculator:
         self._draftees: dict[int, _Draftee] = {}
         self._failures = 0.0
         """Of the look-ups of requests that have ended: what new ones begin with."""
+        self._proposals: Proposals | None = None
+        if most_proposed:
+            self._proposals = Proposals(min(most, most_proposed), costs, self._acceptance)
+
+    @property
+    def asks_worker(self) -> bool:
+        """See the protocol."""
+        return self._proposals is not None
 
     def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
         """See the protocol."""
@@ -98,23 +112,46 @@ class AdaptiveSpeculator:
     def _choose(
         self, sequences: Many[Sequence], draftees: list[_Draftee], costs: Costs
     ) -> list[list[int]]:
-        """Of what was found, the drafts that are worth verifying."""
+        """Of what was found or proposed, the drafts that are worth verifying."""
+        drafts = [[] if each.draft is None else each.draft.token_ids for each in draftees]
         survivals = [self._survivals(draftee) for draftee in draftees]
+        found = [True] * len(sequences)
+        if self._proposals is not None:
+            for index, sequence in enumerate(sequences):
+                token_ids, chances = self._proposals.drafts(sequence)
+                if sum(chances) > sum(survivals[index]):
+                    drafts[index], survivals[index] = token_ids, chances
+                    found[index] = False
         if not any(survivals):
             return [[] for _ in sequences]
         lengths = choose_lengths(survivals, costs.durations)
         total = sum(lengths)
         price = (costs.durations[total] / costs.durations[0] - 1.0) / max(1, total)
-        proposals: list[list[int]] = []
-        for sequence, draftee, length in zip(sequences, draftees, lengths, strict=True):
-            draft = draftee.draft
-            if draft is None or not length:
-                proposals.append([])
+        for index, (sequence, draftee) in enumerate(zip(sequences, draftees, strict=True)):
+            length = lengths[index]
+            drafts[index] = drafts[index][:length]
+            if not length:
                 continue
-            draftee.verified, draftee.price = length, length * price
-            sequence.drafts_predicted = draft.source is DraftSource.PREDICTION
-            proposals.append(draft.token_ids[:length])
-        return proposals
+            draft = draftee.draft if found[index] else None
+            sequence.drafts_predicted = draft is not None and draft.source is DraftSource.PREDICTION
+            if draft is not None:
+                draftee.verified, draftee.price = length, length * price
+        return drafts
+
+    def ask(self, sequences: Many[Sequence]) -> list[int] | None:
+        """See the protocol."""
+        assert self._proposals is not None
+        found = []
+        for sequence in sequences:
+            draftee = self._draftees.get(sequence.request.request_id)
+            # Where a text goes on as one that was found, it probably still does after the step.
+            found.append(0.0 if draftee is None else sum(self._survivals(draftee)))
+        return self._proposals.ask(sequences, found)
+
+    def proposed(self, sequence: Sequence, proposal: Proposal) -> None:
+        """See the protocol."""
+        if self._proposals is not None:
+            self._proposals.take(sequence, proposal)
 
     def _draftee(self, sequence: Sequence, costs: Costs) -> _Draftee:
         """The sequence, with what has become of the latest look-up."""
@@ -124,6 +161,8 @@ class AdaptiveSpeculator:
             draftee = self._draftees[key] = _Draftee(LookUps(int(self._failures)))
         elif draftee.draft is not None:
             self._settle(draftee, tokens, costs)
+        if self._proposals is not None:
+            self._proposals.settle(sequence)
         return draftee
 
     def _look_up(self, sequence: Sequence, draftee: _Draftee, costs: Costs) -> None:
@@ -164,17 +203,9 @@ class AdaptiveSpeculator:
         draft = draftee.draft
         if draft is None:
             return []
-        survival, survivals = 1.0, []
-        chance, own, source, length = (
-            self._acceptance.chance,
-            draftee.own,
-            draft.source,
-            draft.length,
-        )
-        for index, share in enumerate(draft.shares):
-            survival *= chance(own, class_of(source, length + index), share)
-            survivals.append(survival)
-        return survivals
+        first, count = draft.length, len(draft.shares)
+        kinds = [class_of(draft.source, length) for length in range(first, first + count)]
+        return self._acceptance.survivals(draftee.own, kinds, draft.shares)
 
     def learn(self, sequence: Sequence, drafts: Many[int], accepted: int) -> None:
         """See the protocol; the tokens themselves tell more."""
@@ -184,14 +215,23 @@ class AdaptiveSpeculator:
         draftee = self._draftees.pop(sequence.request.request_id, None)
         if draftee is not None:
             self._failures += _NEW_REQUESTS * (draftee.look_ups.failures - self._failures)
+        if self._proposals is not None:
+            self._proposals.finish(sequence)
         for drafter in self._drafters:
             drafter.finish(sequence)
 
     def timed(self, step: Step, seconds: float) -> None:
         """See the protocol."""
         count = step.num_decodes
-        if count and count == len(step.rows) and not step.new and not step.num_prefill_tokens:
-            self._costs.learn(count, step.num_drafts, sum(step.starts) // count, seconds)
+        if not count or count != len(step.rows) or step.new or step.num_prefill_tokens:
+            return
+        context, asked = sum(step.starts) // count, step.proposals
+        if asked and all(asked):
+            rows = count + step.num_drafts
+            timed = StepTime(count, rows, context, seconds, max(asked))
+            self._costs.learn_proposing(timed)
+        elif not any(asked):
+            self._costs.learn(count, step.num_drafts, context, seconds)
 
 
 def _allowed(draft: Draft, matcher: GrammarMatcher) -> Draft | None:

@@ -7,6 +7,9 @@ each cost the host and the attention more. A step of B sequences with d draft ro
 
 where a and b are the seconds per token of context of a sequence and of one more row of it. While
 the engine runs, the durations of its steps correct the figures, by classes of B and d.
+
+A drafter with weights takes time of its own, after a step: a first pass, which follows the tokens
+that the step has chosen, and one for each further draft.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ _LEAST_WEIGHT = 0.05
 _FORGET = 0.004
 """Share of a correction that a step without drafts takes back: what is never measured again must
 not stay wrong."""
+
+_LEAST_SPEED = 0.1
+"""Least share of its measured duration that a proposal is taken to last."""
 
 _OUTLIER = 4.0
 """Most by which a duration may differ from the expected one: others had the processor then."""
@@ -109,6 +115,8 @@ class StepCosts:
     def __init__(self, times: Iterable[StepTime], most_drafts: int) -> None:
         times = list(times) or [StepTime(1, 1, 0, 1.0)]
         self._most_drafts = most_drafts
+        proposing = [time for time in times if time.proposals]
+        times = [time for time in times if not time.proposals]
         self._context = min(time.context for time in times)
         near = [time for time in times if time.context == self._context]
         self._rows = _Curve({time.rows: time.seconds for time in near if time.sequences == 1})
@@ -116,6 +124,7 @@ class StepCosts:
             {time.sequences: time.seconds for time in near if time.rows == time.sequences}
         )
         self._per_sequence, self._per_draft = _context_slopes(times, self._context)
+        self._proposals = _ProposalCosts(proposing, self._sequences)
         self._speeds: dict[int, _Average] = {}
         self._corrections: dict[tuple[int, int], _Average] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
@@ -135,6 +144,10 @@ class StepCosts:
             self._correct(costs)
             costs.version = version
         return costs
+
+    def proposing(self, sequences: int, drafts: int) -> float:
+        """Seconds that the worker takes to propose so many drafts for each sequence; 1 us."""
+        return self._proposals.seconds(sequences, drafts)
 
     def _measured(self, sequences: int, context: int) -> Costs:
         more = max(0, context - self._context)
@@ -163,6 +176,15 @@ class StepCosts:
         seconds = min(seconds, self._look_up_seconds * _OUTLIER)
         self._look_up_seconds += (seconds - self._look_up_seconds) * _LOOK_UP_WEIGHT
 
+    def learn_proposing(self, step: StepTime) -> None:
+        """A step after which drafts were proposed took so long."""
+        costs = self.of(step.sequences, step.context)
+        drafts = step.rows - step.sequences
+        if drafts < len(costs.durations):
+            speed = self._speeds.get(_class_of(step.sequences), _Average()).value
+            left = step.seconds - costs.seconds * speed * costs.durations[drafts]
+            self._proposals.learn(step.sequences, step.proposals, left)
+
     def learn(self, sequences: int, drafts: int, context: int, seconds: float) -> None:
         """A step of ``sequences`` and so many draft rows took ``seconds``; 1 to 2 us."""
         costs = self.of(sequences, context)
@@ -180,6 +202,50 @@ class StepCosts:
             key = (kind, _class_of(drafts))
             self._corrections.setdefault(key, _Average()).add(seconds / expected)
         self._observed += 1
+
+
+class _ProposalCosts:
+    """What proposals take, from a few durations of steps that end with them.
+
+    Args:
+        times: of steps of one row per sequence.
+        without: seconds of such steps without proposals, by the number of sequences.
+    """
+
+    def __init__(self, times: Iterable[StepTime], without: _Curve) -> None:
+        added: dict[int, dict[int, float]] = {}
+        for time in times:
+            seconds = max(0.0, time.seconds - without(time.sequences))
+            added.setdefault(time.sequences, {})[time.proposals] = seconds
+        self._first: _Curve | None = None
+        self._each: _Curve | None = None
+        if added:
+            each = {count: _per_pass(points) for count, points in added.items()}
+            first = {
+                count: max(0.0, max(points.values()) - (max(points) - 1) * each[count])
+                for count, points in added.items()
+            }
+            self._first, self._each = _Curve(first), _Curve(each)
+        self._speed = _Average()
+
+    def seconds(self, sequences: int, drafts: int) -> float:
+        if not drafts or self._first is None or self._each is None:
+            return 0.0
+        each = self._each(sequences)
+        return self._speed.value * max(0.0, self._first(sequences) + (drafts - 1) * each)
+
+    def learn(self, sequences: int, drafts: int, seconds: float) -> None:
+        measured = self.seconds(sequences, drafts) / self._speed.value
+        if measured > 0:
+            self._speed.add(max(_LEAST_SPEED, seconds / measured))
+
+
+def _per_pass(points: Mapping[int, float]) -> float:
+    """Seconds of each draft beyond the first, from durations by the number of drafts."""
+    fewest, most = min(points), max(points)
+    if fewest == most:
+        return points[most] / most
+    return max(0.0, (points[most] - points[fewest]) / (most - fewest))
 
 
 def _context_slopes(times: list[StepTime], context: int) -> tuple[float, float]:

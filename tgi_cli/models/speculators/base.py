@@ -60,7 +60,8 @@ class Drafts:
     """What a proposer expects to follow S entries.
 
     Attributes:
-        token_ids: int64 [S, n], in order; n is at most :attr:`TargetStep.most`.
+        token_ids: int64 [S, n], in order; n is at most :attr:`TargetStep.most`; -1 behind the last
+            draft of a row that has fewer.
         chances: float32 [S, n], the probability that the drafter itself gives to each, those before
             it taken as given; None where it is not known.
     """

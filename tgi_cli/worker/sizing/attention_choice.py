@@ -21,7 +21,7 @@ from tgi_cli.device.distributed import Shard
 from tgi_cli.kernels import custom_kernels_enabled
 from tgi_cli.layers import Attention
 from tgi_cli.models import CausalLM
-from tgi_cli.worker.cuda_graphs import cuda_graphs
+from tgi_cli.worker.graph_capture import cuda_graphs
 from tgi_cli.worker.sizing.memory import release_unused_memory
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def event_seconds(attention: PagedAttention, work: Callable[[], Tensor]) -> floa
         graph = cuda_graphs()()
         graph.capture(work)
         run = graph.replay
-    times = []
+    times: list[float] = []
     for _ in range(REPEATS + 1):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call, unused-ignore]
         begin.record()

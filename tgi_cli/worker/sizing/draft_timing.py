@@ -20,7 +20,8 @@ CONTEXTS = (128, 2048)
 """Contexts of the sequences, as far as the limits allow."""
 
 MAX_SECONDS = 1.0
-"""About the most that the steps may take together. What there is no time for is interpolated."""
+"""About the most that the steps may take together, and as much again with a drafter that has
+weights. What there is no time for is interpolated."""
 
 _REPEATS = 2
 """Of each step, after a first one. The quickest counts: other programs only ever delay steps."""
@@ -29,11 +30,12 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 class _Shape(NamedTuple):
-    """A step of ``sequences``, with ``drafts`` behind each."""
+    """A step of ``sequences`` with ``drafts`` behind each, and the ``proposals`` after it."""
 
     sequences: int
     drafts: int
     context: int
+    proposals: int = 0
 
     @property
     def rows(self) -> int:
@@ -41,7 +43,11 @@ class _Shape(NamedTuple):
 
 
 def time_steps(
-    run: Callable[[Step], object], config: EngineConfig, shard: Shard, num_blocks: int
+    run: Callable[[Step], object],
+    config: EngineConfig,
+    shard: Shard,
+    num_blocks: int,
+    most_proposed: int = 0,
 ) -> tuple[StepTime, ...]:
     """The durations of steps with and without drafts; all shards get the same.
 
@@ -50,10 +56,11 @@ def time_steps(
         config: with the limits that hold.
         shard: this process's share of the model.
         num_blocks: KV blocks.
+        most_proposed: drafts that a drafter with weights proposes for a sequence; 0 without one.
     """
     times: list[StepTime] = []
-    left, latest = MAX_SECONDS, 0.0
-    for shape in _shapes(config):
+    left, latest = MAX_SECONDS * (2 if most_proposed else 1), 0.0
+    for shape in _shapes(config, most_proposed):
         if times and left < latest * (_REPEATS + 1):
             break
         first, *steps = _steps(shape, config.block_size, min(num_blocks, WARMUP_BLOCKS))
@@ -66,11 +73,12 @@ def time_steps(
         # In microseconds, for all shards to agree.
         latest = -shard.smallest(-int(min(durations) * 1e6)) / 1e6
         left -= latest * (_REPEATS + 1)
-        times.append(StepTime(shape.sequences, shape.rows, shape.context, latest))
+        sequences, proposals = shape.sequences, shape.proposals
+        times.append(StepTime(sequences, shape.rows, shape.context, latest, proposals))
     return tuple(times)
 
 
-def _shapes(config: EngineConfig) -> Iterator[_Shape]:
+def _shapes(config: EngineConfig, most_proposed: int) -> Iterator[_Shape]:
     """The steps that the limits allow, those that matter most first."""
     most = config.max_total_tokens - 2
     context, longer = (min(each, most // 2) for each in CONTEXTS)
@@ -78,7 +86,14 @@ def _shapes(config: EngineConfig) -> Iterator[_Shape]:
     if context < 1:
         return
     yield _Shape(1, 0, context)
-    for drafts in (1, 3, 7, 2, 5, 15, 31, 11):
+    for drafts in (1, 3, 7):
+        if drafts <= available:
+            yield _Shape(1, drafts, context)
+    for proposals in sorted({min(1, most_proposed), most_proposed} - {0}):
+        for sequences in (1, 4, 16):
+            if sequences <= config.max_batch_size:
+                yield _Shape(sequences, 0, context, proposals)
+    for drafts in (2, 5, 15, 31, 11):
         if drafts <= available:
             yield _Shape(1, drafts, context)
     for sequences in (2, 4, 8, 16, 32):
@@ -96,6 +111,7 @@ def _steps(shape: _Shape, block_size: int, num_blocks: int) -> Iterator[Step]:
     known = [token % 7 for token in range(shape.context + 1)]
     for number in range(_REPEATS + 1):
         step = Step(number, num_decodes=shape.sequences)
+        step.proposals = [shape.proposals] * shape.sequences if shape.proposals else []
         for row in range(shape.sequences):
             if not number:
                 step.new.append(NewRow(row, row, known, len(known), blocks, _GREEDY))

@@ -74,6 +74,7 @@ class Capacity:
         step_seconds: estimate for the worst step on a CPU; 0 if unknown.
         graphs: whether decode steps are CUDA graphs.
         step_times: durations of steps with and without drafts; empty without speculative decoding.
+        most_proposed: drafts that a drafter with weights proposes for a sequence; 0 without one.
     """
 
     config: EngineConfig
@@ -89,6 +90,7 @@ class Capacity:
     step_seconds: float = 0.0
     graphs: bool = False
     step_times: tuple[StepTime, ...] = ()
+    most_proposed: int = 0
 
     @property
     def max_batch_total_tokens(self) -> int:
@@ -127,6 +129,7 @@ class KVCacheSizing:
         weight_bytes: of the model.
         run: runs a step to its end.
         measure_graphs: returns the bytes that CUDA graphs take, or None if there are none.
+        beside_bytes: that a drafter keeps beside each block.
     """
 
     config: EngineConfig
@@ -135,6 +138,7 @@ class KVCacheSizing:
     weight_bytes: int
     run: Callable[[Step], object]
     measure_graphs: Callable[[], int | None]
+    beside_bytes: int = 0
 
     def size(self) -> SizedCache:
         """Profile the model, or load its saved profile, and size the cache.
@@ -177,7 +181,7 @@ class KVCacheSizing:
         config, device, shard = self.config, self.attention.device, self.shard
         meter = PeakMeter(device)
         free = available_memory(device) // self._sharers
-        cacheable = shard.smallest(free // max(1, self.attention.block_bytes) * config.block_size)
+        cacheable = shard.smallest(free // max(1, self._block_bytes) * config.block_size)
         part, began = part_of_worst(config), time.monotonic()
         with threads_for(self.weight_bytes, device):
             for step in worst_steps(config, cacheable):
@@ -195,7 +199,7 @@ class KVCacheSizing:
 
     def _sized(self, profile: SavedProfile) -> SizedCache:
         config, device = self.config, self.attention.device
-        block_bytes, sharers = self.attention.block_bytes, self._sharers
+        block_bytes, sharers = self._block_bytes, self._sharers
         release_unused_memory(device)
         slot_bytes = self._slot_bytes
         small = WARMUP_BLOCKS * block_bytes + WARMUP_SLOTS * slot_bytes
@@ -210,6 +214,10 @@ class KVCacheSizing:
                 log.warning(text, lower, asked, lower)
         num_blocks, config = size_cache(config, budget - num_slots * slot_bytes, block_bytes)
         return SizedCache(profile, num_blocks, num_slots, config)
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.attention.block_bytes + self.beside_bytes
 
     @property
     def _slot_bytes(self) -> int:

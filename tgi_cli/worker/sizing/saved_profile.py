@@ -104,6 +104,9 @@ def key_of(config: EngineConfig) -> dict[str, Any]:
         "device": [device.kind, device.name, device.total_memory, device.count],
         "threads": default_threads(),
         "model": _files(config.model_path),
+        "drafter": []
+        if config.speculative_model is None
+        else _files(Path(config.speculative_model)),
         "settings": settings,
     }
 

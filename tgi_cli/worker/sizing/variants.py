@@ -43,7 +43,7 @@ def variant_steps(config: EngineConfig, num_blocks: int) -> Iterator[Step]:
 
     Args:
         config: with the limits that hold.
-        num_blocks: KV blocks: contexts of all rows together are no longer than these.
+        num_blocks: KV blocks: contexts of decodes together are no longer than these.
     """
     rows, budget = config.max_batch_size, config.max_batch_prefill_tokens
     longest, cached = config.max_total_tokens - 1, num_blocks * config.block_size
@@ -54,7 +54,7 @@ def variant_steps(config: EngineConfig, num_blocks: int) -> Iterator[Step]:
         for context in _contexts(min(longest, max(1, cached // count))):
             yield builder.step(decodes=count, context=context)
     for chunk in powers_of_two(min(SHORT_CHUNKS, longest, budget)):
-        for context in _contexts(min(longest, cached)):
+        for context in _contexts(longest):
             if context < chunk:
                 continue
             yield builder.step(chunks=[chunk], context=context)
@@ -83,7 +83,7 @@ def powers_of_two(limit: int) -> Iterator[int]:
 
 def _cut(tokens: int, longest: int, rows: int) -> list[int]:
     """``tokens`` as prompts of at most ``longest``, or as many as ``rows`` prompts can have."""
-    prompts = []
+    prompts: list[int] = []
     while tokens > 0 and len(prompts) < rows:
         prompts.append(min(tokens, longest))
         tokens -= prompts[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import pairwise
 
 import pytest
 
@@ -15,7 +16,7 @@ from tgi_cli.engine.speculation.drafter import Draft
 from tgi_cli.engine.speculation.look_ups import MAX_PAUSE
 from tgi_cli.engine.speculation.lookup import LookupDrafter
 from tgi_cli.engine.speculation.step_costs import StepCosts
-from tgi_cli.engine.step import NewRow, Step, StepTime, TokenAppend
+from tgi_cli.engine.step import NewRow, Proposal, Step, StepTime, TokenAppend
 from tgi_cli.sampling.params import SamplingParams
 
 FREE = [StepTime(1, 1, 8, 1.0), StepTime(1, 100, 8, 1.01)]
@@ -229,3 +230,108 @@ def test_steps_that_do_more_than_decode_are_no_measure(of: dict[str, int]) -> No
         tested.timed(step(), 1.0)
         tested.timed(step(drafts=1, **of), 3.0)  # type: ignore[arg-type]
     assert tested.propose([sequence([1])], False) == [[5]]
+
+
+def proposing(times: list[StepTime], most: int = 5, *drafters: Script) -> AdaptiveSpeculator:
+    return AdaptiveSpeculator(7, StepCosts(times, 7), drafters, most_proposed=most)
+
+
+def answer(tested: AdaptiveSpeculator, asked: Sequence, drafts: list[int], right: bool) -> int:
+    """One step: what was asked for is proposed, and follows or does not; returns the drafts."""
+    verified = len(tested.propose([asked], False)[0])
+    counts = tested.ask([asked])
+    asked.token_ids.append(1)
+    if counts is not None and counts[0]:
+        tested.proposed(asked, Proposal(drafts[: counts[0]], [0.95] * counts[0]))
+        asked.token_ids += drafts[: counts[0]] if right else [0]
+    return verified
+
+
+def test_proposals_that_cost_nothing_are_asked_for_and_verified() -> None:
+    tested, asked = proposing(FREE), sequence([1, 2])
+    assert tested.asks_worker
+    assert tested.ask([asked]) == [5]
+    tested.proposed(asked, Proposal([5, 6, 7, 8, 9], [0.95] * 5))
+    assert tested.propose([asked], False) == [[5, 6, 7, 8, 9]]
+    asked.token_ids.append(5)
+    assert tested.propose([asked], False) == [[]], "they follow another token"
+
+
+def test_without_a_drafter_that_has_weights_the_worker_is_not_asked() -> None:
+    assert not speculator(Script([5]), FREE).asks_worker
+
+
+def test_no_more_is_asked_for_than_may_follow() -> None:
+    tested = proposing(FREE)
+    assert tested.ask([sequence([1], [2, 3], new=6)]) == [3]
+    assert tested.ask([sequence([1], [2, 3], new=3)]) == [0]
+
+
+def test_drafts_of_which_the_drafter_is_not_sure_are_not_verified_where_rows_cost() -> None:
+    tested, asked = proposing(CHEAP), sequence([1, 2])
+    tested.proposed(asked, Proposal([5, 6, 7], [0.95, 0.95, 0.01]))
+    assert tested.propose([asked], False) == [[5, 6]]
+
+
+def test_where_proposals_take_longer_than_they_save_the_worker_need_not_follow() -> None:
+    dear = [*FREE, StepTime(1, 1, 8, 8.0, 1), StepTime(1, 1, 8, 40.0, 5)]
+    assert proposing(dear).ask([sequence([1])]) is None
+    assert proposing(FREE).ask([]) == [], "prompts are followed where drafts may pay"
+
+
+def test_proposals_that_are_never_right_are_tried_again_less_and_less() -> None:
+    times = [*CHEAP, StepTime(1, 1, 8, 1.2, 1), StepTime(1, 1, 8, 2.0, 5)]
+    tested, asked = proposing(times), sequence([1], new=10_000)
+    asks = []
+    for step_number in range(400):
+        before = len(asked.token_ids)
+        answer(tested, asked, [5, 6, 7, 8, 9], right=False)
+        if len(asked.token_ids) - before > 1:
+            asks.append(step_number)
+    gaps = [two - one for one, two in pairwise(asks)]
+    assert len(asks) < 30
+    assert gaps[-1] >= 64
+
+
+def test_proposals_that_become_right_are_asked_for_again() -> None:
+    times = [*CHEAP, StepTime(1, 1, 8, 1.2, 1), StepTime(1, 1, 8, 2.0, 5)]
+    tested, asked = proposing(times), sequence([1], new=100_000)
+    for _ in range(100):
+        answer(tested, asked, [5, 6, 7, 8, 9], right=False)
+    assert tested.ask([asked]) == [0]
+    for _ in range(900):
+        answer(tested, asked, [5, 6, 7, 8, 9], right=True)
+    assert (tested.ask([asked]) or [0])[0] >= 2
+
+
+def test_the_drafts_that_promise_more_are_verified() -> None:
+    long, short = Script([5] * 7, length=40), Script([6], length=1)
+    for drafter, expected in ((long, [5] * 7), (short, [7, 8, 9])):
+        tested, asked = proposing(FREE, 5, drafter), sequence([1, 2])
+        tested.proposed(asked, Proposal([7, 8, 9], [0.95] * 3))
+        assert tested.propose([asked], False) == [expected]
+
+
+def test_behind_a_long_match_nothing_is_asked_for() -> None:
+    tested, asked = proposing(FREE, 5, Script([5] * 7, length=40)), sequence([1, 2])
+    tested.propose([asked], False)
+    assert tested.ask([asked]) == [0]
+
+
+def test_a_proposal_is_cut_where_the_grammar_forbids_it() -> None:
+    tested, asked = proposing(FREE), sequence([1], grammar="x")
+    asked.matcher = FakeMatcher(slots([11, 12], [12, 13], [13]))
+    tested.proposed(asked, Proposal([11, 99, 13], [0.95] * 3))
+    assert tested.propose([asked], False) == [[11]]
+
+
+def test_measured_proposals_change_what_is_asked_for() -> None:
+    times = [*FREE, StepTime(1, 1, 8, 1.01, 1), StepTime(1, 1, 8, 1.05, 5)]
+    tested = proposing(times)
+    assert tested.ask([sequence([1])]) == [5]
+    slow = step()
+    slow.proposals = [5]
+    for _ in range(64):
+        tested.timed(step(), 1.0)
+        tested.timed(slow, 21.0)
+    assert tested.ask([sequence([1])]) is None

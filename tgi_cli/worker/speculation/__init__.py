@@ -1,0 +1,1 @@
+"""Drafters with weights, run by the worker after each step; see docs/speculation.md."""
