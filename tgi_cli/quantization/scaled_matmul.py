@@ -77,4 +77,4 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
         return kernel(x)
     wide = x.float()
     scales = wide.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(_LARGEST)
-    return wide.div_(scales).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scales
+    return (wide / scales).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scales

@@ -262,7 +262,7 @@ def triton_product(
         x, x_scales = quantize_rows(x, weight.scales.shape[1])
         x = x.view(torch.uint8)
     num_experts = 0 if experts is None else len(experts.ends)
-    block_m, block_n, options = _blocks(rows / max(1, num_experts))
+    block_m, block_n, options = tile_of(rows / max(1, num_experts), weight.form)
     tiles = triton.cdiv(rows, block_m)
     if num_experts:  # each may leave one tile unfilled
         tiles = min(rows, rows // block_m + num_experts)
@@ -314,15 +314,16 @@ def triton_product(
     return product
 
 
-def _blocks(rows: float) -> tuple[int, int, dict[str, int]]:
-    """Tile sizes and launch options for as many rows as an expert gets on average."""
+def tile_of(rows: float, form: int) -> tuple[int, int, dict[str, int]]:
+    """Rows and outputs of a tile, and launch options, for the average rows of an expert."""
     if rows <= 16:
         return 16, 64, {"num_warps": 4, "num_stages": 5}
     if rows <= 32:
         return 32, 64, {"num_warps": 4, "num_stages": 4}
     if rows <= 64:
         return 64, 64, {"num_warps": 4, "num_stages": 4}
-    return 128, 128, {"num_warps": 8, "num_stages": 3}
+    # Look-ups in a table take more registers: the wider tile spills.
+    return 128, 64 if form == TABLE else 128, {"num_warps": 8, "num_stages": 3}
 
 
 def _num_splits(rows: int, tiles: int, blocks: int) -> int:

@@ -23,7 +23,7 @@ from tgi_cli.kernels.sample import Draw, Tokens
 from tgi_cli.sampling.multinomial import SCALE
 from tgi_cli.sampling.upload import Upload
 
-BLOCK = 8192
+BLOCK = 4096
 """Logits that a program reads at a time. Sums depend on it, so it is the same for all shapes."""
 
 _SCALE = tl.constexpr(SCALE)

@@ -12,43 +12,11 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from tests.tools.tiled_weights import empty_weight
 from tests.tools.triton_compiler import compile_for, compile_only
-from tgi_cli.quantization.tiled_weight import (
-    E2M1,
-    E4M3,
-    INTEGER,
-    TABLE,
-    ExpertRows,
-    TiledWeight,
-)
+from tgi_cli.quantization.tiled_weight import ExpertRows
 from tgi_cli.quantization.triton_product import triton_product
 from tgi_cli.quantization.triton_quantize import quantize_rows
-
-KINDS = {
-    "int4": (INTEGER, 4, 64, 2, torch.float16),
-    "int8": (INTEGER, 8, 128, 0, torch.float32),
-    "mxfp4": (E2M1, 4, 32, 1, torch.uint8),
-    "nf4": (TABLE, 4, 64, 1, torch.float32),
-    "e4m3": (E4M3, 8, 128, 1, torch.float32),
-    "e4m3 with e4m3": (E4M3, 8, 128, 1, torch.float32),
-}
-"""Form, bits, depth, steps and the dtype of scales."""
-
-
-def empty(kind: str, experts: int = 1, outputs: int = 4096, inputs: int = 4096) -> TiledWeight:
-    form, bits, depth, steps, scales = KINDS[kind]
-    blocks = inputs // depth // (8 // bits)
-    groups = inputs // depth // steps if steps else 1
-    return TiledWeight(
-        torch.empty(1, 1, 1, 1, dtype=torch.uint8).expand(experts, blocks, outputs, depth),
-        torch.empty(1, 1, 1, dtype=scales).expand(experts, groups, outputs),
-        torch.empty(1, 1, 1, dtype=torch.uint8) if kind == "int4" else None,
-        torch.empty(16) if form == TABLE else None,
-        form,
-        bits,
-        steps,
-        kind == "e4m3 with e4m3",
-    )
 
 
 @pytest.fixture
@@ -84,14 +52,14 @@ def assert_compiled(kernels: list[tuple[str, Any]], capability: int) -> None:
 def test_dense(kind: str, rows: int, capability: int, compiled: list[tuple[str, Any]]) -> None:
     compile_for(capability)
     x = torch.empty(rows, 4096, dtype=torch.bfloat16)
-    triton_product(x, empty(kind), torch.empty(4096, dtype=x.dtype))
+    triton_product(x, empty_weight(kind), torch.empty(4096, dtype=x.dtype))
     assert_compiled(compiled, capability)
 
 
 @pytest.mark.parametrize(("rows", "capability"), [(32, 90), (32768, 80)])
 def test_experts(rows: int, capability: int, compiled: list[tuple[str, Any]]) -> None:
     compile_for(capability)
-    weight = empty("mxfp4", 32, 5760, 2880 // 64 * 64)
+    weight = empty_weight("mxfp4", 32, 5760, 2880 // 64 * 64)
     pairs = ExpertRows(
         torch.empty(32, dtype=torch.int32), torch.empty(rows, dtype=torch.int32), shared_by=4
     )
