@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from tgi_cli.layers.base import Loadable
 from tgi_cli.layers.moe import MoE
 from tgi_cli.models.spec import MoESpec
 from tgi_cli.quantization import Unquantized
+from tgi_cli.quantization.tiled_weight import ExpertRows
 
 SHAPES = {
     "qwen3-30b-a3b": (2048, MoESpec(num_experts=128, top_k=8, intermediate_size=768)),
@@ -42,6 +44,7 @@ SHAPES = {
     ),
 }
 TOKENS = (1, 8, 32, 512)
+EXPERTS = "tgi_cli.layers.experts"
 
 
 def build(hidden: int, spec: MoESpec, dtype: torch.dtype, device: torch.device, stack: bool) -> MoE:
@@ -72,7 +75,7 @@ def triton_grouped_linear(
 ) -> Tensor:
     from tgi_cli.layers.triton_grouped import triton_grouped_linear
 
-    return triton_grouped_linear(x, weight, bias, groups.ends)
+    return triton_grouped_linear(x, weight, bias, ExpertRows(groups.ends, groups.pairs))
 
 
 def measure(run: Callable[[Tensor], Tensor], inputs: list[Tensor]) -> float:
@@ -107,7 +110,7 @@ def main() -> None:
         ways = {"one by one": None, "grouped_mm": torch_grouped_linear}
     else:
         ways = {
-            "chosen": grouped.grouped_linear,
+            "chosen": None,
             "grouped_mm": torch_grouped_linear,
             "triton": triton_grouped_linear,
         }
@@ -116,12 +119,16 @@ def main() -> None:
         hidden, spec = SHAPES[name]
         for way, function in ways.items():
             with torch.inference_mode():
-                moe = build(hidden, spec, dtype, device, stack=function is not None)
+                stacked = function is not None or device.type != "cpu"
+                moe = build(hidden, spec, dtype, device, stacked)
                 row = []
                 for tokens in TOKENS:
                     count = 3 if device.type == "cpu" and tokens > 32 else 10
                     inputs = [torch.randn(tokens, hidden).to(device, dtype) for _ in range(count)]
-                    with patch("tgi_cli.layers.moe.grouped_linear", function):
+                    with ExitStack() as stack:
+                        if function is not None:
+                            stack.enter_context(patch(f"{EXPERTS}.grouped_linear", function))
+                            stack.enter_context(patch(f"{EXPERTS}.can_fuse", lambda *_: False))
                         row.append(measure(moe, inputs))
             print(f"{name:16}{way:12}" + "".join(f"{each:9.2f}" for each in row), flush=True)
 

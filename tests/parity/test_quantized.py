@@ -50,6 +50,8 @@ SERVED = (
     "fp8 by block",
     "fp8 by tensor",
     "fp8, inverse scales",
+    "nvfp4 of modelopt",
+    "nvfp4 of compressed-tensors",
     "bitsandbytes",
     "bitsandbytes nf4, nested",
     "bitsandbytes fp4",

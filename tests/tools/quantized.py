@@ -296,6 +296,37 @@ def float_quantized(strategy: str = "channel") -> Layout:
     return Layout(_compressed("float-quantized", scheme, []), write)
 
 
+def nvfp4(library: str) -> Layout:
+    """NVFP4 as ``modelopt`` or ``compressed-tensors`` keeps it: e2m1, blocks of 16."""
+    steps = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+    def write(module: str, tensor: Tensor) -> Written:
+        outputs, inputs = tensor.shape
+        blocks = tensor.view(outputs, inputs // 16, 16)
+        whole = tensor.abs().max() / (6 * 448)
+        kept = whole if library == "modelopt" else 1 / whole
+        scales = (blocks.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+        wide = scales.float()
+        every = wide * kept if library == "modelopt" else wide / kept
+        size = (blocks.abs() / every.clamp(min=1e-30)[..., None]).clamp(max=6)
+        codes = (size[..., None] - steps).abs().argmin(-1)
+        values = steps[codes] * blocks.sign() * every[..., None]
+        codes = (codes + 8 * (blocks < 0)).view(outputs, inputs).to(torch.uint8)
+        packed = codes[:, 0::2] | codes[:, 1::2] << 4
+        names = {
+            "modelopt": ("weight", "weight_scale", "weight_scale_2"),
+            "compressed-tensors": ("weight_packed", "weight_scale", "weight_global_scale"),
+        }[library]
+        tensors = dict(zip(names, (packed, scales, kept.reshape(1)), strict=True))
+        return tensors | {"input_scale": torch.ones(1)}, values.view(outputs, inputs)
+
+    if library == "modelopt":
+        return Layout({"quant_method": "modelopt", "quant_algo": "NVFP4"}, write)
+    scheme: dict[str, Any] = {"num_bits": 4, "type": "float", "symmetric": True}
+    scheme |= {"strategy": "tensor_group", "group_size": 16}
+    return Layout(_compressed("nvfp4-pack-quantized", scheme, []), write)
+
+
 def fp8(strategy: str = "channel", *, inverse: bool = False) -> Layout:
     """e4m3 with a scale per row (``channel``), ``tensor`` or ``block`` of 128 x 128.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tgi_cli.layers import ops
+from tgi_cli.quantization.tiled_weight import ExpertRows, TiledWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Groups:
     """
 
     experts: Tensor
-    """int64 [P]: the expert of each pair, ascending."""
+    """[P]: the expert of each pair, ascending, in the dtype of the choice."""
     ends: Tensor
     """int32 [E]: the end of each expert's pairs; they begin at its predecessor's end."""
     pairs: Tensor
@@ -33,10 +34,10 @@ class Groups:
 
     @classmethod
     def sort(cls, chosen: Tensor, num_experts: int) -> Groups:
-        """Of the experts int64 [T, k] that each token chose."""
+        """Of the experts [T, k] that each token chose, int64 or int32."""
         experts, pairs = chosen.flatten().sort(stable=True)
         # Not bincount: on CUDA it waits for the device to learn how many bins there are.
-        every = torch.arange(num_experts, device=chosen.device)
+        every = torch.arange(num_experts, dtype=chosen.dtype, device=chosen.device)
         ends = torch.searchsorted(experts, every, right=True, out_int32=True)
         return cls(experts, ends, pairs, pairs.div(chosen.shape[1], rounding_mode="floor"))
 
@@ -70,7 +71,8 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Group
     if x.is_cuda and ops.triton_kernels() is not None:  # Triton can compile here
         from tgi_cli.layers.triton_grouped import triton_grouped_linear
 
-        return triton_grouped_linear(x, weight, bias, groups.ends)
+        rows = ExpertRows(groups.ends, groups.pairs)
+        return triton_grouped_linear(x, weight, bias, rows)
     return looped_linear(x, weight, bias, groups)
 
 
@@ -84,3 +86,31 @@ def _torch_has_kernel(x: Tensor, weight: Tensor) -> bool:
         and weight.shape[1] % 8 == 0
         and torch.cuda.get_device_capability(x.device) in ((9, 0), (10, 0))
     )
+
+
+MAX_FUSED_ROWS = 16
+"""Rows per expert, on average, up to which dense experts are multiplied by our kernel rather than
+torch's: it gathers and scatters on the way, and the weights' way from memory takes the time."""
+
+
+def can_fuse(hidden: Tensor, chosen: Tensor, weight: Tensor | TiledWeight) -> bool:
+    """Whether :func:`expert_linear` is to be used for the experts' weights of one projection."""
+    if isinstance(weight, TiledWeight):
+        return True
+    if not hidden.is_cuda or ops.triton_kernels() is None:
+        return False
+    few = chosen.numel() <= MAX_FUSED_ROWS * len(weight)
+    return few or not _torch_has_kernel(hidden, weight)
+
+
+def expert_linear(
+    x: Tensor, weight: Tensor | TiledWeight, bias: Tensor | None, rows: ExpertRows
+) -> Tensor:
+    """Products of sorted rows with their experts' weights [E, out, in], by Triton: [P, out]."""
+    if isinstance(weight, TiledWeight):
+        from tgi_cli.quantization.triton_product import triton_product
+
+        return triton_product(x, weight, bias, rows)
+    from tgi_cli.layers.triton_grouped import triton_grouped_linear
+
+    return triton_grouped_linear(x, weight, bias, rows)

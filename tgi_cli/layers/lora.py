@@ -7,7 +7,9 @@ adapter with the sum of their ranks. A step then takes two products for any mix 
 
 No token is gathered and the host is not needed, so that the shapes depend on the number of tokens
 alone. An adapter's scale is part of its B. On a CPU, where a column costs time even if
-no token uses it, the products are of the columns between the first and the last slot in use.
+no token uses it, the products are of the columns between the first and the last slot in use. On
+CUDA, Triton multiplies each token with its own slot's columns alone
+(:mod:`tgi_cli.layers.triton_lora`), which has not been measured.
 
 Milliseconds of a decode step of a 135M Llama in bf16 on one core, adapters of rank 16 on all
 linear layers (``python -m tests.benchmarks.lora``):
@@ -28,6 +30,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from tgi_cli.layers import ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +87,25 @@ class LoraLayer:
         self._columns: slice | None = None
         self._view_a = self.a
         self._view_b = self.b
+        self._whole_b = self.a
+        self._owners = self.a
 
     def allocate(self, columns: int, dtype: torch.dtype, device: torch.device) -> None:
         """Memory for so many columns: A [parts, columns, inputs], B^T [columns, outputs] each."""
         width = self.inputs.stop - self.inputs.start
         self.a = torch.zeros(len(self.parts), columns, width, dtype=dtype, device=device)
-        self.b = [
-            torch.zeros(columns, part.own.stop - part.own.start, dtype=dtype, device=device)
-            for part in self.parts
-        ]
+        if device.type == "cpu":
+            self.b = [
+                torch.zeros(columns, part.own.stop - part.own.start, dtype=dtype)
+                for part in self.parts
+            ]
+        else:  # side by side, for one launch
+            outputs = self.parts[-1].at.stop
+            self._whole_b = torch.zeros(columns, outputs, dtype=dtype, device=device)
+            self.b = [self._whole_b[:, part.at] for part in self.parts]
+            self._owners = torch.empty(outputs, dtype=torch.int32, device=device)
+            for number, part in enumerate(self.parts):
+                self._owners[part.at] = number
         self._columns = None
 
     def _view(self, columns: slice) -> None:
@@ -106,8 +120,13 @@ class LoraLayer:
         ``x`` [T, this shard's inputs]. Where inputs are shared out, the sum over the shards is
         still to be taken, as it is of ``y``.
         """
-        columns = self.table.columns
+        columns, sorted_rows = self.table.columns, self.table.sorted_rows
         if columns is None:
+            return
+        if sorted_rows is not None:
+            from tgi_cli.layers import triton_lora
+
+            triton_lora.add_(y, x, self.a, self._whole_b, self._owners, *sorted_rows)
             return
         if columns != self._columns:
             self._view(columns)
@@ -140,6 +159,8 @@ class LoraTable:
         columns: of the layers' matrices that the step needs, or None if it has no adapters.
         foreign: bool [T, columns], the columns that are not of the token's own adapter, or None if
             all tokens have the same adapter.
+        sorted_rows: on CUDA with Triton, the end of each slot's tokens (int32 [slots]), and the
+            tokens sorted by slot (int32 [T]); else None.
     """
 
     def __init__(self, slots: int, rank: int, max_tokens: int) -> None:
@@ -151,8 +172,10 @@ class LoraTable:
         self.columns: slice | None = None
         self.foreign: Tensor | None = None
         self._ranks = [rank] * slots
+        self.sorted_rows: tuple[Tensor, Tensor] | None = None
         self._owners = torch.empty(0)
         self._foreign: Tensor | None = None
+        self._sorted: tuple[Tensor, Tensor] | None = None
 
     def layer(
         self, in_features: int, inputs: slice, parts: Mapping[str, tuple[int, slice]]
@@ -176,7 +199,12 @@ class LoraTable:
             layer.allocate(columns, self.dtype, device)
         self._owners = torch.arange(self.slots, dtype=torch.int32, device=device)
         self._owners = self._owners.repeat_interleave(self.rank)
-        if device.type != "cpu":
+        if device.type == "cuda" and ops.triton_kernels() is not None:
+            self._sorted = (
+                torch.zeros(self.slots, dtype=torch.int32, device=device),
+                torch.zeros(self.max_tokens, dtype=torch.int32, device=device),
+            )
+        elif device.type != "cpu":
             shape = (self.max_tokens, columns)
             self._foreign = torch.empty(shape, dtype=torch.bool, device=device)
         return sum(
@@ -210,7 +238,14 @@ class LoraTable:
         """
         slots = [slot for slot in used if slot >= 0]
         if not slots or token_slots is None:
-            self.columns = self.foreign = None
+            self.columns = self.foreign = self.sorted_rows = None
+        elif self._sorted is not None:  # the same memory in every step, as graphs need it
+            from tgi_cli.layers.triton_sort import sort_pairs
+
+            ends, tokens = self._sorted
+            self.columns = slice(0, self.slots * self.rank)
+            self.sorted_rows = ends, tokens[: len(token_slots)]
+            sort_pairs(token_slots, self.slots, self.sorted_rows)
         elif self._foreign is not None:  # the same shapes and the same memory in every step
             self.columns = slice(0, self.slots * self.rank)
             own = self._foreign[: len(token_slots)]

@@ -7,211 +7,20 @@ After "Outrageously Large Neural Networks" (https://arxiv.org/abs/1701.06538) an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.device.distributed import Shard
 from tgi_cli.layers import ops
-from tgi_cli.layers.base import Build, Loadable
-from tgi_cli.layers.grouped import Groups, grouped_linear
-from tgi_cli.layers.linear import (
-    ColumnParallelLinear,
-    Projection,
-    ReplicatedLinear,
-    RowParallelLinear,
-)
+from tgi_cli.layers.base import Build
+from tgi_cli.layers.experts import Experts, leave_sum
+from tgi_cli.layers.linear import ReplicatedLinear
 from tgi_cli.layers.mlp import MLP, GatedMLP
 from tgi_cli.layers.norm import RMSNorm, UnitRMSNorm
 from tgi_cli.layers.routing import Router, Routing, route
 from tgi_cli.layers.streams import Vector
 from tgi_cli.quantization import Unquantized
-
-CLAMPED_SWIGLU = "clamped_swiglu"
-"""The activation of gpt-oss, see :func:`clamped_swiglu`."""
-
-
-def clamped_swiglu(gate_up: Tensor) -> Tensor:
-    """gate * sigmoid(1.702 gate) * (up + 1) of [T, 2 I], gate first: [T, I].
-
-    Gates are cut at 7 above, ups at 7 on both sides.
-    https://huggingface.co/docs/transformers/main/en/model_doc/gpt_oss
-    """
-    gate, up = gate_up.chunk(2, dim=-1)
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    return torch.sigmoid(gate * 1.702).mul_(gate).mul_(up.add_(1.0))
-
-
-class _Stackable(Loadable):
-    """A layer whose memory may be part of a stack of layers."""
-
-    allocate: Callable[[torch.device], None] | None = None
-    """Gives the parameters memory, or leaves it to the layer."""
-
-    def materialize(self, device: torch.device) -> None:
-        if self.allocate is not None:
-            self.allocate(device)
-        if any(parameter.is_meta for parameter in self.parameters(recurse=False)):
-            super().materialize(device)
-
-
-class _GateUp(_Stackable, ColumnParallelLinear):
-    pass
-
-
-class _Down(_Stackable, RowParallelLinear):
-    pass
-
-
-class Expert(nn.Module):
-    """One feed-forward block: [n, H] to this shard's summand of [n, H]."""
-
-    def __init__(
-        self, build: Build, hidden_size: int, size: int, bias: bool, activation: str, gated: bool
-    ) -> None:
-        super().__init__()
-        parts = {"gate_proj": Projection(size)} if gated else {}
-        parts["up_proj"] = Projection(size)
-        self.activation = activation
-        self.gated = gated
-        self.gate_up_proj = _GateUp(build, hidden_size, parts, bias)
-        self.down_proj = _Down(build, size, hidden_size, bias)
-        _leave_sum(self.down_proj)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(self.inner(self.gate_up_proj(x)))
-        return output
-
-    def inner(self, gate_up: Tensor) -> Tensor:
-        """What goes into the projection down, of the outputs of gate and up."""
-        if not self.gated:
-            return ops.activate(gate_up, self.activation)
-        if self.activation == CLAMPED_SWIGLU:
-            return clamped_swiglu(gate_up)
-        return ops.gated(gate_up, self.activation)
-
-
-class Experts(nn.Module):
-    """All experts of a layer, each with the weights of a layer of its own.
-
-    On a CPU they are computed one by one, as the host knows which of them have tokens, by the
-    kernel of the quantization method. Elsewhere dense weights are in one stack per projection, of
-    which the experts' own parameters are views, and are multiplied in groups.
-
-    Milliseconds of one core, bf16, of a layer of Qwen3-30B-A3B (128 experts, 8 per token, H 2048,
-    I 768), gpt-oss-20b (32, 4, H and I 2880) and a small Mixtral (8, 2, H 1024, I 3584), by
-    ``python -m tests.benchmarks.moe``; weights are read at some 10 GB/s in all but the last column:
-
-    =======================  ======  ======  ======  ======
-    tokens                        1       8      32     512
-    =======================  ======  ======  ======  ======
-    Qwen3, one by one           8.5      50     113     304
-    Qwen3, torch grouped_mm    12.8      72     143     374
-    gpt-oss, one by one          20      94     132     579
-    gpt-oss, grouped_mm          27     126     193     681
-    Mixtral, one by one         4.3      17      20     129
-    Mixtral, grouped_mm         5.4      19      27     136
-    =======================  ======  ======  ======  ======
-    """
-
-    def __init__(
-        self,
-        build: Build,
-        num_experts: int,
-        hidden_size: int,
-        size: int,
-        bias: bool,
-        activation: str,
-        gated: bool = True,
-        scale_inputs: bool = False,
-    ) -> None:
-        super().__init__()
-        self.scale_inputs = scale_inputs
-        # No adapter is published for experts one by one.
-        build = replace(build, lora=None, quantization=build.quantization.experts)
-        self.dense = isinstance(build.quantization, Unquantized)
-        self.every = [
-            Expert(build, hidden_size, size, bias, activation, gated) for _ in range(num_experts)
-        ]
-        for index, expert in enumerate(self.every):
-            self.add_module(str(index), expert)
-            expert.gate_up_proj.allocate = expert.down_proj.allocate = self._allocate
-        self.gate_up: _Stack | None = None
-        self.down: _Stack | None = None
-
-    def _allocate(self, device: torch.device) -> None:
-        """Give all experts memory when the first one needs it."""
-        if self.dense and device.type != "cpu" and self.gate_up is None:
-            self.stack(device)
-
-    def stack(self, device: torch.device) -> None:
-        """Allocate one stack for all experts' parameters."""
-        self.gate_up = _Stack.of([expert.gate_up_proj for expert in self.every], device)
-        self.down = _Stack.of([expert.down_proj for expert in self.every], device)
-
-    def forward(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The weighted sum of the experts that each token chose, this shard's summand of it.
-
-        ``hidden`` [T, H], ``weights`` float32 [T, k], ``chosen`` int64 [T, k].
-        """
-        groups = Groups.sort(chosen, len(self.every))
-        rows = hidden.index_select(0, groups.tokens)
-        weights = weights.to(hidden.dtype)
-        if self.scale_inputs:
-            rows = rows * weights.flatten().index_select(0, groups.pairs)[:, None]
-            weights = torch.ones_like(weights)
-        if self.gate_up is None:
-            scales = weights.flatten().index_select(0, groups.pairs)[:, None]
-            return self._one_by_one(torch.zeros_like(hidden), rows, scales, groups)
-        outputs = self._stacked(rows, groups)
-        # Back into the order of the tokens: index_add_ sums up in any order on CUDA.
-        ordered = torch.empty_like(outputs).index_copy_(0, groups.pairs, outputs)
-        return torch.bmm(weights[:, None], ordered.view(*chosen.shape, outputs.shape[1])).squeeze(1)
-
-    def _one_by_one(self, sums: Tensor, rows: Tensor, scales: Tensor, groups: Groups) -> Tensor:
-        start = 0
-        for expert, end in zip(self.every, groups.ends.tolist(), strict=True):
-            if end > start:
-                here = slice(start, end)
-                # A token's experts are added up in their own order, whatever else is in the
-                # batch. (Of 512 tokens in bf16 all sums take 4.4 ms, with bmm 7.0.)
-                sums.index_add_(0, groups.tokens[here], expert(rows[here]).mul_(scales[here]))
-            start = end
-        return sums
-
-    def _stacked(self, rows: Tensor, groups: Groups) -> Tensor:
-        assert self.gate_up is not None
-        assert self.down is not None
-        first = self.every[0].down_proj.shard.rank == 0
-        gate_up = grouped_linear(rows, self.gate_up.weight, self.gate_up.bias, groups)
-        inner = self.every[0].inner(gate_up)
-        return grouped_linear(inner, self.down.weight, self.down.bias if first else None, groups)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stack:
-    """One projection of all experts."""
-
-    weight: Tensor
-    """[E, out, in]."""
-    bias: Tensor | None
-    """[E, out]."""
-
-    @classmethod
-    def of(cls, layers: Sequence[_GateUp | _Down], device: torch.device) -> _Stack:
-        """Memory for the layers' parameters, which become views of it."""
-
-        def memory(name: str) -> Tensor:
-            like = getattr(layers[0], name)
-            stack = torch.empty((len(layers), *like.shape), dtype=like.dtype, device=device)
-            for layer, own in zip(layers, stack, strict=True):
-                setattr(layer, name, nn.Parameter(own, requires_grad=False))
-            return stack
-
-        return cls(memory("weight"), None if layers[0].bias is None else memory("bias"))
 
 
 class MoE(nn.Module):
@@ -288,7 +97,7 @@ class MoE(nn.Module):
             self.shared_expert = (GatedMLP if gated else MLP)(
                 build, hidden_size, shared_intermediate_size, False, activation
             )
-            _leave_sum(self.shared_expert.down_proj)
+            leave_sum(self.shared_expert.down_proj)
             if shared_gate:
                 whole = Build(build.dtype, Unquantized())
                 self.shared_expert_gate = ReplicatedLinear(whole, hidden_size, 1, bias=False)
@@ -296,7 +105,7 @@ class MoE(nn.Module):
     def forward(self, hidden: Tensor, routed: Tensor | None = None) -> Tensor:
         """``routed``: what the router sees, [T, H]. Default: ``hidden``."""
         logits = self.router(hidden if routed is None else routed)
-        weights, chosen = route(logits, self.routing, self.router.correction)
+        weights, chosen = self._route(logits)
         if self.expert_scales is not None:
             weights = weights * self.expert_scales.weight[chosen]
         rows = hidden if self.latent_down is None else self.latent_down(hidden)
@@ -311,6 +120,14 @@ class MoE(nn.Module):
                 shared = shared.mul_(gate.to(shared.dtype))
             output = output.add_(shared)
         return self.shard.all_reduce(output)
+
+    def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if logits.is_cuda and ops.triton_kernels() is not None:
+            from tgi_cli.layers import triton_experts
+
+            if triton_experts.can_route(logits.shape[1], self.routing):
+                return triton_experts.route(logits, self.routing, self.router.correction)
+        return route(logits, self.routing, self.router.correction)
 
 
 class MLPAndExperts(nn.Module):
@@ -336,8 +153,3 @@ class MLPAndExperts(nn.Module):
         chosen: Tensor = self.moe(self.moe_norm(hidden), self.router_norm(hidden))
         normed: Tensor = self.moe_output_norm(chosen)
         return output + normed
-
-
-def _leave_sum(layer: RowParallelLinear) -> None:
-    """Leave it to the caller to sum up the shards' products."""
-    layer.shard = Shard(rank=layer.shard.rank)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tgi_cli.device.triton_launch import cached_launches
+from tgi_cli.quantization.tiled_weight import ExpertRows
 
 
 @cached_launches
@@ -22,6 +23,7 @@ def _kernel(
     weight: tl.tensor,  # [E, N, K]
     bias: tl.tensor,  # [E, N]
     ends: tl.tensor,  # [E]
+    pairs: tl.tensor,  # int32 [P]: see ExpertRows
     product: tl.tensor,  # [P, N]
     x_stride: int,
     E: tl.constexpr,
@@ -29,6 +31,8 @@ def _kernel(
     K: tl.constexpr,
     PADDED_E: tl.constexpr,  # the power of 2 that is not below E
     HAS_BIAS: tl.constexpr,
+    SHARED_BY: tl.constexpr,
+    SCATTERED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -50,7 +54,12 @@ def _kernel(
         columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
         inner = tl.arange(0, BLOCK_K)
         in_group, in_width = rows < end, columns < N
-        x_tile = x + rows[:, None] * x_stride + inner[None, :]
+        sources = rows
+        if SHARED_BY > 0 or SCATTERED:
+            pair = tl.load(pairs + rows, mask=in_group, other=0).to(tl.int64)
+            if SHARED_BY > 0:
+                sources = pair // SHARED_BY
+        x_tile = x + sources[:, None] * x_stride + inner[None, :]
         base = weight + expert.to(tl.int64) * N * K
         weight_tile = base + columns[None, :].to(tl.int64) * K + inner[:, None]
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -62,7 +71,8 @@ def _kernel(
         if HAS_BIAS:
             added = tl.load(bias + expert * N + columns, mask=in_width, other=0.0)
             sums += added[None, :].to(tl.float32)
-        place = product + rows[:, None] * N + columns[None, :]
+        targets = pair if SCATTERED else rows
+        place = product + targets[:, None] * N + columns[None, :]
         tl.store(
             place,
             sums.to(product.dtype.element_ty),
@@ -70,12 +80,14 @@ def _kernel(
         )
 
 
-def triton_grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
+def triton_grouped_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: ExpertRows
+) -> Tensor:
     """As :func:`tgi_cli.layers.grouped.looped_linear`, of bfloat16, float16 or float32.
 
-    ``weight`` and ``bias`` are contiguous; ``ends`` are those of the groups, int32 [E].
+    ``weight`` and ``bias`` are contiguous.
     """
-    pairs, (num_experts, out, depth) = x.shape[0], weight.shape
+    pairs, (num_experts, out, depth) = len(rows.pairs), weight.shape
     product = x.new_empty(pairs, out)
     if not pairs:
         return product
@@ -86,7 +98,8 @@ def triton_grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: 
         x,
         weight,
         weight if bias is None else bias,
-        ends,
+        rows.ends,
+        rows.pairs,
         product,
         x.stride(0),
         E=num_experts,
@@ -94,6 +107,8 @@ def triton_grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: 
         K=depth,
         PADDED_E=triton.next_power_of_2(num_experts),
         HAS_BIAS=bias is not None,
+        SHARED_BY=rows.shared_by,
+        SCATTERED=rows.scattered,
         # float32 would be rounded to 10 bits of mantissa otherwise.
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         BLOCK_M=block_m,

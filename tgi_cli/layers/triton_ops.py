@@ -347,6 +347,10 @@ def _gated_kernel(
         y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
     elif FORMULA == "relu2":
         y = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif FORMULA == "clamped_swiglu":
+        x = tl.where(x > 7.0, 7.0, x)  # NaN stays
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        y = x * tl.sigmoid(1.702 * x)
     else:
         tl.static_assert(FORMULA == "relu")
         y = tl.maximum(x, 0.0)
@@ -355,6 +359,15 @@ def _gated_kernel(
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     """As :func:`tgi_cli.layers.ops.gated`."""
+    return _gated(gate_up, FORMULAS[activation])
+
+
+def clamped_swiglu(gate_up: Tensor) -> Tensor:
+    """As :func:`tgi_cli.layers.experts.clamped_swiglu`."""
+    return _gated(gate_up, "clamped_swiglu")
+
+
+def _gated(gate_up: Tensor, formula: str) -> Tensor:
     rows = gate_up.flatten(0, -2)
     size = gate_up.shape[-1] // 2
     product = gate_up.new_empty(*gate_up.shape[:-1], size)
@@ -367,7 +380,7 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         rows.stride(0),
         SIZE=size,
         BLOCK=block,
-        FORMULA=FORMULAS[activation],
+        FORMULA=formula,
         num_warps=max(block // 256, 1),
     )
     return product

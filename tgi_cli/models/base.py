@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from tgi_cli.attention import KVSpec, PagedAttention, StateSpec
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Embedding, Loadable, PositionEmbedding
-from tgi_cli.layers.moe import Expert, MoE
+from tgi_cli.layers.experts import Expert
+from tgi_cli.layers.moe import MoE
 from tgi_cli.models.weight_map import Source
 
 

@@ -18,7 +18,13 @@ from tgi_cli.models.base import CausalLM
 from tgi_cli.models.checkpoint import merge_quantized, read_headers
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
-from tgi_cli.models.registry import checkpoint_format, decoder_spec, has_encoder, is_builtin
+from tgi_cli.models.registry import (
+    checkpoint_format,
+    decoder_spec,
+    has_encoder,
+    is_builtin,
+    reads_quantized,
+)
 from tgi_cli.models.weight_filling import LayerSlots, fill_model, layer_slots
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.detect import method_notice, quantizer_for
@@ -69,7 +75,7 @@ def load_model(
     with torch.inference_mode(), large_blocks_apart():
         layout = checkpoint_format(config)
         method: QuantizationMethod = Unquantized()
-        if layout is not None or quantize is not None:
+        if layout is not None or quantize is not None or reads_quantized(config):
             method = Quantized(dtype, device, None if quantize is None else quantizer_for(quantize))
         head = None if head_bits is None else QuantizedHead(dtype, device, head_bits)
         build = Build(dtype, method, shard, lora, max_positions, head)

@@ -73,7 +73,7 @@ FAMILIES = {
 """Architectures to modules of :mod:`tgi_cli.models.families`."""
 
 _UNPACKED = {("gpt_oss", "mxfp4")}
-"""Families, and the quantization methods whose weights they dequantize themselves."""
+"""Families, and the quantization methods whose weights they read themselves."""
 
 
 def is_builtin(config: ModelConfig) -> bool:
@@ -87,8 +87,14 @@ def has_encoder(config: ModelConfig) -> bool:
     return config.raw.get("is_encoder_decoder") is True and not own
 
 
+def reads_quantized(config: ModelConfig) -> bool:
+    """Whether the checkpoint is quantized and the model's family reads it itself."""
+    method = (config.quantization or {}).get("quant_method")
+    return (FAMILIES.get(config.architecture), method) in _UNPACKED
+
+
 def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
-    """How the checkpoint's weights are quantized; None if they are plain or a family unpacks them.
+    """How the checkpoint's weights are quantized; None if they are plain or a family reads them.
 
     Raises:
         UnsupportedModelError: in a way that cannot be read.
@@ -96,7 +102,7 @@ def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
     stated = config.quantization
     if stated is None:
         return None
-    if (FAMILIES.get(config.architecture), stated.get("quant_method")) in _UNPACKED:
+    if reads_quantized(config):
         return None
     from tgi_cli.quantization.detect import detect_format  # imports torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -63,3 +64,26 @@ class QuantizationMethod(ABC):
     @abstractmethod
     def apply(self, layer: LinearWeights, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in_features] times the layer's weight, plus bias: [T, out_features]."""
+
+
+class QuantizedMatmul(ABC):
+    """x [T, in] to [T, out]: a weight in the form that a kernel takes.
+
+    Attributes:
+        kernel: name of the kernel, for people.
+    """
+
+    kernel: str
+
+    @abstractmethod
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
+
+    @property
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """All of its tensors."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its tensors in bytes."""
+        return sum(each.nbytes for each in self.tensors)

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.patterns import Patterns
-from tgi_cli.quantization import fp8
+from tgi_cli.quantization import fp8, nvfp4
 from tgi_cli.quantization.bits import unpack
 from tgi_cli.quantization.formats import CheckpointFormat, MergedWeight, ModuleTensors, ReadTensor
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, can_expand_scales, expand_scales
@@ -24,9 +24,10 @@ _WIDTHS = (2, 3, 4, 8)
 
 
 class CompressedTensors(CheckpointFormat):
-    """Weights by schemes (``config_groups``): integers, packed or in bytes, or e4m3.
+    """Weights by schemes (``config_groups``): integers, packed or in bytes, e4m3, or NVFP4.
 
-    Activations are not quantized, even if a scheme requests it.
+    Activations are rounded to e4m3 if a scheme of e4m3 weights requests it and the device
+    multiplies in it; they are never rounded to integers.
     """
 
     name = "compressed-tensors"
@@ -46,7 +47,10 @@ class CompressedTensors(CheckpointFormat):
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._patterns = Patterns()
         self.schemes = [
-            (list(map(str, group["targets"])), dict(group["weights"] or {}))
+            (
+                list(map(str, group["targets"])),
+                {**(group["weights"] or {}), "inputs": group.get("input_activations")},
+            )
             for group in config["config_groups"].values()
         ]
         if config.get("sparsity_config", {}).get("format", "dense") != "dense":
@@ -56,7 +60,11 @@ class CompressedTensors(CheckpointFormat):
         scheme = self._scheme(module)
         bits, block = int(scheme.get("num_bits", 8)), _block(scheme)
         if scheme.get("type") == "float" and bits == 8 and "weight" in tensors:
-            return fp8.merge_tensors(self, module, tensors, block)
+            rounds = scheme["inputs"] is not None
+            return fp8.merge_tensors(self, module, tensors, block, rounds_inputs=rounds)
+        if scheme.get("type") == "float" and bits == 4 and "weight_global_scale" in tensors:
+            names = ("weight_packed", "weight_scale", "weight_global_scale")
+            return nvfp4.merge_tensors(self, module, tensors, names, inverse=True)
         if scheme.get("type", "int") != "int" or bits not in _WIDTHS:
             raise UnsupportedModelError(
                 f"{module} has weights of {bits} bits of type {scheme.get('type')!r}, "

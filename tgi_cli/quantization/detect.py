@@ -14,6 +14,7 @@ from tgi_cli.quantization.compressed_tensors import CompressedTensors
 from tgi_cli.quantization.formats import CheckpointFormat
 from tgi_cli.quantization.fp8 import FP8
 from tgi_cli.quantization.gptq import GPTQ
+from tgi_cli.quantization.nvfp4 import ModelOpt
 from tgi_cli.quantization.quantized import Quantizer
 from tgi_cli.quantization.quantized_weight import quantize_int8
 
@@ -25,6 +26,8 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = {
     "compressed-tensors": CompressedTensors,
     "fp8": FP8,
     "bitsandbytes": Bitsandbytes,
+    "modelopt": ModelOpt,
+    "modelopt-fp4": ModelOpt,
 }
 """Formats by ``quant_method``."""
 

@@ -23,7 +23,8 @@ class FP8(CheckpointFormat):
     """A weight e4m3 [out, in] beside ``weight_scale`` or ``weight_scale_inv``.
 
     Weights are multiplied by either, except that gptqmodel may mark its scales as inverses
-    (``weight_scale_semantics``). Scales of activations are unused: these are not quantized.
+    (``weight_scale_semantics``). With an ``activation_scheme``, inputs are rounded to e4m3, too,
+    where the device multiplies in it; stored scales of activations are unused.
     """
 
     name = "fp8"
@@ -36,9 +37,10 @@ class FP8(CheckpointFormat):
         block = config.get("weight_block_size")
         self.block = None if not block else (int(block[0]), int(block[1]))
         self.inverse = config.get("weight_scale_semantics") == "inverse"
+        self.inputs = config.get("activation_scheme") in ("dynamic", "static")
 
     def merge(self, module: str, tensors: ModuleTensors, peek: ReadTensor) -> MergedWeight:
-        return merge_tensors(self, module, tensors, self.block, self.inverse)
+        return merge_tensors(self, module, tensors, self.block, self.inverse, self.inputs)
 
 
 def merge_tensors(
@@ -47,8 +49,12 @@ def merge_tensors(
     tensors: ModuleTensors,
     block: tuple[int, int] | None,
     inverse: bool = False,
+    rounds_inputs: bool = False,
 ) -> MergedWeight:
-    """Implements :meth:`CheckpointFormat.merge` of a format, with an optional block size."""
+    """Implements :meth:`CheckpointFormat.merge` of a format, with an optional block size.
+
+    ``rounds_inputs``: whether inputs are rounded, too.
+    """
     weight = tensors["weight"]
     scale = next(name for name in FP8.required_suffixes if name in tensors)
     layout.check(module, tensors, weight.dtype in DTYPES and len(weight.shape) == 2)
@@ -56,18 +62,24 @@ def merge_tensors(
     fits = can_expand_scales(tensors[scale].shape, (outputs, inputs), block)
     layout.check(module, tensors, fits)
     about = "8 bits, floating point" + (f", blocks of {block[0]} x {block[1]}" if block else "")
-    return MergedWeight((outputs, inputs), ("weight", scale), partial(_read, block, inverse), about)
+    read = partial(_read, block, inverse, rounds_inputs)
+    return MergedWeight((outputs, inputs), ("weight", scale), read, about)
 
 
 def _read(
-    block: tuple[int, int] | None, inverse: bool, weight: Tensor, scales: Tensor
+    block: tuple[int, int] | None,
+    inverse: bool,
+    rounds_inputs: bool,
+    weight: Tensor,
+    scales: Tensor,
 ) -> QuantizedWeight:
     own = scales.float()
     spread_scales, groups = expand_scales(
         own.reciprocal() if inverse else own, (weight.shape[0], weight.shape[1]), block
     )
+    codes = weight.view(torch.uint8)
     return QuantizedWeight(
-        weight.view(torch.uint8), spread_scales, None, groups, 8, table(weight.dtype)
+        codes, spread_scales, None, groups, 8, table(weight.dtype), rounds_inputs
     )
 
 
@@ -78,10 +90,14 @@ def table(dtype: torch.dtype) -> Tensor:
 
 
 def quantize(weight: Tensor) -> QuantizedWeight:
-    """Round to e4m3 with a scale per output that maps its largest element to the largest value."""
+    """Round to e4m3 with a scale per output that maps its largest element to the largest value.
+
+    Inputs are rounded to e4m3 too where the device multiplies in it.
+    """
     limit = torch.finfo(torch.float8_e4m3fn).max
     weight = weight.float()
     scales = weight.abs().amax(1, keepdim=True).div_(limit).clamp_(min=1e-12)
     codes = weight.div_(scales).to(torch.float8_e4m3fn).view(torch.uint8)
     groups = torch.zeros(weight.shape[1], dtype=torch.int64)
-    return QuantizedWeight(codes, scales, None, groups, 8, table(torch.float8_e4m3fn))
+    own = table(torch.float8_e4m3fn)
+    return QuantizedWeight(codes, scales, None, groups, 8, own, fp8_inputs=True)

@@ -6,7 +6,6 @@ dequantized as it is loaded, for a reason that is logged.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,33 +15,17 @@ from torch import Tensor
 from tgi_cli.kernels import cpp_library
 from tgi_cli.kernels.linear import linear, pack_codes
 from tgi_cli.quantization import fp8
-from tgi_cli.quantization.quantized_weight import GroupedWeight, QuantizedWeight, group_inputs
+from tgi_cli.quantization.base import QuantizedMatmul
+from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
+from tgi_cli.quantization.quantized_weight import (
+    GroupedWeight,
+    QuantizedWeight,
+    bfloat16_table,
+    group_inputs,
+)
 
 _TORCH_GROUPS = (256, 128, 64, 32)
 """Group sizes that torch's kernels for 4 bits support."""
-
-
-class QuantizedMatmul(ABC):
-    """x [T, in] to [T, out]: a weight in the form that a kernel takes.
-
-    Attributes:
-        kernel: name of the kernel, for people.
-    """
-
-    kernel: str
-
-    @abstractmethod
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
-
-    @property
-    @abstractmethod
-    def tensors(self) -> Sequence[Tensor]:
-        """All of its tensors."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its tensors in bytes."""
-        return sum(each.nbytes for each in self.tensors)
 
 
 class CppMatmul(QuantizedMatmul):
@@ -75,14 +58,14 @@ class CppMatmul(QuantizedMatmul):
 
 
 class TorchInt4Matmul(QuantizedMatmul):
-    """torch's kernels for 4 bits: on a CPU and (tinygemm) on CUDA, fed bfloat16.
+    """torch's kernels for 4 bits on a CPU, fed bfloat16.
 
     Scales are rounded to bfloat16, so that a weight is off by up to 2 ** -8 of its size.
     """
 
     kernel = "torch's int4"
 
-    def __init__(self, weight: GroupedWeight, device: torch.device) -> None:
+    def __init__(self, weight: GroupedWeight) -> None:
         self.group = next(size for size in _TORCH_GROUPS if weight.group % size == 0)
         repeats = weight.group // self.group
         scales = weight.scales.repeat_interleave(repeats, dim=1)
@@ -90,22 +73,14 @@ class TorchInt4Matmul(QuantizedMatmul):
         if weight.zeros is not None:
             offsets = (8 - weight.zeros.repeat_interleave(repeats, dim=1)) * scales
         both = torch.stack((scales.T, offsets.T), dim=-1).bfloat16()
-        self.scales = both.contiguous().to(device)
-        self.order = None if weight.order is None else weight.order.to(device)
-        if device.type == "cpu":
-            self.codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
-        else:
-            codes = weight.codes.to(device)
-            pairs = codes[:, ::2] << 4 | codes[:, 1::2]
-            self.codes = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), 8)
+        self.scales = both.contiguous()
+        self.order = weight.order
+        self.codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.order is not None:
             x = x.index_select(1, self.order)
-        ops = torch.ops.aten
-        kernel = (
-            ops._weight_int4pack_mm_for_cpu if x.device.type == "cpu" else ops._weight_int4pack_mm
-        )
+        kernel = torch.ops.aten._weight_int4pack_mm_for_cpu
         product: Tensor = kernel(x, self.codes, self.group, self.scales)
         return product if bias is None else product.add_(bias)
 
@@ -115,15 +90,14 @@ class TorchInt4Matmul(QuantizedMatmul):
 
 
 class TorchInt8Matmul(QuantizedMatmul):
-    """torch's kernels for 8 bits with a scale per output, on a CPU and on CUDA."""
+    """torch's kernels for 8 bits with a scale per output, on a CPU."""
 
     kernel = "torch's int8"
 
-    def __init__(self, weight: GroupedWeight, dtype: torch.dtype, device: torch.device) -> None:
-        codes = weight.codes.bitwise_xor(0x80).view(torch.int8)  # less 128
-        self.codes = codes.contiguous().to(device)
-        self.scales = weight.scales[:, 0].to(device, dtype)
-        self.order = None if weight.order is None else weight.order.to(device)
+    def __init__(self, weight: GroupedWeight, dtype: torch.dtype) -> None:
+        self.codes = weight.codes.bitwise_xor(0x80).view(torch.int8).contiguous()  # less 128
+        self.scales = weight.scales[:, 0].to(dtype)
+        self.order = weight.order
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.order is not None:
@@ -152,19 +126,6 @@ class ConcatMatmul(QuantizedMatmul):
     @property
     def tensors(self) -> Sequence[Tensor]:
         return [tensor for _, each in self.products for tensor in each.tensors]
-
-
-def bfloat16_table(table: Tensor) -> tuple[Tensor, float]:
-    """Scale a table and round it to bfloat16; return it, and the factor with the least error.
-
-    Scales are divided by the factor. fp4 becomes exact (times 1.5 its values are multiples of 1/8),
-    and the error of nf4 a third smaller.
-    """
-    factors = torch.arange(1024, 2048) / 1024
-    tables = factors[:, None] * table.float()
-    error = (tables.bfloat16().float() - tables).square().sum(1) / factors.square()
-    best = int(error.argmin())
-    return tables[best].bfloat16(), float(factors[best])
 
 
 def widen_to_4_bits(weight: QuantizedWeight) -> QuantizedWeight:
@@ -198,9 +159,11 @@ def make_matmul(
         paired: the outputs are a gate's and then as many that it gates.
     """
     weight = widen_to_4_bits(weight)
+    if device.type == "cuda":
+        return make_cuda_matmul(weight, dtype, device)
     if dtype != torch.bfloat16:
         return f"there are kernels for bfloat16, not {str(dtype).removeprefix('torch.')}"
-    ours = device.type == "cpu" and cpp_library() is not None
+    ours = cpp_library() is not None
     if weight.table is not None and not (ours and _has_cpp_kernel(weight)):
         return "there is no kernel for this format"
     arranged = group_inputs(weight)
@@ -215,22 +178,18 @@ def make_matmul(
             return f"there is no kernel for groups of {arranged.group}"
         if outputs % 16:
             return f"there is no kernel for {outputs} outputs"
-        if device.type != "cpu" and inputs % 128:
-            return f"there is no kernel for {inputs} inputs"
-        return _try_kernel(lambda: TorchInt4Matmul(arranged, device), inputs, device)
+        return _try_kernel(lambda: TorchInt4Matmul(arranged), inputs)
     middle = arranged.zeros is None or bool((arranged.zeros == 128).all())
     if not (whole and middle):
         return "there is no kernel for groups of 8-bit codes"
-    return _try_kernel(lambda: TorchInt8Matmul(arranged, dtype, device), inputs, device)
+    return _try_kernel(lambda: TorchInt8Matmul(arranged, dtype), inputs)
 
 
-def _try_kernel(
-    make: Callable[[], QuantizedMatmul], inputs: int, device: torch.device
-) -> QuantizedMatmul | str:
+def _try_kernel(make: Callable[[], QuantizedMatmul], inputs: int) -> QuantizedMatmul | str:
     """Test a kernel of torch's: not every build and device has it."""
     try:
         product = make()
-        product(torch.zeros(1, inputs, dtype=torch.bfloat16, device=device), None)
+        product(torch.zeros(1, inputs, dtype=torch.bfloat16), None)
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         return f"torch's kernel fails ({str(error).splitlines()[0]})"
     return product

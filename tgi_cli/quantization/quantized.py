@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from tgi_cli.kernels.linear import PackedMatrix, linear
 from tgi_cli.quantization import bitsandbytes
-from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
-from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, QuantizedMatmul, make_matmul
+from tgi_cli.quantization.base import LinearWeights, QuantizationMethod, QuantizedMatmul
+from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
+from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, make_matmul, widen_to_4_bits
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, concat_outputs, quantize_int8
 from tgi_cli.quantization.unquantized import Unquantized
 
@@ -56,8 +57,8 @@ class Quantized(QuantizationMethod):
 
     @property
     def experts(self) -> QuantizationMethod:
-        """On a GPU experts are multiplied in groups, for which there are only dense kernels."""
-        return self if self.device.type == "cpu" else self.plain
+        """On a GPU experts are multiplied in groups, by fewer kernels."""
+        return self if self.device.type == "cpu" else _GroupedExperts(self)
 
     def create_weights(
         self, layer: LinearWeights, out_features: int, in_features: int, dtype: torch.dtype
@@ -99,7 +100,12 @@ class Quantized(QuantizationMethod):
         layer.packed = packed
 
     def _matrix(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
-        matmul = make_matmul(weight, self.dtype, self.device, paired)
+        return self._counted(make_matmul(weight, self.dtype, self.device, paired), weight)
+
+    def _counted(
+        self, matmul: QuantizedMatmul | str, weight: QuantizedWeight
+    ) -> QuantizedMatmul | Tensor:
+        """The kernel's matrix, or the dense weight for a reason."""
         if isinstance(matmul, str):
             self.dequantized[matmul] += 1
             return weight.dequantize(self.dtype)
@@ -121,6 +127,20 @@ class Quantized(QuantizationMethod):
         if isinstance(packed, PackedMatrix):
             return linear(x, packed, bias)
         return self.plain.apply(layer, x, bias)
+
+
+class _GroupedExperts(Quantized):
+    """For experts whose weights are stacked, with their inputs in one order."""
+
+    def __init__(self, whole: Quantized) -> None:
+        super().__init__(whole.dtype, whole.device, whole.quantizer)
+        self.kernels, self.dequantized = whole.kernels, whole.dequantized
+
+    def _matrix(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
+        if bool((weight.groups[1:] < weight.groups[:-1]).any()):
+            return self._counted("experts have no kernel for an activation order", weight)
+        widened = widen_to_4_bits(weight)
+        return self._counted(make_cuda_matmul(widened, self.dtype, self.device, True), weight)
 
 
 class QuantizedHead(Quantized):

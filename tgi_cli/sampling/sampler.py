@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.kernels.sample import Draw, can_sample, sample
+from tgi_cli.kernels.sample import Draw, Tokens, can_sample, sample
+from tgi_cli.layers import ops
 from tgi_cli.sampling.constraints import TokenMasks, add_bias, apply_masks, forbid
 from tgi_cli.sampling.filters import filter_weights
 from tgi_cli.sampling.logprobs import TopLogprobs, logprobs_of, top_logprobs_of
@@ -63,7 +64,8 @@ class Sampler:
     top_k 0.05 / 2.0 and 0.35 / 8. With V = 151936 three to four times as much. In torch
     either way: repetition penalty (256 tokens) + 0.11 / 1, a bias or a bad word
     + 0.04 / 0.8, a grammar mask + 0.04 / 0.8, a watermark + 0.25 / 5, typical_p. Threads share
-    rows and parts of rows.
+    rows and parts of rows. On CUDA one Triton kernel chooses tokens, which has not been measured;
+    batches with typical_p take torch's operations.
 
     Args:
         upload: brings host arrays to the logits' device.
@@ -100,8 +102,8 @@ class Sampler:
             self._adjust(scores, batch, pool)
         if masks is not None:
             apply_masks(scores, masks, self._upload)
-        if can_sample(logits) and not batch.flags & TYPICAL:
-            token_ids, logprobs, peaks, log_sums = sample(logits, scores, _draw(batch))
+        if _has_kernel(logits) and not batch.flags & TYPICAL:
+            token_ids, logprobs, peaks, log_sums = self._sample_in_kernel(logits, scores, batch)
             top = top_logprobs_of(logits, peaks, log_sums, batch, self._upload)
         else:
             token_ids = self._choose(scores, batch)
@@ -116,7 +118,14 @@ class Sampler:
 
     def only_reads(self, logits: Tensor, batch: SamplingBatch) -> bool:
         """Whether the entries are sampled from their logits without copies of them."""
-        return can_sample(logits) and not batch.flags & (ADJUSTED | FORBIDDEN | TYPICAL)
+        return _has_kernel(logits) and not batch.flags & (ADJUSTED | FORBIDDEN | TYPICAL)
+
+    def _sample_in_kernel(self, logits: Tensor, scores: Tensor, batch: SamplingBatch) -> Tokens:
+        if logits.is_cuda:
+            from tgi_cli.sampling.triton_sampler import triton_sample
+
+            return triton_sample(logits, scores, _draw(batch), self._upload)
+        return sample(logits, scores, _draw(batch))
 
     def _adjust(self, scores: Tensor, batch: SamplingBatch, pool: Tensor) -> None:
         if batch.flags & BIASED:
@@ -151,6 +160,13 @@ class Sampler:
         if batch.flags & FILTERED:
             filter_weights(weights, batch, self._upload)
         return choose(weights, uniform)
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    """Whether one kernel chooses tokens: in C++ on a CPU, Triton's on CUDA."""
+    if logits.is_cuda:
+        return logits.stride(-1) == 1 and ops.triton_kernels() is not None
+    return can_sample(logits)
 
 
 def _draw(batch: SamplingBatch) -> Draw | None:

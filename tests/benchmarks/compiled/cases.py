@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from tests.benchmarks.compiled.gpus import Work
+from tests.benchmarks.compiled.weight_cases import weight_calls
 from tests.tools import attention_cases
 from tgi_cli.attention import StateMetadata
 from tgi_cli.attention.triton_launch import Launch, LayerKind
@@ -16,6 +17,7 @@ from tgi_cli.attention.triton_tiles import HeadTile
 from tgi_cli.kernels.recurrence import ConvolutionLayer
 from tgi_cli.layers import triton_grouped, triton_ops, triton_recurrent, triton_scan
 from tgi_cli.layers.gates import DeltaGates, StepSizes
+from tgi_cli.quantization.tiled_weight import ExpertRows
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -49,7 +51,8 @@ def all_cases() -> list[Case]:
         )
         for name, case in attention_cases.SERVED.items()
     ]
-    return [*attention, *_operations(), *_experts(), *_recurrences()]
+    weights = (Case(*call) for call in weight_calls())
+    return [*attention, *_operations(), *_experts(), *_recurrences(), *weights]
 
 
 def _attention_work(case: attention_cases.Case, capability: int) -> dict[str, Work]:
@@ -97,9 +100,9 @@ def _operations() -> list[Case]:
 def _experts() -> list[Case]:
     def grouped(pairs: int, experts: int, out: int, depth: int, capability: int) -> None:
         weight = torch.empty(1, 1, 1, dtype=BF16).expand(experts, out, depth)
-        ends = torch.zeros(experts, dtype=torch.int32)
+        ends, order = (torch.zeros(size, dtype=torch.int32) for size in (experts, pairs))
         triton_grouped.triton_grouped_linear(
-            torch.empty(pairs, depth, dtype=BF16), weight, None, ends
+            torch.empty(pairs, depth, dtype=BF16), weight, None, ExpertRows(ends, order)
         )
 
     def work(rows: int, columns: int, depth: int, capability: int) -> dict[str, Work]:

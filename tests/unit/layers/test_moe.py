@@ -14,8 +14,9 @@ from tests.tools.paged_run import kernels_add_up_rows_alike
 from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers import Build, Loadable
+from tgi_cli.layers.experts import clamped_swiglu
 from tgi_cli.layers.grouped import Groups, grouped_linear, looped_linear
-from tgi_cli.layers.moe import MoE, clamped_swiglu
+from tgi_cli.layers.moe import MoE
 from tgi_cli.quantization import Unquantized
 
 CPU = torch.device("cpu")
@@ -183,7 +184,7 @@ def test_the_host_does_not_wait_for_the_device() -> None:
         return torch._grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
 
     hidden = torch.empty(5, HIDDEN, dtype=torch.bfloat16, device="meta")
-    with patch("tgi_cli.layers.moe.grouped_linear", product), torch.inference_mode():
+    with patch("tgi_cli.layers.experts.grouped_linear", product), torch.inference_mode():
         assert moe(hidden).shape == (5, HIDDEN)
     with pytest.raises((NotImplementedError, RuntimeError)):
         moe(hidden)  # the reference reads the sizes of the groups

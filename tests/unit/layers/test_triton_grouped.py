@@ -23,6 +23,7 @@ INTERPRETED = """
 import torch
 from tgi_cli.layers.grouped import Groups, looped_linear
 from tgi_cli.layers.triton_grouped import triton_grouped_linear
+from tgi_cli.quantization.tiled_weight import ExpertRows
 
 torch.manual_seed(0)
 for tokens, top_k, experts, used, out, depth, dtype, bias in (
@@ -36,7 +37,7 @@ for tokens, top_k, experts, used, out, depth, dtype, bias in (
     weight = torch.randn(experts, out, depth).to(dtype)
     added = torch.randn(experts, out).to(dtype) if bias else None
     wanted = looped_linear(x, weight, added, groups)
-    product = triton_grouped_linear(x, weight, added, groups.ends)
+    product = triton_grouped_linear(x, weight, added, ExpertRows(groups.ends, groups.pairs))
     tolerance = 1e-4 if dtype == torch.float32 else 0.05
     torch.testing.assert_close(product, wanted, atol=tolerance, rtol=0)
 print("equal")
@@ -47,6 +48,7 @@ import torch
 from triton.runtime.jit import JITFunction
 from tests.tools.triton_compiler import compile_for, compile_only
 from tgi_cli.layers.triton_grouped import triton_grouped_linear
+from tgi_cli.quantization.tiled_weight import ExpertRows
 
 kernels, JITFunction.run = compile_only()
 for capability, pairs, experts, out, depth, dtype in (
@@ -58,8 +60,9 @@ for capability, pairs, experts, out, depth, dtype in (
     compile_for(capability)
     x, bias = torch.empty(pairs, depth, dtype=dtype), torch.empty(experts, out, dtype=dtype)
     weight = torch.empty(1, 1, 1, dtype=dtype).expand(experts, out, depth)
-    ends = torch.empty(experts, dtype=torch.int32)
-    triton_grouped_linear(x, weight, bias if dtype == torch.float16 else None, ends)
+    ends, order = (torch.empty(size, dtype=torch.int32) for size in (experts, pairs))
+    rows = ExpertRows(ends, order, shared_by=2)
+    triton_grouped_linear(x, weight, bias if dtype == torch.float16 else None, rows)
     kernel = kernels[-1][1]
     ptx = kernel.asm["ptx"]
     assert kernel.asm["cubin"] and f"sm_{capability}" in ptx

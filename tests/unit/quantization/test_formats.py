@@ -54,6 +54,8 @@ LAYOUTS: dict[str, Layout] = {
     "float-quantized by block": quantized.float_quantized("block"),
     **{f"fp8 by {s}": quantized.fp8(s) for s in ("channel", "tensor", "block")},
     "fp8, inverse scales": quantized.fp8("channel", inverse=True),
+    "nvfp4 of modelopt": quantized.nvfp4("modelopt"),
+    "nvfp4 of compressed-tensors": quantized.nvfp4("compressed-tensors"),
     "bitsandbytes": quantized.bitsandbytes_8bit(),
     **{
         f"bitsandbytes {kind}{', nested' * nested}": quantized.bitsandbytes_4bit(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from tgi_cli.quantization.quantized_weight import (
     group_inputs,
     quantize_int8,
 )
+from tgi_cli.quantization.scaled_matmul import ScaledMatmul, can_scale, quantize_rows
 
 CPU = torch.device("cpu")
 
@@ -293,4 +296,54 @@ def test_dequantized_weights_are_reported_once_per_reason() -> None:
     assert list(method.report()) == [
         "1 quantized weights are dequantized to float32: "
         "there are kernels for bfloat16, not float32"
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_torchs_product_of_e4m3_with_e4m3(rows: int) -> None:
+    """On a CPU, which has torch's reference of what CUDA computes."""
+    weight = fp8.quantize(torch.randn(48, 320, generator=torch.Generator().manual_seed(2)))
+    assert weight.fp8_inputs
+    assert can_scale(weight)
+    x, bias = (torch.randn(rows, 320) * 30).bfloat16(), torch.randn(48).bfloat16()
+    codes, scales = quantize_rows(x)
+    rounded = codes.float() * scales
+    assert (rounded - x.float()).norm() < 0.04 * x.float().norm()
+    product = ScaledMatmul(weight, CPU)
+    dense = weight.dequantize(torch.float32)
+    assert near(product(x, None), rounded, dense, None)
+    assert near(product(x, bias), rounded, dense, bias)
+    assert product.nbytes == 48 * 320 + 4 * 48
+
+
+def test_only_e4m3_with_a_scale_per_output_is_torchs() -> None:
+    weight = fp8.quantize(torch.randn(48, 320))
+    assert not can_scale(weight[:40])
+    assert not can_scale(random_codes(48, 320, 8, 320))
+    blocks = replace(weight, scales=weight.scales.expand(48, 10).contiguous())
+    assert not can_scale(blocks)
+
+
+def test_experts_on_a_gpu_are_made_for_stacks_unless_their_inputs_are_reordered() -> None:
+    made = []
+
+    def make(weight: QuantizedWeight, dtype: torch.dtype, *rest: object) -> str:
+        made.append((weight.bits, *rest))
+        return "it is not there"
+
+    gpu = torch.device("meta")
+    method = Quantized(torch.bfloat16, gpu)
+    experts = method.experts
+    build = Build(torch.bfloat16, experts)
+    with patch("tgi_cli.quantization.quantized.make_cuda_matmul", make):
+        for weight in (random_codes(64, 512, 3, 128), random_codes(64, 512, 4, 128, mixed=True)):
+            layer = ColumnParallelLinear(build, 512, {"": Projection(64)}, bias=False)
+            experts.fill(layer, slice(0, 64), weight)
+            experts.process_after_loading(layer)
+            assert layer.weight is not None
+    assert made == [(4, gpu, True)]
+    assert sorted(method.report()) == [
+        "1 quantized weights are dequantized to bfloat16: "
+        "experts have no kernel for an activation order",
+        "1 quantized weights are dequantized to bfloat16: it is not there",
     ]

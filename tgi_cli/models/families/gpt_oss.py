@@ -104,7 +104,7 @@ def _source(quantized: bool, name: str) -> Source:
 
 
 def _unpack(expert: int, rows: Any, blocks: Any, scales: Any) -> Any:
-    from tgi_cli.quantization.mxfp4 import dequantize
+    from tgi_cli.quantization import mxfp4
 
     blocks, scales = blocks[expert], scales[expert]
-    return dequantize(*(map(rows, (blocks, scales)) if rows else (blocks, scales)))
+    return mxfp4.read(*(map(rows, (blocks, scales)) if rows else (blocks, scales)))

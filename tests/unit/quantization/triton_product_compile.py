@@ -1,0 +1,74 @@
+"""Compiles products with quantized weights, for GPUs that are not present.
+
+The interpreter accepts Python that the compiler refuses, so equal results alone prove little. Not
+collected by itself: see test_triton_product.py. TRITON_CACHE_DIR should be a new folder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from tests.tools.tiled_weights import empty_weight
+from tests.tools.triton_compiler import compile_for, compile_only
+from tgi_cli.quantization.tiled_weight import ExpertRows
+from tgi_cli.quantization.triton_product import triton_product
+from tgi_cli.quantization.triton_quantize import quantize_rows
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    kernels, compile_kernel = compile_only()
+    monkeypatch.setattr(JITFunction, "run", compile_kernel)
+    return kernels
+
+
+def assert_compiled(kernels: list[tuple[str, Any]], capability: int) -> None:
+    _, kernel = kernels[-1]
+    assert kernel.asm["cubin"]
+    assert f".target sm_{capability}" in kernel.asm["ptx"]
+    assert ".local " not in kernel.asm["ptx"], "it spills"
+    assert kernel.metadata.shared <= 160 << 10, "an A100 has no more"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "capability"),
+    [
+        ("int4", 1, 90),
+        ("int4", 40, 80),
+        ("int4", 4096, 90),
+        ("int8", 1, 80),
+        ("int8", 4096, 90),
+        ("mxfp4", 20, 90),
+        ("nf4", 1, 90),
+        ("e4m3", 300, 80),
+        ("e4m3 with e4m3", 8, 90),
+        ("e4m3 with e4m3", 4096, 90),
+    ],
+)
+def test_dense(kind: str, rows: int, capability: int, compiled: list[tuple[str, Any]]) -> None:
+    compile_for(capability)
+    x = torch.empty(rows, 4096, dtype=torch.bfloat16)
+    triton_product(x, empty_weight(kind), torch.empty(4096, dtype=x.dtype))
+    assert_compiled(compiled, capability)
+
+
+@pytest.mark.parametrize(("rows", "capability"), [(32, 90), (32768, 80)])
+def test_experts(rows: int, capability: int, compiled: list[tuple[str, Any]]) -> None:
+    compile_for(capability)
+    weight = empty_weight("mxfp4", 32, 5760, 2880 // 64 * 64)
+    pairs = ExpertRows(
+        torch.empty(32, dtype=torch.int32), torch.empty(rows, dtype=torch.int32), shared_by=4
+    )
+    triton_product(torch.empty(rows // 4, weight.inputs).bfloat16(), weight, None, pairs)
+    assert_compiled(compiled, capability)
+
+
+def test_rounding_of_rows(compiled: list[tuple[str, Any]]) -> None:
+    compile_for(90)
+    quantize_rows(torch.empty(4, 4096, dtype=torch.bfloat16))
+    assert_compiled(compiled, 90)
+    assert "cvt.rn.satfinite.e4m3x2" in compiled[0][1].asm["ptx"]
