@@ -37,7 +37,7 @@ class PieceType(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VocabularyEntry:
     """An entry of the vocabulary; its score is a log-probability, or a negative rank (BPE)."""
 
     text: str
@@ -57,7 +57,7 @@ class SentencePieceFile:
         removes_spaces: whether spaces at both ends, and repeated ones, are removed.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[VocabularyEntry, ...]
     model_type: int = ModelType.UNIGRAM
     charsmap: bytes = b""
     adds_prefix: bool = True
@@ -80,7 +80,7 @@ class SentencePieceFile:
     @classmethod
     def parse(cls, data: bytes) -> SentencePieceFile:
         """Parse the content of a file. Raises ValueError."""
-        pieces: list[Piece] = []
+        pieces: list[VocabularyEntry] = []
         trainer: dict[int, int | bytes] = {}
         normalizer: dict[int, int | bytes] = {}
         for number, value in _fields(data):
@@ -101,11 +101,11 @@ class SentencePieceFile:
         )
 
 
-def _piece(data: bytes) -> Piece:
+def _piece(data: bytes) -> VocabularyEntry:
     fields = dict(_fields(data))
     (score,) = struct.unpack("<f", _message(fields.get(2, bytes(4))))
     text = _message(fields.get(1, b"")).decode()
-    return Piece(text, score, _integer(fields.get(3, PieceType.NORMAL)))
+    return VocabularyEntry(text, score, _integer(fields.get(3, PieceType.NORMAL)))
 
 
 def _message(value: int | bytes) -> bytes:

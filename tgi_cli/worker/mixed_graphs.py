@@ -35,7 +35,7 @@ its time, and each graph takes some memory and time at startup."""
 
 _MIN_SEQUENCES = 8
 _TOKENS_PER_SEQUENCE = 4
-"""A graph has room for a sequence per so many prompt tokens: attention launches programs for each
+"""A graph takes one sequence per so many prompt tokens: attention launches programs for each
 of them, which end at once if it has no tokens."""
 
 

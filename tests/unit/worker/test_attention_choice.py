@@ -13,9 +13,9 @@ from tgi_cli.attention import KVSpec, PagedAttention, create_attention
 from tgi_cli.attention.reference import ReferenceAttention
 from tgi_cli.device.distributed import ALONE
 from tgi_cli.worker.sizing import attention_choice
-from tgi_cli.worker.sizing.attention_choice import LayerKind, fastest, layer_kinds
+from tgi_cli.worker.sizing.attention_choice import MeasuredLayer, fastest, layer_kinds
 
-KINDS = [LayerKind(KVSpec(2, 8), 4, 0.5), LayerKind(KVSpec(2, 8, 30), 4, 0.5, 20.0, True)]
+KINDS = [MeasuredLayer(KVSpec(2, 8), 4, 0.5), MeasuredLayer(KVSpec(2, 8, 30), 4, 0.5, 20.0, True)]
 
 
 class Refuses(ReferenceAttention):

@@ -39,7 +39,7 @@ Seconds = Callable[[PagedAttention, Callable[[], Tensor]], float]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerKind:
+class MeasuredLayer:
     """What the layers of a model ask of attention: those that agree in it are measured once."""
 
     spec: KVSpec
@@ -85,9 +85,9 @@ def choose_attention(
     return CANDIDATES[shard.smallest(chosen)]
 
 
-def layer_kinds(model: CausalLM) -> list[LayerKind]:
+def layer_kinds(model: CausalLM) -> list[MeasuredLayer]:
     """The kinds of a model's layers; empty if there are others than can be measured."""
-    kinds: dict[LayerKind, None] = {}
+    kinds: dict[MeasuredLayer, None] = {}
     caches = set()
     for layer in model.modules():
         if isinstance(layer, Attention):
@@ -96,14 +96,14 @@ def layer_kinds(model: CausalLM) -> list[LayerKind]:
                 return []
             spec = model.kv_specs[layer.layer]
             sinks = layer.sinks is not None
-            kinds[LayerKind(spec, layer.heads[0], layer.scale, layer.softcap, sinks)] = None
+            kinds[MeasuredLayer(spec, layer.heads[0], layer.scale, layer.softcap, sinks)] = None
     return list(kinds) if caches == set(range(len(model.kv_specs))) else []
 
 
 def fastest(
     candidates: Sequence[str],
     make: Callable[[str], PagedAttention],
-    kinds: Sequence[LayerKind],
+    kinds: Sequence[MeasuredLayer],
     max_tokens: int,
     seconds: Seconds,
 ) -> int:
@@ -141,7 +141,7 @@ def fastest(
 
 
 def _times(
-    attention: PagedAttention, kinds: Sequence[LayerKind], max_tokens: int, seconds: Seconds
+    attention: PagedAttention, kinds: Sequence[MeasuredLayer], max_tokens: int, seconds: Seconds
 ) -> list[float]:
     """Seconds of each step."""
     steps = [(rows, 1, context) for rows, context in DECODES]
@@ -168,7 +168,7 @@ def _times(
 
 
 def _work(
-    attention: PagedAttention, kinds: Sequence[LayerKind], tokens: int
+    attention: PagedAttention, kinds: Sequence[MeasuredLayer], tokens: int
 ) -> Callable[[], Tensor]:
     """A call of all layers, over what is in the cache."""
     dtype, device = attention.dtype, attention.device
