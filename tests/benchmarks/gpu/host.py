@@ -65,6 +65,16 @@ class NoGraph:
         pass
 
 
+class ZeroTokens(InputBatch):
+    """Writes a token of the vocabulary: what a kernel that was not launched has chosen is none."""
+
+    def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
+        super().write(flat_indices, torch.zeros_like(token_ids))
+
+    def record_write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
+        super().record_write(flat_indices, torch.zeros_like(token_ids))
+
+
 def unlaunched_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A matrix product that is not computed."""
     return x.new_empty(*x.shape[:-1], weight.shape[0])
@@ -92,7 +102,7 @@ def runner_of(shape: str, rows: int, cached: bool) -> Iterator[tuple[ModelRunner
             stack.enter_context(uncached_launches())
         attention = create_attention("triton", model.kv_specs, BLOCK, torch.float16, CPU)
         attention.allocate(64)
-        table = InputBatch(rows, LONGEST, BLOCK, CPU, Uploader(CPU, packed=True), shared=False)
+        table = ZeroTokens(rows, LONGEST, BLOCK, CPU, Uploader(CPU, packed=True), shared=False)
         runner = ModelRunner(model, attention, table, VOCAB)
         make = lambda: NoGraph  # noqa: E731
         decodes = DecodeGraphs(model, attention, table, VOCAB, [rows], make, greedy=sampler.greedy)
