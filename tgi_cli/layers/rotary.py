@@ -82,13 +82,11 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions int64 [T] to cosines and signed sines, [T, 1, dims] each."""
-        last = TABLE_POSITIONS
-        if positions.device.type == "cpu" and len(positions):
-            last = int(positions.max())
-        if last >= TABLE_POSITIONS:
+        kept = TABLE_POSITIONS if positions.device.type == "cpu" and len(positions) else 0
+        if not kept or (last := int(positions.max())) >= kept:  # elsewhere the host would wait
             return self._compute(positions)
         if last >= len(self._table[0]):
-            length = min(TABLE_POSITIONS, max(256, 1 << last.bit_length()))
+            length = min(kept, max(256, 1 << last.bit_length()))
             self._table = self._compute(torch.arange(length))
         cosines, sines = self._table
         return cosines.index_select(0, positions), sines.index_select(0, positions)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.unit.worker.fakes import CPU
+from tgi_cli.process import resident_memory
 from tgi_cli.worker.sizing import memory
 
 
@@ -26,5 +27,5 @@ def test_freed_memory_is_returned_to_the_system():
 
 
 def test_another_c_library_is_no_error(monkeypatch):
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(resident_memory.ctypes, "CDLL", lambda name: object())
     memory.release_unused_memory(CPU)
