@@ -47,7 +47,9 @@ class NoModel:
         self._hidden = torch.zeros(rows * PROMPT, 1)
         self._logits = torch.randn(rows, vocab)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: PagedAttention, images: object = None
+    ) -> Tensor:
         return self._hidden[: len(input_ids)]
 
     def logits(self, hidden: Tensor) -> Tensor:

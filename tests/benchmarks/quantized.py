@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.peers.contestant import Setup
@@ -32,17 +33,39 @@ from tgi_cli.engine.step import Step
 from tgi_cli.worker.factory import load_worker
 from tgi_cli.worker.worker import ModelWorker
 
-VARIANTS: dict[str, tuple[str, str | None, int | None]] = {
-    "bf16": ("{checkpoint}", None, None),
-    "gptq, 4 bits": ("{gptq4}", None, None),
-    "gptq, 4 bits, head of 8": ("{gptq4}", None, 8),
-    "gptq, 4 bits, head of 4": ("{gptq4}", None, 4),
-    "int8": ("{checkpoint}", "int8", None),
-    "int8, head too": ("{checkpoint}", "int8", 8),
-    "nf4": ("{checkpoint}", "bitsandbytes-nf4", None),
-    "fp8": ("{checkpoint}", "fp8", None),
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Weights, and the flags of ``tgi serve`` for them."""
+
+    checkpoint: str = "{checkpoint}"
+    quantize: str | None = None
+    quantize_head_bits: int | None = None
+    quantize_activations: bool = False
+
+    @property
+    def flags(self) -> str:
+        """The command line."""
+        flags = [f"--quantize {self.quantize}"] if self.quantize else []
+        if self.quantize_head_bits:
+            flags.append(f"--quantize-head-bits {self.quantize_head_bits}")
+        if self.quantize_activations:
+            flags.append("--quantize-activations")
+        return " ".join(flags)
+
+
+VARIANTS = {
+    "bf16": Variant(),
+    "gptq, 4 bits": Variant("{gptq4}"),
+    "gptq, 4 bits, head of 8": Variant("{gptq4}", None, 8),
+    "gptq, 4 bits, head of 4": Variant("{gptq4}", None, 4),
+    "gptq, 4 bits, head and activations of 8": Variant("{gptq4}", None, 8, True),
+    "int8": Variant(quantize="int8"),
+    "int8, head too": Variant("{checkpoint}", "int8", 8),
+    "int8, head and activations too": Variant("{checkpoint}", "int8", 8, True),
+    "nf4": Variant(quantize="bitsandbytes-nf4"),
+    "fp8": Variant(quantize="fp8"),
 }
-"""By name: the checkpoint, the value of ``--quantize``, and ``--quantize-head-bits``."""
 
 BURST_STEPS = 20
 WARMUP_STEPS = 4
@@ -65,13 +88,12 @@ def checkpoint(shape: str, folder: Path) -> Path:
 class Decoder:
     """A worker that decodes batches of sequences with ``context`` tokens each."""
 
-    def __init__(
-        self, path: Path, quantize: str | None, head: int | None, rows: list[int], context: int
-    ) -> None:
+    def __init__(self, path: Path, variant: Variant, rows: list[int], context: int) -> None:
         serve = ServeConfig(
             model_id=str(path),
-            quantize=quantize,
-            quantize_head_bits=head,
+            quantize=variant.quantize,
+            quantize_head_bits=variant.quantize_head_bits,
+            quantize_activations=variant.quantize_activations,
             max_batch_total_tokens=max(rows) * (context + 128),
             num_shard=1,
         )
@@ -99,9 +121,9 @@ def speeds(
 ) -> dict[str, dict[int, float]]:
     """Return the milliseconds of a step, by variant and number of rows."""
     decoders = {}
-    for name, (which, quantize, head) in VARIANTS.items():
-        found = Tgi(name, Path(sys.executable), which).prepare(path, folder)
-        decoders[name] = Decoder(found, quantize, head, rows, context)
+    for name, variant in VARIANTS.items():
+        found = Tgi(name, Path(sys.executable), variant.checkpoint).prepare(path, folder)
+        decoders[name] = Decoder(found, variant, rows, context)
     taken: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in decoders}
     for _ in range(rounds):
         for count in rows:
@@ -116,10 +138,8 @@ def speeds(
 def served_memory(path: Path, folder: Path) -> dict[str, float]:
     """Return the MB of ``tgi serve`` and its processes after a request, by variant."""
     found = {}
-    for name, (which, quantize, head) in VARIANTS.items():
-        flags = f"--quantize {quantize} " if quantize else ""
-        flags += f"--quantize-head-bits {head}" if head else ""
-        contestant = Tgi(name, Path(sys.executable), which, flags)
+    for name, variant in VARIANTS.items():
+        contestant = Tgi(name, Path(sys.executable), variant.checkpoint, variant.flags)
         model = contestant.prepare(path, folder)
         with tempfile.TemporaryDirectory() as logs:
             setup = Setup(sequences=1, context=256, cached_tokens=256)

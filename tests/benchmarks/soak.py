@@ -36,7 +36,11 @@ from tests.benchmarks.adversary.report import show
 from tests.benchmarks.adversary.server import KEY, Server
 from tests.tools.process_tree import descendants_of
 
-FLAGS = ("--max-batch-total-tokens", "8192", "--no-measured-limits", "--max-best-of", "4")
+FLAGS = (
+    *("--max-batch-total-tokens", "8192", "--no-measured-limits", "--max-best-of", "4"),
+    # Full within the first two minutes; its growth to the default size is no leak.
+    *("--response-store-bytes", "200000"),
+)
 PROMPTS = (
     "def read_json(path):",
     "What is Python?",

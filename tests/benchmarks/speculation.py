@@ -3,12 +3,16 @@
     python -m tests.tools.trained_model /tmp/trained
     python -m tests.benchmarks.speculation /tmp/trained --clients 1 4 8 32 [--peer URL]
 
-Starts the server twice, with ``--speculate 0`` and with ``--speculate auto``, and sends both the
-same waves in turns: C concurrent streams of ``/v1/completions`` with ``ignore_eos``. A peer is any
-server with that route, started by hand with the same model and its own speculation (llama.cpp:
-``llama-server --spec-type ...``). Figures are medians over the rounds of the tokens per second
-between the first and the last byte of a wave. ``accepted`` is the share of draft tokens that were
-accepted, ``a step`` the tokens of a stream per step, both from ``/metrics``.
+    python -m tests.tools.trained_model /tmp/draft --layers 1
+    python -m tests.benchmarks.speculation /tmp/trained --draft /tmp/draft
+
+Starts the server with ``--speculate 0`` and with ``--speculate auto`` (with ``--draft`` once more,
+with ``--speculative-model``), and sends each the same waves in turns: C concurrent streams of
+``/v1/completions`` with ``ignore_eos``. A peer is any server with that route, started by hand with
+the same model and its own speculation (llama.cpp: ``llama-server --spec-type ...``). Figures are
+medians over the rounds of the tokens per second between the first and the last byte of a wave.
+``accepted`` is the share of draft tokens that were accepted, ``a step`` the tokens of a stream per
+step, both from ``/metrics``.
 
 =========  ========================================================================================
 workload   prompt
@@ -184,9 +188,10 @@ async def measure(servers: list[Server], options: argparse.Namespace) -> None:
 def report(servers: list[Server], options: argparse.Namespace) -> None:
     """Print a table."""
     off = servers[0]
-    names = " | ".join(f"{server.name} tok/s | ratio" for server in servers[1:])
-    print(f"| workload | clients | off tok/s | {names} | accepted | a step |")
-    print("|---" * (5 + 2 * (len(servers) - 1)) + "|")
+    columns = ("tok/s", "ratio", "accepted", "a step")
+    names = [f"{server.name}: {columns[0]} | {' | '.join(columns[1:])}" for server in servers[1:]]
+    print(f"| workload | clients | off: tok/s | {' | '.join(names)} |")
+    print("|---" * (3 + len(columns) * len(names)) + "|")
     for workload in options.workloads:
         for clients in options.clients:
             key = (workload, clients)
@@ -195,14 +200,22 @@ def report(servers: list[Server], options: argparse.Namespace) -> None:
             for server in servers[1:]:
                 ratios = [a / b for a, b in zip(server.rates[key], off.rates[key], strict=True)]
                 middle, ratio = statistics.median(server.rates[key]), statistics.median(ratios)
-                cells.append(f"{middle:.1f} | {ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
-            _, drafted, accepted = servers[1].drafts[key]
-            tokens = options.rounds * clients * (options.tokens - 1)
-            share = f"{accepted / drafted:.0%}" if drafted else "-"
-            steps = f"{tokens / (tokens - accepted):.2f}" if tokens > accepted else "-"
-            print(
-                f"| {workload} | {clients} | {base:.1f} | {' | '.join(cells)} | {share} | {steps} |"
-            )
+                _, drafted, accepted = server.drafts[key]
+                tokens = options.rounds * clients * (options.tokens - 1)
+                share = f"{accepted / drafted:.0%}" if drafted else "-"
+                steps = f"{tokens / (tokens - accepted):.2f}" if tokens > accepted else "-"
+                spread = f"{ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+                cells.append(f"{middle:.1f} | {spread} | {share} | {steps}")
+            print(f"| {workload} | {clients} | {base:.1f} | {' | '.join(cells)} |")
+
+
+def contestants(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
+    """Name of each server of ours, its ``--speculate``, and further flags."""
+    found: list[tuple[str, str, list[str]]] = [("off", "0", []), ("on", options.speculate, [])]
+    if options.draft is not None:
+        flags = [f"--speculative-model={options.draft}"]
+        found.append(("weights", options.speculate, flags))
+    return found
 
 
 def main() -> None:
@@ -214,6 +227,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--draft", type=Path, help="weights that draft: a third server has them")
     parser.add_argument("--peer", action="append", default=[], help="URL of a peer")
     parser.add_argument("--serve", nargs="*", default=[], help="extra flags of `tgi serve`: --x=y")
     options = parser.parse_args()
@@ -221,9 +235,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             servers = []
-            for name, value in (("off", "0"), ("on", options.speculate)):
-                flags = [f"--speculate={value}", "--port=0", "--no-prefix-caching", *options.serve]
-                process = ServerProcess(Path(folder) / name, ["serve", str(options.model), *flags])
+            for name, value, more in contestants(options):
+                flags = [f"--speculate={value}", "--port=0", "--no-prefix-caching", *more]
+                words = ["serve", str(options.model), *flags, *options.serve]
+                process = ServerProcess(Path(folder) / name, words)
                 started.append(process)
                 process.wait_ready()
                 servers.append(Server(name, process.url))

@@ -1,14 +1,15 @@
 """Break down the time of a step on a CPU by operation.
 
-    python -m tests.benchmarks.step CHECKPOINT [--rows 1 32] [--drafts 1 3 7] [--context 192]
-        [--prompt 512]
+    python -m tests.benchmarks.step CHECKPOINT [--rows 1 32] [--drafts 0 1 3 7] [--context 192]
+        [--prompt 512] [--quantize int8] [--quantize-head] [--quantize-activations]
 
 Runs a worker as a server does, without engine, wire and HTTP: decodes of ``--rows`` sequences with
-``--context`` tokens each, one sequence that verifies ``--drafts`` draft tokens, then a prompt.
-Figures are medians over the steps. ``host`` is the time
-outside the layers' operations and the head: inputs, embeddings, rotary angles, sampler, result. The
-lower bound of a step with one sequence is the time to read all weights at the memory bandwidth of
-all cores, measured in the same process.
+``--context`` tokens each, one sequence that verifies ``--drafts`` draft tokens (one step of each
+number in turn), then a prompt. Figures are medians over the steps. ``host`` is the time outside the
+layers' operations and the head: inputs, embeddings, rotary angles, sampler, result. ``times``
+relates steps with drafts to those with the first number of drafts. The lower bound of a step with
+one sequence is the time to read all weights at the memory bandwidth of all cores, measured in the
+same process.
 """
 
 from __future__ import annotations
@@ -91,9 +92,22 @@ class Profile:
 
     def median(self, steps: list[Step]) -> dict[str, float]:
         """Run steps; return the median of each part, without the warm-up steps."""
-        taken = [self.run(step) for step in steps]
-        taken = taken[min(WARMUP_STEPS, len(taken) // 3) :]
-        return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
+        return self.alternating({"": steps})[""]
+
+    def alternating(self, columns: dict[str, list[Step]]) -> dict[str, dict[str, float]]:
+        """Run a step of each column in turn; return the median of each part by column."""
+        taken: dict[str, list[dict[str, float]]] = {name: [] for name in columns}
+        for steps in zip(*columns.values(), strict=True):
+            for name, step in zip(columns, steps, strict=True):
+                taken[name].append(self.run(step))
+        medians = {}
+        for name, each in taken.items():
+            counted = each[min(WARMUP_STEPS, len(each) // 3) :]
+            parts = counted[0]
+            medians[name] = {
+                part: statistics.median(one[part] for one in counted) for part in parts
+            }
+        return medians
 
 
 def decodes(rows: int, context: int) -> list[Step]:
@@ -154,12 +168,21 @@ def _prompt(step: Step, row: int, length: int, blocks: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--drafts", type=int, nargs="+", default=[1, 3, 7])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 32])
+    parser.add_argument("--drafts", type=int, nargs="*", default=[0, 1, 3, 7])
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--quantize")
+    parser.add_argument("--quantize-head", action="store_true")
+    parser.add_argument("--quantize-activations", action="store_true")
     options = parser.parse_args()
-    serve = ServeConfig(model_id=str(options.model), max_batch_total_tokens=1 << 15)
+    serve = ServeConfig(
+        model_id=str(options.model),
+        max_batch_total_tokens=1 << 15,
+        quantize=options.quantize,
+        quantize_head=options.quantize_head,
+        quantize_activations=options.quantize_activations,
+    )
     worker, _ = load_worker(serve, options.model)
     assert isinstance(worker, ModelWorker)
     worker.warmup()
@@ -169,17 +192,26 @@ def main() -> None:
         steps = decodes(rows, options.context)
         profile.run(steps[0])
         columns[f"{rows} decoding"] = profile.median(steps[1:])
-    for drafts in options.drafts:
-        steps = verifications(drafts, options.context)
-        profile.run(steps[0])
-        columns[f"1 with {drafts} drafts"] = profile.median(steps[1:])
-    columns[f"prompt of {options.prompt}"] = profile.median(prompts(options.prompt, 7))
+    if options.drafts:
+        profile.run(verifications(max(options.drafts), options.context)[0])
+        found = profile.alternating(
+            {f"1 with {d} drafts": verifications(d, options.context)[1:] for d in options.drafts}
+        )
+        first = next(iter(found.values()))["all"]
+        columns |= found
+    if options.prompt:
+        columns[f"prompt of {options.prompt}"] = profile.median(prompts(options.prompt, 7))
     names = list(next(iter(columns.values())))
     print(f"| ms ({kernels.threads()} threads) | {' | '.join(columns)} |")
     print("|---" * (len(columns) + 1) + "|")
     for name in names:
         cells = [f"{c[name]:.2f} ({100 * c[name] / c['all']:.0f} %)" for c in columns.values()]
         print(f"| {name} | {' | '.join(cells)} |")
+    if options.drafts:
+        times = [
+            f"{c['all'] / first:.2f}" if "drafts" in name else "" for name, c in columns.items()
+        ]
+        print(f"| times | {' | '.join(times)} |")
     rate, weights = read_rate(), worker.model.weight_bytes
     limit = 1e3 * weights / rate
     print(f"\nmemory bandwidth: {rate / 1e9:.1f} GB/s")

@@ -160,7 +160,7 @@ def test_env_shows_the_source_of_each_setting(
     assert found["port"] == {"value": 8080, "source": "flag", "name": "--port"}
     assert found["max_best_of"] == {"value": 3, "source": "variable", "name": "MAX_BEST_OF"}
     assert found["max_total_tokens"] == {"value": 100, "source": "file", "name": path}
-    assert found["payload_limit"] == {"value": 2_000_000, "source": "default", "name": None}
+    assert found["payload_limit"] == {"value": None, "source": "default", "name": None}
     assert found["model_id"] == {"value": "org/m", "source": "flag", "name": "MODEL"}
     assert found["api_key"]["value"] == found["ngrok_authtoken"]["value"] == "********"
     visible = {s.name for s in SETTINGS if SERVE in s.commands and not (s.hidden or s.argument)}

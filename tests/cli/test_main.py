@@ -165,6 +165,7 @@ VARIABLES = {
     "LOAD_FORMAT": ("load_format", "dummy"),
     "QUANTIZE": ("quantize", "bitsandbytes-nf4"),
     "QUANTIZE_HEAD": ("quantize_head", True),
+    "QUANTIZE_ACTIVATIONS": ("quantize_activations", True),
     "QUANTIZE_HEAD_BITS": ("quantize_head_bits", 4),
     "CROSS_CHECK": ("cross_check", True),
     "CUDA_MEMORY_FRACTION": ("cuda_memory_fraction", 0.5),

@@ -8,12 +8,12 @@ turn.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.tools.thread_shards import on_shards
 from tests.unit.engine.test_core import Client
@@ -30,6 +30,8 @@ from tgi_cli.worker.factory import make_worker
 from tgi_cli.worker.sizing.kv_cache import Capacity
 from tgi_cli.worker.tensor_parallel import messages
 from tgi_cli.worker.worker import ModelWorker
+
+T = TypeVar("T")
 
 SERVED = 192
 """Tokens that a sequence may have in all."""
@@ -95,29 +97,49 @@ def run_engine(
         max_batch_total_tokens=1024,
         max_batch_size=8,
     )
+    new = NEW if num_shard == 1 else NEW_ON_SHARDS
+    return with_worker(
+        path, serve, num_shard, lambda worker, found: _run(worker, found, prompts, sampled, new)
+    )
+
+
+def with_worker(
+    path: Path, serve: ServeConfig, num_shard: int, use: Callable[[Any, Capacity], T]
+) -> T:
+    """What a function returns that is given a worker, warmed up; shards are threads.
+
+    Args:
+        path: folder of the checkpoint.
+        serve: settings.
+        num_shard: of the worker.
+        use: called with the worker of shard 0, which hands on each step, and its capacity.
+    """
     config = resolve(serve, model_facts(read_config(path)), describe(None), path)
     if num_shard == 1:
         worker = make_worker(config)
-        return _run(worker, worker.warmup(), prompts, sampled, NEW)
+        try:
+            return use(worker, worker.warmup())
+        finally:
+            worker.close()
     steps: Queue[bytes | None] = Queue()
 
-    def work(shard: Shard) -> EngineRun | None:
+    def work(shard: Shard) -> list[T]:
         worker = make_worker(config, shard)
         capacity = worker.warmup()
         if shard.rank > 0:
             while (command := steps.get(timeout=60)) is not None:
                 worker.sample(worker.launch(_step_of(command)))
-            return None
+            worker.close()
+            return []
         try:
-            leading = _Leading(worker, steps)
-            return _run(leading, capacity, prompts, sampled, NEW_ON_SHARDS)
+            return [use(_Leading(worker, steps), capacity)]
         finally:
+            worker.close()
             for _ in range(num_shard - 1):
                 steps.put(None)
 
-    run = on_shards(num_shard, work)[0]
-    assert run is not None
-    return run
+    (used,) = on_shards(num_shard, work)[0]
+    return used
 
 
 def _step_of(encoded: bytes) -> Step:
@@ -158,7 +180,7 @@ def _run(
     further = [_ask(100 * n + i, prompts[i], new, fork_of=i) for i in sampled for n in (1, 2)]
     for request in (*asked, *further):
         core.inbox.put(request)
-    with _running(core) as client:
+    with running(core) as client:
         client.read_until_finished(*(request.request_id for request in (*asked, *further)))
         last = next(i for i in reversed(client.finished) if i < len(prompts))
         turn = [*prompts[last], *client.tokens[last], *range(40, 43)]
@@ -190,7 +212,8 @@ def _ask(
 
 
 @contextmanager
-def _running(core: EngineCore) -> Iterator[Client]:
+def running(core: EngineCore) -> Iterator[Client]:
+    """A client of the engine, which runs in a thread until the block ends."""
     thread = threading.Thread(target=core.run, daemon=True)
     thread.start()
     client = Client(core)

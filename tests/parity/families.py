@@ -151,10 +151,10 @@ class Oracle:
             .eval()
         )
 
-    def logits(self, ids: list[int]) -> Tensor:
+    def logits(self, ids: list[int], **inputs: Any) -> Tensor:
         """[n, vocab] of a text; the gated delta rule in its recurrent form."""
         with torch.inference_mode(), _recurrent(self.model):
-            logits: Tensor = self.model(torch.tensor([ids])).logits[0]
+            logits: Tensor = self.model(torch.tensor([ids]), **inputs).logits[0]
             return logits
 
     def greedy(self, prompt: list[int], continuation: list[int]) -> list[int]:

@@ -7,19 +7,25 @@ draft model that equals the target is always right.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from tests.parity.cases import CASES
 from tests.parity.test_drafts import LIMITS, PROMPTS, SAMPLED, VOCAB, requests, told
 from tests.tools.checkpoints import make_llama
 from tests.tools.lora_adapters import make_adapter
+from tests.tools.miniatures import make_miniature
 from tgi_cli import LLM, SamplingParams, demo
 from tgi_cli.engine.speculation.step_costs import StepCosts
 from tgi_cli.engine.step import StepTime
-from tgi_cli.errors import ConfigError, ModelError
+from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.kernels import cpp_library
 
 FREE = (StepTime(1, 1, 8, 1.0), StepTime(1, 64, 8, 1.0))
@@ -153,29 +159,81 @@ def test_adapters_are_the_targets_alone(target: Path, tmp_path: Path) -> None:
     assert told_of[0] == told_of[1]
 
 
-def test_a_vocabulary_of_other_tokens_is_refused(target: Path, tmp_path: Path) -> None:
-    path = make_llama(tmp_path / "m", vocab_size=VOCAB, tokenizer=demo.model_path())
+def renumbered(target: Path, path: Path, missing: int = 0) -> Path:
+    """The target with its tokens in another order, the last ``missing`` words being others."""
+    shutil.copytree(target, path)
     tokenizer = path / "tokenizer.json"
     content = json.loads(tokenizer.read_text())
-    vocabulary = content["model"]["vocab"]
-    one, two = list(vocabulary)[300:302]
-    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    added = {each["id"] for each in content["added_tokens"]}
+    ids = [number for number in range(VOCAB) if number not in added]
+    moved = ids[7:] + ids[:7]
+    new = dict(zip(ids, moved, strict=True)) | {number: number for number in added}
+    vocabulary = {token: new[number] for token, number in content["model"]["vocab"].items()}
+    words = [token for token in vocabulary if len(token) > 2][-missing:] if missing else []
+    content["model"]["vocab"] = {
+        f"\u00b6{token}\u00b6" if token in words else token: number
+        for token, number in vocabulary.items()
+    }
+    content["model"]["merges"] = []
     tokenizer.write_text(json.dumps(content))
-    with pytest.raises(ModelError, match="another vocabulary"):
-        LLM(target, speculative_model=str(path), **LIMITS)
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    order = torch.tensor([old for old, _ in sorted(new.items(), key=lambda each: each[1])])
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name] = tensors[name][order].contiguous()
+    save_file(tensors, file, metadata={"format": "pt"})
+    return path
 
 
-def test_a_vocabulary_of_another_size_without_tokenizers_is_refused(tmp_path: Path) -> None:
-    from tgi_cli.worker.speculation.vocabulary import check_vocabulary
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_target_with_other_numbers_for_its_tokens_is_always_right(
+    target: Path, tmp_path: Path, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tgi_cli.engine.speculation.LookupDrafter", lambda _: Nothing())
+    counted = Counted()
+    draft = str(renumbered(target, tmp_path / "draft"))
+    with LLM(target, speculative_model=draft, on_stats=counted, **LIMITS) as llm:
+        (warm,) = llm.generate(PROMPTS[:1], sampling, max_new_tokens=100, ignore_eos=True)
+        before = counted.steps
+        (done,) = llm.generate(PROMPTS[1:2], sampling, max_new_tokens=65, ignore_eos=True)
+    assert len(warm.token_ids) == 100
+    chunks = -(-len(done.prompt_ids) // LIMITS["max_batch_prefill_tokens"])
+    assert counted.steps - before <= chunks + 64 // 8 + 2
 
-    check_vocabulary(tmp_path, tmp_path, (100, 100))
-    with pytest.raises(ModelError, match="has 128 tokens, the model's 100"):
-        check_vocabulary(tmp_path, tmp_path, (100, 128))
+
+def test_answers_are_the_same_with_a_draft_model_that_lacks_tokens(
+    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = str(renumbered(target, tmp_path / "draft", missing=VOCAB // 2))
+    with LLM(target, speculate=0, **LIMITS) as llm:
+        expected = list(answers(llm))
+    counted = Counted()
+    with (
+        caplog.at_level("INFO"),
+        LLM(target, speculative_model=draft, on_stats=counted, **LIMITS) as llm,
+    ):
+        assert list(answers(llm)) == expected
+    assert counted.drafts > 100
+    found = re.search(r"has another vocabulary, and can draft (\d+) of 4096 tokens", caplog.text)
+    assert found is not None
+    assert VOCAB // 3 < int(found[1]) <= VOCAB // 2
 
 
-def test_shards_are_refused_by_name(target: Path) -> None:
-    with pytest.raises(ConfigError, match="--num-shard 2: drafters with weights"):
-        LLM(target, speculative_model=str(target), num_shard=2, **LIMITS)
+def test_a_draft_model_with_recurrent_states_is_refused_by_name(
+    target: Path, tmp_path: Path
+) -> None:
+    draft = make_miniature(CASES["LFM 2"], tmp_path / "draft")
+    for file in target.glob("tokenizer*"):
+        shutil.copy(file, draft)
+    with pytest.raises(UnsupportedModelError, match=r"recurrent states of .* cannot be rolled"):
+        LLM(target, speculative_model=str(draft), **LIMITS)
+
+
+def test_a_target_with_recurrent_states_refuses_drafts_by_name(tmp_path: Path) -> None:
+    path = make_miniature(CASES["LFM 2"], tmp_path)
+    with pytest.raises(ConfigError, match=r"recurrent states of .* cannot be rolled back"):
+        LLM(path, speculative_model=str(path), **LIMITS)
 
 
 def test_without_drafts_no_draft_model_is_loaded(target: Path) -> None:

@@ -22,6 +22,7 @@ from tgi_cli.engine.sequence import Sequence as Running
 from tgi_cli.engine.speculation.step_costs import StepCosts
 from tgi_cli.engine.step import Proposal, Step, StepTime
 from tgi_cli.kernels import cpp_library
+from tgi_cli.kernels.linear import multiplies_bytes
 from tgi_cli.llm import Completion, load
 
 VOCAB = 4096
@@ -162,6 +163,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "chunks alone": {"batching": "inflight", "max_batch_prefill_tokens": 160},
     "without prefixes": {"prefix_caching": False},
 }
+if multiplies_bytes():
+    ENGINES["8-bit activations"] = ENGINES["8-bit weights"] | {"quantize_activations": True}
 
 
 @pytest.mark.tgi_pain(4)

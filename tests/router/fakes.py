@@ -98,6 +98,8 @@ class FakeEngine:
                 context_tokens=60,
                 drafted_tokens=12,
                 accepted_tokens=9,
+                encoded_images=4,
+                reused_images=8,
             )
         )
         self._ids = itertools.count(1)
@@ -251,8 +253,8 @@ class FakeStream:
             ids = self._reply[place : place + engine.step]
             batch = TokenBatch(token_ids=ids, logprobs=[self._chance] * len(ids))
             if engine.drafted:
-                accepted, predicted = len(ids) - 1, bool(request.prediction)
-                verified = VerifiedDrafts(request.request_id, engine.drafted, accepted, predicted)
+                accepted, source = len(ids) - 1, "prediction" if request.prediction else "context"
+                verified = VerifiedDrafts(request.request_id, engine.drafted, accepted, source)
                 batch.drafts = (verified,)
             count = request.sampling.top_logprobs
             if count:

@@ -295,6 +295,7 @@ async def test_drafts_are_logged(
     without, drafted = caplog.records
     assert not hasattr(without, "drafted_tokens")
     assert (drafted.drafted_tokens, drafted.accepted_tokens) == (6, 2)  # type: ignore[attr-defined]
+    assert drafted.drafts == {"context": [6, 2]}  # type: ignore[attr-defined]
 
 
 async def test_the_time_of_a_step_is_shared_among_its_tokens(

@@ -106,7 +106,7 @@ async def test_prompts_beyond_the_limits_are_422(
         (b'{"inputs": "\\ud800"}', 400, "Failed to parse"),
         (b"[]", 422, "Failed to deserialize the JSON body into the target type"),
         (b"{}", 422, "missing required field"),
-        (b'{"inputs": 5}', 422, "Expected `str`"),
+        (b'{"inputs": 5}', 422, "Expected `str"),
         (b'{"inputs": "x", "parameters": null}', 422, "Failed to deserialize"),
         (b'{"inputs": "x", "parameters": {"details": null}}', 422, "Failed to deserialize"),
         (b'{"inputs": "x", "parameters": {"stop": "x"}}', 422, "Expected `array`"),

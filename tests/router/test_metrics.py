@@ -96,6 +96,8 @@ ENGINE_COUNTERS = {
     "tgi_drafts_total": 0,
     "tgi_draft_tokens_total": 12,
     "tgi_draft_accepted_tokens_total": 9,
+    "tgi_images_encoded_total": 4,
+    "tgi_images_reused_total": 8,
 }
 
 
@@ -176,7 +178,7 @@ async def test_steps_of_the_engine_are_exposed(
         for stage, share in (("total", 1.6), ("forward", 1.0), ("update", 0.2), ("send", 0.1)):
             measured.histograms[stage, method].observe(share * seconds)
     ids = [7, 7, 7, 7, 8]
-    verified = [VerifiedDrafts(7, 5, 3)]
+    verified = [VerifiedDrafts(7, 5, 3, "weights")]
     measured.step_updated(StepOutputs(request_ids=ids, token_ids=ids, drafts=verified))
     measured.histograms["schedule", "join"].observe(0.15)
     measured.counts["failed", "decode"] += 1
@@ -198,6 +200,9 @@ async def test_steps_of_the_engine_are_exposed(
     assert found["tgi_request_skipped_tokens_count"] == 2
     assert found["tgi_request_skipped_tokens_sum"] == 3
     assert found["tgi_drafts_total"] == 1
+    assert found["tgi_draft_tokens_by_source_total{source=weights}"] == 5
+    assert found["tgi_draft_accepted_tokens_by_source_total{source=weights}"] == 3
+    assert found["tgi_draft_tokens_by_source_total{source=prediction}"] == 0
     assert 3 <= found["tgi_queue_age_seconds"] < 60
 
 

@@ -75,7 +75,7 @@ class TestSageMaker:
         [
             (b"{", 400, "Failed to parse"),
             (b"{}", 422, "misses `inputs`, `messages` and `prompt`"),
-            (b'{"inputs": 5}', 422, "Expected `str`"),
+            (b'{"inputs": 5}', 422, "Expected `str"),
             (b'{"messages": 5}', 422, "Expected `array`"),
         ],
     )

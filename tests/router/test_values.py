@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import tracemalloc
 from typing import Any
 
@@ -86,6 +87,54 @@ def test_bounds_themselves_are_accepted() -> None:
     for many in (filled(b"[]", bounds.CONTAINERS), filled(b'""', bounds.STRINGS + 1)):
         with pytest.raises(ApiError, match="more than"):
             bodies.check_values(many)
+
+
+LARGE = 32_000_000
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [b"1,", b"\\\\", b"\\n", b"\\u0041", b'\\"'],
+    ids=["numbers", "backslashes", "n", "u", "quotes"],
+)
+def test_large_bodies_hold_no_more_than_small_ones_can(unit: bytes) -> None:
+    """Decoding 32 MB of numbers would take the event loop 0.2 s."""
+    small = b'["' + unit * ((MEGABYTES - 10) // len(unit)) + b'"]'
+    bodies.check_values(small)
+    for count in (LARGE // len(unit), 2_000_001):
+        with pytest.raises(ApiError, match="it holds more than") as refused:
+            bodies.check_values(b'["' + unit * count + b'"]')
+        assert refused.value.status == 422
+
+
+@pytest.mark.parametrize(
+    "text", ["A" * LARGE, "lorem ipsum, dolor\\n" * (LARGE // 50), "A\\/" * 1_900_000]
+)
+def test_large_texts_are_accepted(text: str) -> None:
+    """base64, also with slashes as PHP writes them, and prose."""
+    bodies.check_values(b'{"inputs": "%b"}' % text.encode())
+
+
+class TestLargeBodies:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"payload_limit": LARGE}
+
+    async def test_they_are_checked_off_the_loop(
+        self, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[bool] = []
+        loop, check = threading.get_ident(), bodies.check_values
+
+        def watched(body: bytes) -> None:
+            seen.append(threading.get_ident() == loop)
+            check(body)
+
+        monkeypatch.setattr(bodies, "check_values", watched)
+        for count in (10, 3_000_000):
+            body = {"inputs": "x" * count, "parameters": {"truncate": 5, "max_new_tokens": 1}}
+            assert (await client.post("/generate", json=body)).status_code == 200
+        assert seen == [True, False]
 
 
 def test_values_of_half_the_depth_round_trip() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tests.tools.paged_run import CPU, make_metadata
-from tgi_cli.attention import KVSpec
+from tgi_cli.attention import KVSpec, Spans
 from tgi_cli.attention.triton import TritonAttention
 from tgi_cli.attention.triton_tiles import Hardware
 
@@ -33,11 +33,20 @@ class Case:
     chunk: int | None = None
     distances: int = 0
     latent: bool = False
+    spans: Spans = "none"
     lens: tuple[tuple[int, int], ...] = ((1, 4096), (100, 8192), (600, 1024))
 
     @property
     def spec(self) -> KVSpec:
-        return KVSpec(self.kv_heads, self.dim, self.window, self.value_dim, self.chunk, self.latent)
+        return KVSpec(
+            self.kv_heads,
+            self.dim,
+            self.window,
+            self.value_dim,
+            self.chunk,
+            self.latent,
+            spans=self.spans,
+        )
 
 
 _MODELS = {
@@ -74,7 +83,10 @@ def attend(case: Case, capability: int) -> TritonAttention:
     attention.hardware = Hardware(108, SHARED[capability], divmod(capability, 10))
     attention.allocate(1)
     queries, kvs = (list(lens) for lens in zip(*case.lens, strict=True))
-    attention.plan(make_metadata([[0] * (-(-kv // 16)) for kv in kvs], queries, kvs, 16))
+    metadata = make_metadata([[0] * (-(-kv // 16)) for kv in kvs], queries, kvs, 16)
+    if case.spans != "none":
+        metadata.visible_until = torch.full((sum(queries),), -1, dtype=torch.int32)
+    attention.plan(metadata)
     qkv = torch.empty(sum(queries), case.heads + 2 * case.kv_heads, case.dim, dtype=case.dtype)
     query, key, value = qkv.split([case.heads, case.kv_heads, case.kv_heads], 1)
     if case.value_dim is not None:

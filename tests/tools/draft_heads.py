@@ -204,3 +204,23 @@ def make_mlp_speculator(
         "tie_weights": tied, "scale_input": scale_input, "base_model_name_or_path": "org/base",
     }  # fmt: skip
     return save(path, config, weights.tensors, "model.safetensors")
+
+
+def add_mtp(path: Path) -> Path:
+    """Give a checkpoint of DeepSeek V3's architecture an MTP layer: a copy of its last one."""
+
+    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        weights, size = Weights(2), config["hidden_size"]
+        last, layer = (f"model.layers.{config['num_hidden_layers'] - i}" for i in (1, 0))
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            weights.vector(f"{layer}.{name}.weight", size)
+        weights.matrix(f"{layer}.eh_proj.weight", size, 2 * size)
+        copied = {
+            name.replace(last, layer, 1): tensor.clone()
+            for name, tensor in tensors.items()
+            if name.startswith(f"{last}.")
+        }
+        tensors.update(weights.tensors | copied)
+        config["num_nextn_predict_layers"] = 1
+
+    return edit(path, change)

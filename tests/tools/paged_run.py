@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tests.tools.image_prompts import ImageChunk
 from tgi_cli.attention import AttentionMetadata, StateMetadata, create_attention
 from tgi_cli.models import CausalLM, load_model, read_config
+from tgi_cli.models.base import ImageRows
 from tgi_cli.models.cpu_program import compile_program
 from tgi_cli.quantization import unquantized
 
@@ -22,9 +26,9 @@ NOWHERE = 2**31 - 1
 """A block id that is out of range: to follow it is an error."""
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+def load(path: Path, dtype: torch.dtype = torch.float32, input_bits: int = 16) -> CausalLM:
     """The model of a checkpoint, on the CPU."""
-    return load_model(read_config(path), dtype, CPU)
+    return load_model(read_config(path), dtype, CPU, input_bits=input_bits)
 
 
 def expected(path: Path, ids: list[int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -135,11 +139,15 @@ class PagedRun:
         self._lens: dict[str, int] = {}
 
     def step(
-        self, tokens: dict[str, list[int]], snapshots: Mapping[str, int] | None = None
+        self,
+        tokens: dict[str, list[int]],
+        snapshots: Mapping[str, int] | None = None,
+        images: Mapping[str, ImageChunk] | None = None,
     ) -> dict[str, Tensor]:
         """Append tokens to sequences in one forward pass; float32 logits [n, vocab] of each.
 
         ``snapshots``: after how many of its tokens a sequence leaves one, for :meth:`resume`.
+        ``images``: what images change for its tokens.
         """
         order = sorted(tokens, key=lambda name: len(tokens[name]) != 1)
         for name in order:
@@ -156,10 +164,17 @@ class PagedRun:
         metadata = make_metadata(
             [self._tables[name] for name in order], query_lens, kv_lens, self.block_size
         )
+        seen = _joined(order, query_lens, positions, images or {})
+        if seen.positions is not None:
+            positions = seen.positions
+        if seen.until is not None:
+            metadata = replace(metadata, visible_until=seen.until)
         with torch.inference_mode():
+            placed, rows = self.place(order, query_lens, positions, metadata)
             self.attention.plan(metadata)
             left = self._plan_states(order, query_lens, snapshots or {})
-            hidden = (self.program or self.model).forward(ids, positions, self.attention)
+            runs = self.program or self.model
+            hidden = runs.forward(ids, placed, self.attention, rows or seen.rows)
             logits = self.model.logits(hidden)
         for name in order:
             self._leave_behind(name)
@@ -167,6 +182,16 @@ class PagedRun:
             self._spoil(slot)
             self._free_slots.insert(0, slot)
         return dict(zip(order, torch.split(logits, query_lens), strict=True))
+
+    def place(
+        self,
+        order: list[str],
+        query_lens: list[int],
+        positions: Tensor,
+        metadata: AttentionMetadata,
+    ) -> tuple[Tensor, ImageRows | None]:
+        """Positions for the model, and the images of a step; ``metadata`` may be completed."""
+        return positions, None
 
     def resume(self, name: str, source: str) -> None:
         """Begin a sequence with what ``source`` had at its last snapshot, whole blocks."""
@@ -210,3 +235,36 @@ class PagedRun:
                     cache[table[index]].fill_(float("nan"))  # what its next owner may write
                 self._free.insert(0, table[index])
                 table[index] = NOWHERE
+
+
+def _joined(
+    order: list[str], query_lens: list[int], positions: Tensor, images: Mapping[str, ImageChunk]
+) -> ImageChunk:
+    """What images change for all tokens of a step, which has the positions int64 [T]."""
+    parts = [images.get(name, ImageChunk()) for name in order]
+    starts = [0, *accumulate(query_lens)]
+    rows = [(start, part.rows) for start, part in zip(starts, parts, strict=False) if part.rows]
+    joined = on_axes = until = None
+    if rows:
+        joined = ImageRows(
+            torch.cat([each.indices + start for start, each in rows]),
+            torch.cat([each.features for _, each in rows]),
+            tuple(map(torch.cat, zip(*(each.deepstack for _, each in rows), strict=True))),
+        )
+    if any(part.positions is not None for part in parts):
+        plain = positions.expand(3, -1).split(query_lens, dim=1)
+        on_axes = torch.cat(
+            [
+                own if part.positions is None else part.positions
+                for own, part in zip(plain, parts, strict=True)
+            ],
+            dim=1,
+        )
+    if any(part.until is not None and part.until.max() >= 0 for part in parts):
+        until = torch.cat(
+            [
+                torch.full((size,), -1, dtype=torch.int32) if part.until is None else part.until
+                for size, part in zip(query_lens, parts, strict=True)
+            ]
+        )
+    return ImageChunk(joined, on_axes, until)

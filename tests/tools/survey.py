@@ -64,7 +64,7 @@ _OTHER_SENSES = dict.fromkeys(
 """Sizes of towers for images and sound, as far as a configuration has them; layers come first."""
 
 
-class _Late(Exception):
+class Late(Exception):
     pass
 
 
@@ -72,7 +72,7 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
     """What became of the class ``name``, and why."""
     kind = getattr(transformers, name)
     why = refused = ""
-    for config in _configs(kind):
+    for config in configurations(kind):
         try:
             if isinstance(config, Exception):
                 raise config
@@ -87,7 +87,7 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
             if "its code fails" not in str(error):
                 return "refused", str(error)
             refused = refused or str(error)  # with other sizes it may not
-        except _Late:
+        except Late:
             raise
         except Exception as error:  # whatever the class has against the sizes
             why = why or f"{type(error).__name__}: {error}"
@@ -113,7 +113,7 @@ def survey(name: str, folder: Path) -> tuple[str, str]:
     )
 
 
-def _configs(kind: Any) -> Iterator[Any]:
+def configurations(kind: Any) -> Iterator[Any]:
     """Configurations to be tried, or the errors of making them."""
     whole = kind.config_class
     parts = whole.sub_configs
@@ -277,7 +277,7 @@ def _ours(model: CausalLM) -> dict[str, torch.Tensor]:
     return {name: torch.cat(pieces) for name, pieces in got.items()}
 
 
-def _classes(text_parts: bool) -> list[str]:
+def classes_of(text_parts: bool) -> list[str]:
     mapping = (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
         if text_parts
@@ -287,8 +287,8 @@ def _classes(text_parts: bool) -> list[str]:
     return sorted(names)
 
 
-def _alarm(*_: object) -> None:
-    raise _Late
+def alarm(*_: object) -> None:
+    raise Late
 
 
 def main() -> None:
@@ -302,15 +302,15 @@ def main() -> None:
     quiet: Any = transformers.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
-    signal.signal(signal.SIGPROF, _alarm)
+    signal.signal(signal.SIGPROF, alarm)
     counts: Counter[str] = Counter()
-    for name in options.classes or _classes(options.text_parts):
+    for name in options.classes or classes_of(options.text_parts):
         getattr(transformers, name)  # its module is imported now
         with tempfile.TemporaryDirectory() as folder, towers_without_libraries():
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
                 outcome, why = survey(name, Path(folder))
-            except _Late:
+            except Late:
                 outcome, why = "unmade", f"it takes more than {SECONDS} s of the processor"
             except Exception as error:  # one class more or less shall not end the survey
                 outcome, why = "WRONG", f"{type(error).__name__}: {error}"

@@ -1,9 +1,11 @@
 """Trains a small Llama on the standard library's sources: a model whose weights mean something.
 
-    python -m tests.tools.trained_model OUT [--steps 400]
+    python -m tests.tools.trained_model OUT [--steps 400] [--layers 4]
 
 4 layers, hidden 256, 4.2 M parameters, a byte-level BPE of 2048 tokens: about two minutes on two
 cores. Quantization loses next to nothing of random weights, and nothing that could be compared.
+
+With fewer layers and the same seed the tokenizer and the texts are the same: a draft model.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _TEXTS = 400
 """Modules of the standard library that are read."""
 
 
-def train(out: Path, steps: int = STEPS, seed: int = 0) -> float:
+def train(out: Path, steps: int = STEPS, seed: int = 0, layers: int = 4) -> float:
     """Write a trained checkpoint (bfloat16) into ``out``; returns its last loss."""
     torch.manual_seed(seed)
     random.seed(seed)
@@ -46,7 +48,7 @@ def train(out: Path, steps: int = STEPS, seed: int = 0) -> float:
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=768,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=2048,
@@ -84,9 +86,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, default=4)
     arguments = parser.parse_args()
     began = time.monotonic()
-    loss = train(arguments.out, arguments.steps, arguments.seed)
+    loss = train(arguments.out, arguments.steps, arguments.seed, arguments.layers)
     print(f"{arguments.out}: loss {loss:.3f} after {time.monotonic() - began:.0f} s")
 
 

@@ -25,6 +25,7 @@ PACKAGES = [
     "llm",
     "quantize",
     "tgi_grpc",
+    "vision",
     "text",
     "model_server",
     "rpc",
@@ -40,7 +41,10 @@ PACKAGES = [
 ]
 SIDE_PACKAGES = {"hub", "demo"}
 """Any package of the stack may import them; they import only the foundation."""
-FOUNDATION = {"process", "config", "errors", "files", "logging", "patterns", "version", "__init__"}
+FOUNDATION = {
+    *("process", "config", "byte_level", "errors", "files", "logging", "patterns", "version"),
+    "__init__",
+}
 """Any package may import them."""
 PROCESS_MAY_IMPORT = {"process", "errors", "files", "logging"}
 
@@ -148,6 +152,7 @@ def test_modules_import_each_other_in_one_direction_only() -> None:
         "router",
         "llm",
         "tgi_grpc",
+        "vision",
         "text",
         "model_server",
         "rpc",

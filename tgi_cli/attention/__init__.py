@@ -10,7 +10,7 @@ from importlib import import_module
 import torch
 
 from tgi_cli.attention.base import AttentionMetadata, PagedAttention
-from tgi_cli.attention.spec import KVScales, KVSpec
+from tgi_cli.attention.spec import KVScales, KVSpec, Spans
 from tgi_cli.attention.states import StateCache, StateMetadata, StateSpec, StateTensor
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ __all__ = [
     "KVScales",
     "KVSpec",
     "PagedAttention",
+    "Spans",
     "StateCache",
     "StateMetadata",
     "StateSpec",

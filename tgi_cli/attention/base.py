@@ -46,6 +46,11 @@ class AttentionMetadata:
     """Leading sequences with exactly one query token."""
     states: StateMetadata | None = None
     """The slots of recurrent states, of models that have them."""
+    visible_until: Tensor | None = None
+    """int32 [T], of a step with tokens in bidirectional spans (images of Gemma 3, prompts of
+    PaliGemma): the position of the span's last token, -1 for a token that is in none. The tokens of
+    such a span see each other, in layers whose :attr:`KVSpec.spans` says so. A step that has one of
+    them has all those that come behind it, too."""
     sparse: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
     """What sparse attention has planned for the step; see :mod:`tgi_cli.attention.sparse`."""
 
@@ -222,7 +227,8 @@ class PagedAttention(ABC):
 
     def first_block(self, layer: int, position: int) -> int:
         """Index in its block table of the first block that a query at ``position`` sees."""
-        return self.specs[layer].first_visible(position) // self.block_size
+        spec = self.specs[layer]
+        return 0 if spec.spans == "whole" else spec.first_visible(position) // self.block_size
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -330,7 +336,7 @@ class PagedAttention(ABC):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Write the step's KV, then attend causally over the cache.
+        """Write the step's KV, then attend over the cache: causally, but for bidirectional spans.
 
         Args:
             layer: index of the cache.
@@ -344,8 +350,9 @@ class PagedAttention(ABC):
             sinks: [heads], logits that take part in the softmax of every query and have no value
                 (gpt-oss).
             bias: float32 [heads, D >= 2], added to the scaled scores. Column d is for keys that
-                are d positions before the query; beyond the last column the bias goes on as a
-                straight line through the last two: (0, -slope) is ALiBi
+                are d positions before the query, column 0 also for those behind it; beyond the
+                last column the bias goes on as a straight line through the last two: (0, -slope)
+                is ALiBi
                 (https://arxiv.org/abs/2108.12409), two equal ones let it stay as it is (T5,
                 https://arxiv.org/abs/1910.10683).
 

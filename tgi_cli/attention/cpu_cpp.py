@@ -17,6 +17,7 @@ from torch import Tensor
 from tgi_cli.attention.base import AttentionMetadata, PagedAttention
 from tgi_cli.attention.spec import KVSpec
 from tgi_cli.kernels import cpp_library, threads
+from tgi_cli.kernels.program_parts import SPAN_CODES
 
 TILE = 16
 """Tokens whose keys and values are contiguous in the cache."""
@@ -39,6 +40,7 @@ class StepArgs(Structure):
         ("block_table", c_void_p),
         ("table_stride", c_int64),
         ("slots", c_void_p),
+        ("visible_until", c_void_p),
     )
 
 
@@ -68,6 +70,7 @@ class AttentionArgs(Structure):
         ("sinks", c_void_p),
         ("window", c_int64),
         ("chunk", c_int64),
+        ("spans", c_int64),
         ("bias", c_void_p),
         ("distances", c_int64),
     )
@@ -103,7 +106,7 @@ class CppAttention(PagedAttention):
             )
         self.step = StepArgs()
         """Arguments of the last :meth:`plan`; its pointers are valid until the next."""
-        self._planned: tuple[Tensor, ...] = ()
+        self._planned: tuple[Tensor | None, ...] = ()
         self._stored = (0, 0)
         self._step_pointer = byref(self.step)
         self.caches = (CacheArgs * len(self.specs))(
@@ -123,7 +126,12 @@ class CppAttention(PagedAttention):
         )
         """Per layer, side by side; valid until the next :meth:`allocate`."""
         self._calls = [
-            AttentionArgs(cache=cache, window=spec.window or 0, chunk=spec.chunk or 0)
+            AttentionArgs(
+                cache=cache,
+                window=spec.window or 0,
+                chunk=spec.chunk or 0,
+                spans=SPAN_CODES[spec.spans],
+            )
             for cache, spec in zip(self.caches, self.specs, strict=True)
         ]
         self._cache_pointers = [byref(cache) for cache in self.caches]
@@ -218,12 +226,17 @@ class CppAttention(PagedAttention):
         starts, kv_lens, slots = starts.contiguous(), kv_lens.contiguous(), slots.contiguous()
         if table.stride(1) != 1:
             table = table.contiguous()
-        self._planned = (starts, kv_lens, table, slots)
+        until = metadata.visible_until
+        if until is not None:
+            assert until.dtype == torch.int32
+            until = until.contiguous()
+        self._planned = (starts, kv_lens, table, slots, until)
         step = self.step
         step.sequences, step.tokens = len(kv_lens), len(slots)
         step.query_start, step.kv_lens = starts.data_ptr(), kv_lens.data_ptr()
         step.block_table, step.table_stride = table.data_ptr(), table.stride(0)
         step.slots = slots.data_ptr()
+        step.visible_until = None if until is None else until.data_ptr()
         self._stored = (len(slots), slots.data_ptr())
 
     def __call__(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.attention.base import AttentionMetadata
@@ -69,10 +70,15 @@ class QueryTile:
     """The same with the hidden ones that fill the call up."""
     hidden: int
     """Leading keys that no query sees, as they are of the chunk before."""
+    ahead: int = 0
+    """How many keys are seen behind the last query."""
+    mask: Tensor | None = None
+    """[queries, keys], 0 or -inf, of a tile with queries that see keys behind them."""
 
     def distances(self) -> Tensor:
         """int64 [1, queries, keys]: how far each key is before each query."""
-        last = torch.arange(self.visible - 1, self.visible - 1 - self.keys, -1)
+        own = self.visible - self.ahead - 1
+        last = torch.arange(own, own - self.keys, -1)
         return (last + torch.arange(self.begin - self.end + 1, 1)[:, None])[None]
 
 
@@ -106,7 +112,7 @@ class WindowPlan:
         self._masks: dict[int, Tensor] = {}
         self._masked_len = 0
         self._align, self._stride = KEYS, math.lcm(KEYS, block_size)
-        reach = spec.reach
+        reach = spec.reach if spec.spans == "none" else None
         if reach is None or reach + QUERY_TILE + 2 * self._stride > MATRIX_PIECE:
             self._align, self._stride = PIECE, math.lcm(PIECE, block_size)
 
@@ -116,7 +122,8 @@ class WindowPlan:
         self.decodes = self._plan_decodes(metadata, count) if count else []
         self.prefills = self._plan_prefills(metadata, count)
         self._masked_len = max(
-            (tile.visible for group in self.prefills for tile in group.tiles), default=0
+            (tile.visible for group in self.prefills for tile in group.tiles if tile.mask is None),
+            default=0,
         )
 
     def causal_mask(self, share: int, like: Tensor) -> Tensor:
@@ -203,26 +210,51 @@ class WindowPlan:
     def _plan_prefills(self, metadata: AttentionMetadata, first: int) -> list[Prefills]:
         groups: list[Prefills] = []
         query_lens, kv_lens = metadata.query_lens_host, metadata.kv_lens_host
+        spans = self._span_ends(metadata)
         row, start = first, first  # a decode is one token, so tokens and rows agree up to here
         while row < len(query_lens):
             query_len, kv_len = query_lens[row], kv_lens[row]
             end = row + 1
-            while end < len(query_lens) and (query_lens[end], kv_lens[end]) == (query_len, kv_len):
+            while (
+                spans is None
+                and end < len(query_lens)
+                and (query_lens[end], kv_lens[end]) == (query_len, kv_len)
+            ):
                 end += 1
-            groups.append(
-                self._prefill_group(metadata.block_table[row:end], start, query_len, kv_len)
-            )
+            own = None if spans is None else spans[start : start + query_len]
+            table = metadata.block_table[row:end]
+            groups.append(self._prefill_group(table, start, query_len, kv_len, own))
             start += (end - row) * query_len
             row = end
         return groups
 
-    def _prefill_group(self, table: Tensor, start: int, query_len: int, kv_len: int) -> Prefills:
+    def _span_ends(self, metadata: AttentionMetadata) -> NDArray[np.int32] | None:
+        """``visible_until`` of a step, where it matters to these layers."""
+        until = metadata.visible_until
+        return None if until is None or self._spec.spans == "none" else until.numpy()
+
+    def _prefill_group(
+        self,
+        table: Tensor,
+        start: int,
+        query_len: int,
+        kv_len: int,
+        until: NDArray[np.int32] | None = None,
+    ) -> Prefills:
+        """``until`` is the part of ``visible_until`` of a sequence that is alone in its group."""
         earlier = kv_len - query_len
-        base = self._first_gathered(earlier)
+        seen_from = self._spec.first_visible(earlier)
+        if until is not None and until.max() >= 0 and self._spec.spans == "whole":
+            seen_from = 0
+        base = seen_from // self._stride * self._stride
         tiles = []
         begin = 0
         while begin < query_len:
             end = min(begin + QUERY_TILE, query_len)
+            if until is not None and until[begin:end].max() >= 0:
+                tiles.append(self._span_tile(begin, end, earlier, base, until[begin:end]))
+                begin = end
+                continue
             first = self._first_key(earlier + begin)
             hidden = 0
             if (chunk := self._spec.chunk) is not None:
@@ -237,11 +269,29 @@ class WindowPlan:
         # As in a decode, blocks that are no longer or not yet the sequence's are not read.
         columns = np.clip(
             np.arange(base, base + keys, self._block_size) // self._block_size,
-            self._spec.first_visible(earlier) // self._block_size,
+            seen_from // self._block_size,
             (kv_len - 1) // self._block_size,
         )
         blocks = table.index_select(1, torch.from_numpy(columns)).flatten()
         return Prefills(start, len(table), query_len, keys, blocks, tiles)
+
+    def _span_tile(
+        self, begin: int, end: int, earlier: int, base: int, until: NDArray[np.int32]
+    ) -> QueryTile:
+        """A tile with queries that see keys behind them."""
+        positions = range(earlier + begin, earlier + end)
+        seen = list(map(self._spec.visible, positions, until.tolist()))
+        first = min(each.start for each in seen) // self._align * self._align
+        visible = max(each.stop for each in seen) - first
+        keys = self._call_keys(visible)
+        places = np.arange(first, first + keys)
+        starts, stops = (
+            np.array([getattr(each, side) for each in seen])[:, None] for side in ("start", "stop")
+        )
+        hidden = torch.from_numpy((places < starts) | (places >= stops))
+        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+        last = positions[-1] + 1 - first
+        return QueryTile(begin, end, first - base, visible, keys, 0, visible - last, mask)
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -34,7 +34,7 @@ from tgi_cli.attention.cpu_plan import (
 )
 from tgi_cli.attention.cpu_scores import Scoring, alike
 from tgi_cli.attention.fp8 import FP8_DTYPES, FromFP8
-from tgi_cli.attention.spec import KVSpec
+from tgi_cli.attention.spec import KVSpec, Spans
 
 _CALL_COST = 64 * 1024
 """Padded KV elements that cost as much as a further call: about 50 us."""
@@ -59,9 +59,9 @@ class CpuAttention(PagedAttention):
         )
         self._plans = self._make_plans()
 
-    def _make_plans(self) -> dict[tuple[int | None, int | None], WindowPlan]:
+    def _make_plans(self) -> dict[tuple[int | None, int | None, Spans], WindowPlan]:
         return {
-            (spec.window, spec.chunk): WindowPlan(
+            (spec.window, spec.chunk, spec.spans): WindowPlan(
                 spec, self.block_size, self.dtype, self._allowance
             )
             for spec in self.specs
@@ -104,7 +104,7 @@ class CpuAttention(PagedAttention):
         scoring = Scoring(scale, softcap, sinks, bias)
         if key is not None:
             self.store(layer, key, value)
-        plan = self._plans[spec.window, spec.chunk]
+        plan = self._plans[spec.window, spec.chunk, spec.spans]
         if len(plan.decodes) == 1 and not plan.prefills:
             return self._decode(layer, plan.decodes[0], query, scoring)
         output = query.new_empty(*query.shape[:2], spec.value_width)
@@ -152,7 +152,11 @@ class CpuAttention(PagedAttention):
             some = some.reshape(group.size, kv_heads, rows, head_dim)
             if filling or width > head_dim:
                 some = pad(some, (0, max(width - head_dim, 0), filling, 0))
-            hidden = mask[-rows - filling :, left : left + tile.keys]
+            if tile.mask is None:
+                hidden = mask[-rows - filling :, left : left + tile.keys]
+            else:
+                hidden = tile.mask.repeat_interleave(share, 0)
+                hidden = torch.cat((hidden[:1].expand(filling, -1), hidden))
             if tile.hidden:
                 hidden = hidden.clone()
                 hidden[:, : tile.hidden] = float("-inf")

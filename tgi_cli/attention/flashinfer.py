@@ -96,6 +96,8 @@ class _Host:
 class FlashInferAttention(TritonAttention):
     """For float16 and bfloat16, heads of 64, 128 or 256 dimensions, and no sinks.
 
+    Layers with bidirectional spans run Triton's kernels in steps that have some.
+
     Raises:
         ConfigError: FlashInfer is not installed, or has no kernel for these dtypes and sizes.
     """
@@ -205,10 +207,10 @@ class FlashInferAttention(TritonAttention):
             raise _refusal(
                 "this model's attention has sinks, which FlashInfer's paged kernels have not"
             )
-        metadata = self._metadata
-        spec = self.specs[layer]
+        metadata, spec = self._metadata, self.specs[layer]
         kind = _Kind(query.shape[1], spec.num_kv_heads, spec.head_dim, spec.window, scale, softcap)
-        if metadata is None and not self._rows:
+        spans = metadata is not None and metadata.visible_until is not None
+        if (metadata is None and not self._rows) or (spans and spec.spans != "none"):
             return super().attend(layer, query, scale, softcap)
         if metadata is None:
             return self._attend_captured(layer, query, kind)

@@ -54,12 +54,17 @@ class ReferenceAttention(PagedAttention):
                 scores = torch.tanh(scores / softcap) * softcap
             # The queries are the last of the sequence.
             positions = range(kv_len - query_len, kv_len)
+            until = [-1] * query_len
+            if metadata.visible_until is not None:
+                until = metadata.visible_until[start:end].tolist()
+            seen = list(map(spec.visible, positions, until))
             places = torch.arange(first * self.block_size, kv_len, device=query.device)
             own = torch.tensor(positions, device=query.device)[:, None]
-            begins = torch.tensor(list(map(spec.first_visible, positions)), device=query.device)
+            begins = torch.tensor([each.start for each in seen], device=query.device)
+            ends = torch.tensor([each.stop for each in seen], device=query.device)
             if bias is not None:
                 scores = scores + bias_at(bias.float(), own - places)
-            hidden = (places > own) | (places < begins[:, None])
+            hidden = (places >= ends[:, None]) | (places < begins[:, None])
             scores = scores.masked_fill_(hidden, float("-inf"))
             if sinks is None:
                 weights = scores.softmax(-1)

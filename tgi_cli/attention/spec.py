@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Spans = Literal["none", "window", "whole"]
+"""What tokens of a bidirectional span (:attr:`AttentionMetadata.visible_until`) see of it: ``none``
+of what is behind them, all that is, from where their window begins, or the ``whole`` span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class KVSpec:
     index: bool = False
     """Keys are those of an indexer, which chooses what other layers attend to
     (:mod:`tgi_cli.attention.sparse`); nothing attends to them."""
+    spans: Spans = "none"
+    """How queries see bidirectional spans. Those that are seen ``whole`` begin their sequences."""
 
     def __post_init__(self) -> None:
         if self.window is not None and self.chunk is not None:
@@ -59,6 +65,16 @@ class KVSpec:
         if self.window is not None:
             return max(0, position - self.window + 1)
         return 0 if self.chunk is None else position // self.chunk * self.chunk
+
+    def visible(self, position: int, until: int = -1) -> range:
+        """The positions that a query at ``position`` sees.
+
+        ``until`` is its entry of :attr:`AttentionMetadata.visible_until`.
+        """
+        first, last = self.first_visible(position), position
+        if until >= 0 and self.spans != "none":
+            first, last = 0 if self.spans == "whole" else first, max(position, until)
+        return range(first, last + 1)
 
 
 class KVScales(NamedTuple):

@@ -236,6 +236,7 @@ class TritonAttention(PagedAttention):
                 softcap is not None,
                 sinks is not None,
                 0 if bias is None else bias.shape[1],
+                step.metadata.visible_until is not None and spec.spans != "none",
             )
         )
         scales = self.scales.get(layer, KVScales())

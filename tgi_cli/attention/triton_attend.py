@@ -115,6 +115,7 @@ def attend_tiles(
     queries_rest: tl.tensor,  # [BLOCK_M, REST_D or anything]
     scales: tl.tensor,  # [BLOCK_M], factors of the rows' scores
     places: tl.tensor,  # [BLOCK_M], the positions of the queries
+    until: tl.tensor,  # [BLOCK_M], last positions of their spans, -1 without; read with SPANS alone
     biases: tl.tensor,  # [BLOCK_M], where the biases of their heads begin
     begin: tl.tensor,  # keys from here, a multiple of BLOCK_N ...
     end: tl.tensor,  # ... to here
@@ -131,6 +132,7 @@ def attend_tiles(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
+    SPANS: tl.constexpr,
     DISTANCES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     FP8: tl.constexpr,
@@ -173,9 +175,15 @@ def attend_tiles(
                 scores *= factors
             scores += (known + beyond * slope[:, None]) * LOG2E
         if MASKED:
-            visible = keys[None, :] <= places[:, None]
+            last = places
+            if SPANS > 0:
+                last = tl.maximum(places, until)
+            visible = keys[None, :] <= last[:, None]
             if WINDOW > 0:
-                visible &= keys[None, :] >= first_visible(places, WINDOW, CHUNKED)[:, None]
+                since = first_visible(places, WINDOW, CHUNKED)
+                if SPANS == 2:
+                    since = tl.where(until >= 0, 0, since)
+                visible &= keys[None, :] >= since[:, None]
             scores = tl.where(visible, scores, float("-inf"))
         before = largest
         if HAS_CAP or DISTANCES > 0:

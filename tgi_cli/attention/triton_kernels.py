@@ -13,9 +13,12 @@ https://arxiv.org/abs/2307.08691), in powers of 2: ``scale`` and ``cap`` have lo
 
 With HAS_CAP a score s is ``cap * tanh(scale * s / 2)``, else ``scale * s``. WINDOW is how many
 positions a query sees, its own included, or with CHUNKED the size of the chunks of positions of
-which it sees its own; 0: all. DISTANCES is how many columns ``bias`` has, which is as
-:class:`~tgi_cli.attention.PagedAttention` has it; 0: there is none. The constants from FEW_TOKENS
-to ALIGNMENT are those of :class:`~tgi_cli.attention.triton_work.Rule`. The language:
+which it sees its own; 0: all. SEEN is the same, but where WINDOW is 0 because some queries see all
+of a span: then rows have their windows by masks alone. SPANS is how queries see bidirectional spans
+(:data:`~tgi_cli.kernels.program_parts.SPAN_CODES`); 0 also where a step has none. DISTANCES is how
+many columns ``bias`` has, which is as :class:`~tgi_cli.attention.PagedAttention` has it; 0: there
+is none. The constants from FEW_TOKENS to ALIGNMENT are those of
+:class:`~tgi_cli.attention.triton_work.Rule`. The language:
 https://triton-lang.org/main/python-api/triton.language.html
 """
 
@@ -58,7 +61,8 @@ def _store_rows(
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride"],
     do_not_specialize_on_alignment=[
-        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts"
+        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts",
+        "visible_until",
     ],
 )  # fmt: skip
 def decode_kernel(
@@ -74,6 +78,7 @@ def decode_kernel(
     counts: tl.tensor,
     sinks: tl.tensor,  # [heads]
     bias: tl.tensor,  # [heads, DISTANCES]
+    visible_until: tl.tensor,  # int32 [T], as AttentionMetadata has it; read with SPANS alone
     output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
     parts: tl.tensor,  # float32 [tokens in parts, heads, VALUE_DIM]
     part_sums: tl.tensor,  # float32 [tokens in parts, heads], log2 of the sum of weights
@@ -97,6 +102,8 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
     ALIGNMENT: tl.constexpr,
+    SEEN: tl.constexpr,
+    SPANS: tl.constexpr,
     DISTANCES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -144,6 +151,10 @@ def decode_kernel(
         # Keys that no query of the tile sees, as they are of later tokens, are not read.
         last = tl.minimum((place // chunks + 1) * (BLOCK_M // GROUP), query_len) - 1
         limit = tl.maximum(kv_len - query_len + last + 1, 0)
+        until = places
+        if SPANS > 0:
+            until = tl.load(visible_until + flat, mask=known, other=-1)
+            limit = tl.maximum(limit, tl.max(until, 0) + 1)
         attended = tl.zeros((BLOCK_M, BLOCK_V), dtype=tl.float32)
         attended_rest = tl.zeros((BLOCK_M, REST), dtype=tl.float32)
         largest = tl.full((BLOCK_M,), LOWEST, dtype=tl.float32)
@@ -155,11 +166,11 @@ def decode_kernel(
             total = tl.where(chunks == 1, total + 1.0, total)
         attended, attended_rest, largest, total = attend_tiles(
             attended, attended_rest, largest, total, queries, queries_rest, scales, places,
-            bias + heads * DISTANCES, begin, tl.minimum(begin + size, limit), first, limit,
+            until, bias + heads * DISTANCES, begin, tl.minimum(begin + size, limit), first, limit,
             block_table + sequence.to(tl.int64) * table_stride,
             key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_ROW, cap,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
-            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, SEEN, CHUNKED, SPANS,
+            DISTANCES, HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
         )  # fmt: skip
         # Nothing was attended to in a row of padding, nor by a query that sees no key of a chunk.
         share = value_scale / tl.where(total == 0.0, 1.0, total)
@@ -181,7 +192,8 @@ def decode_kernel(
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["table_stride", "many_at"],
     do_not_specialize_on_alignment=[
-        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts"
+        "query_start_loc", "kv_lens", "block_table", "items", "starts", "parts_at", "counts",
+        "visible_until",
     ],
 )  # fmt: skip
 def prefill_kernel(
@@ -197,6 +209,7 @@ def prefill_kernel(
     counts: tl.tensor,
     sinks: tl.tensor,  # [heads]
     bias: tl.tensor,  # [heads, DISTANCES]
+    visible_until: tl.tensor,  # int32 [T], as AttentionMetadata has it; read with SPANS alone
     output: tl.tensor,  # [T, heads, VALUE_DIM], contiguous
     parts: tl.tensor,  # float32 [tokens in parts, heads, VALUE_DIM]
     part_sums: tl.tensor,  # float32 [tokens in parts, heads], log2 of the sum of weights
@@ -221,6 +234,8 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
     ALIGNMENT: tl.constexpr,
+    SEEN: tl.constexpr,
+    SPANS: tl.constexpr,
     DISTANCES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -273,6 +288,10 @@ def prefill_kernel(
         last_token = tl.minimum(first_token + BLOCK_Q, query_len) - 1
         # Without padding, whose KV length is 0: it sees nothing.
         limit = tl.maximum(earlier + last_token + 1, 0)
+        until = places
+        if SPANS > 0:
+            until = tl.load(visible_until + flat, mask=known, other=-1)
+            limit = tl.maximum(limit, tl.max(until, 0) + 1)
         begin = keys_from + place % chunks * size
         end = tl.minimum(begin + size, limit)
         first = earlier * 0
@@ -282,6 +301,8 @@ def prefill_kernel(
         key_head = key_cache + kv_head * HEAD_DIM
         value_head = value_cache + kv_head * VALUE_ROW
         biases = bias + heads * DISTANCES
+        if SEEN > WINDOW:  # windows by masks alone: there is no tile without
+            all_to = begin
         if WINDOW > 0:
             first = first_visible(earlier + first_token, WINDOW, CHUNKED)
             begin = tl.maximum(begin, first // BLOCK_N * BLOCK_N)
@@ -290,22 +311,22 @@ def prefill_kernel(
             all_from = tl.maximum(all_from, begin)
             attended, attended_rest, largest, total = attend_tiles(
                 attended, attended_rest, largest, total, queries, queries_rest, scales, places,
-                biases, begin, all_from, first, limit, table, key_head, value_head, cap,
-                KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
-                HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
+                until, biases, begin, all_from, first, limit, table, key_head, value_head, cap,
+                KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, SEEN, CHUNKED, SPANS,
+                DISTANCES, HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
             )  # fmt: skip
         attended, attended_rest, largest, total = attend_tiles(
             attended, attended_rest, largest, total, queries, queries_rest, scales, places,
-            biases, all_from, all_to, first, limit, table, key_head, value_head, cap,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
-            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, False,
+            until, biases, all_from, all_to, first, limit, table, key_head, value_head, cap,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, SEEN, CHUNKED, SPANS,
+            DISTANCES, HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, False,
         )  # fmt: skip
         attended, attended_rest, largest, total = attend_tiles(
             attended, attended_rest, largest, total, queries, queries_rest, scales, places,
-            biases, tl.maximum(all_from, all_to), end, first, limit,
+            until, biases, tl.maximum(all_from, all_to), end, first, limit,
             table, key_head, value_head, cap,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, WINDOW, CHUNKED, DISTANCES,
-            HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, VALUE_ROW, BLOCK_SIZE, SEEN, CHUNKED, SPANS,
+            DISTANCES, HAS_CAP, FP8, PRECISION, BLOCK_N, BLOCK_D, REST_D, BLOCK_V, REST_V, True,
         )  # fmt: skip
         share = value_scale / tl.where(total == 0.0, 1.0, total)
         attended *= share[:, None]

@@ -15,6 +15,7 @@ from tgi_cli.attention.triton_cache import how_to_read
 from tgi_cli.attention.triton_kernels import decode_kernel, prefill_kernel
 from tgi_cli.attention.triton_reduce import Parts, add_up
 from tgi_cli.attention.triton_work import Rule, Work, constants
+from tgi_cli.kernels.program_parts import SPAN_CODES
 
 FEW_ROWS = 64
 """Rows of queries, heads times tokens, up to which the tokens of a sequence are few: decodes,
@@ -32,6 +33,7 @@ class LayerKind:
         dtype, cache_dtype: of queries, and of cached keys and values.
         softcap, sinks: whether there are any.
         distances: columns of the bias; 0 if there is none.
+        spans: whether there are bidirectional spans that it sees.
     """
 
     spec: KVSpec
@@ -42,6 +44,7 @@ class LayerKind:
     softcap: bool = False
     sinks: bool = False
     distances: int = 0
+    spans: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class Launch:
             group=group,
             few_rows=decode.rows // group * group,
             many_rows=prefill.rows // group * group,
-            window=spec.reach or 0,
+            # Of a span all is seen: which keys a query sees does not follow from its position.
+            window=0 if spec.spans == "whole" else spec.reach or 0,
             chunked=spec.chunk is not None,
             few_tokens=max(FEW_ROWS // group, 1),
         )
@@ -91,6 +95,8 @@ class Launch:
             "VALUE_ROW": spec.head_dim if spec.values_in_keys else spec.value_width,
             "BLOCK_SIZE": kind.block_size,
             **constants(rule),
+            "SEEN": spec.reach or 0,
+            "SPANS": SPAN_CODES[spec.spans] if kind.spans else 0,
             "DISTANCES": kind.distances,
             "HAS_CAP": kind.softcap,
             "HAS_SINKS": kind.sinks,
@@ -122,6 +128,7 @@ class Launch:
             sinks: of each head.
             arguments: what the kernels take besides.
         """
+        until = metadata.visible_until
         arguments = {
             **arguments,
             **self.constants,
@@ -129,6 +136,8 @@ class Launch:
             "query_start_loc": metadata.query_start_loc,
             "kv_lens": metadata.kv_lens,
             "block_table": metadata.block_table,
+            # Where it is not read, any other tensor of its dtype: kernels are compiled for that.
+            "visible_until": metadata.kv_lens if until is None else until,
             "table_stride": metadata.block_table.stride(0),
             "items": work.items,
             "starts": work.starts,

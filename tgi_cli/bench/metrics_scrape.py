@@ -42,7 +42,10 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class MetricsReading:
-    """The metrics of an exposition, summed over labels, and which of them are gauges."""
+    """The metrics of an exposition, summed over labels, and which of them are gauges.
+
+    Those with a ``source``, as drafts have, are apart: ``NAME{source=SOURCE}``.
+    """
 
     values: dict[str, float]
     gauges: frozenset[str]
@@ -62,6 +65,8 @@ def parse_metrics(text: str) -> MetricsReading:
             if family.type == "counter" and name not in text:
                 name = name.removesuffix("_total")  # which the parser appends to TGI's counters
             if not name.endswith(("_bucket", "_info", "_created")):
+                source = sample.labels.get("source")
+                name = f"{name}{{source={source}}}" if source else name
                 sums[name] += sample.value
                 if family.type == "gauge":
                     gauges.add(name)

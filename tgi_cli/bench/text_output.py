@@ -62,7 +62,10 @@ def line(metrics: StepMetrics) -> str:
     if metrics.attainment is not None:
         parts.append(f"{metrics.attainment:.1%} within limits")
     if metrics.acceptance is not None:
-        parts.append(f"{metrics.acceptance:.1%} of drafts accepted")
+        shares = metrics.acceptance_by_source.items()
+        by_source = ", ".join(f"{source} {share:.1%}" for source, share in shares)
+        more = f" ({by_source})" if by_source else ""
+        parts.append(f"{metrics.acceptance:.1%} of drafts accepted{more}")
     if metrics.failed:
         kinds = ", ".join(f"{count} {kind}" for kind, count in metrics.errors.items())
         parts.append(f"errors: {kinds}")

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tgi_cli.config import ServeConfig
-from tgi_cli.config.speculation import speculative_model
-from tgi_cli.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -53,46 +51,24 @@ def locate_adapters(config: ServeConfig) -> ServeConfig:
     return replace(config, lora_adapters=tuple(map(str, adapters)))
 
 
-def locate_drafter(config: ServeConfig) -> ServeConfig:
+def locate_drafter(config: ServeConfig, heads: Path | None = None) -> ServeConfig:
     """Return ``config`` with the folder of the weights that draft, downloaded if necessary.
 
-    Raises:
-        ConfigError: Two settings name others.
-        HubError, ModelError: They are unavailable.
+    Raises as :func:`tgi_cli.models.speculators.locate.locate_drafter`, which has the arguments.
     """
-    try:
-        named = speculative_model(config.speculative_model, config.speculative_config)
-    except ValueError as error:
-        raise ConfigError(str(error), "leave one of them off") from error
-    if named is None or config.speculate == 0:
-        return config
     from tgi_cli import hub
+    from tgi_cli.models.speculators import locate
 
-    model = hub.resolve_model(
-        named[0],
-        revision=named[1],
-        trust_remote_code=config.trust_remote_code,
-        weights=config.load_format != "dummy",
-        overridable=False,
-        progress=hub.download_progress(json_output=config.json_output),
-    )
-    return replace(config, speculative_model=str(model.path))
+    progress = hub.download_progress(json_output=config.json_output)
+    return locate.locate_drafter(config, progress, heads)
 
 
 def locate(config: ServeConfig) -> tuple[ServeConfig, Path]:
     """Return ``config`` with all names resolved, and the model's folder."""
-    from tgi_cli.models.speculators.detect import base_model
+    from tgi_cli.models.speculators.locate import locate_base
 
-    config, path = locate_model(config)
-    base = base_model(path)
-    if base is not None:  # as with TGI, which is given the heads and finds their model
-        log.info("%s has heads that draft for %s", config.model_id, base)
-        named, heads = config, path
-        config, path = locate_model(replace(config, model_id=base, revision=None))
-        config = replace(
-            config,
-            model_id=named.model_id,
-            revision=named.revision,
-            speculative_model=config.speculative_model or str(heads),
-        )
-    return locate_drafter(locate_adapters(config)), path
+    def find(model_id: str) -> tuple[ServeConfig, Path]:
+        return locate_model(replace(config, model_id=model_id, revision=None))
+
+    (found, path), heads = locate_base(locate_model(config), lambda each: each[1], find)
+    return locate_drafter(locate_adapters(found), heads), path

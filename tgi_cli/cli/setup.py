@@ -148,6 +148,41 @@ def checked_names(words: list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def checked_domains(words: list[str] | None) -> tuple[str, ...]:
+    """The hosts that images may be fetched from.
+
+    Raises:
+        ConfigError: a word that is neither HOST nor HOST:PORT.
+    """
+    from tgi_cli.vision.limits import parse_domain
+
+    domains = [part.strip() for word in words or () for part in word.split(",") if part.strip()]
+    for domain in domains:
+        try:
+            parse_domain(domain)
+        except ValueError as error:
+            raise ConfigError(
+                f"--allowed-media-domains {domain!r}: {error}",
+                "give HOST or HOST:PORT, without scheme and path: images.example.org",
+            ) from None
+    if words and not domains:
+        raise ConfigError("--allowed-media-domains is empty", "name a host, or leave it off")
+    return tuple(domains)
+
+
+def checked_media_folder(folder: Path | None) -> Path | None:
+    """The folder below which images may be read.
+
+    Raises:
+        ConfigError: it is not a folder.
+    """
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(
+            f"--allowed-local-media-path {folder} is not a folder", "give an existing folder"
+        )
+    return None if folder is None else folder.absolute()
+
+
 def front(settings: ParsedSettings) -> dict[str, object]:
     """The router's settings that need validation. Raises ConfigError."""
     if settings["ssl_certfile"] is not None:
@@ -160,9 +195,17 @@ def front(settings: ParsedSettings) -> dict[str, object]:
         from tgi_cli.router.observability import tracing
 
         tracing.check(settings["otlp_endpoint"])
+    domains = checked_domains(settings["allowed_media_domains"])
+    if settings["allow_private_media"] and not (settings["media_fetch"] or domains):
+        raise ConfigError(
+            "--allow-private-media has no effect, as no image is fetched",
+            "add --media-fetch or --allowed-media-domains",
+        )
     return {
         "api_key": checked_key(settings),
         "cors_allow_origin": checked_origins(settings["cors_allow_origin"]),
+        "allowed_media_domains": domains,
+        "allowed_local_media_path": checked_media_folder(settings["allowed_local_media_path"]),
         "otlp_endpoint": settings["otlp_endpoint"] or None,
         "served_model_name": checked_names(settings["served_model_name"]),
     }

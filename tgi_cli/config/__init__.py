@@ -7,6 +7,7 @@ from tgi_cli.config.resolve import BLOCK_SIZE, resolve
 from tgi_cli.config.schema import (
     DecoderFacts,
     DeviceFacts,
+    EncoderLimits,
     EngineConfig,
     ModelFacts,
     ServeConfig,
@@ -19,6 +20,7 @@ __all__ = [
     "DEFAULT_PREFILL_TOKENS",
     "DecoderFacts",
     "DeviceFacts",
+    "EncoderLimits",
     "EngineConfig",
     "ModelFacts",
     "ServeConfig",

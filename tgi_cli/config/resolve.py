@@ -86,7 +86,7 @@ def resolve(
     dtype = _resolve_dtype(serve.dtype, model, device)
     _check_state_prefill(serve, device, dtype)
     num_shard = _resolve_num_shard(serve, model, device)
-    options |= resolve_drafts(serve, device, num_shard)
+    options |= resolve_drafts(serve, device)
     options["explicit_limits"] += tuple(
         name
         for name in ("max_input_tokens", "max_total_tokens")

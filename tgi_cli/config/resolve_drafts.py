@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from tgi_cli.config.schema import DeviceFacts, ServeConfig
-from tgi_cli.config.speculation import DEFAULT_CPU_DRAFTS, MTP, SpeculativeConfig
+from tgi_cli.config.speculation import DEFAULT_CPU_DRAFTS, SpeculativeConfig
 from tgi_cli.errors import ConfigError
 
 
-def resolve_drafts(serve: ServeConfig, device: DeviceFacts, num_shard: int) -> dict[str, Any]:
+def resolve_drafts(serve: ServeConfig, device: DeviceFacts) -> dict[str, Any]:
     """The fields of :class:`tgi_cli.config.EngineConfig` that are about drafts.
 
     Args:
         serve: with valid values.
         device: that serves.
-        num_shard: processes that share the model.
 
     Raises:
         ConfigError: settings that contradict each other.
@@ -23,11 +22,6 @@ def resolve_drafts(serve: ServeConfig, device: DeviceFacts, num_shard: int) -> d
     drafts = SpeculativeConfig.read(serve.speculative_config or "{}")
     most = _most(serve, drafts, device)
     weights = serve.speculative_model or drafts.model
-    if num_shard > 1 and most and (weights or drafts.method == MTP):
-        raise ConfigError(
-            f"--num-shard {num_shard}: drafters with weights run on one device only",
-            "leave off --speculative-model, and its method in --speculative-config",
-        )
     stated = {
         "speculate": serve.speculate is not None or drafts.num_speculative_tokens is not None,
         "speculative_config": serve.speculative_config is not None,

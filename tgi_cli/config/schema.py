@@ -26,6 +26,7 @@ class EngineOptions:
     disable_grammar_support: bool = False
     quantize_head: bool = False
     quantize_head_bits: int | None = None
+    quantize_activations: bool = False
     cuda_memory_fraction: float = default("cuda_memory_fraction")
     rope_scaling: str | None = None
     rope_factor: float | None = None
@@ -139,8 +140,25 @@ class ModelFacts:
     dense_positions: int | None = None
     """Longest text that a model with sparse attention attends to as a whole, or None if attention
     is not sparse. Longer ones are not served."""
+    whole_prompts: bool = False
+    """Whether all tokens of a prompt see each other, whether they stand for images or not."""
     decoder: DecoderFacts | None = None
     """Of an encoder-decoder model; its ``max_position_embeddings`` are those of both parts."""
+    sees: bool = False
+    """Whether it can be given images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderLimits:
+    """The image encoder of a model, as warm-up has measured it."""
+
+    layers: int
+    """At which its run over an image may be interrupted."""
+    row_cost: float
+    """Prompt tokens that take as long to compute as it takes to encode an image, for each of the
+    image's tokens."""
+    cache_rows: int
+    """Tokens' worth of encoded images that the worker keeps, at least one of the largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

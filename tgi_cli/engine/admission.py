@@ -85,8 +85,7 @@ class AdmissionPolicy:
                 misfits += 1
                 skipped += 1
                 continue
-            count = sequence.next_chunk(budget)
-            budget -= count
+            count, budget = self._batch.plan(step, sequence, budget)
             most -= 1
             alone = False
             policy.joined()

@@ -2,55 +2,40 @@
 
 A policy (:mod:`tgi_cli.engine.scheduler`, :mod:`tgi_cli.engine.external_steps`) decides which
 sequences run and how many of their tokens a step computes. Its :class:`Batch` does the rest:
-it holds the sequences from :meth:`Batch.add` to :meth:`Batch.finish`, gives them rows, and applies
-results. The batches of one worker share its :class:`~tgi_cli.engine.resources.Resources`.
+it holds the sequences (:mod:`tgi_cli.engine.live_sequences`), fills steps, and applies results. The
+batches of one worker share its :class:`~tgi_cli.engine.resources.Resources`.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from tgi_cli.engine.forced_tokens import failure, follow
-from tgi_cli.engine.grammar import Grammars
-from tgi_cli.engine.messages import (
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    Logits,
-    StepOutputs,
-    VerifiedDrafts,
-)
+from tgi_cli.engine.live_sequences import LiveSequences
+from tgi_cli.engine.messages import Finished, FinishReason, Logits, StepOutputs, VerifiedDrafts
 from tgi_cli.engine.prompt_reports import report_prompt
 from tgi_cli.engine.resources import Resources
-from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status, by_priority
+from tgi_cli.engine.sequence import ScheduledSequence, Sequence, Status
 from tgi_cli.engine.speculator import Speculator
-from tgi_cli.engine.step import (
-    GrammarCompiler,
-    NewRow,
-    OptionalOutputs,
-    Step,
-    StepResult,
-    TokenAppend,
-)
-from tgi_cli.engine.validation import validate_for_decoder, validate_length
-from tgi_cli.engine.waiting_queue import WaitingQueue
+from tgi_cli.engine.step import GrammarCompiler, Step, StepResult, TokenAppend
 
 
-class Batch:
-    """The sequences of one policy.
+class _StepInFlight(NamedTuple):
+    """A step whose result is awaited: its entries, and the keys of images that it encodes."""
+
+    entries: list[ScheduledSequence]
+    encodes: list[int]
+
+
+class Batch(LiveSequences):
+    """The sequences of one policy, and the steps that compute them.
 
     Args:
         resources: shared with the other batches of the worker.
         compiler: compiles grammars, or None to refuse requests that have one.
         speculator: learns which of its drafts were accepted; None without speculative decoding.
-
-    Attributes:
-        live: sequences that wait or run, by request id.
-        waiting: sequences without a row.
-        running: sequences with a row, in order of priority.
-        preemptions: total.
     """
 
     def __init__(
@@ -59,155 +44,35 @@ class Batch:
         compiler: GrammarCompiler | None = None,
         speculator: Speculator | None = None,
     ) -> None:
-        self.resources = resources
-        self.speculator = speculator
-        self.config = resources.config
-        self.cache = resources.cache
-        self.pool = resources.pool
-        self.adapters = resources.adapters
-        self.grammars = Grammars(compiler)
-        self.live: dict[int, Sequence] = {}
-        self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []
-        self.preemptions = 0
-        self._in_flight: deque[list[ScheduledSequence]] = deque()
-        self._arrivals = 0
+        super().__init__(resources, compiler, speculator)
+        self._in_flight: deque[_StepInFlight] = deque()
 
-    # ------------------------------------------------------------------ requests
+    def begin_prefills(self, budget: int) -> None:
+        """The prompts of a step are about to be planned, with so many tokens."""
+        if self.resources.images is not None:
+            self.resources.images.begin(budget)
 
-    def validate(self, request: GenerationRequest) -> None:
-        """Check that a request can run some day. Raises ValueError."""
-        if request.request_id in self.live:
-            raise ValueError(f"request id {request.request_id} is in use")
-        decoder = self.config.decoder
-        length = len(request.prompt_ids) + (decoder is not None)
-        validate_length(length, request.max_new_tokens, self.config)
-        if decoder is not None:
-            validate_for_decoder(request, decoder)
-        elif request.first_id is not None:
-            raise ValueError("only answers of encoder-decoder models begin with a given token")
-        parent = None if request.fork_of is None else self.live.get(request.fork_of)
-        if parent is not None:
-            source = parent.request
-            if (source.prompt_ids, source.cache_salt) != (request.prompt_ids, request.cache_salt):
-                raise ValueError(f"fork_of {request.fork_of} is a request of another prompt")
-            if source.adapter_id != request.adapter_id:
-                raise ValueError(f"fork_of {request.fork_of} is a request of another adapter")
-        if request.thinking is not None and request.return_generation_logits:
-            raise ValueError("forced tokens have no logits, so a thinking budget excludes them")
-        self.adapters.validate(request)
-        self.grammars.validate(request)
+    def plan(
+        self, step: Step, sequence: Sequence, budget: int, target: int | None = None
+    ) -> tuple[int, int]:
+        """How many tokens of a running sequence a step computes next, and the budget left then.
 
-    def add(self, request: GenerationRequest) -> Sequence:
-        """Let a valid request wait, while its adapter is read and its grammar compiled."""
-        self._arrivals += 1
-        sequence = Sequence(request, self._arrivals, self.config.decoder)
-        self.live[request.request_id] = sequence
-        if request.fork_of is not None:
-            sequence.parent = parent = self.live.get(request.fork_of)
-            if parent is not None:
-                parent.num_forks += 1
-        self.waiting.push(sequence)
-        self.adapters.add_request(request.adapter_id)
-        self.grammars.add(sequence)
-        return sequence
+        Beside them, the step may be given a part of an image to encode.
 
-    def cancel(self, request_id: int) -> Finished | None:
-        """End a live request now; its row and blocks are free for the next step."""
-        sequence = self.live.get(request_id)
-        return None if sequence is None else self.finish(sequence, FinishReason.CANCELLED)
-
-    def finish_all(self, reason: FinishReason, error: str = "") -> list[Finished]:
-        """End every live request."""
-        return [self.finish(sequence, reason, error) for sequence in list(self.live.values())]
-
-    def fail_adapters(self, failed: Iterable[tuple[int, str]]) -> list[Finished]:
-        """End the requests of adapters that could not be read, given with the causes."""
-        return [
-            self.finish(sequence, FinishReason.ERROR, error)
-            for adapter_id, error in failed
-            for sequence in list(self.live.values())
-            if sequence.request.adapter_id == adapter_id
-        ]
-
-    def collect_grammars(self) -> list[Finished]:
-        """Take the grammars that have been compiled; end the requests of those that failed."""
-        failed = self.grammars.collect() if self.grammars.compiling else ()
-        return [self.finish(sequence, FinishReason.GRAMMAR, error) for sequence, error in failed]
-
-    def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> Finished:
-        """End a live sequence."""
-        if sequence.status is Status.RUNNING:
-            self._leave_row(sequence)
-        else:
-            self.waiting.remove(sequence)
-        sequence.status = Status.FINISHED
-        self.adapters.remove_request(sequence.request.adapter_id)
-        self.grammars.remove(sequence)
-        if self.speculator is not None:
-            self.speculator.finish(sequence)
-        self._leave_parent(sequence)
-        del self.live[sequence.request.request_id]
-        return Finished(sequence.request.request_id, reason, error)
-
-    def _leave_parent(self, sequence: Sequence) -> None:
-        """A fork has started or ended."""
-        parent, sequence.parent = sequence.parent, None
-        if parent is not None:
-            parent.num_forks -= 1
-            if not parent.num_forks and self.resources.states is not None:
-                self.resources.states.release_prompt(parent)
-
-    # ------------------------------------------------------------------ rows
-
-    def run(self, sequence: Sequence, step: Step) -> bool:
-        """Give a waiting sequence, which has its blocks, a row in ``step``.
-
-        Returns:
-            Whether this is its first row; False when it resumes after preemption.
+        Args:
+            step: being scheduled.
+            sequence: with tokens to be computed.
+            budget: prompt tokens that the step may still compute.
+            target: position to compute it up to; None for all known tokens.
         """
-        request, resources = sequence.request, self.resources
-        self.waiting.admit(sequence)
-        insort(self.running, sequence, key=by_priority)
-        sequence.row = resources.free_rows.pop()
-        sequence.status = Status.RUNNING
-        if resources.states is not None:
-            resources.states.attach(sequence)
-        step.new.append(
-            NewRow(
-                row=sequence.row,
-                request_id=request.request_id,
-                token_ids=list(sequence.token_ids),
-                prompt_tokens=sequence.prompt_tokens,
-                block_ids=list(sequence.block_ids),
-                sampling=request.sampling,
-                extras=OptionalOutputs.of(request),
-                adapter_slot=self.adapters.acquire(request.adapter_id, step),
-            )
-        )
-        if sequence.started:
-            return False
-        sequence.started = True
-        self._leave_parent(sequence)
-        resources.reused_tokens += sequence.num_computed
-        resources.prompt_tokens += sequence.prompt_tokens
-        return True
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Take row and blocks from a running sequence; it will be recomputed."""
-        self.preemptions += 1
-        self._leave_row(sequence)
-        sequence.rewind()
-        self.waiting.push(sequence)
-
-    def _leave_row(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self.resources.freed_rows.append(sequence.row)
-        self.resources.free_rows.append(sequence.row)
-        self.cache.release(sequence)
-        self.adapters.release(sequence.request.adapter_id)
-
-    # ------------------------------------------------------------------ steps
+        start = sequence.num_computed
+        most = sequence.num_tokens if target is None else target
+        if start >= sequence.images_end:
+            count = sequence.next_chunk(max(0, min(most - start, budget)))
+            return count, budget - count
+        assert self.resources.images is not None
+        goal = start + sequence.next_chunk(max(0, most - start))
+        return self.resources.images.plan(step, sequence, budget, goal)
 
     def compute(
         self,
@@ -234,11 +99,17 @@ class Batch:
             sequence.num_drafts = len(drafts)
         if start < sequence.prompt_tokens <= end:
             sequence.prompt_step = step.step_id
+        images = []
+        if start < sequence.images_end and self.resources.images is not None:
+            images = self.resources.images.spans(sequence, len(step.rows), start, end)
+            step.images += images
         step.rows.append(sequence.row)
         step.starts.append(start)
         step.counts.append(count + len(drafts))
         step.samples.append(sampled)
         entry = ScheduledSequence(sequence, sequence.attempt, start, end, sampled, drafts=drafts)
+        if images:
+            entry.image_keys = frozenset(image.key for image in images)
         if self.resources.states is not None:
             entry.snapshot = self.resources.states.compute(step, sequence, start, end)
         entries.append(entry)
@@ -252,17 +123,22 @@ class Batch:
             step.freed, resources.freed_rows = resources.freed_rows, []
         if resources.states is not None:
             resources.states.commit()
+        if resources.images is not None:
+            resources.images.commit(step)
         resources.steps += 1
         resources.context_tokens += step.num_prefill_tokens
         resources.drafted_tokens += step.num_drafts
         self.grammars.begin_step(entries)
-        self._in_flight.append(entries)
+        self._in_flight.append(_StepInFlight(entries, [each.key for each in step.encodes]))
 
     def update(self, result: StepResult) -> StepOutputs:
         """Apply the result of the oldest step in flight; returns its outputs for clients."""
         outputs = StepOutputs()
+        entries = self._in_flight.popleft().entries
+        if result.failed_images:
+            outputs.finished += self._fail_images(entries, result.failed_images)
         end = 0
-        for index, entry in enumerate(self._in_flight.popleft()):
+        for index, entry in enumerate(entries):
             sample, end = end, end + entry.sampled
             sequence = entry.sequence
             if sequence.status is not Status.RUNNING or sequence.attempt != entry.attempt:
@@ -316,9 +192,9 @@ class Batch:
                 break
         sequence.num_drafts = 0
         self.resources.accepted_tokens += accepted
-        drafted, predicted = len(entry.drafts), sequence.drafts_predicted
+        drafted, source = len(entry.drafts), sequence.draft_source
         outputs.drafts.append(
-            VerifiedDrafts(sequence.request.request_id, drafted, accepted, predicted)
+            VerifiedDrafts(sequence.request.request_id, drafted, accepted, source)
         )
         if self.speculator is not None:
             self.speculator.learn(sequence, entry.drafts, accepted)
@@ -353,12 +229,32 @@ class Batch:
     def fail(self, cause: str) -> StepOutputs:
         """End the requests of the oldest step in flight, which failed; all others go on."""
         outputs = StepOutputs()
-        for entry in self._in_flight.popleft():
+        step = self._in_flight.popleft()
+        outputs.finished += self._fail_images((), dict.fromkeys(step.encodes, cause))
+        for entry in step.entries:
             sequence = entry.sequence
             self._drop_snapshot(entry)
             if sequence.status is not Status.FINISHED and sequence.attempt == entry.attempt:
                 outputs.finished.append(self.finish(sequence, FinishReason.ERROR, cause))
         return outputs
+
+    def _fail_images(
+        self, entries: Iterable[ScheduledSequence], failed: Mapping[int, str]
+    ) -> list[Finished]:
+        """End the sequences of images that could not be encoded, given with the causes.
+
+        Those are the sequences that wait for one, and those of entries that have used it.
+        """
+        if self.resources.images is None:
+            return []
+        for key, cause in failed.items():
+            self.resources.images.cache.fail(key, cause)
+        ended = []
+        for entry in entries:
+            causes = [failed[key] for key in entry.image_keys if key in failed]
+            if causes and entry.is_current:
+                ended += self.end_with_forks(entry.sequence, causes[0])
+        return ended + self.end_failed_images()
 
     def _drop_snapshot(self, entry: ScheduledSequence) -> None:
         if entry.snapshot is not None and self.resources.states is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from tgi_cli.config import DecoderFacts, EngineConfig
+from tgi_cli.config import DecoderFacts, EncoderLimits, EngineConfig
 from tgi_cli.config.settings.engine import MAX_WAITING_TOKENS, WAITING_SERVED_RATIO
 from tgi_cli.config.settings.model import DEFAULT_CPU_LORAS
 
@@ -53,6 +53,9 @@ class SchedulerConfig:
         max_queued_requests, max_queued_tokens: upper bounds of waiting requests and of their
             prompt tokens, beyond which new requests are refused, or None for no bound.
         decoder: how an encoder-decoder model answers, or None for other models.
+        encoder: of images; None if the model takes none.
+        whole_prompts: whether all tokens of a prompt see each other (PaliGemma): then it is
+            computed in one chunk, and its blocks are reused by equal prompts.
     """
 
     max_total_tokens: int
@@ -72,6 +75,8 @@ class SchedulerConfig:
     max_loras: int = 0
     max_cpu_loras: int = DEFAULT_CPU_LORAS
     decoder: DecoderFacts | None = None
+    encoder: EncoderLimits | None = None
+    whole_prompts: bool = False
 
     @property
     def max_input_tokens(self) -> int:
@@ -93,14 +98,23 @@ class SchedulerConfig:
         num_blocks: int,
         window: int | None = None,
         num_state_slots: int = 0,
+        encoder: EncoderLimits | None = None,
+        whole_prompts: bool = False,
     ) -> SchedulerConfig:
-        """The scheduler's part of a resolved configuration, with the blocks that warm-up found."""
+        """The scheduler's part of a resolved configuration, with what warm-up found."""
+        found: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "window": window,
+            "num_state_slots": num_state_slots,
+            "encoder": encoder,
+            "whole_prompts": whole_prompts,
+        }
         values: dict[str, Any] = {
             field.name: getattr(config, field.name)
             for field in fields(cls)
-            if field.name not in ("num_blocks", "window", "num_state_slots")
+            if field.name not in found
         }
         values["max_total_tokens"] = config.max_sequence_tokens
         values["batching"] = Batching(config.batching)
         values["capacity_policy"] = CapacityPolicy(config.capacity_policy)
-        return cls(num_blocks=num_blocks, window=window, num_state_slots=num_state_slots, **values)
+        return cls(**values, **found)

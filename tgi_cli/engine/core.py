@@ -230,6 +230,7 @@ class EngineCore:
         failed = self._adapters.collect() if self._adapters.reading else []
         self._finished += self._batch.fail_adapters(failed)
         self._finished += self._batch.collect_grammars()
+        self._finished += self._batch.end_failed_images()
         if self._external.batch.live:
             self._external.collect(failed)
 

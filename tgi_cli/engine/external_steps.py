@@ -110,7 +110,8 @@ class ExternalStepScheduler:
 
     def collect(self, failed: Iterable[tuple[int, str]]) -> None:
         """Take what threads have done: grammars, and adapters that could not be read."""
-        for finished in (*self.batch.fail_adapters(failed), *self.batch.collect_grammars()):
+        ended = (*self.batch.fail_adapters(failed), *self.batch.collect_grammars())
+        for finished in (*ended, *self.batch.end_failed_images()):
             self._errors[finished.request_id] = finished.error
         self.deferred = False
 
@@ -141,9 +142,11 @@ class ExternalStepScheduler:
                 if self.deferred:
                     return None
             entries = self._fill(step, call)
-            if not entries:  # all that was left has been dropped meanwhile
-                self._answer(call)
+            lacking = any(_lacks(sequence, target) for sequence, target in call.targets)
+            if not (entries or step.encodes or lacking):
+                self._answer(call)  # all that was left has been dropped meanwhile
                 continue
+            # Without entries, images of the scheduler's sequences may fill the encoder cache.
             self.batch.commit(step, entries)
             self._launched_ns = time.monotonic_ns()
             return step
@@ -223,7 +226,7 @@ class ExternalStepScheduler:
         """Schedule decodes, then prompts within the step's budget."""
         entries: list[ScheduledSequence] = []
         left = [(s, target) for s, target in call.targets if _lacks(s, target)]
-        decodes = [s for s, _ in left if s.num_tokens - s.num_computed == 1]
+        decodes = [s for s, _ in left if s.decodes]
         drafts = self._propose(decodes)
         for sequence in decodes:
             if id(sequence) not in drafts:
@@ -232,11 +235,12 @@ class ExternalStepScheduler:
             self.batch.compute(step, entries, sequence, 1, tokens)
         step.num_decodes = len(entries)
         budget = self.batch.config.prefill_budget(len(entries))
+        self.batch.begin_prefills(budget)
         for sequence, target in left:
-            count = sequence.next_chunk(min(target - sequence.num_computed, budget))
-            if count > 0:
-                self.batch.compute(step, entries, sequence, count)
-                budget -= count
+            if sequence.num_computed < target:
+                count, budget = self.batch.plan(step, sequence, budget, target)
+                if count:
+                    self.batch.compute(step, entries, sequence, count)
         return entries
 
     def _propose(self, decodes: list[Sequence]) -> dict[int, tuple[Sequence, list[int]]]:
@@ -255,6 +259,8 @@ class ExternalStepScheduler:
         drafts = {}
         proposals = self.batch.speculator.propose(candidates, waiting=False)
         for sequence, tokens in zip(candidates, proposals, strict=True):
+            if sequence.images is not None:
+                tokens = sequence.images.drafts(tokens)
             tokens = tokens[: sequence.max_tokens - sequence.num_tokens - 1]
             if tokens:
                 drafts[id(sequence)] = (sequence, tokens)
@@ -281,6 +287,7 @@ class ExternalStepScheduler:
         now = time.monotonic()
         for sequence in self._sequences(call):
             sequence.last_advanced = now
+            self.batch.release_images(sequence)  # until it is named again, if it ever is
         answer = call.message.answer
         if not answer.set_running_or_notify_cancel():
             return  # the sender has given up

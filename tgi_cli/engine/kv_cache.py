@@ -1,9 +1,10 @@
 """Block tables over a BlockPool: the KV that each sequence holds, reuses and is promised.
 
 Reuse follows a chain of hashes over full blocks: the hash of a block covers its tokens and all
-before it, beginning with the request's adapter and salt, so equal hashes mean equal KV. Prompt and
-generated tokens are indexed alike. The hash is cryptographic (BLAKE2b, 128 bits): prompts come
-from strangers, and a forged collision would show one tenant another's context.
+before it, beginning with the request's adapter and salt, so equal hashes mean equal KV. Where
+tokens stand for an image, it covers the image and their place in it. Prompt and generated tokens
+are indexed alike. The hash is cryptographic (BLAKE2b, 128 bits): prompts come from strangers, and a
+forged collision would show one tenant another's context.
 """
 
 from __future__ import annotations
@@ -190,5 +191,11 @@ class KVCache:
             tokens = array("I", sequence.token_ids[i * size : (i + 1) * size])
             # A separate person for the first block keeps a salt from posing as a parent's hash.
             key = b"block" if hashes else first
-            parent = blake2b(parent + tokens.tobytes(), digest_size=16, person=key).digest()
+            content = parent + tokens.tobytes()
+            if i * size < sequence.images_end:
+                assert sequence.images is not None
+                seen = sequence.images.content(i * size, (i + 1) * size)
+                if seen:  # of fixed length; another person keeps it from posing as tokens
+                    content, key = content + seen, key + b"+image"
+            parent = blake2b(content, digest_size=16, person=key).digest()
             hashes.append(parent)

@@ -7,12 +7,13 @@ The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
-from typing import Any, Protocol
+from typing import Any
 
+from tgi_cli.engine.logits_processor import LogitsProcessor
 from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.sampling.params import SamplingParams, sample_seed
 
@@ -33,23 +34,28 @@ class FinishReason(IntEnum):
     """Its grammar is invalid, or cannot be completed."""
 
 
-class LogitsProcessor(Protocol):
-    """Changes the logits of one request (TensorRT-LLM's LogitsPostProcessor)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInput:
+    """An image of a prompt, ready for the model's encoder.
 
-    def __call__(
-        self, request_id: int, logits: Any, token_ids: Sequence[int], client_id: int | None
-    ) -> Any:
-        """Return the logits to continue with.
+    Attributes:
+        digest: 32 bytes that differ where the image or its processing does.
+        spans: start and length of the runs of prompt positions that stand for its rows, in order.
+        tensors: numpy arrays, by the names of the encoder's arguments.
+        grid: rows and columns of its tokens, for rotary positions on three axes; else None.
+        bidirectional: whether its tokens attend to each other in both directions.
+    """
 
-        Args:
-            request_id: id of the request.
-            logits: float32 tensor [V] on the model's device; may be changed in place.
-            token_ids: prompt and generated tokens so far.
-            client_id: the request's ``client_id``.
+    digest: bytes
+    spans: tuple[tuple[int, int], ...]
+    tensors: Mapping[str, Any] = field(compare=False, repr=False)
+    grid: tuple[int, int] | None = None
+    bidirectional: bool = False
 
-        An exception ends this request alone, with its message.
-        """
-        ...
+    @property
+    def num_rows(self) -> int:
+        """Prompt positions that it takes."""
+        return sum(count for _, count in self.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +64,7 @@ class GenerationRequest:
 
     Attributes:
         request_id: unsigned 64-bit; unique among live requests.
-        prompt_ids: token ids, at least one.
-        sampling: how tokens are chosen.
+        prompt_ids: token ids, at least one; ``sampling`` says how the next ones are chosen.
         max_new_tokens: upper bound of generated tokens, at least 1.
         stop_token_ids: ids that end the request, themselves part of the output.
         ignore_eos: the stop ids do not end it (for benchmarks).
@@ -71,9 +76,8 @@ class GenerationRequest:
         prompt_logprobs: report the log-probability of each prompt token after the first, and of
             this number of the likeliest tokens at its position, or None for none. Such a prompt is
             computed whole, its cached prefix included.
-        logits_processors: called in order on the row's raw logits before anything else; in the
-            engine's own process only.
-        client_id: handed to the logits processors.
+        logits_processors: called in order on the row's raw logits before anything else, with
+            ``client_id``; in the engine's own process only.
         return_context_logits, return_generation_logits: return raw logits, of every prompt
             position or of every generated token; in the engine's own process only.
         fork_of: id of a live request with the same prompt, salt and adapter (another sample of
@@ -86,8 +90,8 @@ class GenerationRequest:
         thinking: the most reasoning that the request may generate, or None for any.
         prediction: token ids that the answer is expected to resemble (OpenAI's predicted outputs),
             which drafts are taken from; the answer does not depend on them.
-        first_id: token that the answer of an encoder-decoder model begins with, such as its
-            language; None for that of the generation config.
+        first_id: that the answer of an encoder-decoder model begins with; None for the default.
+        images: of the prompt, in order; ``prompt_ids`` has the model's image token for each row.
     """
 
     request_id: int
@@ -106,6 +110,7 @@ class GenerationRequest:
     thinking: ThinkingBudget | None = None
     prediction: tuple[int, ...] = ()
     first_id: int | None = None
+    images: tuple[ImageInput, ...] = ()
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None
@@ -215,13 +220,19 @@ class VerifiedDrafts:
         drafted: their number, at least 1.
         accepted: how many of them, from the first on, are the tokens that the step has chosen. One
             more token follows them in the same step, unless the request ends before.
-        predicted: whether they were taken from the request's ``prediction``.
+        source: where they come from: ``prediction`` (the request's), ``context``, ``recent``,
+            ``grammar`` or ``weights``, as docs/speculation.md describes.
     """
 
     request_id: int
     drafted: int
     accepted: int
-    predicted: bool = False
+    source: str = ""
+
+    @property
+    def predicted(self) -> bool:
+        """Whether they were taken from the request's ``prediction``."""
+        return self.source == "prediction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +286,8 @@ class StepOutputs:
 
     def __bool__(self) -> bool:
         """Whether it has anything for a client."""
-        return bool(
-            self.request_ids
-            or self.started
-            or self.finished
-            or self.prompt_logprobs
-            or self.logits
-            or self.adapters
+        return bool(self.request_ids or self.started or self.finished) or bool(
+            self.prompt_logprobs or self.logits or self.adapters
         )
 
 
@@ -359,7 +365,8 @@ class EngineInfo:
     ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown; ``speculate`` the
     most draft tokens of a request in one step, or 0 without speculative decoding;
     ``decoder_start_ids`` what the decoder of an encoder-decoder model is given before its answer,
-    empty for other models.
+    empty for other models; ``vision`` whether prompts may have images; ``max_image_rows`` the most
+    tokens that one should take, or 0 without vision.
     """
 
     model_id: str
@@ -383,6 +390,8 @@ class EngineInfo:
     step_seconds: float = 0.0
     speculate: int = 0
     decoder_start_ids: tuple[int, ...] = ()
+    vision: bool = False
+    max_image_rows: int = 0
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:

@@ -11,16 +11,20 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.messages import StepOutputs
 from tgi_cli.engine.step import Step
 
 METHODS = ("prefill", "decode")
-"""Kinds of steps; one that computes any prompt tokens is a ``prefill``."""
+"""Kinds of steps; one that computes prompt tokens or encodes images is a ``prefill``."""
 STAGES = ("total", "schedule", "forward", "update", "send")
 """Stages of a step: choosing what to compute, the worker's time from launch to result (less what it
 still spent on the step before), applying the result, and handing the outputs over."""
 JOIN_REASONS = ("backpressure", "wait_exceeded", "chunking")
 """TGI's names of why waiting requests join a running batch."""
+
+DRAFT_SOURCES = tuple(each.name.lower() for each in DraftSource if each is not DraftSource.UNSEEN)
+"""Where drafts come from; see docs/speculation.md."""
 
 POSITIONS = 32
 """Drafts of a request in one step whose acceptance is counted by position, from the first on."""
@@ -74,6 +78,8 @@ class EngineLoad:
         context_tokens: total of prompt tokens computed, recomputation after preemption included.
         drafted_tokens: total of draft tokens verified.
         accepted_tokens: total of those that were accepted.
+        encoded_images: total of images that the model's encoder has run over.
+        reused_images: total of images in prompts whose features were there, or being computed.
     """
 
     queued: int = 0
@@ -89,6 +95,8 @@ class EngineLoad:
     accepted_tokens: int = 0
     used_state_slots: int = 0
     cached_states: int = 0
+    encoded_images: int = 0
+    reused_images: int = 0
 
 
 def _histograms() -> dict[tuple[str, str], Histogram]:
@@ -102,7 +110,9 @@ def _histograms() -> dict[tuple[str, str], Histogram]:
 
 def _counts() -> dict[tuple[str, str], int]:
     steps = {(name, method): 0 for name in ("launched", "failed") for method in METHODS}
-    return steps | {("joined", reason): 0 for reason in JOIN_REASONS}
+    steps |= {("joined", reason): 0 for reason in JOIN_REASONS}
+    drafts = ("drafted", "accepted")
+    return steps | {(name, source): 0 for name in drafts for source in DRAFT_SOURCES}
 
 
 @dataclass(slots=True)
@@ -119,7 +129,7 @@ class EngineMetrics:
             ``skipped_tokens``: tokens of a request in one step beyond its first;
             ``accepted_drafts``: draft tokens of a request accepted in one step that verified any.
         counts: steps ``launched`` and ``failed`` by method; ``joined``: times that requests joined
-            a running batch, by reason.
+            a running batch, by reason; draft tokens ``drafted`` and ``accepted``, by source.
         oldest_ns: arrival of the longest waiting request, or 0 if none waits, in
             ``time.monotonic_ns()``; as of the latest step.
     """
@@ -163,10 +173,15 @@ class EngineMetrics:
             accepted = self.histograms["accepted_drafts", ""]
             for count, times in Counter(drafts.accepted for drafts in outputs.drafts).items():
                 accepted.observe(count, times)
+            for drafts in outputs.drafts:
+                if drafts.source:
+                    self.counts["drafted", drafts.source] += drafts.drafted
+                    self.counts["accepted", drafts.source] += drafts.accepted
 
 
 def _method(step: Step) -> str:
-    return "prefill" if len(step.rows) > step.num_decodes else "decode"
+    prompts = len(step.rows) > step.num_decodes or step.encodes
+    return "prefill" if prompts else "decode"
 
 
 class StageTimer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.image_encoding import NO_ENCODER, ImageEncoding
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.lora_slots import LoraSlots
 from tgi_cli.engine.step import AdapterStore
@@ -19,6 +20,8 @@ class Resources:
         cache, pool: KV blocks.
         states: slots for recurrent states; None if the model has none.
         adapters: slots for LoRA adapters.
+        images: encodes images, and keeps together what must not be parted; None if the model has
+            neither.
         free_rows: rows of the worker that no sequence has.
         freed_rows: those of them that the worker has not heard of.
         steps: how many were scheduled; the id of the next one.
@@ -32,6 +35,9 @@ class Resources:
         self.pool = self.cache.pool
         self.states = self.cache.states
         self.adapters = LoraSlots(config, store)
+        self.images: ImageEncoding | None = None
+        if config.encoder is not None or config.whole_prompts:
+            self.images = ImageEncoding(config.encoder or NO_ENCODER)
         self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
         self.freed_rows: list[int] = []
         self.steps = 0

@@ -118,7 +118,7 @@ class Scheduler:
             if not entries:
                 self._schedule_decodes(step, entries)
                 step.num_decodes = len(entries)
-        if not entries:
+        if not (entries or step.encodes or step.new or step.appended):
             return None
         speculator = self.batch.speculator
         if speculator is not None and speculator.asks_worker:
@@ -147,7 +147,7 @@ class Scheduler:
         for sequence in list(self.batch.running):
             if sequence.num_drafts or id(sequence) in drafts:
                 continue
-            if sequence.num_tokens - sequence.num_computed != 1:
+            if not sequence.decodes:
                 if sequence.first_unsent >= 0:
                     self._has_blocks(step, entries, sequence)  # in order of priority, here as well
                 continue
@@ -189,6 +189,8 @@ class Scheduler:
         drafts = {}
         proposals = speculator.propose(candidates, bool(batch.waiting))
         for sequence, tokens in zip(candidates, proposals, strict=True):
+            if sequence.images is not None:
+                tokens = sequence.images.drafts(tokens)
             # The step chooses a token behind the last draft.
             count = min(len(tokens), sequence.max_tokens - sequence.num_tokens - 1)
             held = max(len(sequence.block_ids), cache.blocks_for(sequence.num_tokens))
@@ -200,17 +202,20 @@ class Scheduler:
 
     def _schedule_prefills(self, step: Step, entries: list[ScheduledSequence]) -> None:
         """Chunks of running prompts, then of those that are admitted."""
+        batch = self.batch
         budget = self.config.prefill_budget(len(entries))
-        for sequence in list(self.batch.running):
+        batch.begin_prefills(budget)
+        for sequence in list(batch.running):
             pending = sequence.num_tokens - sequence.num_computed
-            if budget > 0 and pending > 1 and self._has_blocks(step, entries, sequence):
-                count = sequence.next_chunk(budget)
-                self.batch.compute(step, entries, sequence, count)
-                budget -= count
+            wants = pending > 1 or sequence.num_computed < sequence.images_end
+            if budget > 0 and wants and self._has_blocks(step, entries, sequence):
+                count, budget = batch.plan(step, sequence, budget)
+                if count:
+                    batch.compute(step, entries, sequence, count)
         if self._policy.mixes or not entries:
             for sequence, count in self._admission.admit(step, budget, alone=not entries):
                 if count:
-                    self.batch.compute(step, entries, sequence, count)
+                    batch.compute(step, entries, sequence, count)
 
     # ------------------------------------------------------------------ blocks and preemption
 
@@ -260,6 +265,7 @@ class Scheduler:
         """The gauges and totals; may be called from any thread."""
         batch, resources = self.batch, self.batch.resources
         states = None if resources.states is None else resources.states.pool
+        images = None if resources.images is None else resources.images.cache
         return EngineLoad(
             queued=len(batch.waiting),
             running=len(batch.running),
@@ -274,6 +280,8 @@ class Scheduler:
             accepted_tokens=resources.accepted_tokens,
             used_state_slots=0 if states is None else states.num_used,
             cached_states=0 if states is None else states.num_cached,
+            encoded_images=0 if images is None else images.encoded_images,
+            reused_images=0 if images is None else images.reused_images,
         )
 
     def stats(self, step: Step) -> StepStats:
@@ -300,6 +308,8 @@ class Scheduler:
             "Preemptions": load.preemptions,
             "Used state slots": load.used_state_slots,
             "Cached states": load.cached_states,
+            "Encoded images": load.encoded_images,
+            "Reused images": load.reused_images,
         }
 
 
@@ -316,7 +326,7 @@ def _ask(speculator: Speculator, entries: list[ScheduledSequence]) -> list[int]:
 def _may_draft(sequence: Sequence) -> bool:
     """Whether a running sequence has one token to go, and could go on behind its next ones."""
     return (
-        sequence.num_tokens - sequence.num_computed == 1
+        sequence.decodes
         and not (sequence.placeholders or sequence.stale_results or sequence.num_drafts)
         and _takes_drafts(sequence)
     )

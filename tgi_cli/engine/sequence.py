@@ -9,7 +9,9 @@ from enum import Enum
 from operator import attrgetter
 
 from tgi_cli.config import DecoderFacts
+from tgi_cli.engine.image_cache import CachedImage
 from tgi_cli.engine.messages import GenerationRequest
+from tgi_cli.engine.prompt_images import PromptImages
 from tgi_cli.engine.step import FRESH, GrammarMatcher
 from tgi_cli.engine.thinking import ThinkingProgress
 
@@ -45,7 +47,7 @@ class Sequence:
         stale_results: results of steps in flight whose tokens are known already.
         num_drafts: draft tokens that a step in flight verifies. No other step takes the sequence
             before that one's result has told how many of them it accepts.
-        drafts_predicted: whether its latest drafts were taken from its request's prediction; set by
+        draft_source: where its latest drafts come from, such as "prediction" or "weights"; set by
             the speculator.
         first_unsent: position of the first token that the worker's row lacks, or -1 for none.
         num_computed: tokens whose KV is computed, or will be by the steps in flight.
@@ -55,6 +57,9 @@ class Sequence:
         state_source: slot that this step reads, or -1 for a fresh state.
         prompt_state: slot of a state at the last block boundary before the last token of its
             prompt, held for its forks; -1 for none.
+        images: of its prompt; None if it has none and may be parted anywhere.
+        images_end: prompt tokens from here on need no image, and may be parted; 0 without any.
+        held_images: by their indices, those that its next tokens need.
         num_forks: forks of it that have not started.
         parent: of a fork that has not started, or None.
         snapshot_at: position where a chunk is to end for a snapshot, or 0.
@@ -79,6 +84,7 @@ class Sequence:
     request: GenerationRequest
     order: InitVar[int]
     decoder: InitVar[DecoderFacts | None] = None
+    whole_prompt: InitVar[bool] = False
     token_ids: list[int] = field(init=False)
     prompt_tokens: int = field(init=False)
     max_tokens: int = field(init=False)
@@ -94,13 +100,16 @@ class Sequence:
     placeholders: int = 0
     stale_results: int = 0
     num_drafts: int = 0
-    drafts_predicted: bool = False
+    draft_source: str = ""
     first_unsent: int = -1
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
     state_slot: int = FRESH
     state_source: int = FRESH
     prompt_state: int = FRESH
+    images: PromptImages | None = None
+    images_end: int = 0
+    held_images: dict[int, CachedImage] = field(default_factory=dict)
     num_forks: int = 0
     parent: Sequence | None = None
     snapshot_at: int = 0
@@ -120,7 +129,7 @@ class Sequence:
     prompt_reached: int | None = None
     last_advanced: float = -math.inf
 
-    def __post_init__(self, order: int, decoder: DecoderFacts | None) -> None:
+    def __post_init__(self, order: int, decoder: DecoderFacts | None, whole_prompt: bool) -> None:
         request = self.request
         self.token_ids = list(request.prompt_ids)
         if decoder is not None:
@@ -141,6 +150,9 @@ class Sequence:
         if request.thinking is not None:
             self.thinking = ThinkingProgress(request.thinking)
             self._begin()
+        if request.images or whole_prompt:
+            self.images = PromptImages(request, whole_prompt)
+            self.images_end = self.images.end
         self.priority_key = (-request.priority, order)
 
     def _begin_answer(self, decoder: DecoderFacts) -> None:
@@ -177,6 +189,14 @@ class Sequence:
     def num_tokens(self) -> int:
         """Known tokens, placeholders included."""
         return len(self.token_ids) + self.placeholders
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all that is to be computed is one token, which stands for no image."""
+        return (
+            len(self.token_ids) + self.placeholders - self.num_computed == 1
+            and self.num_computed >= self.images_end
+        )
 
     def next_chunk(self, budget: int) -> int:
         """How many of its known tokens a step of so many computes next."""
@@ -233,6 +253,8 @@ class ScheduledSequence:
     sampled: int
     """Tokens that the step chooses for it."""
     snapshot: StateSnapshot | None = None
+    image_keys: frozenset[int] = frozenset()
+    """Of the features that it computes tokens by."""
     drafts: list[int] = field(default_factory=list)
 
     @property

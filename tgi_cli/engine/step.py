@@ -6,12 +6,13 @@ state); a :class:`Step` carries only what changed since the last one and what to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tgi_cli.engine.messages import GenerationRequest, LogitsProcessor
+from tgi_cli.engine.logits_processor import LogitsProcessor
+from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.sampling.params import SamplingParams
 
 
@@ -51,6 +52,14 @@ class OptionalOutputs:
 NO_EXTRAS = OptionalOutputs()
 
 
+class RowImage(NamedTuple):
+    """An image in the prompt of a row: see :class:`~tgi_cli.engine.messages.ImageInput`."""
+
+    spans: tuple[tuple[int, int], ...]
+    grid: tuple[int, int] | None = None
+    bidirectional: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class NewRow:
     """A sequence that takes a row: a new request, or a preempted one that resumes.
@@ -59,6 +68,7 @@ class NewRow:
     with (a resumed sequence brings its generated tokens along).
     ``block_ids`` is its whole block table so far, cached prefix blocks included.
     ``adapter_slot`` holds its LoRA adapter for as long as it has the row, or is -1 for none.
+    ``images`` are those of its prompt, in the order of their first positions.
     """
 
     row: int
@@ -69,6 +79,7 @@ class NewRow:
     sampling: SamplingParams
     extras: OptionalOutputs = NO_EXTRAS
     adapter_slot: int = -1
+    images: tuple[RowImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,37 @@ FRESH = -1
 """In place of a slot to be read: a state of zeros."""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodeSlice:
+    """A part of an image's way through the encoder.
+
+    The first slice brings the image's ``tensors`` (numpy arrays, by the names of the encoder's
+    arguments). Each runs the next ``layers`` of the encoder, the ``last`` one whatever is left;
+    another image begins behind it. ``key`` names the ``rows`` of features that it gives, until a
+    step drops them; a key is never used again.
+    """
+
+    key: int
+    rows: int
+    layers: int
+    last: bool
+    tensors: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Tokens of entry ``index`` that stand for an image: ``count`` behind the first ``offset``.
+
+    They stand for the rows of the features ``key`` from ``first`` on.
+    """
+
+    index: int
+    offset: int
+    count: int
+    key: int
+    first: int
+
+
 @dataclass(slots=True)
 class Step:
     """One forward pass over a flat batch.
@@ -138,6 +180,10 @@ class Step:
     ``proposals``, parallel to ``rows``, has how many drafts the worker is to propose for each,
     behind the last token that it chooses and the row keeps. Where it is empty no drafts are wanted,
     and a worker that can catch up later need not follow the sequences.
+
+    ``dropped_images`` are keys of features to be forgotten before ``encodes`` run, and these run
+    before the forward pass. ``images`` are in the order of the step's tokens. A step may encode and
+    compute no token. An entry with a token that stands for an image is no decode.
     """
 
     step_id: int
@@ -156,6 +202,9 @@ class Step:
     state_out: list[int] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     proposals: list[int] = field(default_factory=list)
+    dropped_images: list[int] = field(default_factory=list)
+    encodes: list[EncodeSlice] = field(default_factory=list)
+    images: list[ImageSpan] = field(default_factory=list)
     num_decodes: int = 0
     """How many leading entries compute one known token each, with or without drafts behind it."""
 
@@ -223,6 +272,8 @@ class StepResult:
     numpy [V]). ``prompt_logprobs`` and ``context_logits`` (float32 numpy [count, V]) map an index
     of ``Step.rows``, sampled or not. So does ``proposals``: drafts behind the last token that the
     entry has chosen, the one behind its accepted drafts.
+    ``failed_images`` maps the keys of images that could not be encoded, and that the step has ended
+    or used, to the causes. Its results of entries that use them are void.
     """
 
     token_ids: list[int]
@@ -234,6 +285,7 @@ class StepResult:
     context_logits: dict[int, Any] = field(default_factory=dict)
     generation_logits: dict[int, Any] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
+    failed_images: dict[int, str] = field(default_factory=dict)
 
 
 class PendingResult(Protocol):

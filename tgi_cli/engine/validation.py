@@ -7,7 +7,9 @@ from itertools import chain
 from typing import Protocol
 
 from tgi_cli.config import DecoderFacts
+from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.engine.prompt_images import PromptImages, validate_images
 from tgi_cli.sampling.params import MAX_TOKEN_IDS
 
 _MAX_STOP_IDS = 2 * MAX_TOKEN_IDS
@@ -75,6 +77,56 @@ def validate_for_decoder(request: GenerationRequest, decoder: DecoderFacts) -> N
         raise ValueError("the request or the generation config forces tokens, which have no logits")
 
 
+def validate_for_engine(request: GenerationRequest, config: SchedulerConfig) -> None:
+    """Check that a request can run some day, beside its adapter and its grammar.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    decoder = config.decoder
+    length = len(request.prompt_ids) + (decoder is not None)
+    validate_length(length, request.max_new_tokens, config)
+    if decoder is not None:
+        validate_for_decoder(request, decoder)
+    elif request.first_id is not None:
+        raise ValueError("only answers of encoder-decoder models begin with a given token")
+    if request.thinking is not None and request.return_generation_logits:
+        raise ValueError("forced tokens have no logits, so a thinking budget excludes them")
+    if request.images:
+        if config.encoder is None:
+            raise ValueError("this model takes no images")
+        validate_images(request)
+    if request.images or config.whole_prompts:
+        _validate_room(PromptImages(request, config.whole_prompts), config)
+
+
+def _validate_room(images: PromptImages, config: SchedulerConfig) -> None:
+    """Check that images can be encoded, and what must not be parted computed in one step."""
+    held = 0 if config.encoder is None else config.encoder.cache_rows
+    for unit in images.units:
+        rows = sum(images.inputs[index].num_rows for index in unit.images)
+        if rows > held:
+            raise ValueError(f"images of {rows} tokens are more than can be encoded ({held})")
+    most = config.max_batch_prefill_tokens
+    if images.longest_whole > most:
+        raise ValueError(
+            f"{images.longest_whole} tokens see each other and are computed at once, which is more "
+            f"than max_batch_prefill_tokens ({most})"
+        )
+
+
+def validate_fork(request: GenerationRequest, source: GenerationRequest) -> None:
+    """Check that a request is another sample of ``source``. Raises ValueError."""
+    if (source.prompt_ids, source.cache_salt, source.images) != (
+        request.prompt_ids,
+        request.cache_salt,
+        request.images,
+    ):
+        raise ValueError(f"fork_of {request.fork_of} is a request of another prompt")
+    if source.adapter_id != request.adapter_id:
+        raise ValueError(f"fork_of {request.fork_of} is a request of another adapter")
+
+
 def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
     """Check a request that comes from outside the engine's process.
 
@@ -82,10 +134,11 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
         ValueError: the engine cannot run it, or it would cost too much memory.
     """
     validate_length(len(request.prompt_ids), request.max_new_tokens, info)
+    validate_images(request)
     sampling = request.sampling
     marker_ids = () if request.thinking is None else request.thinking.token_ids
     token_ids = chain(
-        request.prompt_ids,
+        _text_ids(request),
         (token_id for token_id, _ in sampling.logit_bias),
         sampling.allowed_token_ids,
         *sampling.bad_words,
@@ -93,7 +146,7 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
         request.prediction,
         () if request.first_id is None else (request.first_id,),
     )
-    if max(token_ids) >= info.vocab_size:
+    if max(token_ids, default=0) >= info.vocab_size:
         raise ValueError(f"a token id is not below the vocabulary's size ({info.vocab_size})")
     if len(request.stop_token_ids) > _MAX_STOP_IDS:
         raise ValueError(f"more than {_MAX_STOP_IDS} stop token ids")
@@ -107,3 +160,14 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
         raise ValueError(
             f"more log-probabilities than the vocabulary has tokens ({info.vocab_size})"
         )
+
+
+def _text_ids(request: GenerationRequest) -> list[int] | tuple[int, ...]:
+    """The prompt without what stands for images, whose ids may lie behind the vocabulary."""
+    if not request.images:
+        return request.prompt_ids
+    ids = list(request.prompt_ids)
+    for image in reversed(request.images):
+        for start, count in reversed(image.spans):
+            del ids[start : start + count]
+    return ids

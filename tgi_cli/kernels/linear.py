@@ -1,9 +1,11 @@
 """Packed weights and products with them in C++, for bfloat16 inputs on the CPU.
 
-A weight is stored in panels of 32 outputs, in bfloat16 or as codes of 8 or 4 bits with scales, and
-multiplied as it is: codes (integers, e4m3, or indices of a table of 16) become bfloat16 numbers in
-registers, without loss. A row's product is the same to the last bit whatever rows are beside it
-and however many threads compute.
+A weight is stored in panels of 32 outputs, in bfloat16 or as codes of 8 or 4 bits with scales.
+Codes (integers, e4m3, or indices of a table of 16) become bfloat16 in registers, without loss.
+Where there is VNNI, products with 8-bit integers are computed in integers instead: rows are
+converted to 15 bits, with a smaller error than that of rounding to bfloat16, or to 8 bits if
+:func:`quantize_inputs` asks for it, which 4-bit integers support as well. A row's product is the
+same to the last bit whatever rows are beside it and however many threads compute.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ _LONGEST_GROUP = 512
 _FORMATS = {16: 0, 8: 1, 4: 2}
 """By bits, of bfloat16 and of integers."""
 _E4M3 = 3
+_CHUNKS = {0: (2, 128), 1: (4, 128), 2: (8, 128), 3: (2, 64)}
+"""By format, the inputs of a chunk and its bytes, as in matrix.h."""
 
 ACTIVATIONS = {
     "silu": 0,
@@ -72,6 +76,7 @@ class MatrixStruct(ctypes.Structure):
         ("scales", c_void_p),
         ("zeros", c_void_p),
         ("table", c_void_p),
+        ("input_bits", c_int32),
     )
 
 
@@ -185,9 +190,8 @@ def pack_codes(
         zeros = zeros.repeat_interleave(repeats, 1)[:, :groups] - 2 ** (bits - 1)
     if codes.stride(-1) != 1:
         codes = codes.contiguous()
-    matrix = _allocate(bits, out, inputs, paired, group, scales, zeros, table)
-    if e4m3:
-        matrix.struct.format = _E4M3
+    number_format = _E4M3 if e4m3 else _FORMATS[bits]
+    matrix = _allocate(bits, out, inputs, paired, group, scales, zeros, table, number_format)
     _library().tgi_pack_codes(
         c_void_p(matrix.address),
         c_void_p(codes.data_ptr()),
@@ -195,6 +199,27 @@ def pack_codes(
         threads(),
     )
     return matrix
+
+
+def quantize_inputs(matrix: PackedMatrix) -> bool:
+    """Let products with this matrix round rows to 8-bit integers, with a scale per 64 inputs.
+
+    Where the groups of the matrix are not a multiple of 64, a scale is for 32 inputs.
+
+    Returns:
+        False, without effect, if codes are not integers or :func:`multiplies_bytes` is false.
+    """
+    integers = matrix.bits < 16 and matrix.struct.format != _E4M3 and matrix.table is None
+    if not (integers and multiplies_bytes()):
+        return False
+    matrix.struct.input_bits = 8
+    return True
+
+
+def multiplies_bytes() -> bool:
+    """Whether the kernels for this processor multiply codes of integers as bytes."""
+    library = cpp_library()
+    return library is not None and bool(library.tgi_multiplies_bytes())
 
 
 def unpack(matrix: PackedMatrix) -> Tensor:
@@ -308,10 +333,11 @@ def _allocate(
     scales: Tensor | None = None,
     zeros: Tensor | None = None,
     table: Tensor | None = None,
+    number_format: int = 0,
 ) -> PackedMatrix:
     """A matrix with memory for its numbers, uninitialized."""
     order = _order(out, paired)
-    chunk, chunk_bytes = {16: (2, 128), 8: (2, 64), 4: (8, 128)}[bits]
+    chunk, chunk_bytes = _CHUNKS[number_format]
     panels = len(order) // _PANEL
     if bits == 4:  # two alternate
         panels += panels % 2
@@ -320,7 +346,7 @@ def _allocate(
     scales, zeros = _in_panels(scales, order), _in_panels(zeros, order)
     table = None if table is None else torch.cat((table, table)).bfloat16()
     struct = MatrixStruct(
-        _FORMATS[bits],
+        number_format,
         paired,
         out,
         inputs,
@@ -329,6 +355,7 @@ def _allocate(
         None if scales is None else scales.data_ptr(),
         None if zeros is None else zeros.data_ptr(),
         None if table is None else table.data_ptr(),
+        16,
     )
     address = ctypes.addressof(struct)
     return PackedMatrix(

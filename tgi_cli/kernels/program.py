@@ -18,6 +18,7 @@ from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import PackedMatrix
 from tgi_cli.kernels.program_args import MixArgs, OpArgs, OpKind, ProgramInputs, RunArgs, ViewArgs
 from tgi_cli.kernels.program_parts import (
+    SPAN_CODES,
     BufferView,
     HeadLayout,
     HeadNorms,
@@ -150,6 +151,7 @@ class Program:
         op = self._add(label, OpKind.ATTEND, queries, target, heads, softcap=rule.softcap or 0.0)
         op.attention_scale, op.sinks = rule.scale, self._keep(rule.sinks)
         op.window, op.chunk = rule.window or 0, rule.chunk or 0
+        op.spans = SPAN_CODES[rule.spans]
         if rule.bias is not None:
             # The kernel reads keys in their order, which is that of falling distances.
             op.attention_bias, op.distances = self._keep(rule.bias.flip(1)), rule.bias.shape[1]
@@ -306,14 +308,20 @@ class Program:
         self._handle = c_void_p(handle)
 
     def run(
-        self, residual: Tensor, inputs: ProgramInputs, part: int = 0, seconds: Any = None
+        self,
+        residual: Tensor,
+        inputs: ProgramInputs,
+        first: int = 0,
+        last: int = 1,
+        seconds: Any = None,
     ) -> Tensor:
         """Embeddings [T, residual], which become the residual, to the result [T, hidden].
 
         Args:
             residual: contiguous; overwritten.
             inputs: of the step.
-            part: which of the parts that :meth:`cut` makes; the parts of a step run in their order.
+            first, last: which of the parts that :meth:`cut` makes, without ``last``; those of a
+                step run in their order.
             seconds: a ctypes array of doubles, one per operation, to which their times are added.
 
         Raises:
@@ -321,7 +329,9 @@ class Program:
         """
         output = residual.new_empty(residual.shape[0], self.hidden_size)
         run = self._run
-        run.first, run.last = self._cuts[part], self._cuts[part + 1]
+        run.first, run.last = self._cuts[first], self._cuts[last]
+        if run.first == run.last:  # cut twice at one place
+            return output
         run.tokens = residual.shape[0]
         run.callers[0], run.callers[1] = residual.data_ptr(), output.data_ptr()
         run.callers[2] = None if inputs.per_layer is None else inputs.per_layer.data_ptr()

@@ -75,6 +75,7 @@ class OpArgs(Structure):
         ("value_weight", c_void_p),
         ("window", c_int64),
         ("chunk", c_int64),
+        ("spans", c_int64),
         ("attention_scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),

@@ -78,16 +78,21 @@ class HeadNorms:
     eps: float = 0.0
 
 
+SPAN_CODES = {"none": 0, "window": 1, "whole": 2}
+"""How queries see bidirectional spans, as ``cpp/attention.h`` numbers it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRule:
     """What is done to scores; see :class:`tgi_cli.attention.PagedAttention`.
 
-    ``sinks`` and ``bias`` are float32.
+    ``sinks`` and ``bias`` are float32. ``spans`` is a key of :data:`SPAN_CODES`.
     """
 
     scale: float
     window: int | None = None
     chunk: int | None = None
+    spans: str = "none"
     softcap: float | None = None
     sinks: Tensor | None = None
     bias: Tensor | None = None

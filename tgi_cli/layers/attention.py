@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.attention import KVSpec, PagedAttention
+from tgi_cli.attention import KVSpec, PagedAttention, Spans
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
@@ -78,6 +78,8 @@ class Attention(nn.Module):
         chunk: a query sees its own chunk of so many positions. Default: all.
         slopes: of each head, over all shards: the bias that a position farther away costs. Default:
             there is none.
+        spans: what tokens of a bidirectional span see of it; see
+            :class:`~tgi_cli.attention.KVSpec`.
         shared: whether ``layer`` is an earlier layer's cache, which is not written.
     """
 
@@ -105,6 +107,7 @@ class Attention(nn.Module):
         values_from_keys: bool = False,
         chunk: int | None = None,
         slopes: Sequence[float] = (),
+        spans: Spans = "none",
         shared: bool = False,
     ) -> None:
         super().__init__()
@@ -159,7 +162,7 @@ class Attention(nn.Module):
                 one_plus=qk_norm == "one_plus",
                 unit=qk_norm == "unit",
             )
-        self.kv_spec = KVSpec(self.heads[1], head_dim, window, value_dim, chunk)
+        self.kv_spec = KVSpec(self.heads[1], head_dim, window, value_dim, chunk, spans=spans)
 
     def forward(
         self, hidden: Tensor, rotation: ByPosition | None, attention: PagedAttention

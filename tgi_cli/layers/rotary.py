@@ -27,7 +27,9 @@ class RotaryEmbedding(nn.Module):
 
     Args:
         dims: leading dimensions of a head that are rotated.
-        parameters: kind of scaling, base and what the kind takes.
+        parameters: kind of scaling, base and what the kind takes. Of positions on three axes (time,
+            height, width; https://arxiv.org/abs/2409.12191) ``mrope_section``, how many frequencies
+            each axis has, and ``mrope_interleaved``, whether they alternate.
         max_positions: the model's context.
         dtype: of the results.
         device: of positions and results.
@@ -77,11 +79,31 @@ class RotaryEmbedding(nn.Module):
             ) from error
         self.dtype = dtype
         self.frequencies = frequencies.to(device)
+        self._axes: Tensor | None = None
+        if parameters.get("mrope_section") is not None:
+            self._axes = torch.tensor(2 * _axes(parameters, len(frequencies)), device=device)
         empty = torch.empty(0, dtype=dtype)
         self._table = (empty, empty)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions int64 [T] to cosines and signed sines, [T, 1, dims] each."""
+        """Positions int64 [T] to cosines and signed sines, [T, 1, dims] each.
+
+        Of a model whose positions have three axes they may be [3, T].
+        """
+        if positions.ndim == 1:
+            return self._angles(positions)
+        # A CPU rounds a few cosines otherwise than many: all come from the same table.
+        cosines, sines = self._angles(positions.flatten())
+        return self._by_axis(cosines), self._by_axis(sines)
+
+    def _by_axis(self, angles: Tensor) -> Tensor:
+        """[3 * T, 1, dims], axis after axis, to [T, 1, dims], each number of its own axis."""
+        if self._axes is None:
+            raise ValueError("positions on three axes for a model whose positions have one")
+        of_axes = angles.view(3, -1, *angles.shape[1:])
+        return of_axes.gather(0, self._axes.expand(1, *of_axes.shape[1:]))[0]
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         kept = TABLE_POSITIONS if positions.device.type == "cpu" and len(positions) else 0
         if not kept or (last := int(positions.max())) >= kept:  # elsewhere the host would wait
             return self._compute(positions)
@@ -115,6 +137,24 @@ class Temperature(nn.Module):
         # In float64, since a CPU rounds a few numbers' logarithms otherwise than many's.
         periods = torch.floor((positions.double() + 1.0) / self.period)
         return (torch.log1p(periods) * self.scale + 1.0).float()[:, None, None]
+
+
+def _axes(parameters: Mapping[str, Any], count: int) -> list[int]:
+    """The axis of the position that each of ``count`` frequencies is multiplied by.
+
+    Raises:
+        ModelError: sections that do not fit.
+    """
+    sections = parameters["mrope_section"]
+    sized = isinstance(sections, list | tuple) and len(sections) >= 3
+    if not sized or not all(type(size) is int and size >= 0 for size in sections):
+        raise ModelError(f"config.json: 'mrope_section' is {sections!s:.60}, not three sizes")
+    if parameters.get("mrope_interleaved"):
+        # Height and width have every third frequency until they have all of theirs.
+        return [n % 3 if n < 3 * sections[n % 3] else 0 for n in range(count)]
+    if sum(sections) != count:
+        raise ModelError(f"config.json: 'mrope_section' {sections!s:.60} is not of {count} in all")
+    return [part % 3 for part, size in enumerate(sections) for _ in range(size)]
 
 
 _Scaled = tuple[Tensor, float]
@@ -225,6 +265,7 @@ _KINDS: dict[str, Callable[[Tensor, float, Mapping[str, Any]], _Scaled]] = {
     "linear": _linear,
     "llama3": _llama3,
     "longrope": _longrope,
+    "mrope": _default,
     "proportional": _proportional,
     "su": _longrope,
     "yarn": _yarn,

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from tgi_cli.engine.messages import EngineInfo, FinishReason, GenerationRequest
+from tgi_cli.engine.messages import EngineInfo, FinishReason, GenerationRequest, ImageInput
 from tgi_cli.errors import TgiError
 from tgi_cli.llm.collector import Throughput
 from tgi_cli.llm.engine import InProcessEngine, RequestGroup
@@ -175,7 +175,13 @@ def search(
         Throughput(len(prompts), progress) as throughput,
     ):
         searches = run_searches(
-            group, engine.request_ids, ids, options, info.vocab_size, adapter_id
+            group,
+            engine.request_ids,
+            ids,
+            options,
+            info.vocab_size,
+            adapter_id,
+            [prompt.images for prompt in prompts],
         )
         for index, found in searches:
             hypotheses[index] = hypotheses_of(found, ids[index], tokenizer)
@@ -190,6 +196,7 @@ def run_searches(
     options: BeamOptions,
     vocab_size: int,
     adapter_id: int = 0,
+    images: Sequence[tuple[ImageInput, ...]] | None = None,
 ) -> Iterator[tuple[int, BeamSearch]]:
     """Search over several prompts at once; each advances as soon as its own beams are answered.
 
@@ -214,6 +221,7 @@ def run_searches(
                 sampling=sampling,
                 max_new_tokens=1,
                 adapter_id=adapter_id,
+                images=() if images is None else images[prompt],
             )
             submitted[request.request_id] = prompt, index
             group.submit(request)

@@ -11,12 +11,21 @@ from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ConfigError
 from tgi_cli.llm.beam import BeamHypothesis, BeamOptions, EarlyStopping, search
 from tgi_cli.llm.collector import Collector, completions_of, run
-from tgi_cli.llm.engine import RequestGroup
-from tgi_cli.llm.load import find_adapter, find_adapters, locate, start_engine, with_drafter
+from tgi_cli.llm.engine import InProcessEngine, RequestGroup
+from tgi_cli.llm.images import ModelImages, marked_text
+from tgi_cli.llm.load import (
+    find_adapter,
+    find_adapters,
+    locate,
+    read_speculative_config,
+    start_engine,
+    with_drafter,
+)
 from tgi_cli.llm.options import (
     EngineSettings,
     GenerationKeywords,
     GenerationOptions,
+    OnePrompt,
     Prompts,
     adapter_names,
     per_prompt,
@@ -30,7 +39,8 @@ from tgi_cli.llm.thinking import ThinkingBudgets
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.chat_template import ChatTemplateError
-from tgi_cli.text.conversation import adapt, text_of
+from tgi_cli.text.conversation import adapt
+from tgi_cli.text.images import ImageMarks
 from tgi_cli.text.stop import StopStrings
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -44,11 +54,13 @@ class LLM:
     model at the end.
 
     Args:
-        model: Id on the hub, or folder. Default: the bundled miniature model.
+        model: Id on the hub, or folder. Default: the bundled miniature model. Medusa heads and MLP
+            speculators stand for the model that they are for.
         revision: Branch, tag or commit on the hub.
         trust_remote_code: Allow the model's folder to run its own code.
         lora_adapters: Map from names to folders or hub ids, or the values of ``--lora-adapters``
             (``id``, ``id@revision``, ``name=path``) as a list or in one string.
+        speculative_config: vLLM's object, or its JSON: see ``--speculative-config``.
         on_stats: Called at every step with its statistics, a JSON object with the fields of
             TensorRT-LLM's batch manager (:class:`tgi_cli.engine.metrics.StepStats`). Runs on the
             engine's thread, so keep it short. If it raises, the error is logged and it is not
@@ -74,24 +86,27 @@ class LLM:
         revision: str | None = None,
         trust_remote_code: bool = False,
         lora_adapters: Mapping[str, str | PathLike[str]] | Sequence[str] | str = (),
+        speculative_config: Mapping[str, Any] | str | None = None,
         on_stats: Callable[[str], None] | None = None,
         **settings: Unpack[EngineSettings],
     ) -> None:
         if unknown := settings.keys() - EngineSettings.__annotations__:
             raise TypeError(f"LLM() got an unexpected argument {min(unknown)!r}")
-        local = locate(model, revision, trust_remote_code)
+        local, heads = locate(model, revision, trust_remote_code)
         serve = ServeConfig(
             model_id=local.model_id,
             revision=local.revision or None,
             trust_remote_code=trust_remote_code,
             lora_adapters=find_adapters(lora_adapters, local.model_id),
+            speculative_config=read_speculative_config(speculative_config),
             **settings,
         )
-        serve = with_drafter(serve)
+        serve = with_drafter(serve, heads)
         self._text = TextBundle.load(local.path, trust_remote_code)
         self._thinking = ThinkingBudgets(local.path, trust_remote_code)
         self._engine, self.info = start_engine(serve, local.path, on_stats)
-        self._close = weakref.finalize(self, self._engine.close)
+        self._images = ModelImages(local.path, self._text, self.info)
+        self._close = weakref.finalize(self, _close, self._engine, self._images)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -151,7 +166,9 @@ class LLM:
         Ctrl-C cancels the live requests. Nothing is submitted unless everything is valid.
 
         Args:
-            prompts: A text, a list of token ids, or a list of either.
+            prompts: A text, a list of token ids, ``{"prompt": text, "images": [...]}``, or a list
+                of these. An image is a PIL image, the bytes of a file, a path or a ``data:`` URL;
+                the text has the model's placeholder for each, or none, which puts them in front.
             sampling_params: Sampling parameters, for all prompts or one for each. Default: greedy.
                 The text for a seed does not depend on the batch.
             progress: Show a progress bar on stderr. Default: if it is a terminal.
@@ -186,7 +203,9 @@ class LLM:
 
         Args:
             messages: A list of ``{"role": ..., "content": ...}``, or a list of such lists. If the
-                last message is the assistant's, it is continued.
+                last message is the assistant's, it is continued. A content is a text, or a list
+                of parts: ``{"type": "text", "text": ...}`` and ``{"type": "image", "image": ...}``,
+                with images as in :meth:`generate`, or OpenAI's ``image_url``.
 
         Raises:
             ConfigError: The model has no chat template.
@@ -194,7 +213,7 @@ class LLM:
         """
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Messages] = [messages] if single else messages  # type: ignore
-        texts = [self._render(conversation) for conversation in conversations]
+        texts: list[OnePrompt] = [self._render(each) for each in conversations]
         options["add_special_tokens"] = False  # the template contains them
         return self.generate(texts, sampling_params, progress=progress, **options)
 
@@ -202,14 +221,14 @@ class LLM:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: OnePrompt,
         sampling_params: SamplingParams | None = None,
         **options: Unpack[GenerationKeywords],
     ) -> Stream:
         """Continue one prompt; iterate over the result for its pieces as they arrive.
 
         Args:
-            prompt: A text or token ids.
+            prompt: A text, token ids, or ``{"prompt", "images"}`` as of :meth:`generate`.
             sampling_params: Sampling parameters. Default: greedy.
             options: See :class:`tgi_cli.llm.options.GenerationOptions`; ``n`` and ``best_of`` must
                 be 1.
@@ -290,23 +309,39 @@ class LLM:
             early_stopping=early_stopping,
             stop_token_ids=frozenset((*own_stops, *stop_token_ids)),
         )
-        read = read_prompts(prompts, self.tokenizer, add_special_tokens, self.info)
+        read = read_prompts(prompts, self.tokenizer, add_special_tokens, self.info, self._images)
         adapter_id = self._engine.adapter_id(adapter)
         return search(self._engine, read, options, self.info, self.tokenizer, progress, adapter_id)
 
     # ------------------------------------------------------------------ within
 
-    def _render(self, messages: Messages) -> str:
+    def _render(self, messages: Messages) -> OnePrompt:
         template = self._text.chat_template
         if template is None:
             raise ConfigError(
                 f"{self.info.model_id} has no chat template", "use generate() with a prompt"
             )
-        texts = [{**each, "content": text_of(each.get("content"))} for each in messages]
+        marks = ImageMarks()
+        texts: Sequence[Mapping[str, Any]] = [
+            {**each, "content": marked_text(each.get("content"), marks)} for each in messages
+        ]
+        in_parts = bool(marks.images) and self._images.in_parts
+        if marks.images and not in_parts:
+            texts = marks.replaced(texts, self._images.reader.image_format.text)
         try:
-            return template.render(adapt(texts, template.traits(False)))
+            text = template.render(
+                adapt(texts, template.traits(False)), image_mark=marks.mark if in_parts else None
+            )
         except ChatTemplateError as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
+        if not marks.images:
+            return text
+        found = text.count(self._images.reader.image_format.placeholder)
+        if found != len(marks.images):
+            raise ValueError(
+                f"the chat template writes {found} placeholders for {len(marks.images)} images"
+            )
+        return {"prompt": text, "images": marks.images}
 
     def _collectors(
         self,
@@ -316,7 +351,8 @@ class LLM:
     ) -> list[Collector]:
         """One collector per continuation, not yet submitted; those of a prompt are adjacent."""
         tokenizer = self.tokenizer
-        read = read_prompts(prompts, tokenizer, options.add_special_tokens, self.info)
+        special = options.add_special_tokens
+        read = read_prompts(prompts, tokenizer, special, self.info, self._images)
         sampling = per_prompt(sampling_params, len(read), self.info)
         names = adapter_names(options.adapter, len(read))
         ids = [self._engine.adapter_id(name) for name in names]
@@ -351,3 +387,8 @@ class LLM:
     def _hidden_ids(self) -> frozenset[int]:
         """Tokens that add nothing to the text."""
         return self.tokenizer.special_ids | frozenset(self.info.eos_token_ids)
+
+
+def _close(engine: InProcessEngine, images: ModelImages) -> None:
+    engine.close()
+    images.close()

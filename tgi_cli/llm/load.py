@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig
+from tgi_cli.config.speculation import checked
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.speculation import create_speculator
+from tgi_cli.errors import ConfigError
 from tgi_cli.hub import (
     LocalModel,
     download_progress,
@@ -23,27 +27,35 @@ from tgi_cli.hub import (
 )
 from tgi_cli.hub.lora_files import split_revision
 from tgi_cli.llm.engine import InProcessEngine
+from tgi_cli.models.speculators.locate import locate_base, locate_drafter
 
 log = logging.getLogger(__name__)
 
 
 def locate(
     model: str | PathLike[str] | None, revision: str | None, trust_remote_code: bool
-) -> LocalModel:
-    """The folder of a model, downloaded if necessary. Default: the bundled model.
+) -> tuple[LocalModel, Path | None]:
+    """The folder of a model, downloaded if necessary, and of the draft heads that name it.
+
+    As for ``tgi serve``: the bundled model by default, and the model that Medusa heads or an MLP
+    speculator are for in place of these.
 
     Raises:
         HubError: The model is unavailable.
         ModelError: The model cannot be run.
     """
     if model is None:
-        return LocalModel(demo.model_path(), demo.MODEL_ID, "")
-    return resolve_model(
-        fspath(model),
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        progress=download_progress(),
-    )
+        return LocalModel(demo.model_path(), demo.MODEL_ID, ""), None
+
+    def find(name: str, revision: str | None = None) -> LocalModel:
+        return resolve_model(
+            name,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            progress=download_progress(),
+        )
+
+    return locate_base(find(fspath(model), revision), lambda found: found.path, find)
 
 
 def find_adapter(source: str | PathLike[str]) -> Path:
@@ -75,22 +87,36 @@ def find_adapters(
     return tuple(map(str, resolve_adapters(items, model_id, download_progress())))
 
 
-def with_drafter(serve: ServeConfig) -> ServeConfig:
-    """Settings with the folder of the weights that draft, downloaded if necessary.
+def read_speculative_config(given: Mapping[str, Any] | str | None) -> str | None:
+    """vLLM's ``speculative_config``, a mapping or its JSON, as ``--speculative-config`` has it.
 
     Raises:
+        ConfigError: It is invalid.
+    """
+    if given is None:
+        return None
+    try:
+        return checked(given if isinstance(given, str) else json.dumps(dict(given)))
+    except (TypeError, ValueError) as error:
+        remedy = "correct it: docs/speculation.md has the keys"
+        raise ConfigError(f"--speculative-config: {error}", remedy) from error
+
+
+def with_drafter(serve: ServeConfig, heads: Path | None) -> ServeConfig:
+    """Settings with the folder of the weights that draft, downloaded if necessary.
+
+    Args:
+        serve: May name them.
+        heads: Those that the model was named by.
+
+    Raises:
+        ConfigError: Two settings name others.
         HubError: They are unavailable.
         ModelError: The folder has none.
     """
-    if not serve.speculative_model or serve.speculate == 0:
-        return serve
-    found = resolve_model(
-        fspath(serve.speculative_model),
-        trust_remote_code=serve.trust_remote_code,
-        overridable=False,
-        progress=download_progress(),
-    )
-    return replace(serve, speculative_model=str(found.path))
+    if serve.speculative_model:
+        serve = replace(serve, speculative_model=fspath(serve.speculative_model))
+    return locate_drafter(serve, download_progress(), heads)
 
 
 def start_engine(
@@ -112,7 +138,12 @@ def start_engine(
     capacity = worker.warmup()
     info = worker.info()
     limits = SchedulerConfig.of(
-        capacity.config, capacity.num_blocks, capacity.kv_window, capacity.num_state_slots
+        capacity.config,
+        capacity.num_blocks,
+        capacity.kv_window,
+        capacity.num_state_slots,
+        capacity.encoder,
+        capacity.whole_prompts,
     )
     depth = 0 if info.device == "cpu" else 1
     log.info(

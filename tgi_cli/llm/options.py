@@ -9,18 +9,23 @@ from itertools import chain
 from numbers import Integral
 from typing import Any, TypedDict
 
-from tgi_cli.engine.messages import EngineInfo, GenerationRequest, LogitsProcessor
+from tgi_cli.engine.logits_processor import LogitsProcessor
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest, ImageInput
 from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.engine.validation import LengthError, validate_length
+from tgi_cli.llm.images import ModelImages, image_part
 from tgi_cli.sampling.params import MAX_TOKEN_IDS, SamplingParams
 from tgi_cli.text.grammar.checker import token_setup
 from tgi_cli.text.grammar.compile import Compiler
 from tgi_cli.text.grammar.grammar import GrammarError, parse_response_format
 from tgi_cli.text.grammar.tokens import SpecialTokens
+from tgi_cli.text.images import ImagePart
 from tgi_cli.text.tokenizer import Tokenizer
+from tgi_cli.vision.prompts import ImagePrompt
 
 Grammar = str | Mapping[str, Any]
-Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
+OnePrompt = str | Sequence[int] | Mapping[str, Any]
+Prompts = OnePrompt | Sequence[OnePrompt]
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -47,12 +52,14 @@ class EngineSettings(TypedDict, total=False):
             ``bitsandbytes-nf4``...; see ``--quantize``.
         quantize_head: Quantize the output head to 8-bit integers.
         quantize_head_bits: Quantize the output head to 8 bits, or to 4 (nf4).
+        quantize_activations: Round activations to 8-bit integers for products with weights in
+            integers.
         num_shard: Processes that share the model, including this one: a GPU each, or the cores
             of the CPU.
         speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
             Default: 7 on a CPU, 0 on a GPU.
         speculative_model: Weights that draft tokens, a folder or an id on the hub: a smaller model
-            with the same vocabulary, or heads made for the model.
+            (best of the same vocabulary), or heads made for the model.
         max_loras: LoRA adapters that share a batch. Default: 4 if adapters are named, else 0.
         max_cpu_loras: LoRA adapters in the CPU's memory.
         max_lora_rank: Highest rank of a LoRA adapter.
@@ -73,6 +80,7 @@ class EngineSettings(TypedDict, total=False):
     quantize: str | None
     quantize_head: bool
     quantize_head_bits: int | None
+    quantize_activations: bool
     num_shard: int | None
     speculate: int | None
     speculative_model: str | None
@@ -201,24 +209,32 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt: its index in the call, its text or None if it came as ids, and its ids."""
+    """A prompt: its index in the call, its text or None if it came as ids, its ids and images."""
 
     index: int
     text: str | None
     ids: tuple[int, ...]
+    images: tuple[ImageInput, ...] = ()
 
 
 def read_prompts(
-    prompts: Prompts, tokenizer: Tokenizer, add_special_tokens: bool, info: EngineInfo
+    prompts: Prompts,
+    tokenizer: Tokenizer,
+    add_special_tokens: bool,
+    info: EngineInfo,
+    images: ModelImages | None = None,
 ) -> list[Prompt]:
     """Tokenize the prompts of a call together.
 
+    Args:
+        images: Reads images. Default: prompts may not have any.
+
     Raises:
-        ValueError: The model does not have a token id.
-        TypeError: A prompt is neither text nor a list of ids.
+        ValueError: The model does not have a token id, or takes no images, or not these.
+        TypeError: A prompt is neither text, nor a list of ids, nor ``{"prompt", "images"}``.
     """
-    each: list[str | Sequence[int]]
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
+    each: list[OnePrompt]
+    if isinstance(prompts, str | Mapping) or (len(prompts) and isinstance(prompts[0], Integral)):
         each = [prompts]  # type: ignore[list-item]
     else:
         each = list(prompts)  # type: ignore[arg-type]
@@ -229,10 +245,17 @@ def read_prompts(
         if texts
         else ()
     )
+    seen = [_with_images(index, one) for index, one in enumerate(each) if isinstance(one, Mapping)]
+    if seen and images is None:
+        raise ValueError("prompts may not have images here")
+    pictured = iter(images.encode(seen, add_special_tokens) if images is not None and seen else ())
     read = []
     for index, prompt in enumerate(each):
         if isinstance(prompt, str):
             read.append(Prompt(index, prompt, tuple(next(encoded).ids)))
+        elif isinstance(prompt, Mapping):
+            found = next(pictured)
+            read.append(Prompt(index, prompt["prompt"], tuple(found.ids), found.images))
         else:
             try:
                 ids = tuple(map(operator.index, prompt))
@@ -244,8 +267,18 @@ def read_prompts(
     return read
 
 
+def _with_images(index: int, prompt: Mapping[str, Any]) -> tuple[str, list[ImagePart]]:
+    """The text and the images of a prompt that is a mapping."""
+    text, given = prompt.get("prompt"), prompt.get("images", ())
+    if not isinstance(text, str) or set(prompt) - {"prompt", "images"}:
+        raise TypeError(f"prompt {index} must have the keys `prompt`, a text, and `images`")
+    single = isinstance(given, str | bytes) or not isinstance(given, Sequence)
+    return text, [image_part(image) for image in ((given,) if single else given)]
+
+
 def _check_ids(prompt: Prompt, info: EngineInfo) -> None:
-    low, high = min(prompt.ids, default=0), max(prompt.ids, default=0)
+    low = min(prompt.ids, default=0)
+    high = ImagePrompt(list(prompt.ids), prompt.images).highest_id
     if low < 0 or high >= info.vocab_size:
         wrong = low if low < 0 else high
         raise ValueError(
@@ -320,6 +353,7 @@ def requests_of(
     first = GenerationRequest(
         request_id=next(ids),
         prompt_ids=prompt.ids,
+        images=prompt.images,
         sampling=sampling,
         max_new_tokens=new_tokens_of(prompt, options.max_new_tokens, info),
         stop_token_ids=frozenset((*own_stops, *options.stop_token_ids)),

@@ -216,8 +216,11 @@ class EngineServer(AdapterServicer):
         """Handle the client's messages until it half-closes the stream or is gone."""
         try:
             for message in messages:
-                if message.WhichOneof("kind") == "submit":
+                kind = message.WhichOneof("kind")
+                if kind == "submit":
                     self._submit(session, message.submit)
+                elif kind == "tensors":
+                    session.images.add(message.tensors)
                 else:
                     self._cancel(session, message.cancel)
         except Exception as error:  # grpc raises a bare Exception when the call has ended
@@ -232,7 +235,7 @@ class EngineServer(AdapterServicer):
         client_id = message.request_id
         problem = ""
         try:
-            request = codec.decode_submit(message)
+            request = codec.decode_submit(message, session.images)
             validate_request(request, self._info)
             adapter_id = self.adapters.id_of(message.adapter)
         except ValueError as error:

@@ -103,7 +103,12 @@ def _serve(
     engine = EngineCore(
         worker,
         SchedulerConfig.of(
-            config, capacity.num_blocks, capacity.kv_window, capacity.num_state_slots
+            config,
+            capacity.num_blocks,
+            capacity.kv_window,
+            capacity.num_state_slots,
+            capacity.encoder,
+            capacity.whole_prompts,
         ),
         0 if config.device == "cpu" else 1,
         compiler=worker.grammars,

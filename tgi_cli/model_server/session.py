@@ -10,10 +10,12 @@ from queue import Empty, SimpleQueue
 from tgi_cli.engine.messages import StepOutputs
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.image_codec import ReceivedImages
 
 
 class ClientSession:
-    """The state of one Session call. The server's lock guards all fields but ``outgoing``.
+    """The state of one Session call. The server's lock guards all fields but ``outgoing``
+    and ``images``, which is the reader's.
 
     Attributes:
         outgoing: Outputs under the client's ids; None ends the stream.
@@ -21,6 +23,7 @@ class ClientSession:
         half_closed: Whether the client submits no more; the stream ends with its last request.
         closed: Whether the call has ended; further requests of its reader are dropped.
         steps: Socket for its step messages, or None to send them by gRPC.
+        images: Those that its client has sent for the next requests.
     """
 
     def __init__(self) -> None:
@@ -29,6 +32,7 @@ class ClientSession:
         self.half_closed = False
         self.closed = False
         self.steps: socket.socket | None = None
+        self.images = ReceivedImages()
 
     def messages(self) -> Iterator[pb.StepMessage]:
         """Yield one message for all outputs that are queued, in order, until the end."""

@@ -14,7 +14,11 @@ from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Embedding, Loadable, PositionEmbedding
 from tgi_cli.layers.experts import Expert
 from tgi_cli.layers.moe import MoE
+from tgi_cli.models.vision import VisionTower
 from tgi_cli.models.weight_map import Source
+
+VISION = "vision."
+"""What the names of a tower's tensors begin with, in the model."""
 
 
 class CapturedStates:
@@ -37,6 +41,26 @@ class CapturedStates:
     def joined(self) -> Tensor:
         """[T, layers * hidden], in the order of ``layers``."""
         return torch.cat([self._states[layer] for layer in self.layers], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Tokens of a step that stand for parts of images.
+
+    Attributes:
+        indices: int64 [N], of the step's flat tokens, in ascending order.
+        features: [N, hidden], which replace their embeddings, after any factor of these.
+        deepstack: each [N, hidden], added to the output of the first decoder layers in turn
+            (Qwen3-VL, https://arxiv.org/abs/2406.04334).
+    """
+
+    indices: Tensor
+    features: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+
+    def add_deepstack(self, layer: int, hidden: Tensor) -> None:
+        """Add what comes behind a decoder layer to its output [T, hidden], in place."""
+        hidden.index_add_(0, self.indices, self.deepstack[layer].to(hidden.dtype))
 
 
 class LoadableModel(nn.Module):
@@ -69,14 +93,45 @@ class CausalLM(LoadableModel):
 
     kv_specs: list[KVSpec]
     state_specs: Sequence[StateSpec] = ()
+    vision: VisionTower | None
+    """Encodes images; None if the model takes none, or is served without."""
+    why_blind: str
+    """Why it takes no images, to complete "this model takes no images: ..."."""
     captures_states = False
     """Whether :meth:`forward_capturing` is for this model."""
+    position_axes = 1
+    """3 of a model whose positions within an image have three axes (time, height, width): it takes
+    positions int64 [3, T], or [T] where all three are the same."""
+    leaves_out = ""
+    """A warning for the log about parts of the checkpoint's model that the decoder lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision = None  # of an instance: a class attribute would hide the module
+        self.why_blind = ""
+
+    def source(self, name: str) -> Source:
+        if self.vision is not None and name.startswith(VISION):
+            return self.vision.source(name.removeprefix(VISION))
+        return self.text_source(name)
+
+    def text_source(self, name: str) -> Source:
+        """Where the checkpoint has a tensor of the decoder."""
+        return Source((name,))
 
     @abstractmethod
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        """Token ids and positions, int64 [T], to hidden states [T, hidden].
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        images: ImageRows | None = None,
+    ) -> Tensor:
+        """Token ids int64 [T] and positions to hidden states [T, hidden].
 
-        ``attention`` has been planned for this step.
+        Positions are int64 [T], or [3, T] with three :attr:`position_axes`. ``attention`` has been
+        planned for this step. ``images`` has the vectors of the tokens that stand for parts of
+        images, if there are any; the ids of these may be outside of the vocabulary.
         """
 
     @abstractmethod
@@ -89,6 +144,7 @@ class CausalLM(LoadableModel):
         positions: Tensor,
         attention: PagedAttention,
         captured: CapturedStates,
+        images: ImageRows | None = None,
     ) -> Tensor:
         """As :meth:`forward`; ``captured`` takes the inputs of its layers.
 
@@ -114,7 +170,8 @@ class CausalLM(LoadableModel):
 
         Cached positions behind the window are never read again.
         """
-        reaches = [spec.reach for spec in self.kv_specs]
+        # A span of which all is seen reaches behind the window.
+        reaches = [None if spec.spans == "whole" else spec.reach for spec in self.kv_specs]
         if not reaches or None in reaches:
             return None
         return max(reach for reach in reaches if reach is not None)
@@ -122,13 +179,15 @@ class CausalLM(LoadableModel):
     def bytes_read(self, rows: int) -> int:
         """Bytes of weights that a decode of ``rows`` sequences reads, of this shard.
 
-        Tables of embeddings are not counted: few of their rows are read. Of the experts as many
-        are counted as so many tokens choose, if they choose evenly.
+        Tables of embeddings are not counted: few of their rows are read; nor is an encoder of
+        images. Of the experts as many are counted as so many tokens choose, if they choose
+        evenly.
         """
         sizes: dict[int, float] = {}
+        unread: set[nn.Module] = set() if self.vision is None else set(self.vision.modules())
 
         def add(module: nn.Module, share: float) -> None:
-            if isinstance(module, Embedding | PositionEmbedding):
+            if isinstance(module, Embedding | PositionEmbedding) or module in unread:
                 return
             for parameter in module.parameters(recurse=False):
                 sizes[parameter.data_ptr()] = parameter.nbytes * share
@@ -182,7 +241,13 @@ class EncoderDecoderLM(CausalLM):
             float32 [N, vocab], the logits of all samples, in the order of their sequences.
         """
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        images: ImageRows | None = None,
+    ) -> Tensor:
         """Raises TypeError: see :meth:`decode`."""
         raise TypeError("an encoder-decoder model has no flat batches")
 

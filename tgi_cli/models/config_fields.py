@@ -176,6 +176,19 @@ def ropes_by_kind(
     )
 
 
+def on_three_axes(config: ModelConfig, sections: Sequence[int], interleaved: bool) -> ModelConfig:
+    """``config`` with rotary positions on three axes; ``sections`` are the default of their sizes.
+
+    See :class:`tgi_cli.layers.RotaryEmbedding`.
+    """
+    stated = {
+        **config.get("rope_parameters", dict, {}),
+        **config.get("rope_scaling", dict, {}),
+    }
+    axes = {"mrope_section": list(sections), **stated, "mrope_interleaved": interleaved}
+    return replace(config, raw=config.raw | {"rope_parameters": axes, "rope_scaling": None})
+
+
 def rope_spec(config: ModelConfig, dims: int, context: int, parameters: dict[str, Any]) -> RopeSpec:
     """Raises ModelError for an odd number of dimensions: they are rotated in pairs."""
     if dims % 2 or dims <= 0:

@@ -51,6 +51,7 @@ def emit_attention(
         scale=attention.scale,
         window=spec.window,
         chunk=spec.chunk,
+        spans=spec.spans,
         softcap=attention.softcap,
         sinks=None if attention.sinks is None else attention.sinks.weight.float(),
         bias=None if attention.slopes is None else attention.slopes.weight.float(),

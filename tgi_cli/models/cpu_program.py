@@ -23,7 +23,7 @@ from tgi_cli.kernels.program_args import ProgramInputs, rope_pointers
 from tgi_cli.kernels.program_parts import OUTPUT, RESIDUAL, Rope
 from tgi_cli.layers import RotaryEmbedding, Streams
 from tgi_cli.layers.moe import MLPAndExperts, MoE
-from tgi_cli.models.base import CapturedStates, CausalLM
+from tgi_cli.models.base import CapturedStates, CausalLM, ImageRows
 from tgi_cli.models.cpu_emitter import Emitter, Output, UnsupportedLayer
 from tgi_cli.models.cpu_mixers import emit_mixer
 from tgi_cli.models.cpu_mlp import emit_mlp, emit_per_layer
@@ -58,6 +58,13 @@ class ExpertsPart:
 
 
 @dataclass(frozen=True, slots=True)
+class DeepstackPart:
+    """Where a program may stop behind a layer to whose output features of images are added."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
 class CapturePart:
     """Where a program stops for the input of a layer: it is the residual there."""
 
@@ -79,9 +86,15 @@ class CpuProgram:
         self._model = model
         self._states: tuple[Any, Any] = (None, None)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        images: ImageRows | None = None,
+    ) -> Tensor:
         """See :meth:`tgi_cli.models.CausalLM.forward`; for steps without adapters."""
-        return self._forward(input_ids, positions, attention, None)
+        return self._forward(input_ids, positions, attention, None, images)
 
     def forward_capturing(
         self,
@@ -89,9 +102,10 @@ class CpuProgram:
         positions: Tensor,
         attention: PagedAttention,
         captured: CapturedStates,
+        images: ImageRows | None = None,
     ) -> Tensor:
         """See :meth:`tgi_cli.models.CausalLM.forward_capturing`; for ``captured_layers``."""
-        return self._forward(input_ids, positions, attention, captured)
+        return self._forward(input_ids, positions, attention, captured, images)
 
     def _forward(
         self,
@@ -99,9 +113,10 @@ class CpuProgram:
         positions: Tensor,
         attention: PagedAttention,
         captured: CapturedStates | None,
+        images: ImageRows | None,
     ) -> Tensor:
         assert isinstance(attention, CppAttention)
-        hidden, given = self._model.embed(input_ids, positions)
+        hidden, given = self._model.embed(input_ids, positions, images)
         inputs = ProgramInputs(
             step=attention.step,
             caches=attention.caches,
@@ -114,13 +129,20 @@ class CpuProgram:
             inputs.states = self._pointers(attention.states)
         if self._model.streams is not None:
             return self._forward_streams(self._model.streams, hidden, inputs)
+        levels, first = 0 if images is None else len(images.deepstack), 0
         for part, between in enumerate(self._between):
-            result = self.program.run(hidden, inputs, part)
+            if isinstance(between, DeepstackPart) and between.layer >= levels:
+                continue  # nothing is added: it runs together with the next part
+            result = self.program.run(hidden, inputs, first, part + 1)
+            first = part + 1
             if isinstance(between, ExpertsPart):
                 between.add(result, hidden)
+            elif isinstance(between, DeepstackPart):
+                assert images is not None
+                images.add_deepstack(between.layer, hidden)
             elif captured is not None:
                 captured.offer(between.layer, hidden)
-        return self.program.run(hidden, inputs, len(self._between))
+        return self.program.run(hidden, inputs, first, len(self._between) + 1)
 
     def _forward_streams(self, streams: Streams, hidden: Tensor, inputs: ProgramInputs) -> Tensor:
         """With a token's streams side by side in the residual."""
@@ -170,7 +192,7 @@ class _Compiler:
             None if model.streams is None else size * (1 + len(model.streams.split)),
             0 if model.per_layer is None else len(model.layers) * model.per_layer.width,
         )
-        self.between: list[ExpertsPart | CapturePart] = []
+        self.between: list[ExpertsPart | CapturePart | DeepstackPart] = []
         """What is done behind each part but the last."""
         ropes = [
             Rope(index, 2 * len(rope.frequencies) if isinstance(rope, RotaryEmbedding) else 0)
@@ -186,6 +208,10 @@ class _Compiler:
                 continue
             self._layer(layer, path, rope)
             self._behind(layer, path)
+            if layer.index < model.deepstack:
+                self.emitter.take_waiting(f"{path}.deepstack", None, RESIDUAL)
+                self.emitter.program.cut()
+                self.between.append(DeepstackPart(layer.index))
         self._capture(len(model.layers))
         if model.streams is None:
             self.emitter.take_waiting("norm", model.norm, OUTPUT)

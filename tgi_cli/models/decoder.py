@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -28,7 +27,7 @@ from tgi_cli.layers import (
     Temperature,
 )
 from tgi_cli.layers.attention import ByPosition
-from tgi_cli.models.base import CapturedStates, CausalLM
+from tgi_cli.models.base import CapturedStates, CausalLM, ImageRows
 from tgi_cli.models.spec import (
     AttentionSpec,
     ConvSpec,
@@ -46,8 +45,6 @@ from tgi_cli.models.spec import (
     TemperatureSpec,
 )
 from tgi_cli.models.weight_map import Source
-
-log = logging.getLogger(__name__)
 
 Norm = RMSNorm | LayerNorm
 
@@ -201,6 +198,7 @@ class DecoderModel(nn.Module):
         self.streams: Streams | None = None
         if (altup := spec.layers[0].altup) is not None:
             self.streams = Streams(build, spec.hidden_size, altup.num_streams)
+        self.deepstack = spec.deepstack
         self.ropes = nn.ModuleList(_rope(build, rope, device) for rope in spec.ropes)
         self.caches = Caches()
         kind = DecoderLayer if self.streams is None else AltUpLayer
@@ -211,12 +209,19 @@ class DecoderModel(nn.Module):
         assert norm is not None
         self.norm = norm
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, LayerInputs]:
+    def embed(
+        self, input_ids: Tensor, positions: Tensor, images: ImageRows | None = None
+    ) -> tuple[Tensor, LayerInputs]:
         """The tokens' vectors, [T, hidden], and what all layers are given beside them."""
+        if images is not None:
+            # What stands for an image may have an id that no table has; it is replaced below.
+            input_ids = input_ids.index_fill(0, images.indices, 0)
         hidden: Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             # The factor is rounded to the model's dtype, as where these models were trained.
             hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype)
+        if images is not None:
+            hidden.index_copy_(0, images.indices, images.features.to(hidden.dtype))
         if self.embed_positions is not None:
             hidden = hidden.add_(self.embed_positions(positions))
         inputs = LayerInputs([rope(positions) for rope in self.ropes])
@@ -230,8 +235,9 @@ class DecoderModel(nn.Module):
         positions: Tensor,
         attention: PagedAttention,
         captured: CapturedStates | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
-        hidden, inputs = self.embed(input_ids, positions)
+        hidden, inputs = self.embed(input_ids, positions, images)
         if self.streams is not None:
             hidden = self.streams.open(hidden)
         residual = None
@@ -239,6 +245,10 @@ class DecoderModel(nn.Module):
             if captured is not None:
                 captured.offer(index, hidden, residual)
             hidden, residual = layer(hidden, residual, inputs, attention)
+            if images is not None and index < len(images.deepstack):
+                hidden = hidden if residual is None else residual.add_(hidden)
+                residual = None
+                images.add_deepstack(index, hidden)
         if captured is not None:
             captured.offer(len(self.layers), hidden, residual)
         if self.streams is not None:
@@ -259,14 +269,22 @@ class DecoderForCausalLM(CausalLM):
         self.state_specs = self.model.caches.states
         self.ignored = spec.ignored
         self.captures_states = self.model.streams is None
-        if spec.notice and build.shard.rank == 0:
-            log.warning(spec.notice)
+        ropes = [rope for rope in spec.ropes if isinstance(rope, RopeSpec)]
+        if any(rope.parameters.get("mrope_section") is not None for rope in ropes):
+            self.position_axes = 3
+        self.leaves_out = spec.notice
 
-    def source(self, name: str) -> Source:
+    def text_source(self, name: str) -> Source:
         return self.spec.source(name)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        hidden: Tensor = self.model(input_ids, positions, attention)
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        images: ImageRows | None = None,
+    ) -> Tensor:
+        hidden: Tensor = self.model(input_ids, positions, attention, images=images)
         return hidden
 
     def forward_capturing(
@@ -275,9 +293,10 @@ class DecoderForCausalLM(CausalLM):
         positions: Tensor,
         attention: PagedAttention,
         captured: CapturedStates,
+        images: ImageRows | None = None,
     ) -> Tensor:
         """As :meth:`forward`; ``captured`` takes the inputs of its layers."""
-        hidden: Tensor = self.model(input_ids, positions, attention, captured)
+        hidden: Tensor = self.model(input_ids, positions, attention, captured, images)
         return hidden
 
     def token_vectors(self, input_ids: Tensor) -> Tensor:

@@ -12,12 +12,13 @@ import torch
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.device.memory import available_memory, large_blocks_apart
-from tgi_cli.errors import ModelError, OutOfMemoryError
+from tgi_cli.errors import ConfigError, ModelError, OutOfMemoryError, UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.checkpoint import merge_quantized, read_headers
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
+from tgi_cli.models.image_support import why_blind
 from tgi_cli.models.registry import (
     checkpoint_format,
     decoder_spec,
@@ -51,6 +52,8 @@ def load_model(
     max_positions: int | None = None,
     quantize: str | None = None,
     head_bits: int | None = None,
+    input_bits: int = 16,
+    vision: bool = True,
 ) -> CausalLM:
     """Build the model that ``config`` names and fill it from the files beside it.
 
@@ -66,9 +69,12 @@ def load_model(
         quantize: how plain weights are quantized as they are loaded, one of
             :data:`tgi_cli.config.settings.model.ON_THE_FLY`. Default: they are not.
         head_bits: 8 or 4, to which the output head is quantized. Default: it is not.
+        input_bits: 8 to round activations to 8-bit integers for products with integers, else 16.
+        vision: whether a model that sees is loaded with what encodes images.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
+        ConfigError: ``input_bits`` is 8, and no product is one with integers.
         CheckpointError: files that are absent or cannot be read; tensors that are missing,
             unexpected, of another shape or type. The message names them.
     """
@@ -76,10 +82,16 @@ def load_model(
         layout = checkpoint_format(config)
         method: QuantizationMethod = Unquantized()
         if layout is not None or quantize is not None or reads_quantized(config):
-            method = Quantized(dtype, device, None if quantize is None else quantizer_for(quantize))
-        head = None if head_bits is None else QuantizedHead(dtype, device, head_bits)
+            quantizer = None if quantize is None else quantizer_for(quantize)
+            method = Quantized(dtype, device, quantizer, input_bits)
+        head = None if head_bits is None else QuantizedHead(dtype, device, head_bits, input_bits)
         build = Build(dtype, method, shard, lora, max_positions, head)
         model = _build(config, build, device)
+        model.why_blind = why_blind(config) if vision else "it is served for text alone"
+        if not model.why_blind:
+            _add_tower(model, config, build, device)
+        if model.leaves_out and model.vision is None and shard.rank == 0:
+            log.warning("%s (%s)", model.leaves_out, model.why_blind)
         if load_format == "dummy":
             layers = layer_slots(model)
             _require_memory(layers, build, device)
@@ -94,11 +106,17 @@ def load_model(
                 name = str(dtype).removeprefix("torch.")
                 why = "as parts of larger ones, or split by heads"
                 log.info("%d quantized weights are kept in %s: %s", stacked, name, why)
+    quantized = [each for each in (method, head) if isinstance(each, Quantized)]
+    if input_bits == 8 and not any(each.quantizes_activations for each in quantized):
+        raise ConfigError(
+            "--quantize-activations: the model has no weights in integers of 8 or 4 bits",
+            "add --quantize int8, or leave it off",
+        )
     if shard.rank == 0:
         if quantize is not None and (about := method_notice(quantize)):
             log.info(about)
-        for each in (method, head):
-            for line in each.report() if isinstance(each, Quantized) else ():
+        for each in quantized:
+            for line in each.report():
                 log.info(line)
     return model.eval()
 
@@ -123,6 +141,16 @@ def _build(config: ModelConfig, build: Build, device: torch.device) -> CausalLM:
     from tgi_cli.models.hf.model import TransformersForCausalLM  # imports transformers
 
     return TransformersForCausalLM(config, build, device)
+
+
+def _add_tower(model: CausalLM, config: ModelConfig, build: Build, device: torch.device) -> None:
+    """Give a model what encodes images, without weights; it is served without if it has none."""
+    from tgi_cli.models.hf.vision import TransformersTower  # imports transformers
+
+    try:
+        model.vision = TransformersTower(config, build, device)
+    except UnsupportedModelError as error:
+        model.why_blind = error.cause
 
 
 def _require_memory(layers: list[LayerSlots], build: Build, device: torch.device) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.models.config import ModelConfig, shown_error
+from tgi_cli.models.families.wrapped import wraps_family
+from tgi_cli.models.image_support import sees
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LatentSpec
 
@@ -58,9 +60,13 @@ FAMILIES = {
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen",
     "Qwen2MoeForCausalLM": "qwen_moe",
+    "Qwen2VLForConditionalGeneration": "qwen_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen_vl",
     "Qwen3ForCausalLM": "qwen",
     "Qwen3MoeForCausalLM": "qwen_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3VLForConditionalGeneration": "qwen_vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen_vl",
     "Qwen3_5ForCausalLM": "qwen3_5",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForCausalLM": "qwen3_5",
@@ -78,7 +84,7 @@ _UNPACKED = {("gpt_oss", "mxfp4")}
 
 def is_builtin(config: ModelConfig) -> bool:
     """Whether a family here defines the architecture; any other runs transformers' code."""
-    return config.architecture in FAMILIES
+    return config.architecture in FAMILIES or wraps_family(config)
 
 
 def has_encoder(config: ModelConfig) -> bool:
@@ -126,7 +132,8 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
     """
     quantized = checkpoint_format(config) is not None
     check_sizes(config.path, config.raw, quantized or config.quantization is not None, builtin=True)
-    family = import_module(f"tgi_cli.models.families.{FAMILIES[config.architecture]}")
+    name = FAMILIES.get(config.architecture, "wrapped")
+    family = import_module(f"tgi_cli.models.families.{name}")
     try:
         spec: DecoderSpec = family.read(config)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
@@ -145,11 +152,17 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     if has_encoder(config):
         from tgi_cli.models.hf.encoder_decoder import encoder_decoder_facts
 
-        return replace(encoder_decoder_facts(config), quantization=quantization_name(config))
-    if not is_builtin(config):
+        facts = encoder_decoder_facts(config)
+    elif is_builtin(config):
+        facts = _builtin_facts(config)
+    else:
         from tgi_cli.models.hf.model import transformers_facts
 
-        return replace(transformers_facts(config), quantization=quantization_name(config))
+        facts = transformers_facts(config)
+    return replace(facts, quantization=quantization_name(config), sees=sees(config))
+
+
+def _builtin_facts(config: ModelConfig) -> ModelFacts:
     spec = decoder_spec(config)
     mixers = [layer.mixer for layer in spec.layers]
     attentions = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
@@ -163,7 +176,6 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         max_position_embeddings=spec.max_position_embeddings,
         eos_token_ids=config.eos_token_ids(spec.vocab_size),
         kv_bytes_per_token=sum(mixer.kv_numbers for mixer in cached),
-        quantization=quantization_name(config),
         num_heads=min((mixer.num_heads for mixer in cached), default=None),
         num_kv_heads=min((a.num_kv_heads for a in attentions), default=None),
     )

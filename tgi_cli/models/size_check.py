@@ -145,6 +145,9 @@ def _numbers(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Keys with whole numbers, those within objects (``text_config``) too."""
     for key, value in raw.items():
         if isinstance(value, dict) and key not in _SKIPPED:
-            yield from _numbers(value)
+            inner = _numbers(value)
+            # Some towers have been cut out of models of text and images: their text is elsewhere.
+            sees = key == "vision_config"
+            yield from (each for each in inner if not (sees and each[0] == "vocab_size"))
         elif type(value) is int:
             yield key, value

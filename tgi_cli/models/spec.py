@@ -70,6 +70,8 @@ class AttentionSpec:
     values_from_keys: bool = False
     chunk: int | None = None
     slopes: tuple[float, ...] = ()
+    spans: Literal["none", "window", "whole"] = "none"
+    """What tokens of a bidirectional span see of it; see :class:`tgi_cli.attention.KVSpec`."""
     cache: int | None = None
     """Index of an earlier layer's KV cache, which this one reads. Default: it has its own."""
 
@@ -280,6 +282,8 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    deepstack: int = 0
+    """Behind how many of the first layers features of images may be added."""
     source: Callable[[str], Source]
     """Where the checkpoint has a tensor, by the model's name for it."""
     ignored: tuple[str, ...] = ()

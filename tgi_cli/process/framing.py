@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
@@ -11,10 +12,35 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<I")
 
+Message = bytes | Sequence[bytes]
+"""A message, or its parts, which are not copied together."""
+
 
 def encode_frame(message: bytes) -> bytes:
     """Return the message behind its length."""
     return _LENGTH.pack(len(message)) + message
+
+
+def frame_parts(message: Message) -> list[bytes]:
+    """Return what to send for a message, in order."""
+    if isinstance(message, bytes):
+        return [encode_frame(message)]
+    return [_LENGTH.pack(size_of(message)), *message]
+
+
+def size_of(message: Message) -> int:
+    """Number of bytes of a message."""
+    return len(message) if isinstance(message, bytes) else sum(map(len, message))
+
+
+def split_frame(received: bytearray) -> tuple[bytes, bytes] | None:
+    """Return the first message and the bytes behind it, or None if it is not complete."""
+    if len(received) < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
+    if len(received) < end:
+        return None
+    return bytes(received[_LENGTH.size : end]), bytes(received[end:])
 
 
 def read_length(stream: BinaryIO) -> int | None:

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from tgi_cli.process.framing import FrameDecoder, encode_frame
+from tgi_cli.process.framing import Message, frame_parts, split_frame
 from tgi_cli.process.spawn import child_environment, module_command
+
+T = TypeVar("T")
 
 _PIECE = 256 << 10
 
@@ -52,39 +54,47 @@ class PoolChild:
         """Whether it runs."""
         return self._popen.poll() is None
 
-    def exchange(self, body: bytes, seconds: float) -> dict[str, Any]:
+    def exchange(self, body: Message, seconds: float) -> dict[str, Any]:
         """Send a message and return the answer. Blocks.
+
+        If buffers follow the answer, their bytes are its item ``data``.
 
         Raises TimeoutError, and OSError or EOFError when the process is gone.
         """
         until = time.monotonic() + seconds
-        left = memoryview(encode_frame(body))
-        while left:
-            self._wait(select.POLLOUT, until)
-            left = left[self._socket.send(left) :]
-        decoder = FrameDecoder()
-        messages: list[bytes] = []
-        while not messages:
+        for part in frame_parts(body):
+            left = memoryview(part)
+            while left:
+                self._wait(select.POLLOUT, until)
+                left = left[self._socket.send(left) :]
+        received = bytearray()
+        while (frame := split_frame(received)) is None:
             self._wait(select.POLLIN, until)
-            messages = decoder.feed(_unless_closed(self._socket.recv(_PIECE)))
-        answer: dict[str, Any] = json.loads(messages[0])
+            received += _unless_closed(self._socket.recv(_PIECE))
+        answer: dict[str, Any] = json.loads(frame[0])
+        left = _begin_data(answer, frame[1])
+        while left:
+            self._wait(select.POLLIN, until)
+            left = left[_unless_closed(self._socket.recv_into(left)) :]
         return answer
 
-    async def exchange_async(self, body: bytes, seconds: float) -> dict[str, Any]:
+    async def exchange_async(self, body: Message, seconds: float) -> dict[str, Any]:
         """As :meth:`exchange`, without blocking the event loop."""
         loop = asyncio.get_running_loop()
-        decoder = FrameDecoder()
-        messages: list[bytes] = []
         async with asyncio.timeout(seconds):
-            await loop.sock_sendall(self._socket, encode_frame(body))
-            while not messages:
-                piece = await loop.sock_recv(self._socket, _PIECE)
-                messages = decoder.feed(_unless_closed(piece))
-        answer: dict[str, Any]
-        if len(messages[0]) > _PIECE:
-            answer = await asyncio.to_thread(json.loads, messages[0])
-        else:
-            answer = json.loads(messages[0])
+            for part in frame_parts(body):
+                await loop.sock_sendall(self._socket, part)
+            received = bytearray()
+            while (frame := split_frame(received)) is None:
+                received += _unless_closed(await loop.sock_recv(self._socket, _PIECE))
+            answer: dict[str, Any]
+            if len(frame[0]) > _PIECE:
+                answer = await asyncio.to_thread(json.loads, frame[0])
+            else:
+                answer = json.loads(frame[0])
+            left = _begin_data(answer, frame[1])
+            while left:
+                left = left[_unless_closed(await loop.sock_recv_into(self._socket, left)) :]
         return answer
 
     def _wait(self, event: int, until: float) -> None:
@@ -113,7 +123,19 @@ class PoolChild:
         return code
 
 
-def _unless_closed(piece: bytes) -> bytes:
-    if not piece:
+def _begin_data(answer: dict[str, Any], received: bytes) -> memoryview:
+    """Add the item ``data`` to an answer that buffers follow; return the part to be received."""
+    size = answer.get("bytes", 0)
+    if not size:
+        return memoryview(b"")
+    data = bytearray(size)
+    data[: len(received)] = received
+    answer["data"] = data
+    return memoryview(data)[len(received) :]
+
+
+def _unless_closed(received: T) -> T:
+    """What was received, or how much. Raises EOFError at the end."""
+    if not received:
         raise EOFError
-    return piece
+    return received

@@ -2,7 +2,7 @@
 
 It may be killed at any time, and limits itself, as the cost of a job is known only afterwards.
 Messages are frames (:mod:`tgi_cli.process.framing`). The first is JSON with the limits and the
-``setup`` of the work. Each further one is a job, answered with JSON.
+``setup`` of the work. Each further one is a job, answered with JSON that buffers may follow.
 
 It imports little, and only the standard library, as every process pays for that.
 """
@@ -16,7 +16,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from tgi_cli.process.framing import encode_frame, read_frame, read_length
@@ -24,7 +24,9 @@ from tgi_cli.process.framing import encode_frame, read_frame, read_length
 OUT_OF_MEMORY = 77
 """Exit code of a process that had too little memory left to report it."""
 
-Work = Callable[[bytes], dict[str, Any]]
+Reply = dict[str, Any] | tuple[dict[str, Any], Sequence[Any]]
+"""An answer: JSON values, and buffers that follow them as they are."""
+Work = Callable[[bytes], Reply]
 """Computes a job's answer from its body; any exception but MemoryError is a defect."""
 
 
@@ -49,28 +51,34 @@ def serve(begin: Callable[[Any], Work]) -> None:
                 return
             # Normally the parent kills a process that is late, unless it is gone itself.
             signal.setitimer(signal.ITIMER_REAL, hello["seconds"] + 2)
-            answer, last = _answer(work, body)
+            answer, data, last = _answer(work, body)
             signal.setitimer(signal.ITIMER_REAL, 0)
             # Memory that was used once is seldom returned to the system.
             last = last or limit.half_used
-            _send(target, answer[:-1] + (b', "last": true}' if last else b', "last": false}'))
+            _send(target, answer[:-1] + (b', "last": true}' if last else b', "last": false}'), data)
+            del body, data
             if last:
                 return
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
 
 
-def _answer(work: Work, body: bytes) -> tuple[bytes, bool]:
-    """Return the answer as JSON, and whether the process must not be reused."""
+def _answer(work: Work, body: bytes) -> tuple[bytes, Sequence[Any], bool]:
+    """Return the answer as JSON, its buffers, and whether the process must not be reused."""
     try:
+        found = work(body)
+        fields, data = found if isinstance(found, tuple) else (found, ())
         # Not escaped: an escape takes up to six bytes for one of UTF-8.
-        answer = json.dumps({"answer": work(body)}, ensure_ascii=False)
-        return answer.encode(errors="surrogatepass"), False
+        answer = json.dumps(
+            {"answer": fields, "bytes": sum(memoryview(buffer).nbytes for buffer in data)},
+            ensure_ascii=False,
+        )
+        return answer.encode(errors="surrogatepass"), data, False
     except MemoryError:
-        return b'{"exhausted": true}', True
+        return b'{"exhausted": true}', (), True
     except BaseException as error:  # such as a panic of a library
         cause = f"{type(error).__name__}: {error}"[:1000]
-    return json.dumps({"defect": cause}).encode(), True
+    return json.dumps({"defect": cause}).encode(), (), True
 
 
 class PeakMemory:
@@ -158,6 +166,8 @@ class MemoryLimit:
         return size > self._size + most or resident > self._resident + most
 
 
-def _send(target: BinaryIO, body: bytes) -> None:
+def _send(target: BinaryIO, body: bytes, data: Sequence[Any] = ()) -> None:
     target.write(encode_frame(body))
+    for buffer in data:
+        target.write(buffer)
     target.flush()

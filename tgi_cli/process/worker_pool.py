@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tgi_cli.errors import RouterError
+from tgi_cli.process.framing import Message, size_of
 from tgi_cli.process.pool_child import PoolChild
 from tgi_cli.process.pool_worker import OUT_OF_MEMORY
 
@@ -63,6 +64,7 @@ class Limits:
         seconds, megabytes: For one job.
         bytes_per_byte: Memory for each byte of a job's body, if that is more.
         wait_seconds: Time that a job may wait for a process.
+        reserved: Processes of several that large jobs leave to small ones.
     """
 
     processes: int = 2
@@ -70,6 +72,7 @@ class Limits:
     megabytes: int = 512
     bytes_per_byte: int = 0
     wait_seconds: float = 10.0
+    reserved: int = 1
 
 
 class WorkerPool:
@@ -111,12 +114,14 @@ class WorkerPool:
         self._waiting = 0
         """Jobs in threads, or queued for one, that have no process yet."""
         self._large = 0
-        """Large jobs in progress. One process of several is reserved for other jobs."""
+        """Large jobs in progress, which leave some processes to other jobs."""
         self._closed = False
         self._end = weakref.finalize(self, _kill_all, self._all)
 
-    def run(self, body: bytes) -> dict[str, Any]:
+    def run(self, body: Message) -> dict[str, Any]:
         """Return the answer to one job. Blocks; from any thread.
+
+        Bytes of buffers that follow the answer are its item ``data``.
 
         Raises:
             LimitError: The job exceeds its time or memory.
@@ -127,14 +132,14 @@ class WorkerPool:
             self._waiting += 1
         return self._run(body, time.monotonic() + self._limits.wait_seconds, 2)
 
-    async def run_async(self, body: bytes) -> dict[str, Any]:
+    async def run_async(self, body: Message) -> dict[str, Any]:
         """As :meth:`run`, without blocking the event loop.
 
         A small job takes no thread if a process is idle: each switch between threads may take the
         interpreter lock from the thread that delivers tokens, or wait for it.
         """
         loop = asyncio.get_running_loop()
-        child = None if len(body) > _LARGE_BYTES else self._idle_child()
+        child = None if size_of(body) > _LARGE_BYTES else self._idle_child()
         tries = 2
         if child is not None:
             try:
@@ -185,8 +190,8 @@ class WorkerPool:
     def _ended(self) -> WorkerError:
         return WorkerError(f"the {self._what} processes are being ended", "")
 
-    def _run(self, body: bytes, latest: float, tries: int) -> dict[str, Any]:
-        large = len(body) > _LARGE_BYTES
+    def _run(self, body: Message, latest: float, tries: int) -> dict[str, Any]:
+        large = size_of(body) > _LARGE_BYTES
         while True:
             tries -= 1
             child = self._child(latest, large)
@@ -225,6 +230,8 @@ class WorkerPool:
             logger.error("a %s process: %s", self._what, answer["defect"])
             return {"error": "the server failed to process it: see its log"}
         found: dict[str, Any] = answer["answer"]
+        if "data" in answer:
+            found["data"] = answer["data"]
         return found
 
     @property
@@ -258,7 +265,7 @@ class WorkerPool:
 
     def _child(self, latest: float, large: bool) -> PoolChild:
         """Return a process for one job, which no longer counts as waiting then."""
-        most = max(self._limits.processes - 1, 1)
+        most = max(self._limits.processes - self._limits.reserved, 1)
         patient = time.monotonic() + _PATIENCE_SECONDS
         with self._changed:
             try:

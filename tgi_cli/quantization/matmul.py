@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels import cpp_library
-from tgi_cli.kernels.linear import linear, pack_codes
+from tgi_cli.kernels.linear import linear, pack_codes, quantize_inputs
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.base import QuantizedMatmul
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
@@ -31,10 +31,13 @@ _TORCH_GROUPS = (256, 128, 64, 32)
 class CppMatmul(QuantizedMatmul):
     """Our C++ kernels for 4 and 8 bits and e4m3 on a CPU, with scales in float32.
 
-    Exact except for the sums, and for a table's rounding in :func:`bfloat16_table`.
+    Codes are exact, except for a table's rounding in :func:`bfloat16_table`. Activations are
+    rounded to 8 bits where ``input_bits`` is 8 and codes are integers.
     """
 
-    def __init__(self, weight: GroupedWeight, bits: int, paired: bool) -> None:
+    def __init__(
+        self, weight: GroupedWeight, bits: int, paired: bool, input_bits: int = 16
+    ) -> None:
         group = weight.group if weight.group < weight.codes.shape[1] else 0
         e4m3 = bits == 8 and weight.table is not None
         self.kernel = "our kernels for fp8" if e4m3 else f"our kernels for {bits} bits"
@@ -46,6 +49,9 @@ class CppMatmul(QuantizedMatmul):
         self.matrix = pack_codes(
             weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3
         )
+        self.quantizes_activations = input_bits == 8 and quantize_inputs(self.matrix)
+        if self.quantizes_activations:
+            self.kernel += ", activations of 8 bits"
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x if self.order is None else x.index_select(1, self.order), self.matrix, bias)
@@ -151,12 +157,17 @@ def _has_cpp_kernel(weight: QuantizedWeight) -> bool:
 
 
 def make_matmul(
-    weight: QuantizedWeight, dtype: torch.dtype, device: torch.device, paired: bool = False
+    weight: QuantizedWeight,
+    dtype: torch.dtype,
+    device: torch.device,
+    paired: bool = False,
+    input_bits: int = 16,
 ) -> QuantizedMatmul | str:
     """Prepare ``weight`` for a kernel of ``device``, or return the reason why there is none.
 
     Args:
         paired: the outputs are a gate's and then as many that it gates.
+        input_bits: 8 if activations may be rounded to 8-bit integers, else 16.
     """
     weight = widen_to_4_bits(weight)
     if device.type == "cuda":
@@ -170,7 +181,7 @@ def make_matmul(
     outputs, inputs = weight.shape
     whole = arranged.group == inputs
     if ours and (whole or arranged.group % 32 == 0):
-        return CppMatmul(arranged, weight.bits, paired)
+        return CppMatmul(arranged, weight.bits, paired, input_bits)
     if weight.table is not None:
         return f"there is no kernel for groups of {arranged.group}"
     if weight.bits == 4:

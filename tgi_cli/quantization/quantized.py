@@ -38,18 +38,26 @@ class Quantized(QuantizationMethod):
         dtype: of activations.
         device: of the matrices.
         quantizer: applied to plain weights, or None to leave them plain.
+        input_bits: 8 to round activations to 8-bit integers for products with integers, else 16.
 
     Attributes:
         kernels: number of matrices by kernel.
         dequantized: number of dequantized weights by reason.
+        quantizes_activations: whether activations are rounded for some product.
     """
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, quantizer: Quantizer | None = None
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantizer: Quantizer | None = None,
+        input_bits: int = 16,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self.quantizer = quantizer
+        self.input_bits = input_bits
+        self.quantizes_activations = False
         self.plain = Unquantized()
         self.kernels: Counter[str] = Counter()
         self.dequantized: Counter[str] = Counter()
@@ -100,7 +108,8 @@ class Quantized(QuantizationMethod):
         layer.packed = packed
 
     def _matrix(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
-        return self._counted(make_matmul(weight, self.dtype, self.device, paired), weight)
+        matmul = make_matmul(weight, self.dtype, self.device, paired, self.input_bits)
+        return self._counted(matmul, weight)
 
     def _counted(
         self, matmul: QuantizedMatmul | str, weight: QuantizedWeight
@@ -110,6 +119,8 @@ class Quantized(QuantizationMethod):
             self.dequantized[matmul] += 1
             return weight.dequantize(self.dtype)
         self.kernels[matmul.kernel] += 1
+        if isinstance(matmul, CppMatmul):
+            self.quantizes_activations |= matmul.quantizes_activations
         return matmul
 
     def report(self) -> Iterator[str]:
@@ -153,8 +164,10 @@ class QuantizedHead(Quantized):
         is_stored: whether the checkpoint's head is quantized.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, bits: int) -> None:
-        super().__init__(dtype, device)
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, bits: int, input_bits: int = 16
+    ) -> None:
+        super().__init__(dtype, device, input_bits=input_bits)
         self._bits = bits
         self._quantize: Quantizer = (
             quantize_int8 if bits == 8 else partial(bitsandbytes.quantize, "nf4")

@@ -51,6 +51,7 @@ from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.grammar.checker import GrammarChecker
 from tgi_cli.text.workers import TextWorkers
+from tgi_cli.vision.load import TEXT_ONLY, Vision
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,12 @@ ROUTES = [
 """All routes but those that Vertex AI's environment names."""
 
 
-def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> Starlette:
+def create_app(
+    client: EngineClient, text: TextBundle, config: RouterConfig, vision: Vision = TEXT_ONLY
+) -> Starlette:
     """The application in front of a connected engine; its state is ``app.state.router``.
+
+    ``vision`` reads the images of prompts, and ends with the application's state.
 
     Raises ConfigError if the environment names an invalid route, or traces cannot be sent.
     """
@@ -85,7 +90,7 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
     grammars = None
     if client.info.grammar and not config.disable_grammar_support:
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
-    generator = Generator(client, text, workers, metrics, admission, grammars)
+    generator = Generator(client, text, workers, metrics, admission, grammars, vision)
     dynamic = DynamicAdapters(client)
     EngineRestart(client, config, generator, dynamic)
     routes = [*vertex.environment_routes(os.environ), *ROUTES]
@@ -125,6 +130,7 @@ def create_app(client: EngineClient, text: TextBundle, config: RouterConfig) -> 
         defaults,
         ResponseStore(config.response_store_bytes, config.response_store_seconds),
         tracing,
+        vision.reader,
     )
     return app
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from tgi_cli.config.settings import default
 from tgi_cli.rpc.tls import TlsFiles
+from tgi_cli.vision.limits import ImageLimits
+
+TEXT_PAYLOAD = 2_000_000
+"""TGI's limit of a request's body in bytes."""
+IMAGE_PAYLOAD = 32_000_000
+"""The limit for models that take images: 24 MB of files in base64, as in Anthropic's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +27,11 @@ class RouterConfig:
         parent_fd: pipe that closes when the parent exits. Default: run independently.
         max_input_tokens, max_total_tokens: limits of a request. Default: the engine's.
         validation_workers: threads that tokenize long prompts.
-        payload_limit: bytes of a request's body.
+        payload_limit: bytes of a request's body. Default: :data:`TEXT_PAYLOAD`, or
+            :data:`IMAGE_PAYLOAD` for models that take images.
+        media_fetch, allowed_media_domains, allow_private_media,
+        allowed_local_media_path, media_fetch_timeout, max_image_fetch_size, max_image_pixels,
+        max_images, image_workers: see :class:`tgi_cli.vision.limits.ImageLimits`.
         response_store_bytes, response_store_seconds: bounds of the responses that later requests
             may continue; 0: none is kept.
         watermark_gamma, watermark_delta: parameters of requested watermarks.
@@ -68,7 +78,16 @@ class RouterConfig:
     logger_level: str = default("logger_level")
     graceful_termination_timeout: int = default("graceful_termination_timeout")
     watchdog_timeout: float = default("watchdog_timeout")
-    payload_limit: int = default("payload_limit")
+    payload_limit: int | None = None
+    media_fetch: bool = default("media_fetch")
+    allowed_media_domains: tuple[str, ...] = ()
+    allow_private_media: bool = default("allow_private_media")
+    allowed_local_media_path: Path | None = None
+    media_fetch_timeout: float = default("media_fetch_timeout")
+    max_image_fetch_size: int = default("max_image_fetch_size")
+    max_image_pixels: int = default("max_image_pixels")
+    max_images: int = default("max_images")
+    image_workers: int = default("image_workers")
     response_store_bytes: int = default("response_store_bytes")
     response_store_seconds: int = default("response_store_seconds")
     watermark_gamma: float = default("watermark_gamma")
@@ -97,3 +116,9 @@ class RouterConfig:
     def api_keys(self) -> tuple[str, ...]:
         """The keys, separately."""
         return () if self.api_key is None else tuple(self.api_key.split(","))
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        """The limits of images."""
+        names = [each.name for each in fields(ImageLimits)]
+        return ImageLimits(**{name: getattr(self, name) for name in names})

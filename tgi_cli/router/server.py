@@ -28,6 +28,7 @@ from tgi_cli.router.http.tls import server_context
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
+from tgi_cli.vision.load import load_vision
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,10 @@ class _Router:
             tls=config.engine_tls,
         )
         try:
-            app = create_app(client, text, config)
+            vision = await asyncio.to_thread(
+                load_vision, config.model_path, text.tokenizer, config.image_limits, client.info
+            )
+            app = create_app(client, text, config, vision)
             self._state = app.state.router
             host, port = self._listener.getsockname()[:2]
             try:
@@ -176,9 +180,10 @@ class _Server(uvicorn.Server):
 
 def uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
     """The configuration of uvicorn. Raises ConfigError for invalid certificates."""
+    limit = app.state.router.payload_limit
     server = uvicorn.Config(
         app,
-        http=partial(BoundedProtocol, body_seconds=body_seconds(config.payload_limit)),  # type: ignore[arg-type]
+        http=partial(BoundedProtocol, body_seconds=body_seconds(limit)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         loop="none",

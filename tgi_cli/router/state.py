@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from tgi_cli.hub.lora_files import BASE_NAME
 from tgi_cli.router.adapter_names import AdapterNames
-from tgi_cli.router.config import RouterConfig
+from tgi_cli.router.config import IMAGE_PAYLOAD, TEXT_PAYLOAD, RouterConfig
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
@@ -24,6 +24,7 @@ from tgi_cli.rpc.interface import EngineClient
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.workers import TextWorkers
 from tgi_cli.version import __version__
+from tgi_cli.vision.prompts import ImageReader
 
 
 def leads(generations: Sequence[Generation]) -> list[Generation]:
@@ -41,7 +42,7 @@ def prompt_characters(generations: Sequence[Generation]) -> int:
 class RouterState:
     """One router's parts, created by :func:`tgi_cli.router.app.create_app`.
 
-    ``started`` is the Unix time of their creation.
+    ``images`` is None if the model takes none. ``started`` is the Unix time of their creation.
     """
 
     config: RouterConfig
@@ -55,7 +56,15 @@ class RouterState:
     defaults: SamplingDefaults
     responses: ResponseStore
     tracing: Tracing | None = None
+    images: ImageReader | None = None
     started: float = field(default_factory=time.time)
+
+    @property
+    def payload_limit(self) -> int:
+        """Bytes of a request's body."""
+        if self.config.payload_limit is not None:
+            return self.config.payload_limit
+        return TEXT_PAYLOAD if self.images is None else IMAGE_PAYLOAD
 
     def model_name(self, requested: str | None) -> str:
         """The name of the model in an answer.
@@ -116,6 +125,8 @@ class RouterState:
             self.generator.grammars.close()
         if self.text.chat_template is not None:
             self.text.chat_template.close()
+        if self.images is not None:
+            self.images.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 

@@ -18,13 +18,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest, ImageInput
 from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc import codec, step_socket, tls_probe
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.endpoint import EngineEndpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
+from tgi_cli.rpc.image_codec import encode_tensors
 from tgi_cli.rpc.interface import GONE, AdapterError, Adapters
 from tgi_cli.rpc.services import make_stub
 from tgi_cli.rpc.status import ADAPTER_STATUSES
@@ -39,6 +40,9 @@ _LOG_SECONDS = 10.0
 _LIST_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _ADAPTER_FAULTS = {status: fault for fault, status in ADAPTER_STATUSES.items()}
+
+_Outgoing = asyncio.Queue[pb.ClientMessage | ImageInput]
+"""Messages to the engine; an image is encoded when its turn comes."""
 
 
 class _Hung(Exception):
@@ -63,7 +67,7 @@ class GrpcEngineClient:
         self._connected = False
         self._streams = RequestStreams(self._cancel)
         self._request_ids = itertools.count(1)
-        self._outgoing: asyncio.Queue[pb.ClientMessage] = asyncio.Queue()
+        self._outgoing: _Outgoing = asyncio.Queue()
         self._session: asyncio.Task[None] | None = None
 
     @classmethod
@@ -177,6 +181,9 @@ class GrpcEngineClient:
             raise ShardError(GONE, "see its log")
         message = codec.encode_submit(request, adapter)
         stream = self._streams.open(request.request_id)
+        if request.fork_of is None:  # otherwise the engine has them
+            for image in {image.digest: image for image in request.images}.values():
+                self._outgoing.put_nowait(image)
         self._outgoing.put_nowait(message)
         return stream
 
@@ -296,10 +303,13 @@ class GrpcEngineClient:
         self._streams.deliver(codec.decode_step(message))
 
     @staticmethod
-    async def _write(call: Any, outgoing: asyncio.Queue[pb.ClientMessage]) -> None:
+    async def _write(call: Any, outgoing: _Outgoing) -> None:
         try:
             while True:
-                await call.write(await outgoing.get())
+                message = await outgoing.get()
+                if isinstance(message, ImageInput):
+                    message = await asyncio.to_thread(encode_tensors, message)
+                await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the session has ended; the reader gets the cause
 

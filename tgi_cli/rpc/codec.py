@@ -25,6 +25,7 @@ from tgi_cli.engine.messages import (
 from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram
 from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.rpc import engine_pb2 as pb
+from tgi_cli.rpc.image_codec import ReceivedImages, encode_images
 from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
 
@@ -51,6 +52,9 @@ _INFO_FIELDS = tuple(EngineInfo.__dataclass_fields__)
 def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMessage:
     """Encode a request and the name of its adapter.
 
+    The tensors of its images must be sent before it:
+    :func:`tgi_cli.rpc.image_codec.encode_tensors`.
+
     Raises:
         ValueError: A number is out of the wire's range, or the request needs the engine's own
             process (logits processors, raw logits).
@@ -68,6 +72,7 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
         sampling=_encode_sampling(request.sampling),
         stop_token_ids=request.stop_token_ids,
         adapter=adapter,
+        images=encode_images(request.images),
     )
     for name in _OPTIONAL:
         value = getattr(request, name)
@@ -78,12 +83,17 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
     return pb.ClientMessage(submit=submit)
 
 
-def decode_submit(message: pb.Submit) -> GenerationRequest:
+def decode_submit(message: pb.Submit, images: ReceivedImages | None = None) -> GenerationRequest:
     """Decode a request, without its adapter's id.
 
+    Args:
+        images: Those that the client has sent. Default: none.
+
     Raises:
-        ValueError: A sampling value is out of range, or a thinking budget lacks a marker.
+        ValueError: A sampling value is out of range, a thinking budget lacks a marker, or an image
+            is invalid.
     """
+    received = images or ReceivedImages()
     present = [name for name in _OPTIONAL if message.HasField(name)]
     return GenerationRequest(
         **{name: getattr(message, name) for name in (*_SUBMIT_SCALARS, *present)},
@@ -92,6 +102,7 @@ def decode_submit(message: pb.Submit) -> GenerationRequest:
         sampling=_decode_sampling(message.sampling),
         stop_token_ids=frozenset(message.stop_token_ids),
         thinking=_decode_thinking(message.thinking) if message.HasField("thinking") else None,
+        images=received.of(message.images, len(message.prompt_ids)),
     )
 
 
@@ -162,7 +173,7 @@ def encode_step(outputs: StepOutputs) -> pb.StepMessage:
             request_id=verified.request_id,
             drafted=verified.drafted,
             accepted=verified.accepted,
-            predicted=verified.predicted,
+            source=verified.source,
         )
     return message
 
@@ -205,7 +216,7 @@ def decode_step(message: pb.StepMessage) -> StepOutputs:
             for p in message.prompt_logprobs
         ],
         drafts=[
-            VerifiedDrafts(d.request_id, d.drafted, d.accepted, d.predicted) for d in message.drafts
+            VerifiedDrafts(d.request_id, d.drafted, d.accepted, d.source) for d in message.drafts
         ],
     )
 

@@ -11,7 +11,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters", "grammar", "quantize", "num_shard", "step_seconds", "instance", "speculate", "decoder_start_ids")
+    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters", "grammar", "quantize", "num_shard", "step_seconds", "instance", "speculate", "decoder_start_ids", "vision", "max_image_rows")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,8 @@ class InfoResponse(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
     DECODER_START_IDS_FIELD_NUMBER: _ClassVar[int]
+    VISION_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     revision: str
     model_type: str
@@ -58,7 +60,9 @@ class InfoResponse(_message.Message):
     instance: str
     speculate: int
     decoder_start_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., grammar: bool = ..., quantize: _Optional[str] = ..., num_shard: _Optional[int] = ..., step_seconds: _Optional[float] = ..., instance: _Optional[str] = ..., speculate: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    vision: bool
+    max_image_rows: int
+    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., grammar: bool = ..., quantize: _Optional[str] = ..., num_shard: _Optional[int] = ..., step_seconds: _Optional[float] = ..., instance: _Optional[str] = ..., speculate: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., vision: bool = ..., max_image_rows: _Optional[int] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("max_loras", "loaded")
@@ -125,7 +129,7 @@ class MetricsResponse(_message.Message):
     def __init__(self, histograms: _Optional[_Iterable[_Union[Histogram, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., queue_seconds: _Optional[float] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("queued", "running", "used_blocks", "preemptions", "reused_tokens", "prompt_tokens", "cached_blocks", "steps", "context_tokens", "used_state_slots", "cached_states", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("queued", "running", "used_blocks", "preemptions", "reused_tokens", "prompt_tokens", "cached_blocks", "steps", "context_tokens", "used_state_slots", "cached_states", "drafted_tokens", "accepted_tokens", "encoded_images", "reused_images")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +143,8 @@ class EngineLoad(_message.Message):
     CACHED_STATES_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    REUSED_IMAGES_FIELD_NUMBER: _ClassVar[int]
     queued: int
     running: int
     used_blocks: int
@@ -152,7 +158,9 @@ class EngineLoad(_message.Message):
     cached_states: int
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., context_tokens: _Optional[int] = ..., used_state_slots: _Optional[int] = ..., cached_states: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    encoded_images: int
+    reused_images: int
+    def __init__(self, queued: _Optional[int] = ..., running: _Optional[int] = ..., used_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., context_tokens: _Optional[int] = ..., used_state_slots: _Optional[int] = ..., cached_states: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., encoded_images: _Optional[int] = ..., reused_images: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("name", "label", "bounds", "counts", "sum")
@@ -179,15 +187,37 @@ class Count(_message.Message):
     def __init__(self, name: _Optional[str] = ..., label: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("submit", "cancel")
+    __slots__ = ("submit", "cancel", "tensors")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: int
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[int] = ...) -> None: ...
+    tensors: ImageTensors
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[int] = ..., tensors: _Optional[_Union[ImageTensors, _Mapping]] = ...) -> None: ...
+
+class ImageTensors(_message.Message):
+    __slots__ = ("digest", "tensors")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, digest: _Optional[bytes] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "data")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "adapter", "grammar", "thinking", "prediction", "tenant", "first_id")
+    __slots__ = ("request_id", "prompt_ids", "sampling", "max_new_tokens", "stop_token_ids", "ignore_eos", "cache_salt", "priority", "timeout_seconds", "fork_of", "prompt_logprobs", "client_id", "adapter", "grammar", "thinking", "prediction", "tenant", "first_id", "images")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +236,7 @@ class Submit(_message.Message):
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     FIRST_ID_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -224,7 +255,24 @@ class Submit(_message.Message):
     prediction: _containers.RepeatedScalarFieldContainer[int]
     tenant: bytes
     first_id: int
-    def __init__(self, request_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., fork_of: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., client_id: _Optional[int] = ..., adapter: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., prediction: _Optional[_Iterable[int]] = ..., tenant: _Optional[bytes] = ..., first_id: _Optional[int] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, request_id: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., cache_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., fork_of: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., client_id: _Optional[int] = ..., adapter: _Optional[str] = ..., grammar: _Optional[str] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ..., prediction: _Optional[_Iterable[int]] = ..., tenant: _Optional[bytes] = ..., first_id: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("digest", "span_starts", "span_counts", "grid_height", "grid_width", "bidirectional")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SPAN_STARTS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    GRID_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    GRID_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    BIDIRECTIONAL_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    span_starts: _containers.RepeatedScalarFieldContainer[int]
+    span_counts: _containers.RepeatedScalarFieldContainer[int]
+    grid_height: int
+    grid_width: int
+    bidirectional: bool
+    def __init__(self, digest: _Optional[bytes] = ..., span_starts: _Optional[_Iterable[int]] = ..., span_counts: _Optional[_Iterable[int]] = ..., grid_height: _Optional[int] = ..., grid_width: _Optional[int] = ..., bidirectional: bool = ...) -> None: ...
 
 class ThinkingBudget(_message.Message):
     __slots__ = ("tokens", "open", "close", "then", "answer", "inside")
@@ -311,16 +359,16 @@ class StepMessage(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[VerifiedDrafts, _Mapping]]] = ...) -> None: ...
 
 class VerifiedDrafts(_message.Message):
-    __slots__ = ("request_id", "drafted", "accepted", "predicted")
+    __slots__ = ("request_id", "drafted", "accepted", "source")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     drafted: int
     accepted: int
-    predicted: bool
-    def __init__(self, request_id: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., predicted: bool = ...) -> None: ...
+    source: str
+    def __init__(self, request_id: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("request_id", "start", "logprobs", "top_counts", "top_ids", "top_logprobs")

@@ -15,6 +15,7 @@ from typing import Any
 
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.process.worker_pool import LimitError, Limits, WorkerPool
+from tgi_cli.text.images import with_image_parts
 from tgi_cli.text.template_files import of_holder, sources_of
 from tgi_cli.text.template_traits import TemplateTraits, probe, with_parts
 from tgi_cli.text.tokenizer import Tokenizer, read_json
@@ -163,6 +164,7 @@ class ChatTemplate:
         continue_final_message: bool | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        image_mark: str | None = None,
     ) -> str:
         """Render a conversation; blocks. Messages, tools and variables are JSON values.
 
@@ -173,6 +175,7 @@ class ChatTemplate:
             continue_final_message: End the prompt within the last message. Default: if it is the
                 assistant's and has content, as in TGI.
             add_generation_prompt: Otherwise end it where the assistant's message begins.
+            image_mark: What stands for an image in contents, which become parts there.
 
         Raises:
             ChatTemplateError: The template refuses the conversation, or fails.
@@ -181,7 +184,7 @@ class ChatTemplate:
             WorkerError: No process can be started, or processes are killed from outside.
         """
         continued = is_continued(messages, continue_final_message)
-        job = self._job(messages, tools, continued, add_generation_prompt, variables)
+        job = self._job(messages, tools, continued, add_generation_prompt, variables, image_mark)
         try:
             answer = self.pool.run(job)
         except LimitError as error:
@@ -196,10 +199,11 @@ class ChatTemplate:
         continue_final_message: bool | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        image_mark: str | None = None,
     ) -> str:
         """Render a conversation without blocking the event loop; see :meth:`render`."""
         continued = is_continued(messages, continue_final_message)
-        arguments = (messages, tools, continued, add_generation_prompt, variables)
+        arguments = (messages, tools, continued, add_generation_prompt, variables, image_mark)
         if _is_large((messages, tools, variables)):
             job = await asyncio.to_thread(self._job, *arguments)
         else:
@@ -221,10 +225,13 @@ class ChatTemplate:
         continued: bool,
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None,
+        image_mark: str | None,
     ) -> bytes:
         conversation = [dict(message) for message in messages]
         if continued:
             conversation[-1]["content"] += _CONTINUE
+        if image_mark is not None:
+            conversation = [with_image_parts(message, image_mark) for message in conversation]
         name = self._name(bool(tools))
         if self._traits[name].parts:
             conversation = [with_parts(message) for message in conversation]

@@ -47,21 +47,6 @@ def adapt(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list
     return adapted.finish()
 
 
-def text_of(content: Any) -> str:
-    """The text of a message's content: a string, parts of the type ``text``, or None.
-
-    Raises:
-        ValueError: It has anything else.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence) or not all(
-        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
-    ):
-        raise ValueError("the content of a message must be text")
-    return "".join(part["text"] for part in content)
-
-
 def instructions(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The system and developer messages at the start."""
     return list(takewhile(lambda message: message["role"] in INSTRUCTIONS, messages))

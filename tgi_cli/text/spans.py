@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -40,3 +41,19 @@ class Spans:
     def at(self, start: int) -> Spans:
         """The same tokens in a part that begins at ``start``."""
         return replace(self, start=start)
+
+
+def repeated(spans: Spans, token_id: int, counts: deque[int]) -> Spans:
+    """The tokens with each ``token_id`` as often as the next of ``counts`` says, which is removed.
+
+    The repetitions cover the same characters.
+    """
+    if not counts or token_id not in spans.ids:
+        return spans
+    ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    for each, span in zip(spans.ids, spans.offsets, strict=True):
+        times = counts.popleft() if each == token_id and counts else 1
+        ids += [each] * times
+        offsets += [span] * times
+    return Spans(ids, offsets, spans.start)

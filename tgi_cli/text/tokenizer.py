@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from tgi_cli.byte_level import byte_level_bytes, fallback_byte
 from tgi_cli.errors import LibraryPanicError, ModelError, no_panic
 from tgi_cli.files import read_json as read_bounded
 from tgi_cli.files import require_tokenizer
@@ -162,11 +163,13 @@ class Tokenizer:
         if token_id in self.special_ids:
             return token.encode()
         if self._byte_level:
-            table = _BYTE_OF_CHARACTER
-            if all(character in table for character in token):
-                return bytes(table[character] for character in token)
-        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes.fromhex(token[3:5])
+            exact = byte_level_bytes(token)
+            if exact is not None:
+                return exact
+        else:
+            byte = fallback_byte(token)
+            if byte is not None:
+                return byte
         return self.surface(token_id).encode()
 
 
@@ -235,18 +238,3 @@ def _add_missing(backend: Backend, config: dict[str, Any]) -> None:
 def _id_of(key: str) -> int:
     """The id in a key of ``added_tokens_decoder``; 0 if it is invalid."""
     return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else 0
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Character of each byte in a byte-level vocabulary (GPT-2, Radford et al. 2019).
-
-    Printable Latin-1 characters are themselves; the other bytes follow from U+0100 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(0x100 + offset): byte for offset, byte in enumerate(others)})
-    return table
-
-
-_BYTE_OF_CHARACTER = _byte_alphabet()

@@ -6,7 +6,7 @@ distinguish zero from a missing value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.engine.validation import validate_length
 from tgi_cli.model_server.adapters import AdapterRegistry
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.text.images import ImagePart, markdown_images
+from tgi_cli.vision.prompts import ImagePrompt
 
 if TYPE_CHECKING:
     from tgi_cli.tgi_grpc.model_text import ModelText
@@ -61,13 +63,14 @@ class RequestReader:
             TgiError: Text cannot be tokenized, or grammars cannot be compiled.
         """
         fields = request.DESCRIPTOR.fields_by_name
-        text = _text(request) if "input_chunks" in fields else request.inputs
+        pieces = self._pieces(request, "input_chunks" in fields)
         special = request.add_special_tokens if "add_special_tokens" in fields else True
         stopping = request.stopping_parameters
-        prompt = self.model_text().encode(text, special, request.truncate)
-        validate_length(len(prompt), stopping.max_new_tokens, limits)
-        if max(prompt) >= self._info.vocab_size:
-            raise ValueError(f"the tokenizer gives ids beyond the vocabulary ({max(prompt)})")
+        prompt = self._encode(pieces, special, request.truncate)
+        validate_length(len(prompt.ids), stopping.max_new_tokens, limits)
+        highest = prompt.highest_id
+        if highest >= self._info.vocab_size:
+            raise ValueError(f"the tokenizer gives ids beyond the vocabulary ({highest})")
         if request.top_n_tokens > self._info.vocab_size:
             raise ValueError(
                 f"`top_n_tokens` is more than the vocabulary has ({self._info.vocab_size})"
@@ -75,7 +78,8 @@ class RequestReader:
         adapter = request.adapter_id if "adapter_id" in fields else ""
         return GenerationRequest(
             request_id=engine_id,
-            prompt_ids=tuple(prompt),
+            prompt_ids=tuple(prompt.ids),
+            images=prompt.images,
             sampling=self._sampling(request.parameters, request.top_n_tokens),
             max_new_tokens=stopping.max_new_tokens,
             stop_token_ids=frozenset(self._info.eos_token_ids),
@@ -84,6 +88,32 @@ class RequestReader:
             grammar=self._grammar(request.parameters),
             prompt_logprobs=0 if request.prefill_logprobs else None,
         )
+
+    def _pieces(self, request: Any, has_chunks: bool) -> list[str | ImagePart]:
+        """The prompt of a request, with its images."""
+        if has_chunks and request.input_chunks.chunks:
+            return [
+                ImagePart(chunk.image.data, media_type=chunk.image.mimetype)
+                if chunk.WhichOneof("chunk") == "image"
+                else chunk.text
+                for chunk in request.input_chunks.chunks
+            ]
+        inputs: str = request.inputs
+        if "![](" not in inputs or not self.model_text().vision.expected:
+            return [inputs]
+        return [
+            ImagePart(piece) if index % 2 else piece
+            for index, piece in enumerate(markdown_images(inputs))
+        ]
+
+    def _encode(
+        self, pieces: Sequence[str | ImagePart], add_special_tokens: bool, truncate: int
+    ) -> ImagePrompt:
+        text = self.model_text()
+        if any(isinstance(piece, ImagePart) for piece in pieces):
+            return text.encode_with_images(pieces, add_special_tokens, truncate)
+        joined = "".join(piece for piece in pieces if isinstance(piece, str))
+        return ImagePrompt(text.encode(joined, add_special_tokens, truncate), ())
 
     def _sampling(self, parameters: Any, top_n_tokens: int) -> SamplingParams:
         temperature = parameters.temperature or 1.0
@@ -117,13 +147,3 @@ class RequestReader:
             return self.model_text().grammar(kind, parameters.grammar)
         except ValueError as error:
             raise ValueError(f"its grammar is not valid: {error}") from error
-
-
-def _text(request: Any) -> str:
-    """Return the prompt of a request of version 3."""
-    parts = []
-    for chunk in request.input_chunks.chunks:
-        if chunk.WhichOneof("chunk") != "text":
-            raise ValueError("it has an image, and the model takes text only")
-        parts.append(chunk.text)
-    return "".join(parts) if parts else str(request.inputs)

@@ -50,10 +50,10 @@ host."""
 ROW, TOKEN, POSITION, SLOT, TARGET, LENGTH, ADAPTER, STATE_IN, STATE_OUT = range(9)
 _PADDING = np.array([[0], [0], [0], [-1], [0], [0], [-1], [-1], [-1]], np.int64)
 """A column of inputs for each row of a step, and the column of a padding row: row; flat index of
-its token in the pool; position; slot for its KV (-1 for none); flat index of its next token (of
-padding: :attr:`InputBatch.scratch`); KV length (0 attends to nothing); slot of its adapter (-1 for
-none); slots of its recurrent states before the step (-1 for fresh ones) and after it (-1 for
-none)."""
+its token in the pool; position for rotary embedding; slot for its KV (-1 for none); flat index of
+its next token (of padding: :attr:`InputBatch.scratch`); KV length (0 attends to nothing); slot of
+its adapter (-1 for none); slots of its recurrent states before the step (-1 for fresh ones) and
+after it (-1 for none)."""
 
 
 def graph_sizes(max_batch_size: int, requested: Sequence[int] | None = None) -> list[int]:
@@ -172,6 +172,8 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         block, offset = np.divmod(position, table.block_size)
         np.multiply(table.host_blocks[rows, block], table.block_size, out=values[SLOT])
         values[SLOT] += offset
+        if table.image_positions.shifted:
+            position += table.image_positions.shifts[rows]
         values[ADAPTER] = -1 if slots is None else slots
         if self._states is not None:
             values[STATE_IN] = batch.step.state_in

@@ -19,7 +19,7 @@ from typing import Protocol
 from torch import Tensor
 
 from tgi_cli.attention import PagedAttention
-from tgi_cli.models.base import CapturedStates, CausalLM
+from tgi_cli.models.base import CapturedStates, CausalLM, ImageRows
 from tgi_cli.models.cpu_program import CpuProgram
 from tgi_cli.models.speculators.base import TargetStates
 from tgi_cli.sampling.table import SamplingBatch
@@ -29,8 +29,17 @@ from tgi_cli.worker.step_inputs import InputPreparer, StepBatch, StepInputs
 class Forward(Protocol):
     """Computes the layers: a model, or the program compiled from it."""
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
-        """Hidden states [T, H] of a flat batch; ids and positions are int64 [T]."""
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        images: ImageRows | None = None,
+    ) -> Tensor:
+        """Hidden states [T, H] of a flat batch; ids and positions are int64 [T].
+
+        ``images`` has the vectors of tokens that stand for parts of images; None without any.
+        """
         ...
 
 
@@ -52,7 +61,8 @@ class ForwardOutput:
         batch: the N sampled sequences.
         targets: int64 [N], where their tokens go: row * width + position.
         all_hidden: [T, H], if the step reports on prompts.
-        states: [T, W], the hidden states that a drafter reads, if there is one that reads any.
+        states: [T, W], the hidden states that a drafter reads, if there is one that reads any and
+            the step proposes drafts.
         is_logits: whether the executor has computed the head, too.
         choose: puts the likeliest tokens into the pool and returns int32 [N, 2], them and the bits
             of their log-probabilities; valid until it is called for another step. None where the
@@ -111,20 +121,20 @@ class EagerExecutor:
         self._attention.plan(inputs.metadata)
         if self._states is not None and inputs.metadata.states is not None:
             self._states.plan(inputs.metadata.states)
-        hidden, states = self._run(inputs)
+        hidden, states = self._run(inputs, self._needs if batch.step.proposals else "none")
         last = hidden if inputs.last is None else hidden.index_select(0, inputs.last)
         all_hidden = hidden if batch.reports_prompts else None
         return ForwardOutput(last, inputs.batch, inputs.targets, all_hidden, states=states)
 
-    def _run(self, inputs: StepInputs) -> tuple[Tensor, Tensor | None]:
-        """Hidden states of all tokens, and those that a drafter reads."""
+    def _run(self, inputs: StepInputs, needs: TargetStates) -> tuple[Tensor, Tensor | None]:
+        """Hidden states of all tokens, and those that a drafter reads, if it follows the step."""
         given = inputs.input_ids, inputs.positions, self._attention
-        if not isinstance(self._needs, tuple):
-            hidden = self._model.forward(*given)
-            return hidden, hidden if self._needs == "final" else None
-        captured = CapturedStates(self._needs)
+        if not isinstance(needs, tuple):
+            hidden = self._model.forward(*given, inputs.images)
+            return hidden, hidden if needs == "final" else None
+        captured = CapturedStates(needs)
         assert isinstance(self._model, CausalLM | CpuProgram)
-        hidden = self._model.forward_capturing(*given, captured)
+        hidden = self._model.forward_capturing(*given, captured, inputs.images)
         return hidden, captured.joined()
 
 

@@ -18,6 +18,7 @@ from tgi_cli.device import default_threads, describe, set_threads
 from tgi_cli.device.distributed import ALONE, Shard, device_of
 from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError
+from tgi_cli.kernels.linear import multiplies_bytes
 from tgi_cli.layers import chunked
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
@@ -119,6 +120,8 @@ def make_worker(
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
         set_threads(default_threads(processes=shard.size))
+    if config.quantize_activations:
+        _require_byte_products(device, dtype)
     with out_of_memory_as_error(LOAD_REMEDY):
         model = load_model(
             model_config,
@@ -131,6 +134,7 @@ def make_worker(
             max_positions=config.max_total_tokens,
             quantize=config.quantize,
             head_bits=config.head_bits,
+            input_bits=8 if config.quantize_activations else 16,
         )
         lora = None if table is None else LoraCache(model, table, dtype, device)
         if config.cross_check:
@@ -146,7 +150,7 @@ def make_worker(
             "be rolled back to before a draft token that is rejected",
             "leave it off",
         )
-    target = Target(model, model_config, facts, dtype, device)
+    target = Target(model, model_config, facts, dtype, device, shard)
     with out_of_memory_as_error(LOAD_REMEDY):
         drafter = load_drafter(config, target)
     release_unused_memory(device)
@@ -184,6 +188,16 @@ def make_worker(
     loaded = LoadedModel(facts, model, attention, lora, program, drafter, time.monotonic() - began)
     with out_of_memory_as_error():  # the tables of rows, as long as the context
         return ModelWorker(config, loaded, shard, grammars)
+
+
+def _require_byte_products(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ConfigError where products cannot take activations in 8 bits."""
+    if device.type != "cpu" or dtype != torch.bfloat16 or not multiplies_bytes():
+        raise ConfigError(
+            "--quantize-activations needs bfloat16, our kernels, and a CPU with AVX512-BF16 and "
+            "VNNI",
+            "leave it off",
+        )
 
 
 def _use_scales(config: EngineConfig, model: CausalLM, attention: PagedAttention) -> None:

@@ -10,6 +10,7 @@ sampling         one record per row, host                   a new row
 adapter slots    int32 [max_rows], host                     a new row
 encoder tokens   int64 [max_rows], host                     a new row
 row options      rows that want more than tokens, host      a new row; a freed one
+image positions  rows with images, host                     a new row; a freed one
 ===============  =========================================  ================================
 
 On a CPU the block table and its copy share their memory. A freed row's arrays need no clearing:
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from tgi_cli.engine.step import NewRow, OptionalOutputs, Step
 from tgi_cli.sampling.table import SamplingTable
+from tgi_cli.worker.image_positions import ImagePositions
 from tgi_cli.worker.upload import Uploader
 
 
@@ -51,6 +53,8 @@ class InputBatch:
         upload: copies host arrays to the device.
         shared: whether the device reads the host's memory. Default: a CPU does; tests set it.
         has_encoder: whether all tokens of a prompt but the last are an encoder's.
+        vocab_size: ids from here on, which stand for images, are held as 0; None for any.
+        image_positions: what images change for the rows' tokens. Default: nothing.
 
     Attributes:
         tokens: int32 [max_rows, max_tokens + 1], the pool.
@@ -66,7 +70,10 @@ class InputBatch:
         upload: Uploader,
         shared: bool | None = None,
         has_encoder: bool = False,
+        vocab_size: int | None = None,
+        image_positions: ImagePositions | None = None,
     ) -> None:
+        self._vocab_size = vocab_size
         self.block_size = block_size
         self.width = max_tokens + 1
         self._flat = _zeros(max_rows * self.width + 1, device)
@@ -85,6 +92,7 @@ class InputBatch:
         self._has_encoder = has_encoder
         self.encoder_tokens: NDArray[np.int64] = np.zeros(max_rows, np.int64)
         self.row_options: dict[int, RowOptions] = {}
+        self.image_positions = image_positions or ImagePositions(max_rows)
         self.upload = upload
 
     def apply(self, step: Step) -> None:
@@ -92,6 +100,9 @@ class InputBatch:
         if self.row_options:
             for row in step.freed:
                 self.row_options.pop(row, None)
+        if not self.image_positions.empty:
+            for row in step.freed:
+                self.image_positions.free(row)
         if step.new or step.forced_tokens or step.drafts:
             self._write_tokens(step)
             for new in step.new:
@@ -117,7 +128,7 @@ class InputBatch:
         self._flat.index_copy_(0, flat_indices, token_ids.int())
 
     def _write_tokens(self, step: Step) -> None:
-        writes = [(new.row, 0, new.token_ids) for new in step.new]
+        writes = [(new.row, 0, self._known(new)) for new in step.new]
         given = (*step.forced_tokens, *step.drafts)
         writes += [(tokens.row, tokens.start, tokens.token_ids) for tokens in given]
         if self._on_host is not None:
@@ -132,9 +143,17 @@ class InputBatch:
         indices, uploaded = self.upload(np.concatenate(spans), np.concatenate(values))
         self.write(indices, uploaded)
 
+    def _known(self, new: NewRow) -> list[int]:
+        """The tokens of a new row, which can all be looked up."""
+        limit = self._vocab_size
+        if not new.images or limit is None:
+            return new.token_ids
+        return [token if token < limit else 0 for token in new.token_ids]
+
     def _write_options(self, new: NewRow) -> None:
         extras, encoder_tokens = new.extras, new.prompt_tokens - 1 if self._has_encoder else 0
         self.adapter_slots[new.row] = new.adapter_slot
+        self.image_positions.put(new)
         self.encoder_tokens[new.row] = encoder_tokens
         self.sampling.set(
             new.row, new.sampling, new.prompt_tokens, extras.stop_token_ids, encoder_tokens

@@ -65,7 +65,7 @@ class _Inputs(NamedTuple):
     cells: Any
     """[T], flat index of each token in the pool; 0 for padding."""
     positions: Any
-    """[T]; 0 for padding."""
+    """[T], for rotary embedding; 0 for padding."""
     slots: Any
     """[T], of their KV; -1 for padding."""
     last: Any
@@ -153,9 +153,11 @@ class MixedGraphs(GraphSet[MixedSize]):
         return sorted(self._sizes, key=lambda size: size.all_tokens, reverse=True)
 
     def supports(self, batch: StepBatch) -> bool:
-        """Whether it has prompts, no more than there are graphs for, and no adapters, states or
-        reports on prompts."""
+        """Whether it has prompts, no more than there are graphs for, and no adapters, states,
+        images or reports on prompts."""
         if batch.adapter_slots is not None or batch.reports_prompts or batch.step.state_out:
+            return False
+        if not self._rows.image_positions.plain(batch.step):
             return False
         return self._size_of(batch) in self.captured
 
@@ -192,7 +194,8 @@ class MixedGraphs(GraphSet[MixedSize]):
         table, decodes, tokens = self._rows, _decodes_of(batch), len(flat.positions)
         gap = size.decodes - decodes
         end = tokens + gap
-        sources = (flat.row_of_token * table.width + flat.positions, flat.positions, flat.slots)
+        positions = table.image_positions.rope(batch.step, flat.row_of_token, flat.positions)
+        sources = (flat.row_of_token * table.width + flat.positions, positions, flat.slots)
         for to, source, padding in zip(inputs[:3], sources, (0, 0, -1), strict=True):
             to[:decodes], to[decodes : size.decodes] = source[:decodes], padding
             to[size.decodes : end], to[end:] = source[decodes:], padding

@@ -32,6 +32,7 @@ class DeviceResult:
         packed: int32 [N, 2], the same as token ids and the bits of their log-probabilities,
             instead of ``sampled``.
         errors: of entries that failed alone, by index.
+        failed_images: causes, by key, of images that could not be encoded.
         generation_logits: float32 [V], by index of the entry; on their way to the host.
         prompts: reports on chunks of prompts.
         proposals: drafts of a drafter with weights; None without any.
@@ -42,6 +43,7 @@ class DeviceResult:
         self.sampled: list[Sampled] = []
         self.packed: Tensor | None = None
         self.errors: dict[int, str] = {}
+        self.failed_images: dict[int, str] = {}
         self.generation_logits: dict[int, Tensor] = {}
         self.prompts: list[ScoredChunk] = []
         self.proposals: DeviceProposals | None = None
@@ -95,7 +97,7 @@ class DeviceResult:
             with out_of_memory_as_error():
                 self.arrived.synchronize()
             self._sources = None
-        result = StepResult([], [], [], [], dict(self.errors))
+        result = StepResult([], [], [], [], dict(self.errors), failed_images=self.failed_images)
         if self.packed is not None:
             token_ids, bits = self.packed.unbind(1)
             _append(result, Sampled(token_ids, bits.view(torch.float32), None))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from tgi_cli.attention import PagedAttention
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.step import Step
-from tgi_cli.models.base import EncoderDecoderLM
+from tgi_cli.models.base import EncoderDecoderLM, ImageRows
 from tgi_cli.models.speculators.base import TargetStates
 from tgi_cli.sampling.constraints import TokenMasks
 from tgi_cli.sampling.sampler import Sampler
@@ -33,6 +33,7 @@ from tgi_cli.worker.executors import (
     ProgramExecutor,
     RunnableModel,
 )
+from tgi_cli.worker.images import ImageEncoder
 from tgi_cli.worker.input_batch import InputBatch, RowOptions
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.mixed_graphs import MixedGraphs
@@ -62,12 +63,14 @@ class LaunchedStep:
         step: as the scheduler made it.
         options: of the sampled sequences that want more than a token, by index.
         chunks: of prompts that are reported on.
+        failed_images: causes, by key, of images that could not be encoded.
     """
 
     forward: ForwardOutput
     step: Step
     options: dict[int, RowOptions]
     chunks: list[PromptChunk]
+    failed_images: dict[int, str] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -120,6 +123,7 @@ class ModelRunner:
             alone = EncoderDecoderExecutor(model, attention, self._inputs, rows)
             self._flat_executors = [alone]
         self._proposals: ProposalStage | None = None
+        self._images: ImageEncoder | None = None
         self._vocab_size = vocab_size
         self._copies: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
@@ -131,6 +135,10 @@ class ModelRunner:
     def propose_with(self, stage: ProposalStage) -> None:
         """Have a drafter with weights follow each step, and propose drafts where a step asks."""
         self._proposals = stage
+
+    def encode_with(self, images: ImageEncoder) -> None:
+        """Have images encoded, and their rows used, as steps say."""
+        self._images = images
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
@@ -146,34 +154,50 @@ class ModelRunner:
             if step.adapters and self._lora is not None:
                 self._lora.put(step.adapters)
             self.rows.apply(step)
+            image_rows, failed = None, dict[int, str]()
+            if self._images is not None:
+                images = self._images.run(step)
+                image_rows, failed = images.rows, images.failed
             if step.copies:
                 self._attention.copy_blocks(step.copies)
             if self._proposals is not None:
                 self._proposals.apply(step)
+            if not step.rows:  # all that it does is to encode
+                return LaunchedStep(self._nothing(), step, {}, [], failed)
             requested = self.rows.row_options
             chunks = prompt_chunks(step, requested) if requested else []
-            batch = self._batch(step, bool(chunks))
+            batch = self._batch(step, bool(chunks), image_rows)
             forward = self._pick_executor(batch).run(batch)
             options = {}
             if requested:
                 rows = enumerate(forward.batch.rows.tolist())
                 options = {index: requested[row] for index, row in rows if row in requested}
-            return LaunchedStep(forward, step, options, chunks)
+            return LaunchedStep(forward, step, options, chunks, failed)
 
-    def _batch(self, step: Step, reports_prompts: bool) -> StepBatch:
+    def _nothing(self) -> ForwardOutput:
+        """The result of a step without entries."""
+        self._inputs.reset()
+        none = np.zeros(0, np.int64)
+        empty = torch.empty(0, 1, device=self._device)
+        targets = torch.empty(0, dtype=torch.int64, device=self._device)
+        return ForwardOutput(empty, self.rows.sampling.select(none, none), targets)
+
+    def _batch(
+        self, step: Step, reports_prompts: bool, images: ImageRows | None = None
+    ) -> StepBatch:
         rows = np.array(step.rows, np.int64)
         adapter_slots = None
         if self._lora is not None:
             adapter_slots = self.rows.adapter_slots[rows]
             if adapter_slots.max() < 0:
                 adapter_slots = None
-        return StepBatch(step, rows, adapter_slots, reports_prompts)
+        return StepBatch(step, rows, adapter_slots, reports_prompts, images)
 
     def _pick_executor(self, batch: StepBatch) -> Executor:
-        """The fastest one that supports the step."""
+        """The fastest one that supports the step. Graphs look up every token."""
         captured: tuple[Executor | None, ...] = (self.graphs, self.mixed_graphs)
         for graphs in captured:
-            if graphs is not None and graphs.supports(batch):
+            if graphs is not None and not batch.step.images and graphs.supports(batch):
                 self._inputs.reset()
                 return graphs
         return next(each for each in self._flat_executors if each.supports(batch))
@@ -190,6 +214,7 @@ class ModelRunner:
         """
         assert isinstance(handle, LaunchedStep)
         result = DeviceResult()
+        result.failed_images = handle.failed_images
         with out_of_memory_as_error():
             forward = handle.forward
             if forward.all_hidden is not None:
@@ -203,12 +228,13 @@ class ModelRunner:
                         self.scores_at_once,
                     )
                     result.prompts.append(scored)
+            agreed: Tensor | None = None
             if len(forward.batch):
                 self._choose(handle, self._masks(masks, len(forward.batch)), result)
                 if self._shard.size > 1:
-                    self._agree(forward, result)
-            if self._proposals is not None:
-                chosen = [part.token_ids for part in result.sampled]
+                    agreed = self._agree(forward, result)
+            if self._proposals is not None and handle.step.rows:
+                chosen = [part.token_ids for part in result.sampled] if agreed is None else [agreed]
                 if result.packed is not None:
                     chosen = [result.packed[:, 0], *chosen]
                 result.proposals = self._proposals.propose(handle.step, chosen, forward.states)
@@ -268,16 +294,16 @@ class ModelRunner:
                 self.rows.write(forward.targets[part], sampled.token_ids)
                 result.sampled.append(sampled)
 
-    def _agree(self, forward: ForwardOutput, result: DeviceResult) -> None:
-        """Send shard 0's tokens to the other shards.
+    def _agree(self, forward: ForwardOutput, result: DeviceResult) -> Tensor:
+        """Send shard 0's tokens to the other shards; returns them.
 
         A sum may differ in its last bit from shard to shard; their sequences may not.
         """
         if self._shard.rank == 0:
-            self._shard.broadcast(torch.cat([part.token_ids for part in result.sampled]))
-        else:
-            chosen = torch.empty_like(forward.targets)
-            self.rows.write(forward.targets, self._shard.broadcast(chosen))
+            return self._shard.broadcast(torch.cat([part.token_ids for part in result.sampled]))
+        chosen = self._shard.broadcast(torch.empty_like(forward.targets))
+        self.rows.write(forward.targets, chosen)
+        return chosen
 
     def _apply_options(
         self, handle: LaunchedStep, part: slice, logits: Tensor, result: DeviceResult

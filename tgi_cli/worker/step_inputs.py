@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata
 from tgi_cli.engine.step import Step
+from tgi_cli.models.base import ImageRows
 from tgi_cli.sampling.table import MIN_TOKENS, SamplingBatch
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
@@ -37,12 +38,14 @@ class StepBatch:
         adapter_slots: int32, of each sequence; None if none of them has an adapter.
         reports_prompts: whether log-probabilities or logits of prompts are requested, for which
             all hidden states are needed.
+        images: tokens that stand for parts of images; None without any.
     """
 
     step: Step
     rows: NDArray[np.int64]
     adapter_slots: NDArray[np.int32] | None = None
     reports_prompts: bool = False
+    images: ImageRows | None = None
 
     @property
     def only_decodes(self) -> bool:
@@ -60,11 +63,12 @@ class StepInputs:
 
     Attributes:
         input_ids: int64 [T].
-        positions: int64 [T].
+        positions: int64 [T], or [3, T] with three axes.
         metadata: for the attention.
         batch: for the sampler. A sequence with drafts is in it once for each of its choices.
         targets: int64 [N], where the sampled tokens go: row * width + position.
         last: int64 [N], flat index of the token before each; None for all T tokens.
+        images: tokens that stand for parts of images; None without any.
     """
 
     input_ids: Tensor
@@ -73,6 +77,7 @@ class StepInputs:
     batch: SamplingBatch
     targets: Tensor
     last: Tensor | None = None
+    images: ImageRows | None = None
 
 
 class FlatStep(NamedTuple):
@@ -154,7 +159,10 @@ class InputPreparer:
         table, step, rows, ends = self._table, batch.step, batch.rows, batch.ends()
         flat = FlatStep.of(batch, table)
         kv_lens = ends.astype(np.int32)
+        images = table.image_positions
+        until = images.visible_until(step)
         states = state_columns(step)
+        spans = [] if until is None else [until]
         adapted = [] if batch.adapter_slots is None else [table.adapter_slots[flat.row_of_token]]
         (
             d_positions,
@@ -167,7 +175,7 @@ class InputPreparer:
             d_lens,
             *d_more,
         ) = table.upload(
-            flat.positions,
+            images.rope(step, flat.row_of_token, flat.positions),
             flat.row_of_token * table.width + flat.positions,
             flat.slots,
             rows,
@@ -176,6 +184,7 @@ class InputPreparer:
             flat.starts,
             kv_lens,
             *states,
+            *spans,
             *adapted,
         )
         if self._lora is not None:
@@ -190,6 +199,7 @@ class InputPreparer:
             kv_lens_host=kv_lens.tolist(),
             num_decodes=step.num_decodes - len(step.drafts),
             states=state_metadata(step, d_starts, states, d_more[: len(states)]),
+            visible_until=d_more[len(states)] if spans else None,
         )
         return StepInputs(
             table.gather(d_tokens),
@@ -198,6 +208,7 @@ class InputPreparer:
             table.sampling.select(flat.sampled_rows, flat.sampled_ends),
             d_targets,
             None if len(flat.last) == len(flat.positions) else d_last,
+            batch.images,
         )
 
 
@@ -255,6 +266,9 @@ class _DecodeArrays:
         self._ends[:] = step.starts
         self._ends += 1
         self._batch = table.sampling.select(rows, self._ends)
+        shifts = table.image_positions.shifts[rows]
+        self._shifts = shifts if shifts.any() else None
+        self._rope = np.empty(count, np.int64)
         # The same memory, for torch.
         self._query_start = torch.arange(count + 1, dtype=torch.int32)
         self._views = [torch.from_numpy(row) for row in numbers[:5]]
@@ -288,6 +302,8 @@ class _DecodeArrays:
             self._batch = self._table.sampling.select(self._batch.rows, self._ends)
         states = state_columns(step)
         view_positions, _, view_slots, view_targets, view_ids = self._views
+        if self._shifts is not None:
+            view_positions = torch.from_numpy(np.add(positions, self._shifts, out=self._rope))
         metadata = AttentionMetadata(
             query_start_loc=self._query_start,
             kv_lens=self._lens_view,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.config import EngineConfig, ModelFacts
+from tgi_cli.device import default_threads
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step, StepTime
@@ -20,11 +21,14 @@ from tgi_cli.sampling.sampler import greedy
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, graph_sizes
 from tgi_cli.worker.executors import Forward
 from tgi_cli.worker.graph_capture import cuda_graphs
+from tgi_cli.worker.image_positions import ImagePositions
+from tgi_cli.worker.images import ImageEncoder
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.mixed_graphs import MixedGraphs
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.sizing.draft_timing import time_steps
+from tgi_cli.worker.sizing.image_cost import ImageCostMeter, max_image_rows
 from tgi_cli.worker.sizing.kv_cache import Capacity, KVCacheSizing
 from tgi_cli.worker.sizing.memory import release_unused_memory
 from tgi_cli.worker.sizing.profile_steps import WARMUP_BLOCKS, WARMUP_SLOTS, with_slots
@@ -82,6 +86,8 @@ class ModelWorker:
     """
 
     capacity: Capacity | None = None
+    _most_proposed = 0
+    """Drafts that a drafter with weights proposes for a sequence, on any shard."""
 
     def __init__(
         self,
@@ -106,6 +112,13 @@ class ModelWorker:
             self._device,
             Uploader(self._device),
             has_encoder=config.decoder is not None,
+            vocab_size=loaded.facts.vocab_size,
+            image_positions=ImagePositions(
+                config.max_batch_size,
+                loaded.model.position_axes,
+                any(spec.spans != "none" for spec in loaded.attention.specs),
+                loaded.facts.whole_prompts,
+            ),
         )
         model, vocab_size = loaded.model, loaded.facts.vocab_size
         drafter = loaded.drafter
@@ -116,6 +129,11 @@ class ModelWorker:
         self._proposer = None if drafter is None else drafter.make(rows)
         if self._proposer is not None:
             self.runner.propose_with(ProposalStage(self._proposer, rows))
+        self._images: ImageEncoder | None = None
+        if model.vision is not None:
+            threads = default_threads(model.weight_bytes, shard.size)
+            self._images = ImageEncoder(model.vision, self._device, shard, threads)
+            self.runner.encode_with(self._images)
         self._graphs: StepGraphs | None = None
         sizes = graph_sizes(config.max_batch_size, config.cuda_graphs)
         make = GRAPH_FACTORIES.get(self._device.type)
@@ -172,16 +190,25 @@ class ModelWorker:
         proposer, rows = self._proposer, config.max_batch_size
         if proposer is not None:
             proposer.allocate(WARMUP_BLOCKS, rows)
-        beside = 0 if proposer is None else proposer.block_bytes
+        own_beside = 0 if proposer is None else proposer.block_bytes
+        # Blocks have the same ids on all shards, and steps the same proposals.
+        beside = -shard.smallest(-own_beside)
+        self._most_proposed = -shard.smallest(-self._own_proposals)
         weight_bytes = self.model.weight_bytes + (0 if proposer is None else proposer.weight_bytes)
+
+        def run(step: Step) -> object:
+            return self._run_asking(with_slots(step, slots))
+
+        images = self._image_meter(run)
         profile, num_blocks, num_slots, effective = KVCacheSizing(
             config,
             self.attention,
             shard,
             weight_bytes,
-            lambda step: self._run_asking(with_slots(step, slots)),
+            run,
             lambda: None if self._graphs is None else self._graphs.measure(),
             beside,
+            None if images is None else images.measure,
         ).size()
         if not profile.graphs and self._graphs is not None:
             self._graphs.drop("there were none when the limits were measured")
@@ -206,7 +233,8 @@ class ModelWorker:
             # A drafter's cache has no window: blocks are kept for it.
             kv_window=None if beside else self.model.kv_window,
             num_state_slots=num_slots,
-            cache_bytes=num_blocks * (self.attention.block_bytes + beside) * shard.size,
+            cache_bytes=num_blocks
+            * (self.attention.block_bytes * shard.size + shard.total(own_beside)),
             state_bytes=0 if states is None else num_slots * states.slot_bytes * shard.size,
             weight_bytes=shard.total(weight_bytes),
             activation_bytes=profile.activation_bytes,
@@ -216,6 +244,8 @@ class ModelWorker:
             graphs=has_graphs,
             step_times=step_times,
             most_proposed=self._most_proposed,
+            images=profile.images,
+            whole_prompts=self._facts.whole_prompts,
         )
         if effective.max_total_tokens < config.max_total_tokens and shard.rank == 0:
             log.warning(
@@ -225,6 +255,13 @@ class ModelWorker:
                 effective.max_total_tokens,
             )
         return self.capacity
+
+    def _image_meter(self, run: Callable[[Step], object]) -> ImageCostMeter | None:
+        """Measures what images cost beside the steps that ``run`` runs; None if there are none."""
+        tower, images = self.model.vision, self._images
+        if tower is None or images is None:
+            return None
+        return ImageCostMeter(self._config, tower, images, run, self._shard)
 
     def _time_steps(
         self, config: EngineConfig, num_blocks: int, known: tuple[StepTime, ...]
@@ -238,13 +275,18 @@ class ModelWorker:
             self._shard,
             num_blocks,
             self._most_proposed,
+            self._assume_computed,
         )
 
     @property
-    def _most_proposed(self) -> int:
-        """Drafts that a drafter with weights proposes for a sequence."""
+    def _own_proposals(self) -> int:
+        """Drafts that this shard's drafter with weights proposes for a sequence."""
         proposer = self._proposer
         return 0 if proposer is None else min(proposer.num_drafts, self._config.speculate)
+
+    def _assume_computed(self) -> None:
+        if self._proposer is not None:
+            self._proposer.assume_computed()
 
     def _run_asking(self, step: Step) -> object:
         """Run a step to its end that asks for as many drafts as a step may."""
@@ -259,9 +301,10 @@ class ModelWorker:
         captured = self.runner.graphs, self.runner.mixed_graphs
         self.runner.graphs = self.runner.mixed_graphs = None
         slots = 0 if self.attention.states is None else self.attention.states.num_slots
+        spans = any(spec.spans != "none" for spec in self.attention.specs)
         try:
-            for step in variant_steps(config, num_blocks):
-                self.sample(self.launch(with_slots(step, slots))).wait()
+            for step in variant_steps(config, num_blocks, spans):
+                self._run_asking(with_slots(step, slots))
         finally:
             self.runner.graphs, self.runner.mixed_graphs = captured
 
@@ -276,6 +319,8 @@ class ModelWorker:
         """End the worker's threads. May be called twice."""
         if self.grammars is not None:
             self.grammars.close()
+        if self._images is not None:
+            self._images.close()
 
     def info(self) -> EngineInfo:
         """The model and the limits, for clients.
@@ -311,4 +356,6 @@ class ModelWorker:
             step_seconds=capacity.step_seconds,
             speculate=config.speculate,
             decoder_start_ids=() if config.decoder is None else (config.decoder.start_id,),
+            vision=capacity.encoder is not None,
+            max_image_rows=0 if capacity.encoder is None else max_image_rows(config),
         )

@@ -213,6 +213,30 @@ def test_an_8_bit_cache_is_attended_to() -> None:
 
 
 @pytest.mark.usefixtures("flashinfer")
+def test_layers_with_spans_run_triton_s_kernels_where_a_step_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+
+    def attend(self: Any, layer: int, query: Tensor, *_: object) -> Tensor:
+        taken.append(layer)
+        return query
+
+    from tgi_cli.attention.triton import TritonAttention
+
+    monkeypatch.setattr(TritonAttention, "attend", attend)
+    attention = make([KVSpec(2, DIM, spans="window"), KVSpec(2, DIM)])
+    query, key = (torch.randn(9, heads, DIM).to(torch.bfloat16) for heads in (6, 2))
+    for until in (None, torch.full((9,), 8, dtype=torch.int32)):
+        metadata = make_metadata([[3]], [9], [9], BLOCK)
+        metadata.visible_until = until
+        attention.plan(metadata)
+        for layer in (0, 1):
+            attention(layer, query, key, key, 0.1)
+    assert taken == [0]
+
+
+@pytest.mark.usefixtures("flashinfer")
 def test_layers_of_a_kind_share_a_plan() -> None:
     attention = make([KVSpec(2, DIM), KVSpec(2, DIM, 20), KVSpec(2, DIM)])
     metadata = make_metadata([[3], [4]], [1, 5], [9, 5], BLOCK)

@@ -40,6 +40,8 @@ CASES = {
     "gpt-oss": (90, replace(SERVED["gpt-oss"], lens=SHORT)),
     "gemma 2": (90, replace(SERVED["Gemma 2 2B"], lens=SHORT)),
     "gemma 2, 8 bits": (90, replace(SERVED["Gemma 2 2B, fp8 cache"], lens=SHORT)),
+    "gemma 3 with images": (90, Case(8, 4, 256, window=1024, spans="window", lens=SHORT)),
+    "paligemma 2": (90, replace(SERVED["Gemma 2 2B"], spans="whole", lens=SHORT)),
     "drafts, 8 bits": (
         80,
         Case(32, 4, 128, torch.float16, E4M3, lens=((1, 2000), (5, 900))),

@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from tests.tools.paged_run import make_metadata
+from tests.unit.attention.workload import last_of
 from tgi_cli.attention import (
     AttentionMetadata,
     KVSpec,
@@ -90,6 +91,7 @@ class Workload:
         generator = torch.Generator().manual_seed(len(lens) + dim)
         self.dtype, self.cache_dtype, self.block_size = dtype, cache_dtype, block_size
         self.spec = KVSpec(kv_heads, dim, window, value_dim, chunk, values_in_keys)
+        self.until: list[int] = []
         self.blocks = BLOCKS * 16 // block_size
         free = random.Random(1).sample(range(self.blocks), self.blocks)
         self.tables = [[free.pop() for _ in range(-(-kv // block_size))] for _, kv in lens]
@@ -120,11 +122,14 @@ class Workload:
         tables = [list(table) for table in self.tables]
         for (query, kv), table in zip(self.lens, tables, strict=True):
             behind = self.spec.first_visible(kv - query) // self.block_size
+            behind = 0 if self.spec.spans == "whole" else behind
             table[:behind] = [2**31 - 1] * behind
         queries, kvs = (list(lens) for lens in zip(*self.lens, strict=True))
         step = make_metadata(tables, queries, kvs, self.block_size)
         for name in ("query_start_loc", "kv_lens", "block_table", "slot_mapping"):
             setattr(step, name, getattr(step, name).to(DEVICE))
+        if self.until:
+            step.visible_until = torch.tensor(self.until, dtype=torch.int32).to(DEVICE)
         return step
 
     def backend(self, kind: str) -> Any:
@@ -219,6 +224,34 @@ WIDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_widths_chunks_and_biases(name: str) -> None:
     options, scoring = WIDER[name]
     Workload(MIXED, **options).check(**scoring)
+
+
+SPANS = {
+    "window": [[], [], [], [(29, 2)], [(1, 3)], [(30, 50)]],
+    "whole": [[], [], [], [(0, 31)], [(0, 4)], [(0, 85)]],
+}
+"""Of the sequences of MIXED: of few tokens and of many, within a tile and over several."""
+
+
+@pytest.mark.parametrize("kind", SPANS)
+@pytest.mark.parametrize(("window", "scoring"), [(None, "plain"), (10, "sinks"), (45, "cap")])
+def test_tokens_of_a_span_see_each_other(kind: Any, window: int | None, scoring: str) -> None:
+    load = Workload(MIXED, window=window)
+    load.spec = replace(load.spec, spans=kind)
+    load.until = [
+        last_of(position, spans)
+        for (query, kv), spans in zip(MIXED, SPANS[kind], strict=True)
+        for position in range(kv - query, kv)
+    ]
+    load.check(**SCORINGS[scoring])
+    load.until = []  # the next step may have none
+    load.check()
+
+
+def test_layers_without_spans_do_not_look_at_them() -> None:
+    load = Workload(MIXED, window=45)
+    load.until = [10**6] * len(load.query)
+    load.check()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ def plain(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
+    until: list[int] | None = None,
 ) -> Tensor:
     """[n, heads, D] queries, the last of [m, kv_heads, D] keys: one head and query at a time."""
     share = query.shape[1] // keys.shape[1]
@@ -35,6 +37,8 @@ def plain(
         for head in range(query.shape[1]):
             position = first + token
             seen = slice(spec.first_visible(position), position + 1)
+            if until is not None and until[token] >= 0 and spec.spans != "none":
+                seen = slice(0 if spec.spans == "whole" else seen.start, until[token] + 1)
             scores = keys[seen, head // share].double() @ query[token, head].double() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
@@ -43,7 +47,7 @@ def plain(
                 scores += torch.tensor([distant(bias[head], d) for d in far]).double()
             if sinks is not None:
                 scores = torch.cat((scores, sinks[head : head + 1].double()))
-            weights = scores.softmax(0)[: position + 1 - seen.start]
+            weights = scores.softmax(0)[: seen.stop - seen.start]
             output[token, head] = weights @ values[seen, head // share].double()
     return output
 
@@ -51,7 +55,7 @@ def plain(
 def distant(bias: Tensor, distance: int) -> float:
     """A head's bias at a distance: a line goes on behind the table."""
     beyond = max(distance - len(bias) + 1, 0)
-    return float(bias[min(distance, len(bias) - 1)] + beyond * (bias[-1] - bias[-2]))
+    return float(bias[min(max(distance, 0), len(bias) - 1)] + beyond * (bias[-1] - bias[-2]))
 
 
 class Batch:
@@ -71,13 +75,20 @@ class Batch:
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
         written_before: bool = False,
+        spans: Sequence[Sequence[tuple[int, int]]] = (),
     ) -> None:
-        """``written_before``: another layer's call, in the same step, has written the cache."""
+        """``written_before``: another layer's call, in the same step, has written the cache.
+        ``spans``: of each sequence, first position and length of those whose tokens see each other.
+        """
         self.scale, self.softcap, self.sinks, self.bias = scale, softcap, sinks, bias
         self.written_before = written_before
         self.dim = dim
         self.query_lens = [query_len for query_len, _ in lens]
         self.kv_lens = [kv_len for _, kv_len in lens]
+        self.until = [
+            [last_of(position, some) for position in range(kv_len - query_len, kv_len)]
+            for (query_len, kv_len), some in zip(lens, spans, strict=bool(spans))
+        ]
         self.dtype = dtype
         generator = torch.Generator().manual_seed(len(lens))
 
@@ -103,7 +114,10 @@ class Batch:
         tables = [list(table) for table in self.tables]
         for table, count in zip(tables, earlier, strict=True):
             self.free_unseen(attention, table, attention.first_block(layer, count))
-        attention.plan(make_metadata(tables, self.query_lens, self.kv_lens, BLOCK))
+        metadata = make_metadata(tables, self.query_lens, self.kv_lens, BLOCK)
+        if self.until:
+            metadata.visible_until = torch.tensor(list(chain(*self.until)), dtype=torch.int32)
+        attention.plan(metadata)
 
         def step(tensors: list[Tensor]) -> Tensor:
             return torch.cat([t[n:] for t, n in zip(tensors, earlier, strict=True)])
@@ -158,8 +172,14 @@ class Batch:
                 self.softcap,
                 self.sinks,
                 self.bias,
+                self.until[row] if self.until else None,
             )
             torch.testing.assert_close(output.double(), wanted, atol=tolerance, rtol=0)
+
+
+def last_of(position: int, spans: Sequence[tuple[int, int]]) -> int:
+    """The last position of the span that one is in, or -1."""
+    return next((a + n - 1 for a, n in spans if a <= position < a + n), -1)
 
 
 WIDER: dict[str, tuple[KVSpec, dict[str, Any]]] = {

@@ -168,6 +168,8 @@ def test_a_number_that_was_stated_is_a_limit_of_the_users() -> None:
 
 
 @pytest.mark.parametrize("said", [{"speculative_model": "/d"}, {"speculative_config": MTP}])
-def test_weights_that_draft_are_refused_for_several_shards(said: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="--num-shard 2: drafters with weights"):
-        resolved(num_shard=2, **said)
+def test_weights_draft_for_several_shards_too(said: dict[str, Any]) -> None:
+    config = resolved(num_shard=2, **said)
+    assert config.num_shard == 2
+    assert config.speculate == DEFAULT_CPU_DRAFTS
+    assert (config.speculative_model or config.speculative_method) in ("/d", "mtp")

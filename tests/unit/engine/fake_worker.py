@@ -9,6 +9,10 @@ slot: it is wrong as soon as a token is missed, repeated or taken out of order. 
 begin with the adapter that stands in its slot, and an adapter must be held when a step puts it
 there. A mask leaves the digest the choice among the tokens that it allows.
 
+A token that stands for an image is seen as a number that the encoder gives for that row of it (see
+:mod:`tests.unit.engine.fake_images`): so the digests tell another image, another row of it, and
+features that were dropped. What must not be parted is checked where a chunk ends.
+
 Asked for proposals, it gives what it will choose next, but every fifth one is wrong.
 """
 
@@ -22,7 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from tgi_cli.engine.step import FRESH, GrammarCompiler, Proposal, Step, StepResult
+from tests.unit.engine.fake_images import IMAGE_ID, features
+from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.step import FRESH, GrammarCompiler, NewRow, Proposal, Step, StepResult
+
+VOID = b"void"
+"""In place of the KV of tokens that a failed image was to stand for."""
 
 
 def digest(parent: bytes, token: int) -> bytes:
@@ -72,6 +81,16 @@ class _Row:
     tokens: dict[int, int]
     blocks: list[int]
     adapter_slot: int
+    new: NewRow
+
+
+@dataclass
+class _Begun:
+    """An image in the encoder."""
+
+    pixels: bytes
+    rows: int
+    layers: int = 0
 
 
 @dataclass
@@ -112,6 +131,35 @@ class FakeWorker:
     """Draft tokens that were computed."""
     proposed: int = 0
     """Draft tokens that were proposed."""
+    encoder_layers: int = 0
+    """Of a model that takes images."""
+    cache_rows: int = 0
+    """Rows of features that it may hold."""
+    whole_prompts: bool = False
+    seen: dict[int, list[int]] = field(default_factory=dict)
+    """Prompts as the model sees them, by request: of those with images, or of all whole ones."""
+    features: dict[int, list[int]] = field(default_factory=dict)
+    begun: dict[int, _Begun] = field(default_factory=dict)
+    unencoded: dict[int, str] = field(default_factory=dict)
+    """Keys of images that could not be encoded."""
+    unreadable: set[bytes] = field(default_factory=set)
+    """Pixels that cannot be encoded."""
+    keys: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
+    """Of the step that was launched last."""
+
+    @classmethod
+    def of(cls, limits: SchedulerConfig, **more: Any) -> FakeWorker:
+        """Of the model that has these limits."""
+        encoder = limits.encoder
+        return cls(
+            limits.block_size,
+            state_slots=limits.num_state_slots,
+            encoder_layers=0 if encoder is None else encoder.layers,
+            cache_rows=0 if encoder is None else encoder.cache_rows,
+            whole_prompts=limits.whole_prompts,
+            **more,
+        )
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         assert adapter_id not in self.held | set(self.readings), "it is there, or on its way"
@@ -141,7 +189,7 @@ class FakeWorker:
             assert new.row not in self.rows, "a row was given away twice"
             tokens = dict(enumerate(new.token_ids))
             blocks = list(new.block_ids)
-            self.rows[new.row] = _Row(new.request_id, tokens, blocks, new.adapter_slot)
+            self.rows[new.row] = _Row(new.request_id, tokens, blocks, new.adapter_slot, new)
         for slot, adapter_id in step.adapters:
             assert adapter_id in self.held, "an adapter is used that the host has given up"
             self.slots[slot] = adapter_id
@@ -154,6 +202,7 @@ class FakeWorker:
             blocks = self.rows[more.row].blocks
             assert more.start == len(blocks)
             blocks.extend(more.block_ids)
+        self._encode(step)
         if error is not None:
             raise error
         for source, destination in step.copies:
@@ -164,8 +213,61 @@ class FakeWorker:
         decodes = list(zip(step.counts, step.samples, strict=True))[: step.num_decodes]
         assert all(count == samples >= 1 for count, samples in decodes)
         assert decodes == sorted(decodes, key=lambda decode: decode > (1, 1)), "drafts come last"
+        assert all(span.index >= step.num_decodes for span in step.images), "no decode has images"
         self._write_drafts(step)
         return self._forward(step)
+
+    def _encode(self, step: Step) -> None:
+        for key in step.dropped_images:
+            assert key in self.keys, "an image is dropped that was never begun"
+            for held in (self.features, self.begun, self.unencoded):
+                held.pop(key, None)
+        ended = set()
+        for part in step.encodes:
+            if part.tensors is not None:
+                assert not self.begun, "two images are in the encoder"
+                assert part.key not in self.keys, "a key is used again"
+                self.keys.add(part.key)
+                self.begun[part.key] = _Begun(part.tensors["pixels"], part.rows)
+            begun = self.begun[part.key]
+            assert part.layers > 0
+            begun.layers += part.layers
+            assert part.last == (begun.layers == self.encoder_layers)
+            if part.last:
+                ended.add(part.key)
+                del self.begun[part.key]
+                if begun.pixels in self.unreadable:
+                    self.unencoded[part.key] = "the image is unreadable"
+                else:
+                    self.features[part.key] = features(begun.pixels, begun.rows)
+        held_rows = sum(map(len, self.features.values()))
+        held_rows += sum(begun.rows for begun in self.begun.values())
+        assert held_rows <= self.cache_rows, "more features than there is room for"
+        ended |= {span.key for span in step.images}
+        self.failed = {key: self.unencoded[key] for key in ended if key in self.unencoded}
+
+    def _image_rows(self, step: Step) -> dict[tuple[int, int], int]:
+        """By entry and position, what is seen there; -1 where an image has failed."""
+        rows: dict[tuple[int, int], int] = {}
+        places = [(span.index, span.offset) for span in step.images]
+        assert places == sorted(places), "rows of images are not in the order of the tokens"
+        for span in step.images:
+            for index in range(span.count):
+                known = self.features.get(span.key)
+                assert known is not None or span.key in self.unencoded, "an image is not encoded"
+                place = span.index, step.starts[span.index] + span.offset + index
+                assert place not in rows
+                assert span.offset + index < step.counts[span.index]
+                rows[place] = -1 if known is None else known[span.first + index]
+        return rows
+
+    def _check_spans(self, row: _Row, start: int, end: int) -> None:
+        """What must not be parted is not."""
+        if self.whole_prompts:
+            assert not start < row.new.prompt_tokens or end >= row.new.prompt_tokens
+        for image in row.new.images:
+            for first, count in image.spans if image.bidirectional else ():
+                assert not first < end < first + count, "a span is parted"
 
     def _write_drafts(self, step: Step) -> None:
         drafts = {draft.row: draft for draft in step.drafts}
@@ -180,6 +282,7 @@ class FakeWorker:
             if draft is not None:
                 assert draft.token_ids
                 assert draft.start == start + count - length
+                assert IMAGE_ID not in draft.token_ids, "an image is no draft"
                 self.rows[row].tokens.update(enumerate(draft.token_ids, draft.start))
         assert not drafts, "drafts of a row that the step does not compute"
         assert len(step.proposals) in (0, len(step.rows))
@@ -190,6 +293,7 @@ class FakeWorker:
         sampled = []
         self._check_slots(step)
         written: dict[int, bytes] = {}
+        images = self._image_rows(step)
         for index, (row_id, start, count, samples) in enumerate(
             zip(step.rows, step.starts, step.counts, step.samples, strict=True)
         ):
@@ -197,29 +301,52 @@ class FakeWorker:
             expected = root(self.slots[row.adapter_slot] if row.adapter_slot >= 0 else 0)
             before = expected
             visible = 0 if self.window is None else start - self.window + 1
+            self._check_spans(row, start, start + count)
+            known = self._known(row)
+            void = False
             for position in range(start):
-                expected = digest(expected, row.tokens[position])
+                expected = digest(expected, known(position))
                 if position >= visible:
                     found = self.kv[self._slot(row, position)]
-                    assert found == expected, "wrong KV in the context"
+                    void |= found == VOID
+                    assert void or found == expected, "wrong KV in the context"
+            for position in range(start, start + count):
+                shown = images.pop((index, position), None)
+                is_row = any(
+                    first <= position < first + rows
+                    for image in row.new.images
+                    for first, rows in image.spans
+                )
+                assert is_row == (shown is not None), "rows of images are not where images are"
+                void |= shown == -1
+                own = void or shown in (None, known(position))
+                # There, a whole prompt shows what all of it is.
+                assert own or (self.whole_prompts and position == 0), "rows of another image"
             if self.state_slots:
                 source = step.state_in[index]
                 assert (source == FRESH) == (start == 0), "a fresh state belongs to position 0"
                 state = before if source == FRESH else self.states.get(source, b"nan")
                 assert state == expected, "a state of other tokens"
                 for position in range(start, start + count):
-                    state = digest(state, row.tokens[position])
+                    state = digest(state, known(position))
                     for snapshot in step.snapshots:
                         if (snapshot.index, start + snapshot.count) == (index, position + 1):
                             written[snapshot.slot] = state
                 written[step.state_out[index]] = state
             for position in range(start, start + count):
-                expected = digest(expected, row.tokens[position])
+                expected = VOID if void else digest(expected, known(position))
                 self.kv[self._slot(row, position)] = expected
                 if position >= start + count - samples:
                     sampled.append((row_id, position + 1, expected))
+        assert not images, "rows of images for tokens that are not computed"
         self.states |= written
         return sampled
+
+    def _known(self, row: _Row) -> Callable[[int], int]:
+        """What the model sees at each position of a row."""
+        prompt = self.seen.get(row.request_id, [])
+        assert bool(prompt) or not row.new.images
+        return lambda position: prompt[position] if position < len(prompt) else row.tokens[position]
 
     def _check_slots(self, step: Step) -> None:
         """What lets the entries of a step run in any order, at the same time."""
@@ -261,6 +388,7 @@ class FakeWorker:
         result = StepResult(
             tokens, [self.logprob] * count, empty, [[] for _ in range(count)], errors
         )
+        result.failed_images, self.failed = self.failed, {}
         self._propose(self.steps[-1], handle, tokens, result)
         return _Pending(result)
 

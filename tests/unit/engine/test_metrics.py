@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_cli.engine.messages import StepOutputs, VerifiedDrafts
-from tgi_cli.engine.metrics import EngineLoad, EngineMetrics, Histogram, StageTimer
+from tgi_cli.engine.metrics import (
+    DRAFT_SOURCES,
+    EngineLoad,
+    EngineMetrics,
+    Histogram,
+    StageTimer,
+)
 from tgi_cli.engine.step import NewRow, Step, TokenAppend
 from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
@@ -132,3 +138,19 @@ def test_a_histogram_counts_as_prometheus_does(values: list[float]) -> None:
     for index, bound in enumerate(bounds):
         assert sum(histogram.counts[: index + 1]) == sum(value <= bound for value in values)
     assert sum(histogram.counts) == len(values)
+
+
+def test_drafts_are_counted_by_where_they_come_from() -> None:
+    metrics = EngineMetrics()
+    outputs = outputs_of(4, 1, 1)
+    outputs.drafts = [VerifiedDrafts(1, 5, 3, "weights"), VerifiedDrafts(2, 2, 0, "context")]
+    for _ in range(2):
+        metrics.step_updated(outputs)
+    names = ("drafted", "accepted")
+    found = {key: count for key, count in metrics.counts.items() if key[0] in names}
+    assert {key: count for key, count in found.items() if count} == {
+        ("drafted", "weights"): 10,
+        ("accepted", "weights"): 6,
+        ("drafted", "context"): 4,
+    }
+    assert {source for _, source in found} == set(DRAFT_SOURCES)

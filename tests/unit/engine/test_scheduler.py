@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.engine.fake_images import seen
 from tests.unit.engine.fake_worker import FakeWorker, continuation
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
@@ -51,11 +52,14 @@ class Harness:
     def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
         self.batch = self.scheduler.batch
-        self.worker = FakeWorker(limits.block_size, state_slots=limits.num_state_slots)
+        self.worker = FakeWorker.of(limits)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
 
     def add(self, request: GenerationRequest) -> None:
+        whole = self.worker.whole_prompts
+        if request.images or whole:
+            self.worker.seen[request.request_id] = seen(request, whole)
         assert self.scheduler.add(request) is None
         self.tokens[request.request_id] = []
 

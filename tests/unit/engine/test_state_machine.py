@@ -7,7 +7,7 @@ grammar that is compiled late) against a plain model: what each request must ans
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
+from tests.unit.engine.fake_images import image, seeing, seen
 from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
 from tests.unit.engine.fake_thinking import budget, budgeted
 from tests.unit.engine.fake_worker import FakeWorker, continuation
-from tests.unit.engine.test_scheduler import limits, request
+from tests.unit.engine.test_scheduler import limits
+from tgi_cli.config import EncoderLimits
 from tgi_cli.engine.config import Batching, CapacityPolicy
-from tgi_cli.engine.messages import Finished, FinishReason, LoadAdapter, StepOutputs
+from tgi_cli.engine.messages import Finished, FinishReason, ImageInput, LoadAdapter, StepOutputs
 from tgi_cli.engine.scheduler import Scheduler
 from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.speculation.adaptive import AdaptiveSpeculator
@@ -40,6 +42,16 @@ RULES_OF_REQUESTS = st.sampled_from(
         *({"thinking": budget(tokens)} for tokens in (0, 3, 12)),
     ]
 )
+ENCODERS = st.sampled_from(
+    [
+        None,
+        EncoderLimits(layers=1, row_cost=0.1, cache_rows=13),
+        EncoderLimits(layers=4, row_cost=2.0, cache_rows=13),
+        EncoderLimits(layers=3, row_cost=40.0, cache_rows=60),
+    ]
+)
+PIXELS = st.sampled_from([b"cat", b"dog", b"ox", b"cat", b"dog", b"cat", b"dog", b"unreadable"])
+"""Few, at few places, so that prompts differ in an image alone."""
 ROWS_FOR_NOTHING = [StepTime(1, 1, 8, 1.0), StepTime(1, 64, 8, 1.001)]
 EXAMPLES, RULES = 120, 100
 """Together at least 10,000 steps of the machine."""
@@ -51,7 +63,7 @@ class Engine(RuleBasedStateMachine):
         spare_blocks=st.sampled_from([0, 1, 50]),
         prefill=st.sampled_from([3, 16, 64]),
         rows=st.integers(3, 6),
-        prefix_caching=st.booleans(),
+        prefix_caching=st.sampled_from([True, True, False]),
         window=st.sampled_from([None, None, 6]),
         batching=st.sampled_from([Batching.FUSED, *Batching]),
         policy=st.sampled_from([CapacityPolicy.MAX_UTILIZATION, *CapacityPolicy]),
@@ -59,6 +71,9 @@ class Engine(RuleBasedStateMachine):
         cpu_loras=st.sampled_from([1, 2, 9]),
         snapshots=st.sampled_from([None, 0, 1, 2, 5, 20]),
         drafter=st.sampled_from([None, "looks up", "proposes", *DRAFTERS]),
+        encoder=ENCODERS,
+        bidirectional=st.booleans(),
+        whole_prompts=st.sampled_from([False, False, False, True]),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -76,10 +91,12 @@ class Engine(RuleBasedStateMachine):
             max_loras=more["loras"],
             max_cpu_loras=more["cpu_loras"],
             num_state_slots=0 if more["snapshots"] is None else rows + more["snapshots"],
+            encoder=more["encoder"],
+            whole_prompts=more["whole_prompts"] and prefill > 16,
         )
-        self.worker = FakeWorker(
-            block_size, window=more["window"], slow=True, state_slots=bounds.num_state_slots
-        )
+        self.bidirectional = more["bidirectional"]
+        self.worker = FakeWorker.of(bounds, window=more["window"], slow=True)
+        self.worker.unreadable = {b"unreadable"}
         self.compiler = FakeCompiler(slow=True)
         self.speculator: FakeSpeculator | AdaptiveSpeculator | None = None
         if more["drafter"] in ("looks up", "proposes") and more["snapshots"] is None:
@@ -96,6 +113,7 @@ class Engine(RuleBasedStateMachine):
         self.pending: deque[PendingResult] = deque()
         self.expected: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
+        self.images: dict[int, tuple[ImageInput, ...]] = {}
         self.seen: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
         self.idle_steps = 0
@@ -121,7 +139,29 @@ class Engine(RuleBasedStateMachine):
     ) -> None:
         adapter_id = data.draw(st.sampled_from([0, *self.adapters])) if self.adapters else 0
         prompt = [family * 100 + i for i in range(length)]
-        self._add(prompt, new, priority=priority, adapter_id=adapter_id, **rules)
+        prompt, images = self._with_images(prompt, data)
+        self._add(prompt, new, images, priority=priority, adapter_id=adapter_id, **rules)
+
+    def _with_images(
+        self, text: list[int], data: st.DataObject
+    ) -> tuple[list[int], tuple[ImageInput, ...]]:
+        """A prompt of the text with up to two images between its tokens."""
+        prompt: list[int] = []
+        images = []
+        count = data.draw(st.integers(0, 2)) if self.scheduler.config.encoder else 0
+        for _ in range(count):
+            place = min(len(text), data.draw(st.sampled_from([0, 2, 5])))
+            prompt, text = prompt + text[:place], text[place:]
+            spans = []
+            for rows in data.draw(st.sampled_from([(3,), (3,), (1, 2)])):
+                spans.append((len(prompt), rows))
+                prompt += [0] * rows + [7]
+            pixels = data.draw(PIXELS)
+            images.append(image(pixels, *spans, bidirectional=self.bidirectional))
+        if images and data.draw(st.integers(0, 2)) == 0:
+            prompt.pop()  # it ends with an image
+            return prompt, tuple(images)
+        return prompt + text, tuple(images)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), new=st.integers(1, 32), rules=RULES_OF_REQUESTS)
@@ -129,27 +169,34 @@ class Engine(RuleBasedStateMachine):
         source = data.draw(st.sampled_from(sorted(self.live)))
         adapter_id = self.used_adapters[source]
         if not adapter_id or adapter_id in self.adapters:
-            prompt = self.prompts[source]
-            self._add(prompt, new, fork_of=source, adapter_id=adapter_id, **rules)
+            prompt, images = self.prompts[source], self.images[source]
+            self._add(prompt, new, images, fork_of=source, adapter_id=adapter_id, **rules)
 
-    def _add(self, prompt: list[int], new: int, **more: Any) -> None:
-        request_id = len(self.expected)
+    def _add(
+        self, prompt: list[int], new: int, images: tuple[ImageInput, ...], **more: Any
+    ) -> None:
+        request_id, new = len(self.expected), min(new, MOST - len(prompt))
+        whole = self.scheduler.config.whole_prompts
+        shown = seen(seeing(request_id, prompt, new, *images), whole)
+        self.worker.seen[request_id] = shown
         grammar, thinking = more.get("grammar"), more.get("thinking")
         adapter_id = more["adapter_id"]
         stops = frozenset({EOS} if grammar else ())
         self.used_adapters[request_id] = adapter_id
         if grammar:
-            self.expected[request_id] = constrained(prompt, new, grammar, adapter_id)
+            self.expected[request_id] = constrained(shown, new, grammar, adapter_id)
         elif thinking:
-            self.expected[request_id] = budgeted(prompt, new, thinking, adapter_id)
+            self.expected[request_id] = budgeted(shown, new, thinking, adapter_id)
         else:
-            self.expected[request_id] = continuation(prompt, new, 1000, adapter_id)
+            self.expected[request_id] = continuation(shown, new, 1000, adapter_id)
         # Every third token of the prediction is another one.
         answer = self.expected[request_id]
         prediction = tuple(t + (i % 3 == request_id % 5) for i, t in enumerate(answer))
-        sent = request(request_id, prompt, new, stop_token_ids=stops, prediction=prediction, **more)
+        more |= {"stop_token_ids": stops, "prediction": prediction}
+        sent = seeing(request_id, prompt, new, *images, **more)
         assert self.scheduler.add(sent) is None
         self.prompts[request_id] = prompt
+        self.images[request_id] = images
         self.seen[request_id] = []
 
     @precondition(lambda self: self.live)
@@ -239,12 +286,12 @@ class Engine(RuleBasedStateMachine):
 
     @invariant()
     def answers_are_right_so_far(self) -> None:
-        for request_id, seen in getattr(self, "seen", {}).items():
-            assert seen == self.expected[request_id][: len(seen)]
+        for request_id, found in getattr(self, "seen", {}).items():
+            assert found == self.expected[request_id][: len(found)]
             finished = self.finished.get(request_id)
             whole = (FinishReason.LENGTH, FinishReason.EOS_TOKEN)
             if finished is not None and finished.reason in whole:
-                assert seen == self.expected[request_id]
+                assert found == self.expected[request_id]
 
     @invariant()
     def blocks_add_up(self) -> None:
@@ -268,6 +315,17 @@ class Engine(RuleBasedStateMachine):
         assert all(map(pool.is_used, own))
         free_rows = self.scheduler.config.max_batch_size - len(own)
         assert pool.num_available >= free_rows, "a snapshot has taken the slot of a row"
+
+    @invariant()
+    def images_add_up(self) -> None:
+        if not hasattr(self, "scheduler") or self.batch.resources.images is None:
+            return
+        cache = self.batch.resources.images.cache
+        held = [each for s in self.batch.running for each in s.held_images.values()]
+        assert all(each.references == count for each, count in Counter(held).items())
+        assert cache.num_used == sum(each.rows for each in set(held) - cache.failed)
+        assert cache.num_used + cache.num_cached <= cache.num_rows
+        assert cache.current is None or cache.current in held
 
     @invariant()
     def adapters_add_up(self) -> None:
@@ -311,6 +369,8 @@ class Engine(RuleBasedStateMachine):
             assert self.speculator.accepted == load.accepted_tokens
         states = self.batch.resources.states
         assert states is None or states.pool.num_used == 0
+        images = self.batch.resources.images
+        assert images is None or not (images.cache.num_used or images.cache.failed)
 
 
 TestEngine = Engine.TestCase

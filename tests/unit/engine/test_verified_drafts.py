@@ -24,7 +24,7 @@ class Predicting(FakeSpeculator):
 
     def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
         for sequence in sequences:
-            sequence.drafts_predicted = bool(sequence.request.prediction)
+            sequence.draft_source = "prediction" if sequence.request.prediction else "context"
         return super().propose(sequences, waiting)
 
 

@@ -12,17 +12,20 @@ from tgi_cli.kernels.linear import (
     Epilogue,
     PackedMatrix,
     linear,
+    multiplies_bytes,
     pack_bf16,
     pack_codes,
+    quantize_inputs,
     unpack,
 )
 from tgi_cli.kernels.linear import rows as rows_of
 from tgi_cli.layers import ops
 
-ROWS = [0, 1, 2, 3, 7, 12, 13, 33, 100]
+ROWS = [*range(15), 33, 100]
 FORMATS = ["bf16", "8", "8/32", "8z/64", "4", "4/32", "4/96", "4z/128", "4z", "4t", "4t/64"]
-FORMATS += ["8f", "8f/128"]
-"""Bits, "z" where there are zero points, "t" a table, "f" e4m3, and the inputs of a scale."""
+FORMATS += ["8f", "8f/128", "8i", "8zi/96", "4i", "4i/32", "4zi/128"]
+"""Bits; "z" with zero points, "t" with a table, "f" for e4m3, "i" with inputs rounded to 8 bits;
+and the number of inputs that share a scale."""
 
 
 def numbers(*shape: int, seed: int = 0, largest: int = 3) -> Tensor:
@@ -33,6 +36,13 @@ def numbers(*shape: int, seed: int = 0, largest: int = 3) -> Tensor:
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def inputs_of(how: str, x: Tensor, unit: float = 1.0) -> Tensor:
+    """Replace some small multiples of ``unit`` so that it is the scale of 8 bits."""
+    if "i" in how:
+        x[:, ::32] = 127 * unit
+    return x
 
 
 def make(
@@ -68,6 +78,8 @@ def make(
     values = codes.float() - spread[1] if table is None else table.float()[codes.long()]
     values = codes.view(torch.float8_e4m3fn).float() if e4m3 else values
     matrix = pack_codes(codes, scales, zeros, bits, group, paired, table, e4m3)
+    if "i" in form:
+        assert quantize_inputs(matrix) == multiplies_bytes()
     return matrix, values * spread[0]
 
 
@@ -79,7 +91,7 @@ def test_products(level: str, how: str, out: int, inputs: int) -> None:
     matrix, weight = make(out, inputs, how)
     torch.testing.assert_close(unpack(matrix), weight, rtol=0, atol=0)
     for rows in ROWS:
-        x = numbers(rows, inputs, seed=rows)
+        x = inputs_of(how, numbers(rows, inputs, seed=rows))
         y = linear(x, matrix)
         assert y.dtype == torch.bfloat16
         assert torch.equal(y, (x.float() @ weight.T).bfloat16()), rows
@@ -129,7 +141,7 @@ def test_a_row_depends_on_nothing_else(
             assert torch.equal(linear(x, matrix, epilogue=Epilogue.FLOAT), whole)
 
 
-@pytest.mark.parametrize("how", ["bf16", "8", "4z/128", "4t/64"])
+@pytest.mark.parametrize("how", ["bf16", "8", "4z/128", "4t/64", "4i/64"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("out", [32, 70])
 def test_epilogues(level: str, how: str, biased: bool, out: int) -> None:
@@ -139,7 +151,7 @@ def test_epilogues(level: str, how: str, biased: bool, out: int) -> None:
     paired, _ = make(out, inputs, how, paired=True)
     assert torch.equal(unpack(paired), weight)
     for rows in [1, 5, 30]:
-        x = numbers(rows, inputs, seed=rows) / 16
+        x = inputs_of(how, numbers(rows, inputs, seed=rows) / 16, 1 / 16)
         product = x.float() @ weight.T
         product = (product if bias is None else product + bias.float()).bfloat16()
         assert torch.equal(linear(x, matrix, bias), product)
@@ -193,23 +205,74 @@ def test_rows_may_have_any_stride(level: str) -> None:
     assert torch.equal(linear(x, transposed), expected)
 
 
-@pytest.mark.parametrize("how", ["bf16", "8", "4/32"])
+@pytest.mark.parametrize("how", ["bf16", "8", "4/32", "4i/32"])
 def test_nan_affects_only_its_own_row(level: str, how: str) -> None:
     matrix, weight = make(40, 67, how)
     for rows in (3, 30):
-        x = numbers(rows, 67)
+        x = inputs_of(how, numbers(rows, 67))
         clean = linear(x, matrix)
         x[1, 66] = math.nan
         x[2, 0] = math.inf
         y = linear(x, matrix)
         assert y[1].isnan().all()
-        infinite = (weight[:, 0] * math.inf).bfloat16()  # and 0 times infinity is none
-        torch.testing.assert_close(y[2], infinite, equal_nan=True)
+        if multiplies_bytes() and how in ("8", "4i/32"):  # an integer is never infinite
+            assert y[2].isnan().all()
+        else:
+            infinite = (weight[:, 0] * math.inf).bfloat16()  # and 0 times infinity is none
+            torch.testing.assert_close(y[2], infinite, equal_nan=True)
         assert torch.equal(y[0], clean[0])
         assert torch.equal(y[3:], clean[3:])
         for epilogue in (Epilogue.ACTIVATE, Epilogue.FLOAT):
             for number in ACTIVATIONS.values():
                 assert linear(x, matrix, None, epilogue, number)[1].isnan().all()
+
+
+@pytest.mark.parametrize("how", ["8", "8/32", "8z/64"])
+def test_products_with_8_bit_codes_err_less_than_their_rounding(level: str, how: str) -> None:
+    """Also where inputs become integers that share a scale with far larger ones."""
+    matrix, weight = make(96, 700, how, exact=False)
+    x = noise(40, 700) * torch.where(torch.arange(700) % 50 == 7, 300.0, 1.0).bfloat16()
+    exact = x.double() @ weight.double().T
+    error = (linear(x, matrix, epilogue=Epilogue.FLOAT).double() - exact).norm()
+    rounding = (exact.bfloat16().double() - exact).norm()
+    assert error < 1.1 * rounding
+
+
+@pytest.mark.parametrize("inputs", [512, 700, 768, 1000, 1536, 4096])
+@pytest.mark.parametrize("code", [0, 255])
+def test_the_largest_sums_are_exact(level: str, code: int, inputs: int) -> None:
+    codes = torch.full((33, inputs), code, dtype=torch.uint8)
+    matrix = pack_codes(codes, torch.ones(33, 1), None, 8, 0)
+    largest = torch.full((14, inputs), 255 * 2.0**100).bfloat16()
+    largest[::2] *= -1
+    y = linear(largest, matrix, epilogue=Epilogue.FLOAT)
+    exact = largest.double()[:, :1] * (code - 128) * inputs
+    assert torch.equal(y, exact.bfloat16().float().expand(14, 33))
+
+
+@pytest.mark.parametrize("how", ["8i", "4i/64", "4zi/128"])
+def test_inputs_are_rounded_to_8_bits_on_request(level: str, how: str) -> None:
+    matrix, weight = make(96, 704, how, exact=False)
+    x = noise(40, 704)
+    x[3, 64:128] = 0
+    x[4] *= 2.0**-120
+    x[5] *= 2.0**100
+    taken = x.float().view(40, -1, 64)
+    if multiplies_bytes():
+        largest = taken.abs().amax(2, keepdim=True)
+        factors = torch.full_like(largest, 127.0) / largest  # torch takes 127 / x as 127 * (1 / x)
+        taken = (taken * factors).nan_to_num().round() * (largest / 127)
+        taken[4] = 0
+    wide = taken.view(40, 704).double()
+    exact, size = wide @ weight.double().T, wide.abs() @ weight.double().abs().T
+    y = linear(x, matrix, epilogue=Epilogue.FLOAT).double()
+    assert ((y - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5 * size).all()
+
+
+def test_inputs_are_rounded_for_integer_codes_only(level: str) -> None:
+    for how in ("bf16", "4t/64", "8f"):
+        matrix, _ = make(32, 64, how)
+        assert not quantize_inputs(matrix)
 
 
 def test_scales_of_long_groups_are_divided(level: str) -> None:

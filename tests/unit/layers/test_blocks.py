@@ -73,7 +73,7 @@ def test_angles_that_are_kept_are_those_that_are_computed(
         assert torch.equal(sines, wanted[1])
 
 
-@pytest.mark.parametrize("kind", ["ntk", "mrope"])
+@pytest.mark.parametrize("kind", ["ntk", "xpos"])
 def test_unknown_rope_scaling_is_refused_by_name(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"'{kind}' is not supported") as caught:
         RotaryEmbedding(8, {"rope_theta": 1e4, "rope_type": kind}, 64, torch.float32, CPU)

@@ -252,7 +252,7 @@ async def test_a_prediction_reaches_the_engine_and_verified_drafts_their_stream(
     other = client.submit(request(6))
     also = await engine.taken()
     assert isinstance(also, GenerationRequest)
-    verified = VerifiedDrafts(taken.request_id, 3, 1, predicted=True)
+    verified = VerifiedDrafts(taken.request_id, 3, 1, "prediction")
     tokens = [(taken.request_id, 7), (taken.request_id, 4), (also.request_id, 1)]
     engine.put_tokens(*tokens, drafts=[verified])
     batch = await asyncio.wait_for(anext(aiter(stream)), 10)

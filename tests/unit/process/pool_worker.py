@@ -7,14 +7,14 @@ import os
 import time
 from typing import Any
 
-from tgi_cli.process.pool_worker import serve
+from tgi_cli.process.pool_worker import Reply, serve
 
 
 def _begin(setup: Any) -> Any:
     held: list[bytes] = []
 
-    def work(body: bytes) -> dict[str, Any]:
-        job = json.loads(body)
+    def work(body: bytes) -> Reply:
+        job = json.loads(body.rstrip(b"\0"))
         if "sleep" in job:
             time.sleep(job["sleep"])
         if "take" in job:
@@ -33,7 +33,10 @@ def _begin(setup: Any) -> Any:
             os._exit(job["exit"])
         if "raise" in job:
             raise SystemExit(job["raise"])
-        return {"setup": setup, "pid": os.getpid(), "echo": job.get("echo")}
+        answer = {"setup": setup, "pid": os.getpid(), "echo": job.get("echo")}
+        if "buffers" in job:
+            return answer, [bytes((n % 256,)) * size for n, size in enumerate(job["buffers"])]
+        return answer
 
     return work
 

@@ -8,7 +8,15 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_cli.process.framing import Channel, FrameDecoder, encode_frame, read_frame
+from tgi_cli.process.framing import (
+    Channel,
+    FrameDecoder,
+    encode_frame,
+    frame_parts,
+    read_frame,
+    size_of,
+    split_frame,
+)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.integers(1, 500))
@@ -35,3 +43,18 @@ def test_a_channel_reports_the_end_of_the_other_side() -> None:
     assert theirs.receive() is None
     ours.close()
     theirs.close()
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_a_frame_is_split_from_what_follows_it(message: bytes, rest: bytes) -> None:
+    frame = encode_frame(message)
+    assert split_frame(bytearray(frame + rest)) == (message, rest)
+    for end in range(len(frame)):
+        assert split_frame(bytearray(frame[:end])) is None
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5))
+def test_a_message_in_parts_is_framed_as_a_whole(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    assert b"".join(frame_parts(parts)) == b"".join(frame_parts(whole)) == encode_frame(whole)
+    assert size_of(parts) == size_of(whole) == len(whole)

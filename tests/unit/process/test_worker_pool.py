@@ -199,6 +199,37 @@ async def test_large_jobs_leave_a_process_for_small_ones(make: MakePool) -> None
     assert len(await asyncio.gather(*large)) == 3
 
 
+@pytest.mark.parametrize("way", ["run", "run_async"])
+@pytest.mark.parametrize(
+    "buffers", [[1], [5, 0, 7], [100_000], [3_000_000, 1], [0], [], [1 << 20] * 9]
+)
+async def test_buffers_follow_an_answer(make: MakePool, way: str, buffers: list[int]) -> None:
+    pool = make()
+    for echo in ("x", "y" * 300_000):
+        body = job(buffers=buffers, echo=echo)
+        answer = pool.run(body) if way == "run" else await pool.run_async(body)
+        expected = b"".join(bytes((n,)) * size for n, size in enumerate(buffers))
+        assert answer.get("data", b"") == expected
+        assert answer["echo"] == echo
+        assert (await pool.run_async(job()))["pid"] == answer["pid"], "the next job is undisturbed"
+
+
+async def test_a_job_may_come_in_parts(make: MakePool) -> None:
+    pool = make()
+    for parts in ([job(echo="a"), bytes(10)], [b'{"echo"', b': "a"}', bytes(1_000_000)]):
+        assert (await pool.run_async(parts))["echo"] == "a"
+        assert pool.run(parts)["echo"] == "a"
+
+
+async def test_large_jobs_may_take_all_processes(make: MakePool) -> None:
+    pool = make(processes=2, reserved=0)
+    large = job(sleep=1.0, echo="x" * 100_000)
+    pids = {(await pool.run_async(large))["pid"]}
+    found = await asyncio.gather(*(pool.run_async(large) for _ in range(4)))
+    pids |= {answer["pid"] for answer in found}
+    assert len(pids) == 2
+
+
 async def test_cancelled_jobs_leave_no_state(
     make: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,7 +247,7 @@ def test_rows_are_rounded_to_e4m3(size: int) -> None:
     wanted = wanted_codes.float() * wanted_scales
     if INTERPRETED:  # see ROUNDING
         assert ours.isclose(wanted, rtol=0.13, atol=1e-6).float().mean() > 0.95
-        assert torch.equal(ours.sign(), wanted.sign())
+        assert (ours * wanted >= 0).all()  # one of them may have rounded to 0
     else:
         torch.testing.assert_close(ours, wanted, rtol=0.13, atol=1e-6)
     assert (ours - x).norm() < ROUNDING * x.norm()

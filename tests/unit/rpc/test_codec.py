@@ -80,6 +80,7 @@ REQUEST = {
     "fork_of": st.none() | uint64,
     "prompt_logprobs": st.none() | uint32,
     "client_id": st.none() | st.integers(-(2**63), 2**63 - 1),
+    "images": st.just(()),  # see test_image_codec.py
 }
 ELSEWHERE = {"adapter_id"}
 """Sent as the adapter's name."""
@@ -92,7 +93,7 @@ def steps(draw: st.DrawFn) -> StepOutputs:
     outputs = StepOutputs(
         started=draw(st.lists(st.builds(Started, uint64, uint64, uint32), max_size=3)),
         drafts=draw(
-            st.lists(st.builds(VerifiedDrafts, uint64, uint32, uint32, st.booleans()), max_size=3)
+            st.lists(st.builds(VerifiedDrafts, uint64, uint32, uint32, st.text()), max_size=3)
         ),
         finished=draw(
             st.lists(

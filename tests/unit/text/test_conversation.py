@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.text.miniature_templates import TEMPLATES
-from tgi_cli.text.conversation import REMINDER, USER_TEXT, adapt, text_of
+from tgi_cli.text.conversation import REMINDER, USER_TEXT, adapt
 from tgi_cli.text.template_process import Templates
 from tgi_cli.text.template_traits import TemplateTraits, with_parts
 from tgi_cli.text.tools import with_calls_as_text
@@ -190,20 +190,6 @@ def test_the_request_itself_is_not_changed() -> None:
     for _, traits in TEMPLATES.values():
         adapt(told, traits)
         assert json.dumps(told) == before
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [("a", "a"), (None, ""), ([{"type": "text", "text": "a"}, {"text": "b"}], "ab"), ([], "")],
-)
-def test_text_of_a_content(content: Any, text: str) -> None:
-    assert text_of(content) == text
-
-
-@pytest.mark.parametrize("content", [1, {"text": "a"}, [{"type": "image_url"}], ["a"]])
-def test_content_without_text_is_refused(content: Any) -> None:
-    with pytest.raises(ValueError, match="must be text"):
-        text_of(content)
 
 
 # ---------------------------------------------------------------------- prefixes

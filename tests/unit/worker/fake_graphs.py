@@ -177,6 +177,7 @@ class TinyModel:
     """Two layers of attention and a head, in plain operators; reads positions, too."""
 
     HEADS, KV_HEADS, DIM = 4, 2, 8
+    position_axes = 1
 
     def __init__(self, vocab_size: int, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
@@ -189,8 +190,12 @@ class TinyModel:
         self.head = torch.randn(width, vocab_size).to(device)
         self.head_rows: list[int] = []
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:
-        hidden = self.embedding.index_select(0, input_ids) + self.places.index_select(0, positions)
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Any, images: object = None
+    ) -> Tensor:
+        # Of positions on several axes, the mean.
+        places = self.places.index_select(0, positions.flatten()).view(-1, len(input_ids), 16)
+        hidden = self.embedding.index_select(0, input_ids) + places.mean(0)
         for layer, (qkv, out) in enumerate(zip(self.qkv, self.out, strict=True)):
             heads = (hidden @ qkv).view(len(hidden), -1, self.DIM)
             query, key, value = heads.split([self.HEADS, self.KV_HEADS, self.KV_HEADS], 1)

@@ -56,7 +56,9 @@ class FakeModel:
         self.failure: Exception | None = None
         self.hidden_rows: list[int] = []
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Any, images: object = None
+    ) -> Tensor:
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure

@@ -219,7 +219,7 @@ def test_recorded_constants_stay_constant():
     """The stand-in for a graph is as strict as a graph: this model reads a number on the host."""
 
     class Baking(TinyModel):
-        def forward(self, input_ids, positions, attention):
+        def forward(self, input_ids, positions, attention, images=None):
             return super().forward(input_ids, positions, attention) + self.scale
 
     runner, attention, _ = make_runner(None)
@@ -295,7 +295,7 @@ class AdaptedModel(TinyModel):
         super().__init__(VOCAB)
         self.lora = table.layer(16, slice(0, 16), {"": (16, slice(0, 16))})
 
-    def forward(self, input_ids, positions, attention):
+    def forward(self, input_ids, positions, attention, images=None):
         hidden = super().forward(input_ids, positions, attention)
         adapted = hidden.clone()
         self.lora.add_(adapted, hidden)

@@ -48,7 +48,9 @@ def carry(states: StateCache, hidden: Tensor) -> Tensor:
 class Recurrent(Model):
     """Its hidden states also pass a state of each sequence."""
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Any, images: object = None
+    ) -> Tensor:
         hidden = super().forward(input_ids, positions, attention)
         return hidden + carry(attention.states, hidden)
 
@@ -215,7 +217,9 @@ def test_an_engine_at_depth_1_replays_steps_with_states(monkeypatch: pytest.Monk
 class OnTheHost(Recurrent):
     """Reads slots on the host, as operations of torch and split modules of transformers do."""
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Any, images: object = None
+    ) -> Tensor:
         hidden = TinyModel.forward(self, input_ids, positions, attention)
         output = torch.empty_like(hidden)
 
@@ -229,7 +233,9 @@ class OnTheHost(Recurrent):
 class Baking(Recurrent):
     """Writes the slots that it was captured with, which are none: tokens are right at first."""
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Any, images: object = None
+    ) -> Tensor:
         step = attention.states.planned
         if step.on_host:
             return super().forward(input_ids, positions, attention)

@@ -40,6 +40,7 @@ SPECS = [KVSpec(TinyModel.KV_HEADS, TinyModel.DIM)] * 2
 class Model(TinyModel):
     weight_bytes = 1 << 20
     kv_window = None
+    vision = None
 
 
 class Other(Shard):
@@ -140,7 +141,7 @@ def test_memory_of_graphs_is_subtracted_from_the_cache(monkeypatch):
 class Syncing(Model):
     """Asks the device for a number."""
 
-    def forward(self, input_ids, positions, attention):
+    def forward(self, input_ids, positions, attention, images=None):
         hidden = super().forward(input_ids, positions, attention)
         return hidden + 0 * int(positions.max())
 
@@ -150,7 +151,7 @@ class Baking(Model):
 
     longest = 0
 
-    def forward(self, input_ids, positions, attention):
+    def forward(self, input_ids, positions, attention, images=None):
         if attention.rows is None:
             self.longest = int(positions.max())
         return super().forward(input_ids, positions, attention) * (1 + self.longest)
@@ -322,7 +323,7 @@ def test_without_graphs_of_prompts_those_of_decodes_remain(monkeypatch, caplog, 
 class BakingPrompts(Model):
     """Computes something else in a capture of steps with prompts."""
 
-    def forward(self, input_ids, positions, attention):
+    def forward(self, input_ids, positions, attention, images=None):
         fixed = attention.fixed
         if fixed is not None and fixed.num_decodes < len(fixed.kv_lens):
             return super().forward(input_ids, positions, attention) * 2

@@ -48,7 +48,9 @@ class CountingModel(FakeModel):
         super().__init__()
         self.passes: list[int] = []
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Any, images: object = None
+    ) -> Tensor:
         self.passes.append(len(input_ids))
         return super().forward(input_ids, positions, attention)
 

@@ -138,3 +138,29 @@ def test_figures_without_times_are_completed(
     capacity, config = warmed(path, speculate=0)
     saved_profile.save(saved_profile.key_of(config), capacity.profile)
     assert warmed(path)[0].step_times
+
+
+def test_proposals_are_timed_however_long_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a slow model, too: a drafter whose time is unknown would seem to take none."""
+    recorder, assumed = Recorder(500, 3.0), []
+    config = replace(CONFIG, max_total_tokens=9000, max_batch_size=64)
+    monkeypatch.setattr(draft_timing.time, "perf_counter", lambda: recorder.now)
+    times = time_steps(recorder, config, ALONE, 500, 5, lambda: assumed.append(len(recorder.steps)))
+    assert [(t.sequences, t.rows, t.proposals) for t in times] == [(1, 1, 0), (1, 1, 1), (1, 1, 5)]
+    assert [step.proposals for step in recorder.steps] == [[]] * 3 + [[1]] * 3 + [[5]] * 3
+    assert assumed == [3, 6], "before the steps that propose"
+
+
+def test_proposals_of_more_sequences_are_timed_where_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(500, 0.001)
+    config = replace(CONFIG, max_total_tokens=9000, max_batch_size=8)
+    monkeypatch.setattr(draft_timing.time, "perf_counter", lambda: recorder.now)
+    times = time_steps(recorder, config, ALONE, 500, 3)
+    assert [(t.sequences, t.proposals) for t in times if t.proposals] == [
+        (1, 1),
+        (1, 3),
+        (4, 1),
+        (4, 3),
+    ]

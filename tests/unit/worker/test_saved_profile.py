@@ -79,6 +79,7 @@ def test_the_same_model_under_another_name_is_the_same(
         {"kv_cache_dtype": "float8_e5m2"},
         {"quantize": "int8"},
         {"quantize_head": True},
+        {"quantize_activations": True},
         {"quantize_head_bits": 4},
         {"max_batch_size": 1000},
         {"max_total_tokens": 37},

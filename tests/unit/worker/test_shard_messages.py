@@ -8,12 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.config.test_resolve import resolved
-from tgi_cli.engine.step import BlockAppend, NewRow, OptionalOutputs, Snapshot, Step, TokenAppend
+from tgi_cli.engine.step import (
+    BlockAppend,
+    EncodeSlice,
+    ImageSpan,
+    NewRow,
+    OptionalOutputs,
+    RowImage,
+    Snapshot,
+    Step,
+    TokenAppend,
+)
 from tgi_cli.process.framing import Channel
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.tensor_parallel import messages
@@ -55,6 +66,15 @@ new_rows = st.builds(
     sampling=samplings,
     extras=extras,
     adapter_slot=st.integers(-1, 100),
+    images=st.lists(
+        st.builds(
+            RowImage,
+            spans=st.lists(st.tuples(small, small), max_size=3).map(tuple),
+            grid=st.none() | st.tuples(small, small),
+            bidirectional=st.booleans(),
+        ),
+        max_size=2,
+    ).map(tuple),
 )
 steps = st.builds(
     Step,
@@ -75,6 +95,14 @@ steps = st.builds(
     state_in=st.lists(st.integers(-1, 100), max_size=40),
     state_out=ids,
     snapshots=st.lists(st.builds(Snapshot, index=small, count=small, slot=small), max_size=3),
+    dropped_images=ids,
+    encodes=st.lists(
+        st.builds(EncodeSlice, key=small, rows=small, layers=small, last=st.booleans()), max_size=3
+    ),
+    images=st.lists(
+        st.builds(ImageSpan, index=small, offset=small, count=small, key=small, first=small),
+        max_size=3,
+    ),
     num_decodes=small,
 )
 
@@ -85,6 +113,25 @@ def test_a_step_arrives_as_it_was_sent(step: Step) -> None:
     assert isinstance(command, messages.RunStep)
     assert command.step == step
     assert all(isinstance(new, NewRow) for new in command.step.new)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64, np.bool_])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3), (0, 5), ()])
+def test_the_arrays_of_an_image_arrive_as_they_were_sent(
+    dtype: type, shape: tuple[int, ...]
+) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
+    begun = EncodeSlice(3, 2, 1, True, {"pixel_values": array.T})
+    step = Step(0, encodes=[begun, EncodeSlice(3, 2, 1, False)])
+    command = messages.decode_command(messages.encode(messages.RunStep(step)))
+    assert isinstance(command, messages.RunStep)
+    first, second = command.step.encodes
+    assert second == step.encodes[1]
+    assert first.tensors is not None
+    (arrived,) = first.tensors.values()
+    assert arrived.dtype == dtype
+    assert arrived.shape == array.T.shape
+    np.testing.assert_array_equal(arrived, array.T)
 
 
 def test_sampling_options_are_not_sent_to_other_shards() -> None:

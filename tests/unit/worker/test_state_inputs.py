@@ -37,7 +37,9 @@ SPEC = StateSpec((StateTensor("digest", (1,), torch.int64),))
 class StatefulModel(FakeModel):
     """As its base, from states alone: the digest of the tokens so far, and how many they are."""
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Any, images: object = None
+    ) -> Tensor:
         hidden = torch.zeros(len(input_ids), 1)
 
         def run(tokens: slice, state: Tensor) -> None:

@@ -36,14 +36,22 @@ def test_no_variant_is_compiled_after_warmup() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("spans", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 300])
 @pytest.mark.parametrize("budget", [1, 64, 5000])
 @pytest.mark.parametrize(("total", "blocks"), [(2, 1), (100, 7), (5000, 400), (5000, 10**5)])
-def test_the_steps_keep_to_the_limits(rows: int, budget: int, total: int, blocks: int) -> None:
+def test_the_steps_keep_to_the_limits(
+    rows: int, budget: int, total: int, blocks: int, spans: bool
+) -> None:
     config = replace(
         CONFIG, max_batch_size=rows, max_batch_prefill_tokens=budget, max_total_tokens=total
     )
-    for step in variant_steps(config, blocks):
+    steps = list(variant_steps(config, blocks, spans))
+    seen = [step for step in steps if any(new.images for new in step.new)]
+    assert bool(seen) == spans
+    if spans and min(budget, total) > 16:
+        assert {step.num_tokens > 16 for step in seen} == {True, False}
+    for step in steps:
         assert 0 < len(step.rows) <= rows
         assert step.num_prefill_tokens <= budget
         assert all(count == 1 for count in step.counts[: step.num_decodes])

@@ -182,8 +182,8 @@ ENGINE_SETTINGS = (
         ),
         speculative_model=Setting(
             text("MODEL"),
-            "Weights that draft tokens: a smaller model with the same vocabulary, or heads made "
-            "for the model (EAGLE-3, Medusa, MLP speculator), as a repository id or a folder.",
+            "Weights that draft tokens: a smaller model, best of the same vocabulary, or heads "
+            "made for the model (EAGLE-3, Medusa, MLP speculator), as a repository id or a folder.",
         ),
         speculative_config=Setting(
             ValueKind(str, "JSON", checked),

@@ -47,12 +47,6 @@ INHERITED_SETTINGS = panel(
         "Enable log probabilities of prompts. They are always available.",
         note="prompt log probabilities are always available to requests (decoder_input_details)",
     ),
-    max_image_fetch_size=Setting(
-        whole(0),
-        "Maximum size of a fetched image in bytes. Models here take text only.",
-        1 << 30,
-        note="no image is ever fetched, models here take text only",
-    ),
     ngrok=Setting(SWITCH, "Open a tunnel through ngrok. Rejected: run ngrok beside the server."),
     ngrok_authtoken=Setting(
         text("TOKEN"),

@@ -12,7 +12,17 @@ from tgi_cli.config.settings.setting import (
     Setting,
     panel,
 )
-from tgi_cli.config.settings.values import RATIO, SHARE, SWITCH, one_of, path, text, whole, words
+from tgi_cli.config.settings.values import (
+    RATIO,
+    SHARE,
+    SWITCH,
+    number,
+    one_of,
+    path,
+    text,
+    whole,
+    words,
+)
 
 _TOOL_FORMATS = (
     "apertus",
@@ -134,7 +144,11 @@ ROUTER_SETTINGS = (
             whole(1, 65536), "Maximum prompts per request to /v1/completions.", 4
         ),
         validation_workers=Setting(whole(1, 256), "Tokenizer threads.", 2),
-        payload_limit=Setting(whole(1), "Maximum size of a request body in bytes.", 2_000_000),
+        payload_limit=Setting(
+            whole(1),
+            "Maximum size of a request body in bytes. Default: 2,000,000; 32,000,000 for models "
+            "that take images.",
+        ),
         response_store_bytes=Setting(
             whole(0),
             "Memory for stored responses of /v1/responses, in bytes; the oldest are dropped. 0: "
@@ -155,6 +169,44 @@ ROUTER_SETTINGS = (
             "Source of default sampling parameters on /v1 routes: auto (the model's "
             "generation_config.json) or none (OpenAI's defaults).",
             "auto",
+        ),
+    ),
+    *panel(
+        "Images",
+        _HTTP,
+        media_fetch=Setting(
+            SWITCH,
+            "Fetch images from http and https URLs of public addresses. Without it, and without "
+            "--allowed-media-domains, images must be in the request (data: URLs).",
+        ),
+        allowed_media_domains=Setting(
+            words("HOST"),
+            "Fetch images from these hosts only: HOST (ports 80 and 443) or HOST:PORT. Repeat the "
+            "flag or separate by commas.",
+        ),
+        allow_private_media=Setting(
+            SWITCH,
+            "Also fetch images from addresses of private networks and of this machine.",
+        ),
+        allowed_local_media_path=Setting(
+            path("FOLDER"),
+            "Read images below this folder for clients that send file: URLs.",
+        ),
+        media_fetch_timeout=Setting(
+            number(0.1, 3600, "SECONDS"), "Time to fetch an image, redirects included.", 5.0
+        ),
+        max_image_fetch_size=Setting(
+            whole(1), "Maximum size of an image's file in bytes, fetched or not.", 32 << 20
+        ),
+        max_image_pixels=Setting(
+            whole(1, 1_000_000_000),
+            "Maximum width times height of an image. The processes that decode images may take 32 "
+            "bytes of memory for each.",
+            20_000_000,
+        ),
+        max_images=Setting(whole(1, 1024), "Maximum images of a prompt.", 16),
+        image_workers=Setting(
+            whole(1, 64), "Processes that decode and preprocess images, for models that do.", 2
         ),
     ),
     *panel(

@@ -16,14 +16,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, DraftSource, class_of
+from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, class_of
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths
 from tgi_cli.engine.speculation.drafter import Draft, Drafter
 from tgi_cli.engine.speculation.look_ups import LookUps, longest_pause
 from tgi_cli.engine.speculation.proposals import Proposals
 from tgi_cli.engine.speculation.step_costs import Costs, StepCosts
 from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
+
+_WEIGHTS = DraftSource.WEIGHTS.name.lower()
 
 _NEW_REQUESTS = 0.25
 """Share of an ended request in the failures that the next one begins with."""
@@ -133,7 +136,8 @@ class AdaptiveSpeculator:
             if not length:
                 continue
             draft = draftee.draft if found[index] else None
-            sequence.drafts_predicted = draft is not None and draft.source is DraftSource.PREDICTION
+            source = DraftSource.WEIGHTS if draft is None else draft.source
+            sequence.draft_source = source.name.lower()
             if draft is not None:
                 draftee.verified, draftee.price = length, length * price
         return drafts
@@ -210,7 +214,9 @@ class AdaptiveSpeculator:
         return self._acceptance.survivals(draftee.own, kinds, draft.shares)
 
     def learn(self, sequence: Sequence, drafts: Many[int], accepted: int) -> None:
-        """See the protocol; the tokens themselves tell more."""
+        """See the protocol; of what was looked up, the tokens themselves tell more."""
+        if self._proposals is not None and sequence.draft_source == _WEIGHTS:
+            self._proposals.verified(len(drafts), accepted)
 
     def finish(self, sequence: Sequence) -> None:
         """See the protocol."""
@@ -225,7 +231,11 @@ class AdaptiveSpeculator:
     def timed(self, step: Step, seconds: float) -> None:
         """See the protocol."""
         count = step.num_decodes
-        if not count or count != len(step.rows) or step.new or step.num_prefill_tokens:
+        others = step.new or step.num_prefill_tokens or step.encodes
+        decodes = 0 < count == len(step.rows) and not others
+        if self._proposals is not None and not self._proposals.timed(step, seconds, decodes):
+            return
+        if not decodes:
             return
         context, asked = sum(step.starts) // count, step.proposals
         if asked and all(asked):

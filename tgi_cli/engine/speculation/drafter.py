@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.speculation.acceptance import DraftSource
 
 
 @dataclass(frozen=True, slots=True)

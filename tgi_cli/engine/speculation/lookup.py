@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.speculation.acceptance import DraftSource
 from tgi_cli.engine.speculation.drafter import Draft
 from tgi_cli.engine.speculation.hash_chains import LONGEST
 from tgi_cli.engine.speculation.recent_answers import Key, RecentAnswers

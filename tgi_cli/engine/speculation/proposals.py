@@ -2,31 +2,47 @@
 
 A look-up takes microseconds, a proposal as many forward passes of the drafter as it has drafts. So
 it is decided beforehand how many are worth their time, by how often the drafter was right at each
-position, and afterwards how many of them are verified, by how sure it is of each.
+position, and afterwards how many of them are verified, by how sure it is of each. What that gains
+is checked against the durations of the steps: see :mod:`tgi_cli.engine.speculation.balance`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.speculation.acceptance import (
     Acceptance,
     Averages,
-    DraftSource,
     class_of,
     class_of_chance,
 )
+from tgi_cli.engine.speculation.balance import Balance
 from tgi_cli.engine.speculation.draft_lengths import choose_lengths, may_pay
-from tgi_cli.engine.speculation.step_costs import StepCosts
-from tgi_cli.engine.step import MAX_DRAFT_ROWS, Proposal
+from tgi_cli.engine.speculation.step_costs import StepCosts, batch_class
+from tgi_cli.engine.step import MAX_DRAFT_ROWS, Proposal, Step
+
+log = logging.getLogger(__name__)
 
 PROBE_STEPS = 32
-"""Steps without a proposal after which a sequence gets one, to learn whether it would be right."""
+"""Steps without a proposal after which a sequence gets one beside those of others, to learn whether
+it would be right."""
 
 MAX_PROBE_STEPS = 1024
 """The same, after many that were wrong: each doubles it."""
+
+LAG = 32
+"""Tokens behind which a drafter computes much before it proposes: such a step is no measure."""
+
+RECENT = 512
+"""Steps after the last gain for which the drafter follows, though nothing is proposed: numbers of
+requests change, and heads cannot draft for a sequence of which they have missed a step."""
+
+_TOLD_LOSSES = 3
+"""Trials in a row that have lost before the log says so."""
 
 _UNKNOWN_CHANCE = 1.0
 """In place of a chance that the drafter does not tell: its position alone counts."""
@@ -37,6 +53,7 @@ class _Draftee:
     """A sequence that drafts are proposed for.
 
     Attributes:
+        asked_at: the number of the sequence's tokens when it was last asked for.
         own: how its drafts fared.
         token_ids: the latest ones, until it is known what follows; empty for none.
         kinds: their classes.
@@ -45,12 +62,29 @@ class _Draftee:
         pause: such steps until the next one, where none is worth it.
     """
 
+    asked_at: int
     own: Averages = field(default_factory=Averages)
     token_ids: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     at: int = 0
     without: int = 0
     pause: int = PROBE_STEPS
+
+
+@dataclass(slots=True)
+class _Current:
+    """The step under way.
+
+    Attributes:
+        proposed: sequences that the worker has proposed drafts for.
+        verified, accepted: of the drafts that were proposed earlier.
+        lags: whether the drafter has much to compute before it proposes.
+    """
+
+    proposed: int = 0
+    verified: int = 0
+    accepted: int = 0
+    lags: bool = False
 
 
 class Proposals:
@@ -67,47 +101,131 @@ class Proposals:
         self._costs = costs
         self._acceptance = acceptance
         self._draftees: dict[int, _Draftee] = {}
+        self._balances: dict[int, Balance] = {}
+        self._step = _Current()
+        self._verified = self._accepted = 0
+        self._asked = 0
+        self._gained_at: int | None = None
+        self._told = False
 
     def ask(self, sequences: Many[Sequence], found: Many[float]) -> list[int] | None:
-        """How many drafts are worth being proposed, for each; None if none could be for any.
+        """How many drafts are worth being proposed, for each; None if the drafter need not follow.
 
         Args:
             sequences: as :meth:`tgi_cli.engine.speculator.Speculator.ask` has them.
             found: tokens that drafts without weights are expected to give each of them.
         """
         count = max(1, len(sequences))
+        balance = self._balance(count)
+        self._asked += bool(sequences)
+        if balance.pause:
+            balance.pause -= bool(sequences)
+            return self._follow(sequences)
         context = sum(len(sequence.token_ids) for sequence in sequences) // count
         durations = self._durations(count, context)
         if not may_pay(count, durations):
-            return None
+            return self._follow(sequences)
         draftees = [self._draftee(sequence) for sequence in sequences]
         survivals = []
         for sequence, draftee, expected in zip(sequences, draftees, found, strict=True):
             row = self._expected(draftee, sequence.max_tokens - sequence.num_tokens - 1)
             survivals.append([] if sum(row) <= expected else row)
         lengths = choose_lengths(survivals, durations) if sequences else []
+        if any(lengths):
+            self._probe(draftees, survivals, lengths)
+        else:  # a trial of all, which the balance ends
+            lengths = [min(1, len(row)) for row in survivals]
+        for sequence, draftee, length in zip(sequences, draftees, lengths, strict=True):
+            if length:
+                known = len(sequence.token_ids)
+                self._step.lags |= known - draftee.asked_at > LAG
+                draftee.asked_at = known
+        return lengths
+
+    def _follow(self, sequences: Many[Sequence]) -> list[int] | None:
+        """No drafts, in a step that the drafter follows only if it has been of use of late."""
+        if self._gained_at is None or self._asked - self._gained_at > RECENT:
+            return None
+        return [0] * len(sequences)
+
+    def _probe(
+        self, draftees: list[_Draftee], survivals: list[list[float]], lengths: list[int]
+    ) -> None:
+        """Have a draft proposed now and then where none is worth it: beside others it costs a row.
+
+        Args:
+            draftees: of the step.
+            survivals: of their next drafts; empty where none is wanted.
+            lengths: as chosen; changed in place.
+        """
         for index, draftee in enumerate(draftees):
             if lengths[index]:
-                draftee.without = 0
+                draftee.without, draftee.pause = 0, PROBE_STEPS
                 continue
             draftee.without += 1
             if draftee.without >= draftee.pause and survivals[index]:
                 draftee.without, lengths[index] = 0, 1
                 draftee.pause = min(2 * draftee.pause, MAX_PROBE_STEPS)
-        return lengths
+
+    def _balance(self, sequences: int) -> Balance:
+        return self._balances.setdefault(batch_class(sequences), Balance())
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        """The step under way has verified so many proposed drafts of a sequence."""
+        self._step.verified += drafts
+        self._step.accepted += accepted
+        self._verified += drafts
+        self._accepted += accepted
+
+    def timed(self, step: Step, seconds: float, decodes: bool) -> bool:
+        """A step has been applied; returns whether its duration says what such steps take.
+
+        Args:
+            step: as scheduled.
+            seconds: that it took.
+            decodes: whether it did nothing but decode.
+        """
+        current, self._step = self._step, _Current()
+        if not decodes or current.lags:
+            return False
+        asked = any(step.proposals)
+        if not (asked or current.verified):
+            return True
+        count = step.num_decodes
+        costs = self._costs.of(count, sum(step.starts) // count)
+        found = step.num_drafts - current.verified
+        if found >= len(costs.durations):
+            return True
+        plain = costs.seconds * self._costs.speed(count)
+        gain = costs.durations[found] + current.accepted / count - seconds / plain
+        balance = self._balance(count)
+        paused = balance.add(gain)
+        if balance.is_full:
+            self._gained_at = self._asked
+        if paused and balance.losses == _TOLD_LOSSES and not self._told:
+            self._told = True
+            share = self._accepted / max(1, self._verified)
+            text = (
+                "drafts with weights take longer than they save with %d requests at once (%.0f %% "
+                "of %d were accepted): they are paused, and tried again less and less often"
+            )
+            log.info(text, count, 100 * share, self._verified)
+        return current.proposed > 0 or not asked
 
     def _durations(self, sequences: int, context: int) -> list[float]:
         """Of a step with 0, 1, 2, ... draft rows that were proposed."""
         costs, most = self._costs.of(sequences, context), self._most
+        plain = costs.seconds * self._costs.speed(sequences)
         rows = min(len(costs.durations) - 1, sequences * most, MAX_DRAFT_ROWS)
         proposing = [self._costs.proposing(sequences, drafts) for drafts in range(most + 1)]
         return [
-            costs.durations[count] + proposing[-(-count // sequences)] / costs.seconds
+            costs.durations[count] + proposing[-(-count // sequences)] / plain
             for count in range(rows + 1)
         ]
 
     def _draftee(self, sequence: Sequence) -> _Draftee:
-        return self._draftees.setdefault(sequence.request.request_id, _Draftee())
+        key = sequence.request.request_id
+        return self._draftees.setdefault(key, _Draftee(sequence.prompt_tokens))
 
     def _expected(self, draftee: _Draftee, most: int) -> list[float]:
         """The chances that each of the next drafts and all before it will be right."""
@@ -117,6 +235,7 @@ class Proposals:
 
     def take(self, sequence: Sequence, proposal: Proposal) -> None:
         """Keep what was proposed behind the sequence's known tokens."""
+        self._step.proposed += 1
         self.settle(sequence)
         draftee = self._draftee(sequence)
         count = min(len(proposal.token_ids), self._most)
@@ -151,7 +270,6 @@ class Proposals:
             learn(own, class_of(DraftSource.UNSEEN, 1 + index), 1.0, right)
             if not right:
                 return
-            draftee.pause = PROBE_STEPS
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended."""

@@ -149,6 +149,11 @@ class StepCosts:
         """Seconds that the worker takes to propose so many drafts for each sequence; 1 us."""
         return self._proposals.seconds(sequences, drafts)
 
+    def speed(self, sequences: int) -> float:
+        """What steps without drafts take of late, as a multiple of what was measured."""
+        average = self._speeds.get(batch_class(sequences))
+        return 1.0 if average is None else average.value
+
     def _measured(self, sequences: int, context: int) -> Costs:
         more = max(0, context - self._context)
         seconds = self._sequences(sequences) + sequences * self._per_sequence * more
@@ -161,9 +166,9 @@ class StepCosts:
         return Costs(sequences, seconds, [(seconds + each) / seconds for each in added])
 
     def _correct(self, costs: Costs) -> None:
-        corrections, kind, unknown = self._corrections, _class_of(costs.sequences), _Average()
+        corrections, kind, unknown = self._corrections, batch_class(costs.sequences), _Average()
         costs.durations = [
-            each * corrections.get((kind, _class_of(drafts)), unknown).value if drafts else each
+            each * corrections.get((kind, batch_class(drafts)), unknown).value if drafts else each
             for drafts, each in enumerate(costs.measured)
         ]
         speed = self._speeds.get(kind, unknown).value
@@ -181,7 +186,7 @@ class StepCosts:
         costs = self.of(step.sequences, step.context)
         drafts = step.rows - step.sequences
         if drafts < len(costs.durations):
-            speed = self._speeds.get(_class_of(step.sequences), _Average()).value
+            speed = self.speed(step.sequences)
             left = step.seconds - costs.seconds * speed * costs.durations[drafts]
             self._proposals.learn(step.sequences, step.proposals, left)
 
@@ -190,7 +195,7 @@ class StepCosts:
         costs = self.of(sequences, context)
         if drafts >= len(costs.measured):
             return
-        kind = _class_of(sequences)
+        kind = batch_class(sequences)
         speed = self._speeds.setdefault(kind, _Average())
         if not drafts:
             speed.add(seconds / costs.seconds)
@@ -199,7 +204,7 @@ class StepCosts:
                     correction.value += (1 - correction.value) * _FORGET
         else:
             expected = costs.seconds * speed.value * costs.measured[drafts]
-            key = (kind, _class_of(drafts))
+            key = (kind, batch_class(drafts))
             self._corrections.setdefault(key, _Average()).add(seconds / expected)
         self._observed += 1
 
@@ -266,6 +271,6 @@ def _context_slopes(times: list[StepTime], context: int) -> tuple[float, float]:
     return sequence, max(0.0, (slopes[rows] - sequence) / (rows - 1))
 
 
-def _class_of(count: int) -> int:
+def batch_class(count: int) -> int:
     """Numbers that are corrected alike: 1, 2, 3 to 4, 5 to 8, and so on."""
     return (count - 1).bit_length()

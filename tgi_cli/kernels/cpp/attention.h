@@ -15,6 +15,9 @@ struct Step {
   const int32_t* block_table;  // [sequences, table_stride]
   int64_t table_stride;
   const int64_t* slots;  // [tokens]
+  // [tokens]: the position of the last token of the bidirectional span that a token is in, -1 of tokens
+  // in none; or null: there are no such spans.
+  const int32_t* visible_until;
 };
 
 // The cache of a layer, in tiles of 16 tokens: a block of 16 n tokens is n tiles.
@@ -33,6 +36,10 @@ struct Cache {
   int32_t dtype;  // 0: bf16, 1: e4m3, 2: e5m2
 };
 
+// What of a bidirectional span its tokens see: nothing behind them, its rest as far as the window
+// allows, or all of it.
+enum Spans : int64_t { NO_SPANS = 0, WINDOWED_SPANS = 1, WHOLE_SPANS = 2 };
+
 struct Attention {
   const bf16* query;  // [tokens, heads, head_dim]
   int64_t query_stride;  // between tokens, in elements
@@ -45,6 +52,7 @@ struct Attention {
   const float* sinks;  // [heads], or null
   int64_t window;      // 0: none
   int64_t chunk;       // 0: none
+  int64_t spans;       // see Spans
   // [heads, distances], or null: added to the scores of keys so far behind the query, from the
   // farthest to 0; beyond, the line through the first two goes on.
   const float* bias;
@@ -55,10 +63,11 @@ struct Attention {
 struct Shape {
   int64_t heads, kv_heads, head_dim, value_dim;
   int64_t window, chunk;  // 0: none
+  int64_t spans;          // see Spans
 
   bool operator==(const Shape& other) const {
     return heads == other.heads && kv_heads == other.kv_heads && head_dim == other.head_dim &&
-           value_dim == other.value_dim && window == other.window && chunk == other.chunk;
+           value_dim == other.value_dim && window == other.window && chunk == other.chunk && spans == other.spans;
   }
 };
 

@@ -1,26 +1,18 @@
 #include "gemm.h"
 
-#include <algorithm>
+#include <cstdlib>
+#include <memory>
 
-#include "activation.h"
-#include "tile.h"
+#include "epilogue.h"
+#include "gemm_integers.h"
+#include "pieces.h"
 
 #define TGI_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace tgi {
 namespace {
 
-// A piece has so many tiles of rows: their inputs, a slab at a time, stay in the second-level cache.
-constexpr int64_t MAX_TILES = 8;
-constexpr int64_t MAX_ROWS = MAX_TILES * TILE_ROWS;
-constexpr int64_t MAX_PANELS = 8;
-// Inputs of a slab: so much of a panel comes quickly out of the second-level cache, too.
-constexpr int64_t SLAB = 1024;
-// A single tile has no use for a panel that is still in the cache.
-constexpr int64_t LONG_SLAB = 4096;
-// How far a single tile fetches: a few microseconds of what one core reads.
-constexpr int64_t FAR_AHEAD = 8192;
-constexpr bool FETCHES_FAR = TILE_ROWS == 12;
+constexpr int64_t QUANTIZED_BYTES = 4 << 20;  // of rows that are quantized at a time
 constexpr int64_t MARGIN = 32;  // keeps the rows of a slab off each other's cache sets
 constexpr int64_t MIN_GROUP = 32;
 
@@ -33,40 +25,10 @@ constexpr bf16 INTEGERS[32] = {
 struct Scratch {
   alignas(64) float sums[MAX_PANELS * MAX_ROWS * PANEL];
   alignas(64) bf16 x[std::max(MAX_ROWS * (SLAB + MARGIN), TILE_ROWS * (LONG_SLAB + MARGIN))];
+  alignas(64) uint8_t decoded[SLAB / 2 * 4 * PANEL];  // a slab of a panel
   float x_sums[std::max(MAX_ROWS * SLAB, TILE_ROWS * LONG_SLAB) / MIN_GROUP];
 };
 thread_local Scratch scratch;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// The `index`th of `count` nearly equal shares of `total` ends where the next begins.
-int64_t share(int64_t total, int64_t index, int64_t count) { return total * index / count; }
-
-// How a product is cut into pieces: blocks of rows times stretches of panels.
-struct Cut {
-  int64_t panels, together, tiles, blocks, stretches;
-
-  explicit Cut(const Linear& linear) {
-    const Matrix& weight = *linear.weight;
-    panels = weight.panels();
-    together = weight.interleaved();
-    tiles = ceil_div(linear.rows, TILE_ROWS);
-    blocks = ceil_div(tiles, MAX_TILES);
-    stretches = 0;
-    if (!blocks) return;
-    // Nanoseconds of a panel, roughly; a piece of less than a microsecond is not worth its ticket.
-    int64_t rows = ceil_div(linear.rows, blocks);
-    int64_t cost = weight.panel_bytes() / 22 + rows * weight.in * PANEL / 100;
-    int64_t least = std::min(ceil_div(1000, cost + 1), MAX_PANELS);
-    int64_t length = std::clamp(panels * blocks / 32, least, MAX_PANELS);
-    stretches = ceil_div(panels, ceil_div(length, together) * together);
-  }
-
-  // The first of a stretch.
-  int64_t panel(int64_t stretch) const {
-    return std::min(panels, share(ceil_div(panels, together), stretch, stretches) * together);
-  }
-};
 
 template <class Panel, int ROWS>
 void multiply_panels(const Tile& tile, int64_t panels) {
@@ -100,77 +62,10 @@ void multiply_rows(const Tile& tile, int64_t rows, int64_t panels) {
 
 void multiply_format(int32_t format, const Tile& tile, int64_t rows, int64_t panels) {
   if (format == INT4) return multiply_rows<Int4Panel>(tile, rows, panels);
-  if (format == INT8) return multiply_rows<Int8Panel>(tile, rows, panels);
+  if constexpr (!BYTE_PRODUCTS)
+    if (format == INT8) return multiply_rows<Int8Panel>(tile, rows, panels);
   if (format == FP8) return multiply_rows<Fp8Panel>(tile, rows, panels);
   return multiply_rows<Bf16Panel>(tile, rows, panels);
-}
-
-f32x16 load_some(const bf16* from, int64_t count) {
-  if (count == 16) return load(from);
-  bf16 some[16] = {};
-  std::copy_n(from, count, some);
-  return load(some);
-}
-
-void store_some(bf16* to, f32x16 x, int64_t count) {
-  if (count == 16) return store(to, x);
-  bf16 all[16];
-  store(all, x);
-  std::copy_n(all, count, to);
-}
-
-void store_some(float* to, f32x16 x, int64_t count) {
-  if (count == 16) return store(to, x);
-  float all[16];
-  store(all, x);
-  std::copy_n(all, count, to);
-}
-
-// Sums [rows][32] of a panel become what is asked for, in rows of y from `row` on.
-void finish(const Linear& linear, int64_t panel, int64_t row, int64_t rows, const float* sums) {
-  const Matrix& weight = *linear.weight;
-  int64_t first[2], count[2];
-  f32x16 bias[2], scale[2];
-  for (int half = 0; half < 2; ++half) {
-    first[half] = weight.first_output(panel, half);
-    count[half] = weight.outputs(panel, half);
-    if (linear.bias) bias[half] = load_some(linear.bias + first[half], count[half]);
-    if (weight.scales && !weight.group) scale[half] = load(weight.scales + panel * PANEL + 16 * half);
-  }
-  auto product = [&](int half) {
-    f32x16 x = load(sums + 16 * half);
-    if (weight.scales && !weight.group) x *= scale[half];
-    if (linear.bias) x += bias[half];
-    return x;
-  };
-  for (int64_t end = row + rows; row < end; ++row, sums += PANEL) {
-    bf16* y = static_cast<bf16*>(linear.y) + row * linear.y_stride;
-    if (linear.epilogue == GATED) {
-      f32x16 gate = through_bf16(activate(through_bf16(product(0)), linear.activation));
-      store_some(y + first[0], gate * through_bf16(product(1)), count[0]);
-      continue;
-    }
-    for (int half = 0; half < 2; ++half) {
-      bf16* to = y + first[half];
-      f32x16 x = product(half);
-      switch (linear.epilogue) {
-        case ADD:
-          x = through_bf16(x);
-          if (linear.scale != 1.0f) x = through_bf16(x * linear.scale);
-          store_some(to, load_some(to, count[half]) + x, count[half]);
-          break;
-        case ACTIVATE:
-          store_some(to, activate(through_bf16(x), linear.activation), count[half]);
-          break;
-        case FLOAT:
-          store_some(static_cast<float*>(linear.y) + row * linear.y_stride + first[half],
-                     through_bf16(x), count[half]);
-          break;
-        default:
-          store_some(to, x, count[half]);
-      }
-    }
-  }
 }
 
 float sum_row(const bf16* x, int64_t length) {
@@ -181,38 +76,33 @@ float sum_row(const bf16* x, int64_t length) {
   return sum_of(lanes);
 }
 
-}  // namespace
-
-int64_t linear_tickets(const Linear& linear) {
-  Cut cut(linear);
-  return cut.blocks * cut.stretches;
+// What a single tile fetches in one of two panels that alternate.
+Ahead of_two(const Tile& tile, int64_t panel, const uint8_t* next) {
+  constexpr int64_t BYTES = Int4Panel::BYTES;
+  if (FETCHES_FAR) return {next, BYTES, false, nullptr, nullptr};
+  if (panel % 2) return {tile.panel, 0, true, nullptr, nullptr};
+  // The other panel, while memory is read there.
+  return {tile.panel + BYTES, 2 * BYTES, true, nullptr, nullptr};
 }
 
-void linear_run(const Linear& linear, int64_t ticket) {
+// A piece of a product in bfloat16, to which codes are converted in registers, without loss.
+void run_pairs(const Linear& linear, const Piece& piece) {
   const Matrix& weight = *linear.weight;
-  const Cut cut(linear);
-  // Pieces of the same rows are neighbours, which a thread has in its cache from the one before.
-  const int64_t block = ticket / cut.stretches, stretch = ticket % cut.stretches;
-  const int64_t first_panel = cut.panel(stretch);
-  const int64_t panels = cut.panel(stretch + 1) - first_panel;
-  const int64_t first_tile = share(cut.tiles, block, cut.blocks);
-  const int64_t tiles = share(cut.tiles, block + 1, cut.blocks) - first_tile;
-  auto row_of = [&](int64_t tile) { return share(linear.rows, first_tile + tile, cut.tiles); };
-  const int64_t first_row = row_of(0), rows = row_of(tiles) - first_row;
-
-  const int64_t chunk = weight.chunk_inputs();
-  const int64_t unit = weight.group ? weight.group : 8;
-  const int64_t limit = std::max((tiles > 1 ? SLAB : LONG_SLAB) / unit * unit, unit);
-  const int64_t slabs = ceil_div(weight.in, limit);
-  const int64_t slab = ceil_div(ceil_div(weight.in, slabs), unit) * unit;
-  const bool pairs_up = rows <= TWO_PANELS_ROWS && weight.interleaved() == 2;
+  const int64_t first_panel = piece.first_panel, panels = piece.panels;
+  const int64_t rows = piece.rows, tiles = piece.tiles;
+  const int64_t chunk = weight.chunk_inputs(), both = weight.interleaved(), slab = piece.slab;
+  const bool pairs_up = rows <= TWO_PANELS_ROWS && both == 2;
   const bool conflicts = tiles > 1 && linear.x_stride % 1024 == 0;
+  // The first of several tiles stores the decoded panel for the others. Not with 4-bit codes and
+  // AVX512-BF16: there, decoding is hidden by the products, and storing is not.
+  const bool decodes = tiles > 1 && weight.format != BF16 && !(BYTE_PRODUCTS && weight.format == INT4);
 
   for (int64_t from = 0; from < weight.in; from += slab) {
     const int64_t length = std::min(slab, weight.in - from);
     const int64_t chunks = ceil_div(length, chunk);
+    const int64_t slab_bytes = chunks * weight.chunk_bytes(), start = from / chunk * weight.chunk_stride();
     const bool last = from + length == weight.in;
-    const bf16* x = linear.x + first_row * linear.x_stride + from;
+    const bf16* x = linear.x + piece.first_row * linear.x_stride + from;
     int64_t x_stride = linear.x_stride;
     if (conflicts || length % chunk) {
       x_stride = slab + MARGIN;
@@ -235,11 +125,9 @@ void linear_run(const Linear& linear, int64_t ticket) {
     for (int64_t p = 0; p < panels; p += at_once) {
       at_once = pairs_up && p + 2 <= panels ? 2 : 1;
       const int64_t panel = first_panel + p;
-      const int64_t slab_bytes = chunks * weight.chunk_bytes();
       float* const sums = scratch.sums + p * rows * PANEL;
       Tile tile{};
-      tile.panel = weight.panel(panel) + from / chunk * weight.chunk_stride();
-      tile.ahead = tile.panel;
+      tile.panel = weight.panel(panel) + start;
       tile.x_stride = x_stride;
       tile.sums_stride = rows * PANEL;
       tile.chunks = chunks;
@@ -253,42 +141,85 @@ void linear_run(const Linear& linear, int64_t ticket) {
         tile.zeros = weight.zeros ? weight.zeros + at : nullptr;
         tile.scales_stride = weight.groups() * PANEL;
       }
-      if (tiles > 1) {  // memory would have nothing to do from the second tile on
-        const int64_t both = weight.interleaved();
-        tile.ahead = weight.panel((panel / both + 1) * both) +
-                     from / chunk * weight.chunk_stride() + panel % both * slab_bytes;
-        tile.ahead_step = weight.chunk_bytes() / tiles;
-        tile.ahead_near = tiles > 2;
-      } else if (at_once < weight.interleaved() && panel % 2 == 0) {
-        tile.ahead += weight.chunk_bytes();  // of the other panel, while memory is read there
-        tile.ahead_step = weight.chunk_stride();
-        tile.ahead_near = true;
-      } else if (FETCHES_FAR && weight.interleaved() == 1) {
-        // With six rows and more, loads are too far apart to keep the memory busy: on one thread, 8
-        // rows of bfloat16 take 1.1 times as long as one instead of 1.3 to 1.6, 12 rows 1.5 instead
-        // of 2.0 to 2.3.
-        tile.ahead += FAR_AHEAD;
-        tile.ahead_step = weight.chunk_stride();
+      // Where multiply() fetches: to find it takes some percent of a row's product with 4-bit codes.
+      const bool fetches = rows >= TILE_ROWS / 2 || at_once < both;
+      const uint8_t* next = nullptr;
+      if (fetches) {
+        const int64_t next_panel = (panel / both + 1) * both;
+        next = next_panel < first_panel + panels ? weight.panel(next_panel) + start
+               : last                            ? piece.after()
+                                                 : weight.panel(first_panel) + start + chunks * weight.chunk_stride();
+        if (at_once < both) next += panel % both * slab_bytes;  // each of two panels fetches a half
       }
+      int32_t format = weight.format;
+      int64_t step = weight.chunk_bytes();
       for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t row = row_of(t) - first_row;
+        const int64_t row = piece.row(t);
         tile.x = x + row * x_stride;
         tile.sums = sums + row * PANEL;
         tile.x_sums = scratch.x_sums + row * slab_groups;
-        multiply_format(weight.format, tile, row_of(t + 1) - first_row - row, at_once);
-        if (tiles > 1) tile.ahead += slab_bytes / tiles;
+        if (fetches)
+          tile.ahead = tiles == 1 && both == 2 ? of_two(tile, panel, next)
+                                               : piece.ahead(t, tile.panel, slab_bytes, step, next);
+        tile.decoded = decodes && t == 0 ? scratch.decoded : nullptr;
+        multiply_format(format, tile, piece.row(t + 1) - row, at_once);
+        if (tile.decoded) {
+          format = BF16;
+          tile.panel = scratch.decoded;
+          tile.chunks *= chunk / 2;
+          tile.group_chunks *= chunk / 2;
+          step /= chunk / 2;
+        }
       }
       if (last)
         for (int64_t i = 0; i < at_once; ++i)
-          finish(linear, panel + i, first_row, rows, sums + i * rows * PANEL);
+          finish(linear, panel + i, piece.first_row, rows, sums + i * rows * PANEL);
     }
   }
+}
+
+}  // namespace
+
+int64_t linear_tickets(const Linear& linear) { return Cut(linear).pieces(); }
+
+void linear_run(const Linear& linear, const QuantizedRows& quantized, int64_t ticket) {
+  const Piece piece(linear, ticket);
+  if (linear.weight->planes()) return run_integers(linear, quantized, piece, scratch.sums);
+  run_pairs(linear, piece);
 }
 
 }  // namespace tgi
 
 // One product on `threads` threads.
 TGI_EXPORT void tgi_linear(const tgi::Linear* linear, int threads) {
-  tgi::share_out(threads, tgi::linear_tickets(*linear),
-                 [&](int64_t ticket, int) { tgi::linear_run(*linear, ticket); });
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  static thread_local std::unique_ptr<void, Free> memory;
+  static thread_local int64_t size = 0;
+  tgi::Linear part = *linear;
+  tgi::QuantizedRows quantized = {nullptr, tgi::quantized_stride(*linear->weight)};
+  // Rows are quantized some at a time, into memory that the thread keeps.
+  const int64_t most = quantized.stride ? std::max(tgi::QUANTIZED_BYTES / quantized.stride, tgi::MAX_ROWS) /
+                                              tgi::MAX_ROWS * tgi::MAX_ROWS
+                                        : linear->rows;
+  const int64_t bytes = std::min(most, linear->rows) * quantized.stride;
+  if (bytes > size) {
+    memory.reset(std::aligned_alloc(64, size_t(bytes)));
+    size = bytes;
+  }
+  quantized.first = static_cast<uint8_t*>(memory.get());
+  const int64_t y_bytes = linear->y_stride * (linear->epilogue == tgi::FLOAT ? 4 : 2);
+  for (int64_t row = 0; row < linear->rows; row += most) {
+    part.rows = std::min(most, linear->rows - row);
+    part.x = linear->x + row * linear->x_stride;
+    part.y = static_cast<uint8_t*>(linear->y) + row * y_bytes;
+    tgi::share_out(threads, tgi::quantize_tickets(part),
+                   [&](int64_t ticket, int) { tgi::quantize_run(part, quantized, ticket); });
+    tgi::share_out(threads, tgi::linear_tickets(part),
+                   [&](int64_t ticket, int) { tgi::linear_run(part, quantized, ticket); });
+  }
 }
+
+// Whether this library multiplies codes of integers as bytes.
+TGI_EXPORT int tgi_multiplies_bytes() { return tgi::BYTE_PRODUCTS; }

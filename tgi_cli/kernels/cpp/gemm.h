@@ -4,14 +4,14 @@
 // the thread: so what a token gets does not depend, to the last bit, on the tokens beside it.
 #pragma once
 
-#include "matrix.h"
+#include "quantized_rows.h"
 
 namespace tgi {
 
 // How many pieces a product has; how they are cut does not depend on the number of threads.
 int64_t linear_tickets(const Linear& linear);
 
-// Compute one of them.
-void linear_run(const Linear& linear, int64_t ticket);
+// Compute one piece. `quantized` has the rows unless quantized_stride() is 0.
+void linear_run(const Linear& linear, const QuantizedRows& quantized, int64_t ticket);
 
 }  // namespace tgi

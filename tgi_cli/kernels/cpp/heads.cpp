@@ -36,7 +36,7 @@ int64_t heads_tickets(const Heads& heads) {
 void heads_run(const Heads& heads, int64_t ticket) {
   if (!in_blocks(heads)) {
     const int64_t tickets = linear_tickets(heads.first);
-    return linear_run(of_head(heads, ticket / tickets), ticket % tickets);
+    return linear_run(of_head(heads, ticket / tickets), {}, ticket % tickets);
   }
   static thread_local std::vector<bf16> copied;
   const int64_t blocks = blocks_of(heads), block = ticket % blocks;
@@ -53,7 +53,7 @@ void heads_run(const Heads& heads, int64_t ticket) {
     one.x = copied.data();
     one.x_stride = stride;
   }
-  for (int64_t piece = 0, pieces = linear_tickets(one); piece < pieces; ++piece) linear_run(one, piece);
+  for (int64_t piece = 0, pieces = linear_tickets(one); piece < pieces; ++piece) linear_run(one, {}, piece);
 }
 
 }  // namespace tgi

@@ -10,6 +10,17 @@ enum Format : int32_t { BF16 = 0, INT8 = 1, INT4 = 2, FP8 = 3 };
 
 constexpr int64_t PANEL = 32;  // outputs
 
+// Whether there is an instruction for dot products of bytes.
+#if defined(__AVX512VNNI__)
+constexpr bool BYTE_PRODUCTS = true;
+#else
+constexpr bool BYTE_PRODUCTS = false;
+#endif
+
+// Most inputs that share a scale of x if its numbers have two bytes and the weight has a scale per output.
+// A block takes about as long as ten more inputs would. Up to 1024 inputs, its sum fits into 32 bits.
+constexpr int64_t MAX_BLOCK = 768;
+
 // A weight [out, in] in panels of 32 outputs. Filled by Python (kernels/linear.py); packing.cpp
 // has the order of a panel's numbers.
 struct Matrix {
@@ -20,16 +31,17 @@ struct Matrix {
   int64_t group;         // inputs that share a scale; 0: one scale per output, or none (BF16)
   const void* data;      // the panels
   const float* scales;   // per panel and group, 32 each; null for BF16
-  const float* zeros;    // like scales: to be taken off a number before it is scaled; or null
+  const float* zeros;    // like scales: subtracted from a number before it is scaled; or null
   const bf16* table;     // INT4: what codes stand for, all 16 twice; null: themselves less 8
+  int32_t input_bits;    // 8: x may be rounded to 8 bits where bytes are multiplied; else 16
 
   // Outputs are padded to whole panels, of gate and up each by itself where they are paired.
   int64_t panels() const {
     return paired ? (out / 2 + PANEL / 2 - 1) / (PANEL / 2) : (out + PANEL - 1) / PANEL;
   }
   // Inputs are padded to whole chunks: what one step of the kernels takes.
-  int64_t chunk_inputs() const { return format == INT4 ? 8 : 2; }
-  int64_t chunk_bytes() const { return format == INT8 || format == FP8 ? 64 : 128; }
+  int64_t chunk_inputs() const { return format == INT4 ? 8 : format == INT8 ? 4 : 2; }
+  int64_t chunk_bytes() const { return format == FP8 ? 64 : 128; }
   int64_t chunks() const { return (in + chunk_inputs() - 1) / chunk_inputs(); }
   int64_t panel_bytes() const { return chunks() * chunk_bytes(); }
   int64_t groups() const { return group ? (in + group - 1) / group : 1; }
@@ -37,6 +49,21 @@ struct Matrix {
   // the processor busy, and memory is read best in one stream.
   int64_t interleaved() const { return format == INT4 ? 2 : 1; }
   int64_t chunk_stride() const { return interleaved() * chunk_bytes(); }
+  // Bytes of a number of x in a product of integers (quantized_rows.h); 0: codes become bfloat16.
+  int64_t planes() const {
+    if (!BYTE_PRODUCTS || (format != INT8 && (format != INT4 || table))) return 0;
+    return input_bits == 8 ? 1 : format == INT8 ? 2 : 0;
+  }
+  // Inputs whose numbers of x share a scale then, a multiple of 32, as groups are.
+  int64_t block() const {
+    if (planes() == 2 && !group) {
+      const int64_t blocks = (in + MAX_BLOCK - 1) / MAX_BLOCK;
+      return ((in + blocks - 1) / blocks + 31) / 32 * 32;
+    }
+    int64_t inputs = planes() == 1 ? 64 : 128;
+    while (group % inputs) inputs /= 2;
+    return inputs;
+  }
   const uint8_t* panel(int64_t index) const {
     return static_cast<const uint8_t*>(data) +
            index / interleaved() * interleaved() * panel_bytes() +

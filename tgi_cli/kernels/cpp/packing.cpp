@@ -1,13 +1,14 @@
 // Weights [out, in] into panels of 32 outputs, and out of them.
 //
 // bf16: [pairs of inputs][32 outputs][2 inputs], so that a vector has a pair for 16 outputs.
-// int8: the same, of numbers from -128 to 127; fp8: of e4m3 codes.
+// fp8: the same, of e4m3 codes.
+// int8: [fours of inputs][32 outputs][4 inputs], of a number plus 128, as products of bytes take them.
 // int4: [8 inputs][2 x 16 outputs][word 0 or 1][4 codes], of a number plus 8 in four bits: word w
 //   has the inputs w, w + 2, w + 4 and w + 6, the lowest bits first. A vector, shifted by 4 i bits,
 //   has in the lowest bits of its words the i-th pair for 16 outputs. Where a table says what codes
 //   stand for, codes are what is stored.
-// Panels are padded with zeros, in both directions. Of int4 two panels alternate: 128 bytes of
-// the one, 128 of the other.
+// Panels are padded with the codes of zero in both directions. Of int4, two panels alternate: 128 bytes
+// of one, 128 of the other.
 #include "fp8.h"
 #include "matrix.h"
 
@@ -24,7 +25,8 @@ struct Place {
 
 Place place_of(int32_t format, int output, int64_t input) {
   if (format == BF16) return {input / 2 * 128 + output * 4 + input % 2 * 2, 0};
-  if (format == INT8 || format == FP8) return {input / 2 * 64 + output * 2 + input % 2, 0};
+  if (format == FP8) return {input / 2 * 64 + output * 2 + input % 2, 0};
+  if (format == INT8) return {input / 4 * 128 + output * 4 + input % 4, 0};
   int nibble = int(input % 8 / 2);
   return {input / 8 * 256 + output * 4 + input % 2 * 2 + nibble / 2, nibble % 2 * 4};
 }
@@ -74,14 +76,11 @@ TGI_EXPORT void tgi_pack_bf16(const Matrix* matrix, const bf16* weight, int64_t 
   });
 }
 
-// codes [out, in] of 8 or 4 bits, a byte each; of integers the one in the middle, 128 or 8, becomes 0.
+// codes [out, in] of 8 or 4 bits, a byte each; of integers the one in the middle, 128 or 8, stands for 0.
 TGI_EXPORT void tgi_pack_codes(const Matrix* matrix, const uint8_t* codes, int64_t stride,
                                int threads) {
-  if (matrix->format == INT8)
-    pack(*matrix, codes, stride, 0, threads,
-         [](uint8_t* to, Place place, uint8_t code) { to[place.byte] = uint8_t(code ^ 0x80); });
-  else if (matrix->format == FP8)
-    pack(*matrix, codes, stride, 0, threads,
+  if (matrix->format != INT4)
+    pack(*matrix, codes, stride, matrix->format == INT8 ? 0x80 : 0, threads,
          [](uint8_t* to, Place place, uint8_t code) { to[place.byte] = code; });
   else
     pack(*matrix, codes, stride, 0x88, threads, [](uint8_t* to, Place place, uint8_t code) {
@@ -102,7 +101,7 @@ TGI_EXPORT void tgi_unpack(const Matrix* matrix, float* weight, int threads) {
         if (m.format == BF16)
           number = to_float(*reinterpret_cast<const bf16*>(from + place.byte));
         else if (m.format == INT8)
-          number = float(int8_t(from[place.byte]));
+          number = float(from[place.byte] - 128);
         else if (m.format == FP8)
           number = to_float(fp8_to_bf16(from[place.byte], E4M3));
         else {

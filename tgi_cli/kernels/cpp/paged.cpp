@@ -17,20 +17,28 @@ struct Rows {
   int64_t group;
   int64_t window;
   int64_t chunk;
-  int64_t earlier;  // position of the first query
+  int64_t earlier;       // position of the first query
+  const int32_t* until;  // of the queries, see Step; or null
+  bool whole;            // a query in a span sees all of it
 
   Rows(const Step& step, const Shape& shape, int64_t sequence)
       : group(shape.heads / shape.kv_heads),
         window(shape.window),
         chunk(shape.chunk),
-        earlier(step.kv_lens[sequence] - (step.query_start[sequence + 1] - step.query_start[sequence])) {}
+        earlier(step.kv_lens[sequence] - (step.query_start[sequence + 1] - step.query_start[sequence])),
+        until(shape.spans && step.visible_until ? step.visible_until + step.query_start[sequence] : nullptr),
+        whole(shape.spans == WHOLE_SPANS) {}
 
   int64_t position(int64_t row) const { return earlier + row / group; }
+  // Neither falls from row to row: spans do not overlap, and those that are seen whole come first.
   int64_t begin(int64_t row) const {
+    if (until && whole && until[row / group] >= 0) return 0;
     if (chunk) return position(row) / chunk * chunk;
     return window ? std::max<int64_t>(0, position(row) - window + 1) : 0;
   }
-  int64_t end(int64_t row) const { return position(row) + 1; }
+  int64_t end(int64_t row) const {
+    return std::max<int64_t>(position(row), until ? until[row / group] : -1) + 1;
+  }
 };
 
 TGI_INLINE int64_t queries_of(const Step& step, int64_t sequence) {
@@ -322,7 +330,7 @@ TGI_EXPORT void tgi_attention(const tgi::Attention* attention, const tgi::Step* 
   const tgi::Cache& cache = attention->cache;
   tgi::plan_attention(*step,
                       {attention->heads, cache.kv_heads, cache.head_dim, cache.value_dim, attention->window,
-                       attention->chunk},
+                       attention->chunk, attention->spans},
                       plan);
   const tgi::AttentionPlan& made = plan;
   tgi::share_out(threads, tgi::attention_tickets(made), [&](int64_t ticket, int thread) {

@@ -3,6 +3,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "gemm.h"
@@ -16,21 +17,25 @@
 namespace tgi {
 namespace {
 
-constexpr int64_t ROWS_AT_ONCE = 8;  // tokens per ticket of what is done token by token
+// Tokens per ticket of what is done token by token: few, so that eight tokens make work for all threads.
+int64_t rows_at_once(int64_t tokens) { return std::clamp<int64_t>(tokens / 4, 1, 8); }
 
 struct Program;
 
 Shape shape_of(const Op& op) {
-  return {op.heads, op.kv_heads, op.head_dim, op.value_dim, op.window, op.chunk};
+  return {op.heads, op.kv_heads, op.head_dim, op.value_dim, op.window, op.chunk, op.spans};
 }
+
+// What a stage does of an operation: the quantization of its rows, the operation, or its last part.
+enum Phase { QUANTIZE, WHOLE, MERGE };
 
 // A stage of a run: an operation, or a part of one.
 struct Part {
   const Program* program;
   const Op* op;
   int64_t tickets;
-  size_t plan;   // of attention
-  bool merging;  // the second part of attention over long contexts
+  size_t plan;  // of attention
+  Phase phase;
 };
 
 struct Program {
@@ -81,6 +86,7 @@ Attention attention_of(const Program& program, const Op& op) {
   attention.sinks = op.sinks;
   attention.window = op.window;
   attention.chunk = op.chunk;
+  attention.spans = op.spans;
   attention.bias = op.attention_bias;
   attention.distances = op.distances;
   return attention;
@@ -114,8 +120,12 @@ void run_ticket(void* context, int64_t ticket, int thread) {
   const Run& run = program.run;
   const Op& op = *part.op;
   switch (op.kind) {
-    case LINEAR:
-      return linear_run(linear_of(program, op), ticket);
+    case LINEAR: {
+      const Linear linear = linear_of(program, op);
+      const QuantizedRows quantized = {program.buffers.extra(), quantized_stride(*op.matrix)};
+      if (part.phase == QUANTIZE) return quantize_run(linear, quantized, ticket);
+      return linear_run(linear, quantized, ticket);
+    }
     case HEADS:
       return heads_run(heads_of(program, op), ticket);
     case CONVOLVE:
@@ -125,12 +135,12 @@ void run_ticket(void* context, int64_t ticket, int thread) {
     case ATTEND: {
       const AttentionPlan& plan = program.plans[part.plan];
       const Attention attention = attention_of(program, op);
-      if (part.merging) return attention_merge_run(attention, *run.step, plan, ticket, thread);
+      if (part.phase == MERGE) return attention_merge_run(attention, *run.step, plan, ticket, thread);
       return attention_run(attention, *run.step, plan, ticket, thread);
     }
     default: {
-      const int64_t first = ticket * ROWS_AT_ONCE;
-      return run_rows(program.buffers, op, run, first, std::min(first + ROWS_AT_ONCE, run.tokens));
+      const int64_t rows = rows_at_once(run.tokens), first = ticket * rows;
+      return run_rows(program.buffers, op, run, first, std::min(first + rows, run.tokens));
     }
   }
 }
@@ -144,11 +154,16 @@ void prepare(Program& program) {
   }
   std::vector<Part>& parts = program.parts;
   parts.clear();
-  int64_t row_tickets = (run.tokens + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+  const int64_t rows = rows_at_once(run.tokens), row_tickets = (run.tokens + rows - 1) / rows;
   for (int64_t i = run.first; i < run.last; ++i) {
     const Op& op = program.ops[size_t(i)];
-    Part part{&program, &op, row_tickets, 0, false};
-    if (op.kind == LINEAR) part.tickets = linear_tickets(linear_of(program, op));
+    Part part{&program, &op, row_tickets, 0, WHOLE};
+    if (op.kind == LINEAR) {
+      const Linear linear = linear_of(program, op);
+      const int64_t quantizing = quantize_tickets(linear);
+      if (quantizing) parts.push_back({&program, &op, quantizing, 0, QUANTIZE});
+      part.tickets = linear_tickets(linear);
+    }
     if (op.kind == HEADS) part.tickets = heads_tickets(heads_of(program, op));
     if (op.kind == CONVOLVE) part.tickets = convolution_tickets(*op.convolution, *run.slots);
     if (op.kind == RECUR) part.tickets = recurrence_tickets(*op.recurrence, *run.slots, run.threads);
@@ -158,7 +173,7 @@ void prepare(Program& program) {
       part.tickets = attention_tickets(plan);
       parts.push_back(part);
       part.tickets = attention_merge_tickets(plan);
-      part.merging = true;
+      part.phase = MERGE;
       if (!part.tickets) continue;
     }
     parts.push_back(part);
@@ -175,7 +190,11 @@ using namespace tgi;
 // `ops` and what they point to, except the list itself, must outlive the program.
 TGI_EXPORT void* tgi_program_new(const Op* ops, int64_t num_ops, const int64_t* widths,
                                  int64_t num_buffers) {
-  auto* program = new Program{{}, {ops, ops + num_ops}, Buffers(widths, size_t(num_buffers)), {}, {}, {}, {}, {}};
+  int64_t quantized = 0;  // bytes of the longest quantized row
+  for (const Op* op = ops; op != ops + num_ops; ++op)
+    if (op->kind == LINEAR) quantized = std::max(quantized, quantized_stride(*op->matrix));
+  Buffers buffers(widths, size_t(num_buffers), quantized);
+  auto* program = new Program{{}, {ops, ops + num_ops}, std::move(buffers), {}, {}, {}, {}, {}};
   for (size_t i = 0; i < program->ops.size(); ++i)
     if (program->ops[i].kind == ATTEND && program->plan_of(program->ops[i]) == program->plans.size()) {
       program->planned_for.push_back(i);

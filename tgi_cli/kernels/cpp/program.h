@@ -61,6 +61,7 @@ struct Op {
   int32_t values_from_keys;  // what keys were before their norm is copied to the values
   const float* value_weight;
   int64_t window, chunk;  // 0: none
+  int64_t spans;          // see Spans
   float attention_scale, softcap;
   const float* sinks;
   const float* attention_bias;  // see Attention

@@ -28,7 +28,9 @@ struct Rows {
 // The buffers of a program, those of its caller among them.
 class Buffers {
  public:
-  Buffers(const int64_t* widths, size_t count) : strides_(widths, widths + count), places_(count) {
+  // Beside the buffers there are `extra` bytes for each token, a multiple of 64.
+  Buffers(const int64_t* widths, size_t count, int64_t extra)
+      : strides_(widths, widths + count), places_(count), extra_(extra) {
     for (size_t i = CALLERS; i < count; ++i) {
       // Rows that are a whole multiple of 2 KB apart fall on the same sets of the caches: products
       // of many rows would copy them first.
@@ -41,7 +43,7 @@ class Buffers {
   // Whether there is memory for so many tokens.
   bool reserve(int64_t tokens) {
     if (tokens <= capacity_) return true;
-    size_t bytes = size_t(tokens * width_) * sizeof(bf16);
+    size_t bytes = size_t(tokens * extra_) + size_t(tokens * width_) * sizeof(bf16);
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     arena_.reset();
     capacity_ = 0;
@@ -54,10 +56,13 @@ class Buffers {
   Rows rows(const View& view, const Run& run) const {
     if (view.buffer < 0) return {nullptr, 0};
     const size_t index = size_t(view.buffer);
-    bf16* const first = index < CALLERS ? run.callers[index]
-                                        : static_cast<bf16*>(arena_.get()) + places_[index] * capacity_;
+    const int64_t place = (extra_ / int64_t(sizeof(bf16)) + places_[index]) * capacity_;
+    bf16* const first = index < CALLERS ? run.callers[index] : static_cast<bf16*>(arena_.get()) + place;
     return {first + view.offset, strides_[index]};
   }
+
+  // The extra bytes of all tokens.
+  uint8_t* extra() const { return static_cast<uint8_t*>(arena_.get()); }
 
  private:
   static constexpr size_t ALIGNMENT = 64;
@@ -69,6 +74,7 @@ class Buffers {
   std::vector<int64_t> strides_;  // between tokens
   std::vector<int64_t> places_;  // in the arena, for one token
   int64_t width_ = 0;            // of all of them there
+  int64_t extra_;                // bytes of a token, in front of the buffers
   std::unique_ptr<void, Free> arena_;
   int64_t capacity_ = 0;  // in tokens
 };

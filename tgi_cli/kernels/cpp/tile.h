@@ -57,6 +57,15 @@ TGI_INLINE Words pairs_of(Integers even, Integers odd) {
   return first >> 16 | second;
 }
 
+// What a tile fetches into the cache: with each chunk a line, or two lines if steps are longer than one.
+struct Ahead {
+  const uint8_t* line;
+  int64_t step;
+  bool near;  // into the first level, if there is time for it; else into the second, which takes more at once
+  const uint8_t* end;   // where `line` is replaced
+  const uint8_t* then;  // by this
+};
+
 // A tile to compute: rows of x times some chunks of a panel, or of two that alternate.
 struct Tile {
   const bf16* x;
@@ -68,11 +77,8 @@ struct Tile {
   bool first;      // the sums are to be started
   float* sums;     // [rows][32], those of the next panel sums_stride behind
   int64_t sums_stride;
-  // What comes after this panel is called into the cache meanwhile, so many bytes per chunk:
-  // into the first level if there is time for it, else, as more can be under way, the second.
-  const uint8_t* ahead;
-  int64_t ahead_step;
-  bool ahead_near;
+  Ahead ahead;
+  uint8_t* decoded;  // where to store the panel in bfloat16, with TILE_ROWS / 2 rows or more; or null
   // Where inputs share a scale: sums += scale * (product - zero * sum of x)
   const float* scales;  // [groups][32], those of the next panel scales_stride behind; or null
   const float* zeros;   // like scales, or null
@@ -96,23 +102,15 @@ struct Bf16Panel {
 };
 
 struct Int8Panel {
-  static constexpr int PAIRS = 1;
-  static constexpr int BYTES = 64;
-  static constexpr int STRIDE = 64;
+  static constexpr int PAIRS = 2;
+  static constexpr int BYTES = 128;
+  static constexpr int STRIDE = 128;
 
   explicit Int8Panel(const Tile&) {}
 
-  TGI_INLINE Words decode(const uint8_t* chunk, int v, int) const {
-    const uint8_t* codes = chunk + 2 * WIDTH * v;
-#if defined(__AVX512BF16__)
-    __m512i first = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-    __m512i second =
-        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16)));
-    return (Words)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(second), _mm512_cvtepi32_ps(first));
-#else
-    Integers both = __builtin_convertvector(read<Halves>(codes), Integers);
-    return pairs_of(both << 24 >> 24, both << 16 >> 24);
-#endif
+  TGI_INLINE Words decode(const uint8_t* chunk, int v, int pair) const {
+    const Integers codes = (Integers)(read<Words>(chunk + 4 * WIDTH * v) ^ 0x80808080u);
+    return pair ? pairs_of(codes << 8 >> 24, codes >> 24) : pairs_of(codes << 24 >> 24, codes << 16 >> 24);
   }
 };
 
@@ -222,10 +220,12 @@ void multiply(const Tile& tile) {
     return to + v / PANEL_VECTORS * sums_stride + r * PANEL + WIDTH * (v % PANEL_VECTORS);
   };
   const int64_t stride = tile.x_stride;
-  const uint8_t *panel = tile.panel, *ahead = tile.ahead;
-  const int64_t ahead_step = tile.ahead_step;
-  const bool ahead_near = tile.ahead_near;
-  const bool far_lines = tile.ahead_step > 64;
+  const uint8_t* panel = tile.panel;
+  Ahead ahead = tile.ahead;
+  const bool two_lines = ahead.step > 64;
+  uint8_t* decoded = tile.decoded;
+  // Else loads come so soon after each other that the processor fetches ahead by itself.
+  constexpr bool FETCHES = VECTORS <= PANEL_VECTORS && (ROWS >= TILE_ROWS / 2 || Panel::STRIDE > Panel::BYTES);
   // Every third row has a pointer: the two behind it are reached by its stride.
   constexpr int POINTERS = (ROWS + 2) / 3;
   const bf16* rows[POINTERS];
@@ -247,15 +247,16 @@ void multiply(const Tile& tile) {
     const int64_t now = chunks < tile.group_chunks ? chunks : tile.group_chunks;
     chunks -= now;
     for (const uint8_t* end = panel + now * Panel::STRIDE; panel != end; panel += Panel::STRIDE) {
-      if constexpr (ROWS >= TILE_ROWS / 2 || Panel::STRIDE > Panel::BYTES) {
-        if (ahead_near) {
-          __builtin_prefetch(ahead, 0, 3);
-          if (Panel::STRIDE > Panel::BYTES) __builtin_prefetch(ahead + 64, 0, 3);
+      if constexpr (FETCHES) {
+        if (ahead.line == ahead.end) ahead.line = ahead.then;
+        if (ahead.near) {
+          __builtin_prefetch(ahead.line, 0, 3);
+          if (two_lines) __builtin_prefetch(ahead.line + 64, 0, 3);
         } else {
-          __builtin_prefetch(ahead, 0, 2);
-          if (far_lines) __builtin_prefetch(ahead + 64, 0, 2);
+          __builtin_prefetch(ahead.line, 0, 2);
+          if (two_lines) __builtin_prefetch(ahead.line + 64, 0, 2);
         }
-        ahead += ahead_step;
+        ahead.line += ahead.step;
       }
 #pragma GCC unroll 4
       for (int pair = 0; pair < Panel::PAIRS; ++pair) {
@@ -264,6 +265,14 @@ void multiply(const Tile& tile) {
         for (int v = 0; v < VECTORS; ++v)
           weights[v] = format.decode(panel + v / PANEL_VECTORS * Panel::BYTES,
                                      v % PANEL_VECTORS + FIRST, pair);
+        if constexpr (Panel::BYTES != Bf16Panel::BYTES * Panel::PAIRS && ROWS >= TILE_ROWS / 2) {
+          if (decoded) {
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v)
+              std::memcpy(decoded + 4 * WIDTH * (v + FIRST), &weights[v], sizeof(Words));
+            decoded += 4 * PANEL;
+          }
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
           Words x = Words{} + pair_at(rows[r / 3] + (r % 3) * stride + 2 * pair);

@@ -52,6 +52,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         scale=config_fields.inverse_root(config, "query_pre_attn_scalar"),
         qk_norm_eps=norm.eps,
         qk_norm="one_plus",
+        spans="window" if part.notice else "none",
     )
     mlp = MLPSpec(
         intermediate_size=config.positive("intermediate_size"),

@@ -33,7 +33,7 @@ _THIRD_DEFAULTS: dict[str, Any] = _DEFAULTS | {"head_dim": 128}
 
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/qwen2 and .../qwen3"""
-    third = config.architecture == "Qwen3ForCausalLM"
+    third = config.architecture.startswith("Qwen3")
     config = config_fields.filled(config, _THIRD_DEFAULTS if third else _DEFAULTS)
     num_heads, num_kv_heads, head_dim = config_fields.heads(config)
     context = config.positive("max_position_embeddings")

@@ -30,6 +30,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     sparse = "Moe" in config.architecture
     if config.architecture.endswith(SEEING):
         config = text_part(config)
+    config = config_fields.on_three_axes(config, (11, 11, 10), interleaved=True)
     config = config_fields.filled(config, _SPARSE if sparse else _DENSE)
     mlp = experts(config, 256, 8) if sparse else dense(config)
     return hybrid(config, lambda _: mlp, _flat)

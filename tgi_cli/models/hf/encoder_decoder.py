@@ -26,8 +26,9 @@ from tgi_cli.config import DecoderFacts, ModelFacts
 from tgi_cli.layers import Build
 from tgi_cli.models.base import DecoderTokens, EncoderDecoderLM
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig
+from tgi_cli.models.hf.buffers import fill_buffers
 from tgi_cli.models.hf.masks import Unsupported
-from tgi_cli.models.hf.model import fill_buffers, refusals
+from tgi_cli.models.hf.model import refusals
 from tgi_cli.models.hf.names import sources, stored_names
 from tgi_cli.models.hf.sequence_cache import CacheLayout, sequence_cache
 from tgi_cli.models.hf.shared_weights import StoredWeights, replace_layers

@@ -55,6 +55,8 @@ class _BatchedLinear(Loadable):
             raise ValueError(f"{x.shape[-1]} inputs for a layer that has {self.in_features}")
         if x.is_meta:
             return x.new_empty(*x.shape[:-1], self.out_features)
+        if x.dtype != self.dtype:  # kernels would take its bytes for the other dtype's
+            raise TypeError(f"{x.dtype} for a layer in {self.dtype}")
         flat: Tensor = super().forward(x.reshape(-1, self.in_features))
         return flat.view(*x.shape[:-1], -1)
 

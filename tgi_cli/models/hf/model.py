@@ -8,7 +8,6 @@ run so is refused with the reason, found in its configuration or by a dry run on
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 import sys
 from collections.abc import Container, Hashable, Iterator, Mapping
@@ -20,15 +19,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers import Build
-from tgi_cli.models.base import CausalLM
+from tgi_cli.models.base import CausalLM, ImageRows
 from tgi_cli.models.config import TEXT_ALONE, ModelConfig
 from tgi_cli.models.hf.attention import NO_ATTENTION_INTERFACE, RUN, probe
+from tgi_cli.models.hf.buffers import fill_buffers
+from tgi_cli.models.hf.image_positions import WHOLE_PROMPTS, position_axes, with_spans
 from tgi_cli.models.hf.latent import keep_all_latents, keep_latents
 from tgi_cli.models.hf.layers import (
     BatchedEmbedding,
@@ -42,20 +42,15 @@ from tgi_cli.models.hf.layers import (
 from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
 from tgi_cli.models.hf.own_attention import ATTENDS_ITSELF
-from tgi_cli.models.hf.skeleton import Skeleton, build_skeleton, rope_types
+from tgi_cli.models.hf.skeleton import Skeleton, build_skeleton
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.weight_map import Source
-
-log = logging.getLogger(__name__)
 
 _CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")
 """What configurations call the length of the context."""
 
 _ENDLESS = 1 << 20
 """The context of models without positions (states, ALiBi) that do not say for how long a text."""
-
-_BUFFER_BYTES = 256 << 20
-"""Limit of a module's buffers: tables of positions grow with the context in config.json."""
 
 
 class TransformersForCausalLM(CausalLM):
@@ -87,22 +82,42 @@ class TransformersForCausalLM(CausalLM):
             if logits.shape != (len(hidden), vocab):
                 raise Unsupported(f"has logits {list(logits.shape)} for {vocab} tokens")
         _adopt(self, whole, decoder, at)
-        self.kv_specs = self._attention.specs
+        self.kv_specs = with_spans(whole.config, self._attention.specs)
+        self.position_axes = position_axes(whole.config)
         self.state_specs = [] if skeleton.cache is None else skeleton.cache.specs
         self.eval()
-        if (skeleton.takes_more or skeleton.towers) and build.shard.rank == 0:
-            log.warning(TEXT_ALONE)
+        if skeleton.takes_more or skeleton.towers:
+            self.leaves_out = TEXT_ALONE
 
-    def source(self, name: str) -> Source:
-        """See :meth:`CausalLM.source`; an absent tied weight is the weight it is tied to."""
+    def text_source(self, name: str) -> Source:
+        """See :meth:`CausalLM.text_source`; an absent tied weight is the weight it is tied to."""
         tied = self._tied.get(name, name)
         return self._sources.get(name) or self._sources.get(tied) or Source((name,))
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: PagedAttention,
+        images: ImageRows | None = None,
+    ) -> Tensor:
+        batched = positions[None] if positions.ndim == 1 else positions[:, None]
+        vectors: Tensor | None = None
+        others: dict[str, Any] = {}
+        if images is not None:
+            vectors = self._vectors(input_ids, images)[None]
+            others = _deepstack(input_ids, images)
         with self._attention.running(attention):
-            output = self._skeleton.call(input_ids[None], positions[None], attention.states)
+            output = self._skeleton.call(
+                input_ids[None], batched, attention.states, vectors, others
+            )
         hidden: Tensor = output[0][0]
         return hidden
+
+    def _vectors(self, input_ids: Tensor, images: ImageRows) -> Tensor:
+        """As models that take images make them: their rows take the place of tokens' vectors."""
+        vectors = self.token_vectors(input_ids.index_fill(0, images.indices, 0))
+        return vectors.index_copy(0, images.indices, images.features.to(vectors.dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
@@ -139,6 +154,7 @@ def transformers_facts(config: ModelConfig) -> ModelFacts:
             eos_token_ids=config.eos_token_ids(decoder.config.vocab_size),
             kv_bytes_per_token=sum(spec.numbers for spec in specs),
             dense_positions=None if skeleton.searches else skeleton.dense_positions,
+            whole_prompts=skeleton.whole.config.model_type in WHOLE_PROMPTS,
         )
 
 
@@ -178,6 +194,14 @@ class _LogitsHead:
         logits: Tensor = self._text(inputs_embeds=hidden[None], use_cache=False).logits[0]
         self._fixed.hidden = None
         return logits.float()
+
+
+def _deepstack(input_ids: Tensor, images: ImageRows) -> dict[str, Any]:
+    """The arguments of a decoder that adds features of images behind its first layers."""
+    if not images.deepstack:
+        return {}
+    own = torch.zeros_like(input_ids, dtype=torch.bool).index_fill_(0, images.indices, True)
+    return {"visual_pos_masks": own[None], "deepstack_visual_embeds": list(images.deepstack)}
 
 
 class _AnyOutput(tuple[Tensor]):
@@ -352,46 +376,3 @@ def _adopt(model: nn.Module, whole: PreTrainedModel, decoder: PreTrainedModel, a
         here, theirs = new, getattr(theirs, name, nn.Module())
     for parent, name, child in later:  # after the table: a tied head is loaded later
         parent.add_module(name, child)
-
-
-def fill_buffers(
-    whole: Any,
-    decoder: Any,
-    build: Build,
-    device: torch.device,
-    stored: Container[str],
-) -> None:
-    """Compute what the checkpoint does not have (rotary frequencies), as transformers does."""
-    for path, module in whole.named_modules():
-        names = [
-            name
-            for name, buffer in module.named_buffers(recurse=False)
-            if (f"{path}.{name}" if path else name) not in stored
-        ]
-        size = sum(cast(Tensor, module._buffers[name]).nbytes for name in names)
-        if size > _BUFFER_BYTES:
-            raise Unsupported(
-                f"has buffers of {size >> 20} MiB that are not in the checkpoint ({path})"
-            )
-        made: list[dict[str, Tensor]] = []
-        for filled in (0, 1):  # what differs in the end was not computed
-            for name in names:
-                module._buffers[name] = torch.full_like(
-                    cast(Tensor, module._buffers[name]), filled, device="cpu"
-                )
-            for owner in (module, decoder) if names else ():
-                decoder._init_weights(owner)  # some models compute their layers' buffers
-            made.append({name: cast(Tensor, module._buffers[name]) for name in names})
-        if "longrope" in rope_types(module):
-            config: Any = decoder.config
-            limit = config.rope_parameters["original_max_position_embeddings"]
-            served = build.max_positions or config.max_position_embeddings
-            module.inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](
-                config, torch.device("cpu"), seq_len=served if served > limit else None
-            )
-        for name in names:
-            if not torch.equal(made[0][name], made[1][name]):
-                raise Unsupported(f"has a buffer that cannot be computed ({path}.{name})")
-            module._buffers[name] = cast(Tensor, module._buffers[name]).to(device)
-        if any(isinstance(value, Tensor) and value.is_meta for value in vars(module).values()):
-            raise Unsupported(f"keeps tensors that are not loaded ({type(module).__name__})")

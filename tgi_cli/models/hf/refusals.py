@@ -23,7 +23,6 @@ REASONS = {
     "Kosmos2ForConditionalGeneration": _NEEDS_IMAGE,
     "MusicgenForCausalLM": _MUSIC,
     "MusicgenMelodyForCausalLM": _MUSIC,
-    "PaliGemmaForConditionalGeneration": "attends to the tokens of a prompt that come later, too",
     "PI0ForConditionalGeneration": "predicts the actions of a robot",
     "ProphetNetForCausalLM": "attends in a stream of its own for each of several next tokens",
     "ReformerModelWithLMHead": "attends to the tokens whose hashes are equal",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, cast
@@ -123,16 +124,29 @@ class Skeleton:
             self, cache=cache, attention=attention, own_attention=True, takes_cache=takes_cache
         )
 
-    def call(self, ids: Tensor, positions: Tensor, states: StateCache | None = None) -> Any:
-        """The decoder's output for ids and positions [1, T], int64, of a flat batch."""
-        inputs: dict[str, Any] = {}
+    def call(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        states: StateCache | None = None,
+        vectors: Tensor | None = None,
+        others: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The decoder's output for ids and positions [1, T], int64, of a flat batch.
+
+        ``vectors`` [1, T, hidden] are given to it instead of the ids; ``others`` are further
+        arguments. Positions on three axes are [3, 1, T].
+        """
+        inputs: dict[str, Any] = {"input_ids": ids}
+        if vectors is not None:
+            inputs = {"inputs_embeds": vectors, **(others or {})}
         parameters = inspect.signature(inspect.unwrap(type(self.decoder).forward)).parameters
         if self.first_position:
             positions = positions + self.first_position
         if "position_ids" in parameters:
             inputs["position_ids"] = positions
         if self.cache is not None:
-            self.cache.begin(positions[0], states)
+            self.cache.begin(positions.flatten(0, -2)[0], states)
             for name in ("cache_params", "past_key_values"):
                 if name in parameters and self.takes_cache:
                     inputs[name] = self.cache
@@ -145,7 +159,7 @@ class Skeleton:
         elif self.cache is None and self.decoder.config._attn_implementation in (PROBE, RUN_SPARSE):
             # Without a mask transformers looks at the positions' values for packed sequences.
             inputs["attention_mask"] = torch.ones_like(ids)
-        return self.decoder(input_ids=ids, use_cache=False, **inputs)
+        return self.decoder(use_cache=False, **inputs)
 
     @property
     def takes_more(self) -> bool:
@@ -189,20 +203,26 @@ def build_skeleton(config: ModelConfig, dtype: torch.dtype, longest: int | None 
     multimodal = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values()
     if not trusted and known.__name__ not in {*causal, *multimodal}:
         raise Unsupported("is not a causal language model")
-    options = {"dtype": dtype, "experts_implementation": EXPERTS}
+    options = {"experts_implementation": EXPERTS}
+    try:
+        whole = empty_model(known, own, dtype, attn_implementation=RUN, **options)
+    except KeyError:  # it has a table of its own with kinds of attention
+        whole = empty_model(known, own, dtype, attn_implementation="eager", **options)
+    if trusted and takes_more(own):
+        raise Unsupported("takes images or sound, not text alone")
+    return _text_part(whole, longest)
+
+
+def empty_model(known: Any, config: Any, dtype: torch.dtype, **options: str) -> Any:
+    """A model of the class ``known`` without weights, in the dtypes that transformers gives it."""
     with torch.device("meta"), towers_without_libraries():
-        try:
-            whole: Any = known._from_config(own, attn_implementation=RUN, **options)
-        except KeyError:  # it has a table of its own with kinds of attention
-            whole = known._from_config(own, attn_implementation="eager", **options)
+        whole: Any = known._from_config(config, dtype=dtype, **options)
     whole.eval()
     for pattern, planned_dtype in whole._get_dtype_plan(dtype).items():
         for path, weight in whole.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), path):
                 weight.data = weight.data.to(planned_dtype)
-    if trusted and takes_more(own):
-        raise Unsupported("takes images or sound, not text alone")
-    return _text_part(whole, longest)
+    return whole
 
 
 def takes_more(config: Any) -> bool:

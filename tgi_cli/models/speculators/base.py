@@ -37,7 +37,8 @@ class TargetStep:
         proposing: int64 [S], ascending: the entries for which drafts are wanted. The token at
             ``starts + valid`` of each is known, usually since the step has chosen it. May be empty.
         hidden: [T, W], the target's hidden states in the order of the entries, as
-            :attr:`Proposer.needs` states; None if it needs none.
+            :attr:`Proposer.needs` states; None if it needs none, and while drafts are not wanted,
+            so that the drafter need not follow the step.
         tokens: int32 [rows, positions], all rows' tokens, those chosen in this step included.
         block_tables: int32 [rows, blocks], on the host: all rows' blocks. Of a row only those that
             hold its first ``starts + counts`` tokens are read.
@@ -68,6 +69,22 @@ class Drafts:
 
     token_ids: Tensor
     chances: Tensor | None = None
+
+
+def spread(drafts: Drafts, indices: Tensor, count: int) -> Drafts:
+    """The drafts of some of ``count`` entries as those of all: the others have none.
+
+    Args:
+        drafts: of len(indices) entries.
+        indices: int64, of these entries among all.
+        count: S.
+    """
+    shape = (count, drafts.token_ids.shape[1])
+    token_ids = drafts.token_ids.new_full(shape, -1).index_copy_(0, indices, drafts.token_ids)
+    chances = drafts.chances
+    if chances is not None:
+        chances = chances.new_zeros(shape).index_copy_(0, indices, chances)
+    return Drafts(token_ids, chances)
 
 
 class Proposer(Protocol):
@@ -114,11 +131,19 @@ class Proposer(Protocol):
         """
         ...
 
+    def assume_computed(self) -> None:
+        """Take all blocks for computed, whatever they have: for steps that are only timed.
+
+        A proposer that catches up by itself needs not do anything.
+        """
+        ...
+
     def propose(self, step: TargetStep) -> Drafts | None:
         """The tokens that are likely to follow.
 
-        To be called after every step, even if no drafts are wanted: a proposer with a cache could
-        not catch up on a step that it has missed.
+        To be called after every step, even if no drafts are wanted. A proposer that reads hidden
+        states cannot catch up on a step without any: rows of such a step are not drafted for, until
+        others take them.
 
         Returns:
             The drafts behind the last known token of each proposing entry; None if there is none.

@@ -60,6 +60,9 @@ class LastStateProposer:
     def apply(self, new_rows: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
         """Nothing is kept."""
 
+    def assume_computed(self) -> None:
+        """Nothing is kept."""
+
     def propose(self, step: TargetStep) -> Drafts | None:
         """See :class:`~tgi_cli.models.speculators.base.Proposer`."""
         count = min(self.num_drafts, step.most)

@@ -44,6 +44,8 @@ class ProposerOptions:
         num_layers, hidden_size, vocab_size: of the target.
         quantize: how plain weights are quantized as they are loaded. Default: they are not.
         attention: backend of its cache. Default: the fastest one of the device.
+        sharded: whether the target is split over several processes, which are not connected yet.
+            Each has the whole proposer, and calls it with the same steps, in the same order.
     """
 
     dtype: torch.dtype
@@ -56,6 +58,7 @@ class ProposerOptions:
     vocab_size: int
     quantize: str | None = None
     attention: str | None = None
+    sharded: bool = False
 
 
 def load_proposer(
@@ -103,7 +106,7 @@ def load_proposer(
         if layout is not None:
             stored = merge_quantized(stored, layout)
         fill_model(module, stored, options.device, unused=() if layout is None else layout.ignored)
-        if isinstance(module, Eagle3):
+        if isinstance(module, Eagle3) and not options.sharded:
             module.share_embedding()
         module.eval()
     if isinstance(module, Medusa | MLPSpeculator):
@@ -129,7 +132,7 @@ def _build(
         return Medusa(heads, build, target, hidden_size, vocab_size)
     if speculator.method == "mlp_speculator":
         return MLPSpeculator(read_mlp_speculator(speculator, count, hidden_size, vocab_size), build)
-    _require_pairs(target, options.device, captures=speculator.method == "eagle3")
+    _require_pairs(target, options, captures=speculator.method == "eagle3")
     context = options.max_positions
     if speculator.method == "eagle3":
         spec = read_eagle3(speculator, options.num_layers, vocab_size, context)
@@ -137,7 +140,7 @@ def _build(
     return MTPLayer(read_mtp(speculator.config, context), build, target, options.device)
 
 
-def _require_pairs(target: CausalLM, device: torch.device, captures: bool) -> None:
+def _require_pairs(target: CausalLM, options: ProposerOptions, captures: bool) -> None:
     """Raises UnsupportedModelError for a target that does not give what pairs are made of."""
     if captures and not target.captures_states:
         raise UnsupportedModelError(
@@ -145,4 +148,6 @@ def _require_pairs(target: CausalLM, device: torch.device, captures: bool) -> No
             "transformers, or its layers have several streams",
             "leave the head off",
         )
-    target.token_vectors(torch.zeros(1, dtype=torch.int64, device=device))
+    # Vectors of a sharded table are added up by all shards, who cannot do so yet.
+    if not options.sharded or type(target).token_vectors is CausalLM.token_vectors:
+        target.token_vectors(torch.zeros(1, dtype=torch.int64, device=options.device))

@@ -14,6 +14,10 @@ the pairs of positions s + 1 to e + 1. The pair of s needs the hidden state befo
 
 It is computed anew even if the step before did so: forced tokens may have replaced the token, and
 the slot may have been one of a scratch block.
+
+While drafts do not pay, steps come without hidden states, and nothing is computed. What such a step
+has written cannot be made up for, so its rows are not drafted for any more, nor are sequences that
+begin behind blocks which it has written to.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.attention.memory import empty
-from tgi_cli.models.speculators.base import Drafts, Ints, TargetStates, TargetStep
+from tgi_cli.models.speculators.base import Drafts, Ints, TargetStates, TargetStep, spread
 from tgi_cli.models.speculators.cache import DraftCache
 
 
@@ -96,6 +101,12 @@ class PairProposer:
         """int64 [rows]: that position, or -1."""
         self._block_states = torch.empty(0)
         """[blocks, H]: the hidden state of each full block's last position."""
+        self._new_rows: NDArray[np.bool_] = np.empty(0, np.bool_)
+        """[rows]: those that other sequences have taken since their last step."""
+        self._whole_rows: NDArray[np.bool_] = np.empty(0, np.bool_)
+        """[rows]: those of which all pairs were made."""
+        self._whole_blocks: NDArray[np.bool_] = np.empty(0, np.bool_)
+        """[blocks]: those of which all pairs were made, as far as the target has written them."""
 
     @property
     def weight_bytes(self) -> int:
@@ -114,18 +125,30 @@ class PairProposer:
         self._row_states = empty((max_rows, size), dtype, self._device)
         self._block_states = empty((num_blocks, size), dtype, self._device)
         self._row_positions = np.full(max_rows, -1)
+        self._new_rows = np.ones(max_rows, np.bool_)
+        self._whole_rows = np.zeros(max_rows, np.bool_)
+        self._whole_blocks = np.ones(num_blocks, np.bool_)  # until they are written to
 
     def apply(self, new_rows: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
         """See :class:`~tgi_cli.models.speculators.base.Proposer`."""
         self._row_positions[list(new_rows)] = -1
+        self._new_rows[list(new_rows)] = True
+        for source, destination in copies:
+            self._whole_blocks[destination] = self._whole_blocks[source]
         # Not the blocks' states: a block is copied to be written to, up to its end.
         self._cache.copy_blocks(copies)
 
+    def assume_computed(self) -> None:
+        """See :class:`~tgi_cli.models.speculators.base.Proposer`."""
+        self._whole_blocks[:] = True
+
     def propose(self, step: TargetStep) -> Drafts | None:
         """See :class:`~tgi_cli.models.speculators.base.Proposer`."""
-        assert step.hidden is not None
+        whole = self._follow(step)
+        if step.hidden is None or not whole.any():
+            return None
         states = self._module.combine(step.hidden)
-        pairs = _Pairs(step, self._row_positions, self._cache.shape.block_size)
+        pairs = _Pairs(step, self._row_positions, self._cache.shape.block_size, whole)
         before = self._states_before(pairs, states)
         self._keep(step, pairs, states)
         final = fed_back = states[:0]
@@ -139,17 +162,39 @@ class PairProposer:
             ids = self._tokens(step, np.repeat(rows, pairs.counts), positions)
             final, fed_back = self._module(hidden, ids, positions - 1, self._cache.attention)
         count = min(self.num_drafts, step.most)
-        if not len(step.proposing) or not count:
+        if not len(pairs.proposing) or not count:
             return None
         last = self._upload(pairs.last)
-        return self._chain(step, PairOutput(final[last], fed_back[last]), count)
+        drafts = self._chain(step, pairs.proposing, PairOutput(final[last], fed_back[last]), count)
+        if len(pairs.proposing) == len(step.proposing):
+            return drafts
+        indices = np.flatnonzero(whole[step.proposing])
+        return spread(drafts, self._upload(indices), len(step.proposing))
 
-    def _chain(self, step: TargetStep, output: PairOutput, count: int) -> Drafts:
-        """Drafts behind the last pair of each proposing entry."""
-        rows = step.rows[step.proposing]
-        held = (step.starts + step.counts)[step.proposing]
+    def _follow(self, step: TargetStep) -> NDArray[np.bool_]:
+        """Whether all pairs of each entry's row are made, those of this step included; [E]."""
+        size, rows, starts = self._cache.shape.block_size, step.rows, step.starts
+        for entry in np.flatnonzero(self._new_rows[rows]):
+            row = rows[entry]
+            held = step.block_tables[row, : -(-starts[entry] // size)]
+            self._whole_rows[row] = self._whole_blocks[held].all()
+            self._new_rows[row] = False
+        if step.hidden is None:
+            self._whole_rows[rows] = False
+        whole = self._whole_rows[rows]
+        first, last = starts // size, (starts + step.counts - 1) // size
+        self._whole_blocks[step.block_tables[rows, first]] = whole
+        for entry in np.flatnonzero(first != last):  # few entries enter a block in a step
+            blocks = step.block_tables[rows[entry], first[entry] : last[entry] + 1]
+            self._whole_blocks[blocks] = whole[entry]
+        return whole
+
+    def _chain(self, step: TargetStep, entries: Ints, output: PairOutput, count: int) -> Drafts:
+        """Drafts behind the last pair of each of some entries."""
+        rows = step.rows[entries]
+        held = (step.starts + step.counts)[entries]
         # The first draft's own pair.
-        position = (step.starts + step.valid)[step.proposing] + 1
+        position = (step.starts + step.valid)[entries] + 1
         drafts, chances = [], []
         self._cache.begin(rows, held, step.block_tables)
         while True:
@@ -199,6 +244,7 @@ class _Pairs:
     Attributes:
         begins: int64 [E], where each entry begins in the step's hidden states.
         entries: int64 [B], those that make a pair.
+        proposing: int64 [S], those of them that drafts are wanted for.
         first, counts: int64 [B], the position of the first pair of each, and their number.
         sources: int64 [P], of each pair the index of its hidden state; any, if it is from before.
         from_before: int64 [n], the pairs whose hidden state is from before the step.
@@ -208,7 +254,13 @@ class _Pairs:
         block_ends, full_blocks: int64, the hidden states of last positions of blocks, and these.
     """
 
-    def __init__(self, step: TargetStep, row_positions: Ints, block_size: int) -> None:
+    def __init__(
+        self,
+        step: TargetStep,
+        row_positions: Ints,
+        block_size: int,
+        whole: NDArray[np.bool_],
+    ) -> None:
         starts, rows = step.starts, step.rows
         self.begins = np.cumsum(step.counts) - step.counts
         goes_on = (row_positions[rows] == starts - 1) & (starts > 0)
@@ -217,7 +269,7 @@ class _Pairs:
         first = starts + ~earlier
         ends = starts + step.valid
         ends[step.proposing] += 1
-        counts = ends - first
+        counts = np.where(whole, ends - first, 0)
         self.entries = np.flatnonzero(counts > 0)
         self.first, self.counts = first[self.entries], counts[self.entries]
         offsets = np.cumsum(self.counts) - self.counts
@@ -234,7 +286,8 @@ class _Pairs:
         self.blocks_before = np.where(cached[chosen], blocks, -1).astype(np.int64)
         index = np.empty(len(rows), np.int64)
         index[self.entries] = offsets + self.counts - 1
-        self.last = index[step.proposing]
+        self.proposing = step.proposing[whole[step.proposing]]
+        self.last = index[self.proposing]
         full = (starts + step.valid) // block_size - starts // block_size
         entry = np.repeat(np.arange(len(rows)), full)
         nth = np.arange(len(entry)) - np.repeat(np.cumsum(full) - full, full)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from tgi_cli.router.api.message_images import image_of, joined
 from tgi_cli.router.api.schemas.messages import (
     Block,
     InputMessage,
@@ -27,6 +28,7 @@ from tgi_cli.router.api.schemas.openai import (
     ChatMessage,
     ChatReasoning,
     ChatRequest,
+    ContentPart,
     Function,
     Tool,
 )
@@ -237,28 +239,30 @@ class _Chat:
 
     def _add_input(self, place: str, role: str, blocks: Sequence[Block]) -> None:
         before = len(self.messages)
-        texts: list[str] = []
+        pieces: list[str | ContentPart] = []
         for index, block in enumerate(blocks):
             where = f"{place}.content.{index}"
             if block.type == "tool_result":
-                self._flush(role, texts)
+                self._flush(role, pieces)
                 self._add_result(where, block)
             elif block.type == "mid_conv_system":
-                self._flush(role, texts)
+                self._flush(role, pieces)
                 self._flush("system", [_content(where, block)])
             elif block.type in ("tool_addition", "tool_removal"):
                 self._change_tool(where, block)
+            elif block.type == "image":
+                pieces.append(image_of(where, block))
             elif not _is_skipped(block):
-                texts.append(_text(where, block))
-        self._flush(role, texts)
+                pieces.append(_text(where, block))
+        self._flush(role, pieces)
         if len(self.messages) == before:
             self.messages.append(ChatMessage(role=role, content=""))
 
-    def _flush(self, role: str, texts: list[str]) -> None:
-        """Make a message of the texts so far, if there are any."""
-        if any(texts):
-            self.messages.append(ChatMessage(role=role, content="\n".join(filter(None, texts))))
-        texts.clear()
+    def _flush(self, role: str, pieces: list[str | ContentPart]) -> None:
+        """Make a message of the texts and images so far, if there are any."""
+        if any(pieces):
+            self.messages.append(ChatMessage(role=role, content=joined(pieces)))
+        pieces.clear()
 
     def _add_result(self, place: str, block: Block) -> None:
         if block.tool_use_id is None:
@@ -267,10 +271,15 @@ class _Chat:
             for part in block.content:
                 if part.type == "tool_reference" and part.tool_name:
                     self._restore(part.tool_name)
-        text = _content(place, block)
+        content = _result(place, block)
         if block.is_error:
-            text = f"Error: {text}" if text else "Error"
-        self.messages.append(ChatMessage(role="tool", content=text, tool_call_id=block.tool_use_id))
+            if isinstance(content, str):
+                content = f"Error: {content}" if content else "Error"
+            else:
+                content = [ContentPart(type="text", text="Error: "), *content]
+        self.messages.append(
+            ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id)
+        )
 
     def _change_tool(self, place: str, block: Block) -> None:
         """Add or remove a tool from here on. Raises ApiError."""
@@ -324,6 +333,20 @@ def _content(place: str, block: Block) -> str:
     if isinstance(content, dict):
         raise errors.validation(f"{place}.content must be text or a list of blocks", "messages")
     return _joined(_text(f"{place}.content.{index}", part) for index, part in enumerate(content))
+
+
+def _result(place: str, block: Block) -> str | list[ContentPart]:
+    """The content of a tool's result. Raises ApiError."""
+    if not isinstance(block.content, list):
+        return _content(place, block)
+    return joined(
+        [
+            image_of(f"{place}.content.{index}", part)
+            if part.type == "image"
+            else _text(f"{place}.content.{index}", part)
+            for index, part in enumerate(block.content)
+        ]
+    )
 
 
 def _text(place: str, block: Block) -> str:

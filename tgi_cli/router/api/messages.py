@@ -38,12 +38,14 @@ async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response
     spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
     if body.max_tokens == 0:
         spec = replace(spec, prompt_only=True, max_new_tokens=1, grammar=None)
+    images = bool(spec.images)
     try:
         (generation,) = await context.open([spec])
     except errors.ApiError as error:
-        if error.overflow is not None:
+        if error.overflow is not None and not images:
             # Long prompts are not encoded to the end, but agents read how much to drop.
-            error.overflow = await _prompt_tokens(conversation, state), error.overflow[1]
+            tokens = await state.generator.images.count(conversation.spec)
+            error.overflow = tokens, error.overflow[1]
         raise
     message = schemas.Message(
         id=f"msg_{uuid.uuid4().hex}",
@@ -68,14 +70,8 @@ async def count_tokens(context: RequestContext[schemas.CountTokensRequest]) -> R
     body, state = context.body, context.state
     await state.adapters.for_openai(body.model)
     conversation = await _conversation(body, state)
-    tokens = await _prompt_tokens(conversation, state)
+    tokens = await state.generator.images.count(conversation.spec)
     return json_response(schemas.TokenCount(input_tokens=tokens))
-
-
-async def _prompt_tokens(conversation: Conversation, state: RouterState) -> int:
-    spec = conversation.spec
-    assert isinstance(spec.prompt, str)
-    return await state.workers.count(spec.prompt, spec.add_special_tokens)
 
 
 async def _conversation(body: schemas.MessagesInput, state: RouterState) -> Conversation:

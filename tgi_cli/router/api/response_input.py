@@ -18,6 +18,7 @@ from tgi_cli.router.api.schemas.openai import (
     ChatMessage,
     ChatReasoning,
     ChatRequest,
+    ContentPart,
     SharedParameters,
 )
 from tgi_cli.router.api.schemas.refused import refuse
@@ -196,14 +197,14 @@ def _messages(items: Sequence[Item]) -> list[ChatMessage]:
             messages.append(
                 ChatMessage(
                     role="tool",
-                    content=_text(index, item.get("output")),
+                    content=_content(index, item.get("output")),
                     tool_call_id=_string(index, item, "call_id"),
                 )
             )
             continue
         if kind == "message":
             role = _string(index, item, "role")
-            messages.append(ChatMessage(role=role, content=_text(index, item.get("content"))))
+            messages.append(ChatMessage(role=role, content=_content(index, item.get("content"))))
         elif kind in _CALLS:
             if not messages or messages[-1].role != "assistant" or reasoning:
                 messages.append(ChatMessage(role="assistant"))
@@ -247,6 +248,39 @@ def _string(index: int, item: Item, name: str) -> str:
     if not isinstance(value, str):
         raise errors.validation(f"input[{index}] needs a text as `{name}`", "input")
     return value
+
+
+def _content(index: int, content: Any) -> str | list[ContentPart]:
+    """The content of a message or an output: a string, or parts if it has images.
+
+    Raises ApiError for parts of other types.
+    """
+    if not isinstance(content, list) or not any(map(_is_image, content)):
+        return _text(index, content)
+    return [
+        _image(index, part)
+        if _is_image(part)
+        else ContentPart(type="text", text=_text(index, [part]))
+        for part in content
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image(index: int, part: Item) -> ContentPart:
+    """The image of a part. Raises ApiError."""
+    url, detail = part.get("image_url"), part.get("detail")
+    if part.get("file_id") is not None:
+        raise errors.validation(
+            f"input[{index}]: an image may not be a `file_id`: this server keeps no files", "input"
+        )
+    if not isinstance(url, str) or not (detail is None or isinstance(detail, str)):
+        raise errors.validation(
+            f"input[{index}]: an `input_image` needs a text as `image_url`", "input"
+        )
+    return ContentPart(type="input_image", image_url=url, detail=detail)
 
 
 def _text(index: int, content: Any) -> str:

@@ -83,9 +83,7 @@ async def input_tokens(context: RequestContext[schemas.InputTokensRequest]) -> R
     # It decides on what happens to prompts that are too long, not on their length.
     request = schemas.ResponsesRequest(**{**fields, "truncation": None})
     _, _, conversation = await _prepare(request, state)
-    spec = conversation.spec
-    assert isinstance(spec.prompt, str)
-    tokens = await state.workers.count(spec.prompt, spec.add_special_tokens)
+    tokens = await state.generator.images.count(conversation.spec)
     return json_response(schemas.InputTokens(input_tokens=tokens))
 
 

@@ -14,6 +14,7 @@ from tgi_cli.engine.messages import FinishReason
 from tgi_cli.router.api.schemas import tgi as schemas
 from tgi_cli.router.generation.deltas import Delta, DeltaSource, Finish, Token
 from tgi_cli.router.generation.generation import Generation
+from tgi_cli.router.generation.image_parts import native_prompt
 from tgi_cli.router.generation.merge import Whole, best
 from tgi_cli.router.generation.prompt_logprobs import shortest
 from tgi_cli.router.generation.spec import GenerationSpec
@@ -56,7 +57,7 @@ async def generate_stream(context: RequestContext[schemas.GenerateRequest]) -> E
         if error.status == 503:
             raise
         source = FailedSource(error)
-    return context.stream(source, TgiEvents(body, generation), len(body.inputs))
+    return context.stream(source, TgiEvents(body, generation), len(body.text))
 
 
 async def compat_generate(context: RequestContext[schemas.CompatRequest]) -> Response | EventStream:
@@ -137,8 +138,12 @@ async def tgi_spec(
     body: schemas.GenerateRequest, state: RouterState, stream: bool = False
 ) -> GenerationSpec:
     """Validate a request of TGI's API and resolve its adapter. Raises ApiError."""
-    spec = generation_spec(body, state.config, state.generator.info, stream)
-    return replace(spec, adapter=await state.adapters.for_tgi(body.parameters.adapter_id))
+    prompt, images = native_prompt(body.inputs, state.generator.images)
+    spec = generation_spec(body, prompt, state.config, state.generator.info, stream)
+    if images and not body.parameters.return_full_text:
+        body.inputs = prompt  # the images are megabytes, and a body lives as long as its answer
+    adapter = await state.adapters.for_tgi(body.parameters.adapter_id)
+    return replace(spec, images=images, adapter=adapter)
 
 
 async def best_answers(
@@ -159,7 +164,7 @@ async def best_answers(
 
 
 def _full_text(body: schemas.GenerateRequest, finish: Finish) -> str:
-    return body.inputs + finish.text if body.parameters.return_full_text else finish.text
+    return body.text + finish.text if body.parameters.return_full_text else finish.text
 
 
 class TgiEvents:

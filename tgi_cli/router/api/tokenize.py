@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -15,6 +16,7 @@ from tgi_cli.router.api.schemas.openai import ChatRequest
 from tgi_cli.router.api.schemas.tgi import ChatTokenizeResponse, GenerateRequest, SimpleToken
 from tgi_cli.router.api.tgi import GENERATE
 from tgi_cli.router.generation.chat_prompt import render_chat
+from tgi_cli.router.generation.image_parts import native_prompt
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import first_key, parse
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
@@ -51,17 +53,21 @@ async def tokenize(context: RequestContext[bytes]) -> Response:
         )
     if key == "content":
         return await _tokenize_content(parse(body, schemas.TokenizeContentRequest), state)
-    text = parse(body, GenerateRequest).inputs
-    return await _tgi_answer(_tgi_tokens(state, text, True), len(text))
+    inputs = parse(body, GenerateRequest).inputs
+    written, images = native_prompt(inputs, state.generator.images)
+    text, rows = await state.generator.images.write(written, images, "inputs")
+    return await _tgi_answer(_tgi_tokens(state, text, True, rows), len(text))
 
 
 async def chat_tokenize(context: RequestContext[ChatRequest]) -> Response:
     """The text that the chat template makes of a conversation, and its tokens."""
-    spec = (await render_chat(context.body, context.state)).spec
+    state = context.state
+    spec = (await render_chat(context.body, state)).spec
     assert isinstance(spec.prompt, str)
-    around = _encode(ChatTokenizeResponse(tokenize_response=[], templated_text=spec.prompt))
-    tokens = _tgi_tokens(context.state, spec.prompt, spec.add_special_tokens)
-    return await _tgi_answer(tokens, len(spec.prompt), *around.split(b"[]", 1))
+    text, rows = await state.generator.images.write(spec.prompt, spec.images, "messages")
+    around = _encode(ChatTokenizeResponse(tokenize_response=[], templated_text=text))
+    tokens = _tgi_tokens(state, text, spec.add_special_tokens, rows)
+    return await _tgi_answer(tokens, len(text), *around.split(b"[]", 1))
 
 
 async def detokenize(context: RequestContext[schemas.DetokenizeRequest]) -> Response:
@@ -90,9 +96,11 @@ async def _tokenize_messages(body: schemas.TokenizeMessagesRequest, state: Route
         chat_template_kwargs=body.chat_template_kwargs,
     )
     await state.adapters.for_openai(body.model)
-    text = (await render_chat(chat, state)).spec.prompt
-    assert isinstance(text, str)
-    return await _vllm_answer(state, text, bool(body.add_special_tokens), body.return_token_strs)
+    spec = (await render_chat(chat, state)).spec
+    assert isinstance(spec.prompt, str)
+    text, rows = await state.generator.images.write(spec.prompt, spec.images, "messages")
+    special = bool(body.add_special_tokens)
+    return await _vllm_answer(state, text, special, body.return_token_strs, rows)
 
 
 async def _tokenize_content(body: schemas.TokenizeContentRequest, state: RouterState) -> Response:
@@ -101,18 +109,24 @@ async def _tokenize_content(body: schemas.TokenizeContentRequest, state: RouterS
             "parse_special", "`parse_special` other than true", "unsupported_value"
         )
     piece = cache(partial(_piece, tokenizer=state.text.tokenizer)) if body.with_pieces else None
-    _, arrays = await _token_arrays(state, body.content, bool(body.add_special), piece)
+    spans = state.workers.spans(body.content, bool(body.add_special))
+    _, arrays = await _token_arrays(state, spans, piece)
     return _json([b'{"tokens":', *arrays[0], b"}"])
 
 
 async def _vllm_answer(
-    state: RouterState, text: str, add_special_tokens: bool, strings: bool | None
+    state: RouterState,
+    text: str,
+    add_special_tokens: bool,
+    strings: bool | None,
+    rows: deque[int] | None = None,
 ) -> Response:
     values: list[_TokenValue | None] = [None]
     if strings:
         backend = state.text.tokenizer.backend
         values.append(cache(lambda index: backend.id_to_token(index) or ""))
-    count, arrays = await _token_arrays(state, text, add_special_tokens, *values)
+    spans = state.generator.images.spans(text, add_special_tokens, rows or deque())
+    count, arrays = await _token_arrays(state, spans, *values)
     front = (count, state.generator.info.max_total_tokens)
     strs = arrays[1] if strings else [b"null"]
     return _json(
@@ -154,7 +168,7 @@ def _piece(index: int, tokenizer: Tokenizer) -> schemas.TokenPiece:
 
 
 async def _token_arrays(
-    state: RouterState, text: str, add_special_tokens: bool, *values: _TokenValue | None
+    state: RouterState, spans: AsyncIterator[Spans], *values: _TokenValue | None
 ) -> tuple[int, list[list[bytes]]]:
     """The number of tokens, and per function a JSON array of its results, in parts.
 
@@ -164,7 +178,7 @@ async def _token_arrays(
     """
     arrays: list[list[bytes]] = [[b"["] for _ in values]
     count = 0
-    async for window in state.workers.spans(text, add_special_tokens):
+    async for window in spans:
         ids = window.ids
         for array, value in zip(arrays, values, strict=True):
             if len(ids) <= INLINE_IDS:
@@ -189,7 +203,7 @@ def _parts(ids: Sequence[int], value: _TokenValue | None) -> list[bytes]:
 
 
 async def _tgi_tokens(
-    state: RouterState, text: str, add_special_tokens: bool
+    state: RouterState, text: str, add_special_tokens: bool, rows: deque[int]
 ) -> AsyncIterator[bytes]:
     """A JSON array of :class:`SimpleToken`: whole, or of long texts some kilobytes at a time."""
 
@@ -199,7 +213,7 @@ async def _tgi_tokens(
         return _encode(tokens)[1:-1]
 
     between = b"["
-    async for spans in state.workers.spans(text, add_special_tokens):
+    async for spans in state.generator.images.spans(text, add_special_tokens, rows):
         short = len(spans) <= _SLICE
         # A slice at a time: threads compete for the interpreter lock with the event loop.
         for start in range(0, len(spans), _SLICE):

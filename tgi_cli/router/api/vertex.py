@@ -93,7 +93,7 @@ async def _spec(instance: GenerateRequest | ChatRequest, state: RouterState) -> 
 
 def _prefix(instance: GenerateRequest | ChatRequest) -> str:
     if isinstance(instance, GenerateRequest) and instance.parameters.return_full_text:
-        return instance.inputs
+        return instance.text
     return ""
 
 

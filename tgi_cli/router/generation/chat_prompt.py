@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +111,9 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
     if template is None:
         raise errors.template("template not found")
     tools = chat_tools(body, state.text.response_format, state.generator.grammars is not None)
-    chat = template_chat(body, tools.offered, template, state.text.response_format)
+    chat = template_chat(
+        body, tools.offered, template, state.text.response_format, state.generator.images
+    )
     variables = _variables(body, template)
     # Check the parameters first: rendering costs more.
     spec = openai_spec(body, state, top_logprobs=_top_logprobs(body), add_special_tokens=False)
@@ -131,6 +133,7 @@ async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str
             continue_final_message=draft.continues,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=draft.variables,
+            image_mark=draft.chat.image_mark,
         )
     except ChatTemplateError as error:
         raise errors.template(str(error)) from error
@@ -143,10 +146,12 @@ async def _rendered(draft: _Draft, body: ChatRequest, state: RouterState) -> str
 def _conversation(
     draft: _Draft, prompt: str, body: ChatRequest, state: RouterState
 ) -> Conversation:
+    chat = draft.chat
+    last = chat.behind_images(chat.messages[-1]["content"] or "")
     conversation = Conversation(
-        spec=replace(draft.spec, prompt=prompt, prompt_param="messages"),
-        continued=draft.chat.messages[-1]["content"] if draft.continues else "",
-        echoed=_echoed(body, draft.chat.messages),
+        spec=replace(draft.spec, prompt=prompt, prompt_param="messages", images=chat.marks.images),
+        continued=last if draft.continues else "",
+        echoed=last if _echoes(body, chat.messages[-1]) else "",
         tools=draft.tools,
         parallel=body.parallel_tool_calls is not False,
         response_format=state.text.response_format,
@@ -162,11 +167,10 @@ def _top_logprobs(body: ChatRequest) -> int:
     return count or requested_logprobs(body.top_n_tokens, "top_n_tokens")
 
 
-def _echoed(body: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The last message if it has the role of the response, as in vLLM."""
-    last = messages[-1]
+def _echoes(body: ChatRequest, last: Mapping[str, Any]) -> bool:
+    """Whether the response begins with the last message: if it has the same role, as in vLLM."""
     same = last["role"] == "assistant" or body.add_generation_prompt is False
-    return str(last["content"] or "") if body.echo and same else ""
+    return bool(body.echo) and same
 
 
 def _constrained(

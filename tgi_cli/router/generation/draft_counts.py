@@ -13,25 +13,28 @@ class DraftCounts:
     Attributes:
         drafted: Draft tokens verified.
         accepted: Those that are part of the answer.
-        accepted_prediction: Those of the accepted that were taken from the request's prediction.
         rejected_prediction: Tokens of the prediction that were verified and refused. They cost a
             share of a step, and are not part of the answer.
+        by_source: The first two of each source that drafts came from.
     """
 
-    __slots__ = ("_last", "accepted", "accepted_prediction", "drafted", "rejected_prediction")
+    __slots__ = ("_last", "accepted", "by_source", "drafted", "rejected_prediction")
 
     def __init__(self) -> None:
-        self.drafted = self.accepted = 0
-        self.accepted_prediction = self.rejected_prediction = 0
+        self.drafted = self.accepted = self.rejected_prediction = 0
+        self.by_source: dict[str, tuple[int, int]] = {}
         self._last: VerifiedDrafts | None = None
+
+    @property
+    def accepted_prediction(self) -> int:
+        """Those of the accepted that were taken from the request's prediction."""
+        return self.by_source.get("prediction", (0, 0))[1]
 
     def take(self, steps: Iterable[VerifiedDrafts]) -> None:
         """Add what steps have verified."""
         for verified in steps:
-            self.drafted += verified.drafted
-            self.accepted += verified.accepted
+            self._add(verified.source, verified.drafted, verified.accepted)
             if verified.predicted:
-                self.accepted_prediction += verified.accepted
                 self.rejected_prediction += verified.drafted - verified.accepted
             self._last = verified
 
@@ -40,7 +43,10 @@ class DraftCounts:
         last = self._last
         if last is None or tokens < 2:
             return  # the last token of a step is not a draft
-        behind = min(tokens - 1, last.accepted)
-        self.accepted -= behind
-        if last.predicted:
-            self.accepted_prediction -= behind
+        self._add(last.source, 0, -min(tokens - 1, last.accepted))
+
+    def _add(self, source: str, drafted: int, accepted: int) -> None:
+        self.drafted += drafted
+        self.accepted += accepted
+        before = self.by_source.get(source, (0, 0))
+        self.by_source[source] = (before[0] + drafted, before[1] + accepted)

@@ -6,11 +6,12 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tgi_cli.engine.messages import EngineInfo, GenerationRequest
+from tgi_cli.engine.messages import EngineInfo, GenerationRequest, ImageInput
 from tgi_cli.errors import ModelError
 from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
 from tgi_cli.router.generation import structured_output
 from tgi_cli.router.generation.generation import Generation, GenerationContext
+from tgi_cli.router.generation.prompt_images import PromptImageLoader
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.validation import fit_length
 from tgi_cli.router.http import errors
@@ -25,6 +26,8 @@ from tgi_cli.text.grammar.grammar import Grammar, GrammarError
 from tgi_cli.text.languages import LanguageError, Languages, Translation
 from tgi_cli.text.windowed_encoding import is_long
 from tgi_cli.text.workers import TextWorkers
+from tgi_cli.vision.load import TEXT_ONLY, Vision
+from tgi_cli.vision.prompts import PromptTooLongError
 
 
 class _AtLeast(int):
@@ -39,6 +42,7 @@ class Generator:
 
     Args:
         grammars: Compiles grammars. Default: requests with one are refused.
+        vision: Reads the images of prompts. Default: those with images are refused.
     """
 
     def __init__(
@@ -49,12 +53,14 @@ class Generator:
         metrics: Metrics,
         admission: ConcurrencyLimiter,
         grammars: GrammarChecker | None = None,
+        vision: Vision = TEXT_ONLY,
     ) -> None:
         self.client = client
         self.text = text
         self.metrics = metrics
         self.admission = admission
         self.grammars = grammars
+        self.images = PromptImageLoader(text, workers, admission, vision)
         self._workers = workers
         self._languages = Languages(text.tokenizer)
         self._context = GenerationContext(client, text.tokenizer, metrics, admission)
@@ -104,10 +110,7 @@ class Generator:
                 (spec, await self._prepare(spec)) for spec in await self._with_bad_words(specs)
             ]
             if self.info is not info:  # the engine restarted meanwhile, perhaps with less memory
-                requests = [
-                    (spec, self._request(spec, made.prompt_ids, made.grammar, made.prediction))
-                    for spec, made in requests
-                ]
+                requests = [(spec, self._again(spec, made)) for spec, made in requests]
             for spec, request in requests:
                 lead: Generation | None = None
                 for sample in range(spec.samples):
@@ -168,7 +171,10 @@ class Generator:
 
     async def _prepare(self, spec: GenerationSpec) -> GenerationRequest:
         """The engine's request for the first sample of a prompt. Raises ApiError."""
-        if isinstance(spec.prompt, str):
+        images: tuple[ImageInput, ...] = ()
+        if spec.images:
+            ids, count, images = await self._with_images(spec)
+        elif isinstance(spec.prompt, str):
             most = self.info.max_input_tokens if spec.truncate is None else None
             try:
                 ids = await self._workers.encode(
@@ -196,10 +202,22 @@ class Generator:
             ids = self._with_languages(ids, spec.translation)
         grammar = None if spec.grammar is None else await self._compile(spec.grammar)
         prediction = await self._predicted(spec.prediction) if spec.prediction else ()
-        request = self._request(spec, tuple(ids), grammar, prediction)
+        request = self._request(spec, tuple(ids), images, grammar, prediction)
         self.metrics.input_length.observe(len(ids))
         self.metrics.max_new_tokens.observe(request.max_new_tokens, spec.samples)
         return request
+
+    async def _with_images(
+        self, spec: GenerationSpec
+    ) -> tuple[list[int], int, tuple[ImageInput, ...]]:
+        """The token ids of a prompt with images, their number, and the images. Raises ApiError."""
+        try:
+            prompt = await self.images.encode(spec, self.info.max_input_tokens)
+        except PromptTooLongError as error:
+            return [], _AtLeast(error.tokens), ()  # to be refused for its length
+        except ModelError as error:
+            raise errors.tokenizer(error.cause, spec.prompt_param) from error
+        return prompt.ids, len(prompt.ids), prompt.images
 
     def _with_languages(self, ids: Sequence[int], translation: Translation) -> list[int]:
         """The token ids of a prompt with the languages of a translation. Raises ApiError."""
@@ -231,6 +249,7 @@ class Generator:
         self,
         spec: GenerationSpec,
         prompt_ids: tuple[int, ...],
+        images: tuple[ImageInput, ...],
         grammar: str | None,
         prediction: tuple[int, ...],
     ) -> GenerationRequest:
@@ -254,9 +273,14 @@ class Generator:
             thinking=spec.thinking,
             prediction=prediction[: self.info.max_total_tokens],
             first_id=self._first_id(spec.translation),
+            images=images,
             # An encoder gives its tokens none.
             prompt_logprobs=None if self.info.decoder_start_ids else spec.prompt_logprobs,
         )
+
+    def _again(self, spec: GenerationSpec, made: GenerationRequest) -> GenerationRequest:
+        """The same request for another engine. Raises ApiError."""
+        return self._request(spec, made.prompt_ids, made.images, made.grammar, made.prediction)
 
     def _max_new_tokens(self, input_length: int, spec: GenerationSpec) -> int:
         """How many tokens may follow the prompt. Raises ApiError."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.text.fill_in_middle import PromptParts
 from tgi_cli.text.grammar.grammar import Grammar
+from tgi_cli.text.images import ImagePart
 from tgi_cli.text.languages import Translation
 from tgi_cli.text.reasoning import AnswerMarkers
 from tgi_cli.text.stop import StopStrings
@@ -57,6 +58,8 @@ class GenerationSpec:
         adapter: Name of the LoRA adapter; empty for the base model.
         translation: Languages of the prompt and of the answer, of models that are told them, or
             None.
+        images: Images of the prompt, a text with a placeholder for each. Whoever reads them empties
+            the list: they are megabytes, and a generation may take minutes.
     """
 
     prompt: str | tuple[int, ...] | PromptParts
@@ -87,3 +90,4 @@ class GenerationSpec:
     tenant: bytes = b""
     adapter: str = ""
     translation: Translation | None = None
+    images: list[ImagePart] = field(default_factory=list)

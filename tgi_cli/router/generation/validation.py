@@ -92,9 +92,13 @@ def fit_length(
 
 
 def generation_spec(
-    request: GenerateRequest, config: RouterConfig, info: EngineInfo, stream: bool
+    request: GenerateRequest, prompt: str, config: RouterConfig, info: EngineInfo, stream: bool
 ) -> GenerationSpec:
-    """The spec of a request of TGI's API. Raises ApiError."""
+    """The spec of a request of TGI's API. Raises ApiError.
+
+    Args:
+        prompt: The text of its ``inputs``, with a placeholder for each image.
+    """
     params = request.parameters
     best_of = _best_of(params, config, stream)
     penalty = params.frequency_penalty or 0.0
@@ -117,7 +121,7 @@ def generation_spec(
             raise errors.validation(message)
     stops = stop_strings(params.stop, config)
     top_n_tokens = _top_n(params.top_n_tokens or 0, "top_n_tokens", config)
-    if not request.inputs:
+    if not prompt:
         raise errors.validation("`inputs` cannot be empty")
     if params.truncate is not None and not 0 < params.truncate <= info.max_input_tokens:
         raise errors.validation(
@@ -140,7 +144,7 @@ def generation_spec(
         top_logprobs=top_n_tokens,
     )
     return GenerationSpec(
-        prompt=request.inputs,
+        prompt=prompt,
         sampling=sampling,
         seed=params.seed,
         max_new_tokens=params.max_new_tokens,

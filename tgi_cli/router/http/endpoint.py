@@ -160,7 +160,7 @@ class Endpoint(Route):
                 require(state)
             body = None
             if decode is not None:
-                body = decode(await read_body(request, state.config.payload_limit))
+                body = decode(await read_body(request, state.payload_limit))
             return await handler(RequestContext(request, state, body, arrived))
 
         super().__init__(path, endpoint, methods=[method], name=name)

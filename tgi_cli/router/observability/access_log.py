@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -134,6 +135,7 @@ def usage(request: AccessRecord) -> dict[str, Any]:
     if drafted:
         fields["drafted_tokens"] = drafted
         fields["accepted_tokens"] = sum(g.drafts.accepted for g in generations)
+        fields["drafts"] = _by_source(g.drafts.by_source for g in generations)
     if reasons:
         fields["finish_reason"] = ",".join(reasons)
     if len(generations) > 1:
@@ -176,3 +178,14 @@ def _printable(path: str) -> str:
     """A path that matched no route, as one word of bounded length."""
     path = path[:_PATH_CHARACTERS]
     return "".join(c if c.isascii() and c.isprintable() and c != " " else "?" for c in path)
+
+
+def _by_source(sequences: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, list[int]]:
+    """Draft tokens verified and accepted by where they came from, of all sequences."""
+    found: dict[str, list[int]] = {}
+    for sequence in sequences:
+        for source, (drafted, accepted) in sequence.items():
+            totals = found.setdefault(source, [0, 0])
+            totals[0] += drafted
+            totals[1] += accepted
+    return found

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.metrics import (
+    DRAFT_SOURCES,
     JOIN_REASONS,
     METHODS,
     POSITIONS,
@@ -57,8 +58,16 @@ def load_lines(info: EngineInfo, metrics: EngineMetrics, adapters: int) -> Itera
         ("tgi_drafts_total", "Drafts verified, one per sequence and step.", drafts),
         ("tgi_draft_tokens_total", "Draft tokens verified.", load.drafted_tokens),
         ("tgi_draft_accepted_tokens_total", "Draft tokens accepted.", load.accepted_tokens),
+        ("tgi_images_encoded_total", "Images encoded.", load.encoded_images),
+        ("tgi_images_reused_total", "Images found encoded.", load.reused_images),
     ):
         yield from counter(name, help, {"": count})
+    counts = metrics.counts
+    for name, help, what in (
+        ("tgi_draft_tokens_by_source_total", "Draft tokens verified.", "drafted"),
+        ("tgi_draft_accepted_tokens_by_source_total", "Draft tokens accepted.", "accepted"),
+    ):
+        yield from counter(name, help, {s: counts[what, s] for s in DRAFT_SOURCES}, "source")
 
 
 def step_lines(metrics: EngineMetrics) -> Iterator[str]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tgi_cli.attention import PagedAttention
-from tgi_cli.config import EngineConfig
+from tgi_cli.config import EncoderLimits, EngineConfig
 from tgi_cli.device import available_memory, total_memory
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.step import Step, StepTime
 from tgi_cli.errors import OutOfMemoryError
 from tgi_cli.process.units import format_memory
 from tgi_cli.worker.sizing import saved_profile
+from tgi_cli.worker.sizing.image_cost import ImageCost
 from tgi_cli.worker.sizing.memory import PeakMeter, release_unused_memory
 from tgi_cli.worker.sizing.profile_steps import (
     WARMUP_BLOCKS,
@@ -75,6 +76,8 @@ class Capacity:
         graphs: whether decode steps are CUDA graphs.
         step_times: durations of steps with and without drafts; empty without speculative decoding.
         most_proposed: drafts that a drafter with weights proposes for a sequence; 0 without one.
+        images: what they cost; None if the model takes none.
+        whole_prompts: whether all tokens of a prompt see each other.
     """
 
     config: EngineConfig
@@ -91,6 +94,13 @@ class Capacity:
     graphs: bool = False
     step_times: tuple[StepTime, ...] = ()
     most_proposed: int = 0
+    images: ImageCost | None = None
+    whole_prompts: bool = False
+
+    @property
+    def encoder(self) -> EncoderLimits | None:
+        """What the scheduler is to know of the image encoder."""
+        return None if self.images is None else self.images.limits
 
     @property
     def max_batch_total_tokens(self) -> int:
@@ -106,6 +116,7 @@ class Capacity:
             step_seconds=self.step_seconds,
             max_total_tokens=self.config.max_total_tokens,
             step_times=self.step_times,
+            images=self.images,
         )
 
 
@@ -130,6 +141,7 @@ class KVCacheSizing:
         run: runs a step to its end.
         measure_graphs: returns the bytes that CUDA graphs take, or None if there are none.
         beside_bytes: that a drafter keeps beside each block.
+        measure_images: returns what images cost; None if the model takes none.
     """
 
     config: EngineConfig
@@ -139,6 +151,7 @@ class KVCacheSizing:
     run: Callable[[Step], object]
     measure_graphs: Callable[[], int | None]
     beside_bytes: int = 0
+    measure_images: Callable[[], ImageCost] | None = None
 
     def size(self) -> SizedCache:
         """Profile the model, or load its saved profile, and size the cache.
@@ -166,6 +179,8 @@ class KVCacheSizing:
         saved = None
         if self.config.measured_limits:
             saved = saved_profile.load(saved_profile.key_of(self.config))
+            if saved is not None and saved.images is None and self.measure_images is not None:
+                saved = None
         return saved if self.shard.smallest(int(saved is not None)) else None
 
     def _if_it_fits(self, saved: SavedProfile) -> SizedCache | None:
@@ -190,11 +205,15 @@ class KVCacheSizing:
         seconds = (time.monotonic() - began) * part if device.type == "cpu" else 0.0
         activations = meter.read() * part * self._sharers
         graphs = self.measure_graphs()
+        images = None if self.measure_images is None else self.measure_images()
+        if images is not None:
+            activations += images.total_bytes * self._sharers
         return SavedProfile(
             activation_bytes=-shard.smallest(-activations - (graphs or 0)),
             graphs=graphs is not None,
             step_seconds=seconds,
             max_total_tokens=config.max_total_tokens,
+            images=images,
         )
 
     def _sized(self, profile: SavedProfile) -> SizedCache:

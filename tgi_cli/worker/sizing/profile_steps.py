@@ -118,6 +118,12 @@ def _longest_prompt(config: EngineConfig) -> int:
     return longest if config.decoder is None else min(longest, config.max_input_tokens + 1)
 
 
+def prompt_step(config: EngineConfig, tokens: int) -> Step:
+    """A prompt of so many tokens, as far as the limits allow one in a step."""
+    length = min(tokens, config.max_batch_prefill_tokens, _longest_prompt(config))
+    return _step(config.block_size, length, 0, prefill=length)
+
+
 def first_steps(config: EngineConfig) -> Iterator[Step]:
     """A short prompt and a decode: they trigger initialisation, and compute little."""
     length = min(config.block_size, _longest_prompt(config))

@@ -28,6 +28,7 @@ from tgi_cli.engine.step import StepTime
 from tgi_cli.files import read_json
 from tgi_cli.kernels import build
 from tgi_cli.version import __version__
+from tgi_cli.worker.sizing.image_cost import ImageCost
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class SavedProfile:
         step_seconds: estimate for the worst step on a CPU; 0 if unknown.
         max_total_tokens: that the memory allowed.
         step_times: durations of steps with and without drafts; empty if they were not measured.
+        images: what they cost; None if the model takes none.
         when: seconds since the epoch.
     """
 
@@ -74,6 +76,7 @@ class SavedProfile:
     step_seconds: float
     max_total_tokens: int
     step_times: tuple[StepTime, ...] = ()
+    images: ImageCost | None = None
     when: float = 0.0
 
     @property
@@ -132,7 +135,9 @@ def load(key: dict[str, Any]) -> SavedProfile | None:
         record = read_json(path)
         measured = record["measured"]
         times = tuple(StepTime(*time) for time in measured.pop("step_times", ()))
-        profile = SavedProfile(**measured, step_times=times)
+        images = measured.pop("images", None)
+        cost = None if images is None else ImageCost(*images)
+        profile = SavedProfile(**measured, step_times=times, images=cost)
         same = _encode(record["key"]) == _encode(key)
     except FileNotFoundError:
         return None

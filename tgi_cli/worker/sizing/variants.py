@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tgi_cli.config import EngineConfig
-from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
+from tgi_cli.engine.step import NO_EXTRAS, NewRow, RowImage, Step
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.sizing.profile_steps import WARMUP_BLOCKS, add_row
 
@@ -36,7 +36,7 @@ SAMPLINGS = (
 """Beside greedy ones."""
 
 
-def variant_steps(config: EngineConfig, num_blocks: int) -> Iterator[Step]:
+def variant_steps(config: EngineConfig, num_blocks: int, spans: bool = False) -> Iterator[Step]:
     """Steps that together launch every variant of every kernel, within the limits.
 
     To be run without graphs: steps that no graph supports launch the same kernels.
@@ -44,6 +44,7 @@ def variant_steps(config: EngineConfig, num_blocks: int) -> Iterator[Step]:
     Args:
         config: with the limits that hold.
         num_blocks: KV blocks: contexts of decodes together are no longer than these.
+        spans: whether the model's attention has bidirectional spans.
     """
     rows, budget = config.max_batch_size, config.max_batch_prefill_tokens
     longest, cached = config.max_total_tokens - 1, num_blocks * config.block_size
@@ -63,6 +64,9 @@ def variant_steps(config: EngineConfig, num_blocks: int) -> Iterator[Step]:
             if rows > 2 and budget > chunk:
                 prompts = [min(longest, 2 * SHORT_CHUNKS, budget - chunk)]
                 yield builder.step(decodes=1, chunks=[chunk], context=context, prompts=prompts)
+    if spans:  # of few tokens, and of many
+        for tokens in sorted({min(each, longest, budget) for each in (2, 2 * SHORT_CHUNKS)}):
+            yield builder.step(prompts=[tokens], spans=True)
     for sampling in SAMPLINGS:
         for count in {1, rows}:
             yield builder.step(decodes=count, context=1, sampling=sampling)
@@ -105,17 +109,27 @@ class _Builder:
         prompts: list[int] | None = None,
         context: int = 0,
         sampling: SamplingParams = _GREEDY,
+        spans: bool = False,
     ) -> Step:
-        """Decodes and chunks end ``context`` tokens; prompts begin at 0."""
+        """Decodes and chunks end ``context`` tokens; prompts begin at 0, and may be one span."""
         step = Step(0, num_decodes=decodes)
         for count in [*[1] * decodes, *(chunks or [])]:
             self._add(step, context - count, count, sampling)
         for count in prompts or []:
-            self._add(step, 0, count, sampling)
+            images = (RowImage(((0, count),), bidirectional=True),) if spans else ()
+            self._add(step, 0, count, sampling, images)
         return step
 
-    def _add(self, step: Step, start: int, count: int, sampling: SamplingParams) -> None:
+    def _add(
+        self,
+        step: Step,
+        start: int,
+        count: int,
+        sampling: SamplingParams,
+        images: tuple[RowImage, ...] = (),
+    ) -> None:
         row, end = len(step.rows), start + count
         blocks = [block % self._num_blocks for block in range(-(-end // self._block_size))]
-        step.new.append(NewRow(row, row, [0] * end, end, blocks, sampling, NO_EXTRAS))
+        new = NewRow(row, row, [0] * end, end, blocks, sampling, NO_EXTRAS, images=images)
+        step.new.append(new)
         add_row(step, row, start, count)

@@ -21,13 +21,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tgi_cli.models.speculators.base import Drafts, Ints, TargetStates, TargetStep
+from tgi_cli.models.speculators.base import Drafts, Ints, TargetStates, TargetStep, spread
 from tgi_cli.models.speculators.cache import DraftCache
 from tgi_cli.sampling.sampler import Sampler
 from tgi_cli.sampling.table import ADJUSTED, TOP_LOGPROBS, SamplingBatch
 from tgi_cli.worker.executors import Forward, RunnableModel
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.speculation.progress import DraftProgress
+from tgi_cli.worker.speculation.vocabulary import TokenMap
 
 _NEVER = -1e9
 """Score of tokens that the draft model does not know: finite, so that penalties do not make NaN."""
@@ -41,7 +42,7 @@ class DraftLimits:
         max_tokens: positions that it computes: of the target's context, as far as its own goes.
         step_tokens: that it computes in one pass, at most; what is left, it catches up on later.
         vocab_size: of the target.
-        own_vocab_size: of the draft model; an id below both is the same token.
+        own_vocab_size: of the draft model.
         logits_at_once: rows of logits computed at once.
         scores_at_once: rows of them sampled at once.
     """
@@ -99,18 +100,29 @@ class DraftModel:
         weights: loaded.
         rows: the persistent batch of the target.
         limits: see there.
+        tokens: how its tokens correspond to the target's. Default: an id below both vocabularies'
+            sizes is the same token in both.
     """
 
     method = "draft_model"
     needs: TargetStates = "none"
 
-    def __init__(self, weights: DraftWeights, rows: InputBatch, limits: DraftLimits) -> None:
+    def __init__(
+        self,
+        weights: DraftWeights,
+        rows: InputBatch,
+        limits: DraftLimits,
+        tokens: TokenMap | None = None,
+    ) -> None:
         self.num_drafts = weights.cache.shape.num_drafts
         self._weights = weights
         self._forward = (weights.program or weights.model).forward
         self._cache = weights.cache
         self._table = rows
         self._limits = limits
+        self._tokens: _DeviceTokenMap | None = None
+        if tokens is not None:
+            self._tokens = _DeviceTokenMap(tokens, limits.own_vocab_size, rows.tokens.device)
         self._sampler = Sampler(rows.upload)
         self._progress = DraftProgress(rows.block_size)
 
@@ -133,6 +145,9 @@ class DraftModel:
         """See the protocol."""
         self._cache.copy_blocks(copies)
         self._progress.apply(new_rows, copies)
+
+    def assume_computed(self) -> None:
+        """Nothing: a first step catches up."""
 
     def propose(self, step: TargetStep) -> Drafts | None:
         """See the protocol. Where no drafts are wanted, nothing is computed.
@@ -197,7 +212,9 @@ class DraftModel:
         if ids is None:
             (firsts,) = self._table.upload(np.repeat(rows * self._table.width, counts))
             ids = self._table.gather(firsts + positions)
-        if self._limits.own_vocab_size < self._limits.vocab_size:
+        if self._tokens is not None:
+            ids = self._tokens.inputs.index_select(0, ids)
+        elif self._limits.own_vocab_size < self._limits.vocab_size:
             ids = ids.clamp(max=self._limits.own_vocab_size - 1)
         return self._forward(ids, positions, self._cache.attention)
 
@@ -217,39 +234,53 @@ class DraftModel:
         ones = np.ones_like(positions)
         self._cache.begin(rows, held, step.block_tables)
         drafts, chances = [], []
+        ended: Tensor | None = None
         while True:
-            ids, chance = self._choose(hidden, rows, positions)
-            drafts.append(ids)
+            ids, chance, unknown = self._choose(hidden, rows, positions)
+            if unknown is not None:
+                ended = unknown if ended is None else ended | unknown
+            drafts.append(ids if ended is None else ids.masked_fill(ended, -1))
             chances.append(chance)
             if len(drafts) == min(step.most, self.num_drafts):
                 return Drafts(torch.stack(drafts, 1), torch.stack(chances, 1))
             hidden = self._run(rows, positions, ones, ids)
             positions = positions + 1
 
-    def _choose(self, hidden: Tensor, rows: Ints, positions: Ints) -> tuple[Tensor, Tensor]:
-        """A token for each of ``positions``, and its probability."""
+    def _choose(
+        self, hidden: Tensor, rows: Ints, positions: Ints
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A token for each of ``positions``, its probability, and whether it is none of the target.
+
+        The last is None where the target has all tokens of the draft model.
+        """
         batch = self._table.sampling.select(rows, positions)
         if batch.flags & TOP_LOGPROBS:  # of no use for drafts
             batch.records["flags"] &= ~TOP_LOGPROBS
             flags = batch.flags & ~TOP_LOGPROBS
             batch = SamplingBatch(rows, positions, batch.records, flags, batch.lists)
-        parts, limits = [], self._limits
+        parts, unknown, limits = [], [], self._limits
         for begin in range(0, len(rows), limits.logits_at_once):
             states = hidden[begin : begin + limits.logits_at_once]
-            known = self._known(self._weights.model.logits(states))
+            logits = self._weights.model.logits(states)
+            if self._tokens is not None:
+                unknown.append(self._tokens.ends(logits))
+            known = self._known(logits)
             for first in range(0, len(known), limits.scores_at_once):
-                logits = known[first : first + limits.scores_at_once]
+                scores = known[first : first + limits.scores_at_once]
                 at = begin + first
-                part = batch if len(logits) == len(rows) else batch[at : at + len(logits)]
-                parts.append(self._sampler(logits, part, self._table.tokens))
+                part = batch if len(scores) == len(rows) else batch[at : at + len(scores)]
+                parts.append(self._sampler(scores, part, self._table.tokens))
         ids = torch.cat([part.token_ids for part in parts])
         if batch.flags & ADJUSTED:  # the next choice reads the tokens before it
             (targets,) = self._table.upload(rows * self._table.width + positions)
             self._table.write(targets, ids)
-        return ids, torch.cat([part.logprobs for part in parts]).exp_()
+        chances = torch.cat([part.logprobs for part in parts]).exp_()
+        return ids, chances, torch.cat(unknown) if unknown else None
 
     def _known(self, logits: Tensor) -> Tensor:
         """Logits of the target's tokens."""
+        if self._tokens is not None:
+            return self._tokens.of_target(logits)
         width, own = self._limits.vocab_size, logits.shape[1]
         if own > width:
             return logits[:, :width].contiguous()
@@ -261,9 +292,37 @@ class DraftModel:
         """The drafts of ``entries`` among those of all proposing ones."""
         if np.array_equal(entries, proposing):
             return drafts
-        assert drafts.chances is not None
         (at,) = self._table.upload(np.searchsorted(proposing, entries))
-        shape = (len(proposing), drafts.token_ids.shape[1])
-        token_ids = drafts.token_ids.new_full(shape, -1).index_copy_(0, at, drafts.token_ids)
-        chances = drafts.chances.new_zeros(shape).index_copy_(0, at, drafts.chances)
-        return Drafts(token_ids, chances)
+        return spread(drafts, at, len(proposing))
+
+
+class _DeviceTokenMap:
+    """A :class:`TokenMap` on the device.
+
+    Args:
+        tokens: as compared.
+        own_vocab_size: of the draft model.
+        device: of its logits.
+
+    Attributes:
+        inputs: int64 [target's vocabulary], the draft model's token for each.
+    """
+
+    def __init__(self, tokens: TokenMap, own_vocab_size: int, device: torch.device) -> None:
+        outputs = torch.from_numpy(tokens.outputs).to(device)
+        self.inputs = torch.from_numpy(tokens.inputs).to(device)
+        self._missing = outputs < 0
+        self._outputs = outputs.clamp(min=0)
+        self._unshared = torch.ones(own_vocab_size, dtype=torch.bool, device=device)
+        self._unshared[self._outputs[~self._missing]] = False
+
+    def of_target(self, logits: Tensor) -> Tensor:
+        """float32 [N, own] to [N, target's vocabulary]."""
+        return logits.index_select(1, self._outputs).masked_fill_(self._missing, _NEVER)
+
+    def ends(self, logits: Tensor) -> Tensor:
+        """[N]: whether the likeliest token of float32 [N, own] is none of the target's.
+
+        What follows would be drafted behind another text.
+        """
+        return self._unshared.index_select(0, logits.argmax(dim=1))

@@ -11,6 +11,7 @@ import torch
 
 from tgi_cli.config import EngineConfig, ModelFacts
 from tgi_cli.config.speculation import MTP
+from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.step import MAX_DRAFT_ROWS
 from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.models import CausalLM, ModelConfig, load_model, model_facts, read_config
@@ -23,7 +24,7 @@ from tgi_cli.models.speculators.load import ProposerOptions, load_proposer
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.runner import MAX_LOGITS, MAX_SCORES
 from tgi_cli.worker.speculation.draft_model import DraftLimits, DraftModel, DraftWeights
-from tgi_cli.worker.speculation.vocabulary import check_vocabulary
+from tgi_cli.worker.speculation.vocabulary import compare
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +48,21 @@ class LoadedDrafter:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that is drafted for, and where it runs."""
+    """The model that is drafted for, where it runs, and which share of it this process has."""
 
     model: CausalLM
     config: ModelConfig
     facts: ModelFacts
     dtype: torch.dtype
     device: torch.device
+    shard: Shard = ALONE
 
 
 def load_drafter(config: EngineConfig, target: Target) -> LoadedDrafter | None:
-    """Load the weights that ``config`` names; None if it names none.
+    """Load the weights that ``config`` names; None if it names none, or another shard has them.
+
+    A draft model needs nothing of the target, and is on shard 0, which alone samples. Heads use the
+    target's hidden states, and its tables together with the other shards: each has them whole.
 
     Raises:
         ConfigError: they are of another method than the configuration says.
@@ -74,7 +79,7 @@ def load_drafter(config: EngineConfig, target: Target) -> LoadedDrafter | None:
             "leave it off",
         )
     if found.method == "draft_model":
-        return _load_draft_model(config, target, found)
+        return None if target.shard.rank else _load_draft_model(config, target, found)
     # What its checkpoint proposes, unless the user says otherwise.
     asked = "speculate" in config.explicit_limits
     count = config.speculate if asked else min(config.speculate, found.num_drafts)
@@ -93,9 +98,11 @@ def load_drafter(config: EngineConfig, target: Target) -> LoadedDrafter | None:
             vocab_size=target.facts.vocab_size,
             quantize=config.quantize,
             attention=config.attention,
+            sharded=target.shard.size > 1,
         ),
     )
-    log.info("drafts come from the %s weights in %s", found.method, found.config.path)
+    if not target.shard.rank:
+        log.info("drafts come from the %s weights in %s", found.method, found.config.path)
     return LoadedDrafter(found.method, proposer.needs, lambda rows: proposer, compiled=True)
 
 
@@ -139,7 +146,7 @@ def _load_draft_model(
             "use a decoder of the model's family",
         )
     vocabulary = target.facts.vocab_size
-    check_vocabulary(config.model_path, path, (vocabulary, facts.vocab_size))
+    tokens = compare(config.model_path, path, (vocabulary, facts.vocab_size))
     served = (config.max_sequence_tokens, facts.max_position_embeddings, facts.dense_positions)
     positions = min(each for each in served if each is not None)
     model = load_model(
@@ -150,6 +157,7 @@ def _load_draft_model(
         max_positions=positions,
         quantize=config.quantize if facts.quantization is None else None,
         head_bits=config.head_bits,
+        vision=False,
     )
     if model.state_specs:
         raise UnsupportedModelError(
@@ -178,6 +186,12 @@ def _load_draft_model(
     )
     weights = DraftWeights(model, program, cache, model.weight_bytes)
     log.info("drafts come from %s in %s", facts.architecture, path)
+    if tokens is not None:
+        text = "it has another vocabulary, and can draft %d of %d tokens"
+        log.info(text, tokens.shared, vocabulary)
     return LoadedDrafter(
-        found.method, "none", lambda rows: DraftModel(weights, rows, limits), program is not None
+        found.method,
+        "none",
+        lambda rows: DraftModel(weights, rows, limits, tokens),
+        program is not None,
     )

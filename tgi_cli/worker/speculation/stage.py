@@ -84,7 +84,7 @@ class ProposalStage:
                 rows=np.array(step.rows, np.int64),
                 starts=np.array(step.starts, np.int64),
                 counts=counts,
-                valid=_kept(step, chosen) if step.drafts else counts,
+                valid=_kept(step, chosen) if step.drafts and wanted else counts,
                 proposing=proposing,
                 hidden=hidden,
                 tokens=self._rows.tokens,

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tgi_cli.config import EngineConfig
-from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
+from tgi_cli.engine.step import NO_EXTRAS, EncodeSlice, NewRow, Step
 
 
 class ShardAssignment(msgspec.Struct, frozen=True, array_like=True):
@@ -81,16 +82,39 @@ def _convert(kind: type, value: Any) -> Any:
     return kind(value)
 
 
-# Paths are the only fields that msgpack has no form for.
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+def _form(value: Any) -> Any:
+    """What stands for a value that msgpack has no form for: an array, or a path."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return str(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_form)
 _assignment_decoder = msgspec.msgpack.Decoder(ShardAssignment, dec_hook=_convert)
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 # They raise msgspec.DecodeError for invalid messages.
 decode_assignment = _assignment_decoder.decode
-decode_command = _command_decoder.decode
 decode_event = _event_decoder.decode
+
+
+def decode_command(data: bytes | memoryview) -> Command:
+    """Decode a command, the arrays of images included. Raises as the others."""
+    command = _command_decoder.decode(data)
+    if isinstance(command, RunStep):
+        command.step.encodes = [_with_arrays(part) for part in command.step.encodes]
+    return command
+
+
+def _with_arrays(part: EncodeSlice) -> EncodeSlice:
+    if part.tensors is None:
+        return part
+    arrays = {
+        name: np.frombuffer(data, dtype).reshape(shape)
+        for name, (dtype, shape, data) in part.tensors.items()
+    }
+    return replace(part, tensors=arrays)
 
 
 def encode(message: ShardAssignment | Command | Event) -> bytes:

@@ -114,6 +114,16 @@ vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 6
 """
 
 
+def test_where_drafts_come_from_is_kept_apart() -> None:
+    reading = parse_metrics(
+        "# TYPE tgi_draft_tokens_by_source_total counter\n"
+        'tgi_draft_tokens_by_source_total{source="context"} 4\n'
+        'tgi_draft_tokens_by_source_total{source="weights"} 2\n'
+    )
+    name = "tgi_draft_tokens_by_source_total"
+    assert reading.values == {f"{name}{{source=context}}": 4, f"{name}{{source=weights}}": 2}
+
+
 def test_metrics_are_summed_by_tgis_names() -> None:
     reading = parse_metrics(METRICS)
     assert reading.values == {

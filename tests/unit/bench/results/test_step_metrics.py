@@ -120,6 +120,18 @@ def test_acceptance_is_the_share_of_the_servers_drafts_that_were_right() -> None
     assert "75.0%" in load_table([metrics])
 
 
+def test_acceptance_is_told_by_where_drafts_come_from() -> None:
+    kinds = ("tgi_draft_tokens_by_source_total", "tgi_draft_accepted_tokens_by_source_total")
+    counts = {"context": (30.0, 12.0), "weights": (10.0, 8.0), "recent": (0.0, 0.0)}
+    drafts = {"tgi_draft_tokens_total": 40.0, "tgi_draft_accepted_tokens_total": 20.0}
+    for source, values in counts.items():
+        for kind, value in zip(kinds, values, strict=True):
+            drafts[f"{kind}{{source={source}}}"] = value
+    metrics = step_metrics(record(request(0), server=drafts))
+    assert metrics.acceptance_by_source == {"context": 0.4, "weights": 0.8}
+    assert "50.0% of drafts accepted (context 40.0%, weights 80.0%)" in line(metrics)
+
+
 @pytest.mark.parametrize("drafted", [None, 0.0])
 def test_without_drafts_there_is_no_acceptance(drafted: float | None) -> None:
     server = {} if drafted is None else {"tgi_draft_tokens_total": drafted}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, DraftSource, class_of
+from tgi_cli.engine.draft_source import DraftSource
+from tgi_cli.engine.speculation.acceptance import Acceptance, Averages, class_of
 
 SHORT, LONG = class_of(DraftSource.CONTEXT, 1), class_of(DraftSource.CONTEXT, 20)
 

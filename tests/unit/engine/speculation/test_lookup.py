@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.unit.engine.fake_grammar import FakeMatcher, slots
 from tests.unit.engine.speculation.sequences import sequence
-from tgi_cli.engine.speculation.acceptance import DraftSource
+from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.speculation.drafter import Draft
 from tgi_cli.engine.speculation.lookup import GrammarDrafter, LookupDrafter
 from tgi_cli.engine.speculation.token_index import LONG, NEAR, SLICE

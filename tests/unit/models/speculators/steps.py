@@ -32,7 +32,9 @@ class Target(CausalLM):
         self.head = torch.randn(VOCAB, hidden_size, generator=generator) * hidden_size**-0.5
         self.kv_specs = []
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: PagedAttention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: PagedAttention, images: object = None
+    ) -> Tensor:
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -97,6 +99,7 @@ class Steps:
     num_blocks: int = 128
     free: list[int] = field(default_factory=list)
     most: int | None = None
+    followed: bool = True
 
     def __post_init__(self) -> None:
         self.free = random.Random(0).sample(range(self.num_blocks), self.num_blocks)
@@ -153,7 +156,7 @@ class Steps:
                     counts=np.array(counts),
                     valid=np.array(valid),
                     proposing=np.array(proposing, np.int64),
-                    hidden=torch.stack(states),
+                    hidden=torch.stack(states) if self.followed else None,
                     tokens=pool,
                     block_tables=tables,
                     most=most if proposing else 0,

@@ -202,3 +202,84 @@ def test_memory_of_a_block(make: Make) -> None:
     """Keys and values of its tokens, and one hidden state."""
     proposer = make(block_size=4).proposer
     assert proposer.block_bytes == 4 * (4 * 2 * 2 * 16 + 64)
+
+
+def missed(steps: Checked, *entries: Entry) -> None:
+    """Compute without hidden states, as while drafts do not pay."""
+    steps.followed = False
+    for entry in entries:
+        entry.proposes = False
+    assert steps.step(*entries) == {}
+    steps.followed = True
+
+
+def check_all_but(steps: Checked, without: set[int], *entries: Entry) -> None:
+    """Compute; rows ``without`` have no drafts, and the others the plain head's."""
+    for row, (ids, chances) in steps.step(*entries).items():
+        if row in without:
+            assert set(ids) == {-1}
+            continue
+        tokens = steps.text(row)
+        expected = steps.plain.drafts(states_of(tokens[:-1], WIDTH), tokens, len(ids))
+        assert ids == expected[0], row
+        assert chances == pytest.approx(expected[1], rel=1e-3), row
+
+
+def test_rows_of_steps_that_were_missed_are_not_drafted_for(make: Make) -> None:
+    steps = make()
+    for row in range(3):
+        steps.add(row, random_ids(80, 30 + row))
+    steps.check(Entry(0, 9), Entry(1, 6), Entry(2, 3))
+    missed(steps, Entry(0), Entry(2, 11))
+    for _ in range(5):
+        check_all_but(steps, {0, 2}, Entry(0), Entry(2), Entry(1))
+    steps.add(0, random_ids(80, 40))
+    check_all_but(steps, {2}, Entry(0, 7), Entry(1, 5), Entry(2, 6))
+
+
+def test_what_begins_behind_blocks_that_were_missed_is_not_drafted_for(make: Make) -> None:
+    steps = make()
+    first, other = random_ids(60, 41), random_ids(60, 42)
+    steps.add(0, first)
+    steps.check(Entry(0, 13))
+    missed(steps, Entry(0, 7))
+    blocks = steps.rows[0].blocks
+    steps.add(1, first[:12] + other, blocks[:3], 12)
+    steps.add(2, first[:16] + other, blocks[:4], 16)
+    steps.add(3, first[:20] + other, blocks[:5], 20)
+    check_all_but(steps, {2, 3}, Entry(1, 4), Entry(2, 4), Entry(3, 3))
+    check_all_but(steps, {2, 3}, Entry(3), Entry(1), Entry(2))
+
+
+def test_a_fork_of_what_was_missed_is_not_drafted_for(make: Make) -> None:
+    steps = make()
+    tokens = random_ids(60, 43)
+    steps.add(0, tokens)
+    steps.check(Entry(0, 5))
+    missed(steps, Entry(0, 5))
+    steps.fork(1, 0, tokens[:10] + random_ids(40, 44), 9)
+    steps.fork(2, 0, tokens[:4] + random_ids(40, 45), 4)
+    check_all_but(steps, {0, 1}, Entry(0), Entry(1), Entry(2, 6))
+
+
+def test_blocks_that_were_missed_are_whole_again_for_their_next_owner(make: Make) -> None:
+    steps = make()
+    steps.add(0, random_ids(60, 46))
+    missed(steps, Entry(0, 16))
+    blocks = steps.rows[0].blocks
+    tokens = random_ids(60, 47)
+    steps.add(1, tokens)
+    steps.rows[1].blocks = list(blocks)
+    steps.check(Entry(1, 9))
+    steps.check(Entry(1, 7))
+    steps.add(2, tokens[:16] + random_ids(30, 48), blocks, 16)
+    steps.check(Entry(2, 3))
+
+
+def test_for_timed_steps_all_blocks_count_as_whole(make: Make) -> None:
+    steps = make()
+    steps.add(0, random_ids(60, 49))
+    missed(steps, Entry(0, 16))
+    steps.proposer.assume_computed()
+    steps.add(1, random_ids(60, 50), steps.rows[0].blocks, 16)
+    assert min(steps.step(Entry(1, 2))[1][0]) >= 0

@@ -42,12 +42,27 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class ImageUrl(msgspec.Struct, kw_only=True):
+    """The URL of an image: ``data:``, or where the server fetches them, ``http:`` or ``https:``.
+
+    ``detail`` is ``auto``, ``low``, ``high`` or ``original``.
+    """
+
+    url: Text
+    detail: Name | None = None
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message; text is the only type that these models support."""
+    """A part of a message: ``text``, or for models that see ``image_url``.
+
+    The URL of an image may be a string, with ``detail`` beside it, as in responses.
+    """
 
     type: Name
     text: Text | None = None
     refusal: Text | None = None
+    image_url: Text | ImageUrl | None = None
+    detail: Name | None = None
 
 
 ContentParts = Annotated[list[ContentPart], Meta(max_length=bounds.PARTS)]

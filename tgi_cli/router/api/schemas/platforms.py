@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tgi_cli.router.api.schemas.openai import ContentParts
 from tgi_cli.router.api.schemas.tgi import GenerateParameters, GenerateRequest
 from tgi_cli.router.bounds import BATCH, Dimensions, Name, Text
 
@@ -40,7 +41,7 @@ class VertexParameters(GenerateParameters, kw_only=True):
 class VertexInstance(msgspec.Struct, kw_only=True):
     """A prompt of ``/vertex``; ``parameters`` may be null."""
 
-    inputs: Text
+    inputs: Text | ContentParts
     parameters: VertexParameters | None = None
 
 

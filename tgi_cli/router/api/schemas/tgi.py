@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from tgi_cli.router.api.schemas.openai import ContentParts
 from tgi_cli.router.bounds import Json, Name, Signed32, Stops, Text, Unsigned, Unsigned32
 from tgi_cli.router.generation.deltas import Token
 
@@ -78,12 +79,23 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """The body of ``/generate``: samples without ``parameters``, is greedy with empty ones."""
+    """The body of ``/generate``: samples without ``parameters``, is greedy with empty ones.
 
-    inputs: Text
+    ``inputs`` may have images, for models that see: in Markdown, ``![](URL)``, or as a list of
+    parts (MindIE).
+    """
+
+    inputs: Text | ContentParts
     parameters: GenerateParameters = msgspec.field(
         default_factory=lambda: GenerateParameters(do_sample=True)
     )
+
+    @property
+    def text(self) -> str:
+        """The prompt as one text; images of a list are no part of it."""
+        if isinstance(self.inputs, str):
+            return self.inputs
+        return "".join(part.text or "" for part in self.inputs)
 
 
 class CompatRequest(GenerateRequest, kw_only=True):

@@ -1,0 +1,56 @@
+"""Models that see answer to prompts with images as transformers' implementations do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parity.families import TOLERANCE, make_checkpoint
+from tests.parity.sight import SightOracle, check_sight
+from tests.parity.sight_cases import SIGHT_CASES
+from tests.tools.paged_run import CPU
+from tgi_cli.models import load_model, read_config
+from tgi_cli.models.image_support import SEEING
+
+COMPARED = [name for name, case in SIGHT_CASES.items() if case.case.model in SEEING]
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_prompts_with_images_have_transformers_logits(name: str, tmp_path: Path) -> None:
+    case = SIGHT_CASES[name]
+    result = check_sight(case, make_checkpoint(case.case, tmp_path / "model"))
+    assert result.max_feature_difference < TOLERANCE
+    assert result.max_logit_difference < TOLERANCE
+    assert result.sharded_logit_difference < TOLERANCE
+    assert 0.5 < result.logit_std < 5, "the tolerance is to mean something"
+    assert result.image_effect > 0.05, "an answer is to depend on what is seen"
+    assert result.identical == result.compared
+    assert result.builtin == case.builtin
+
+
+def test_every_architecture_that_is_given_images_is_compared() -> None:
+    assert {SIGHT_CASES[name].case.model for name in COMPARED} == SEEING
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_towers_in_bfloat16_are_near_to_those_in_float32(name: str, tmp_path: Path) -> None:
+    case = SIGHT_CASES[name]
+    path = make_checkpoint(case.case, tmp_path / "model")
+    image = case.image(0)
+    rows = len(SightOracle(path, case).features(image))
+    exact, rounded = (
+        tower.encode(image, rows)
+        for tower in (
+            load_model(read_config(path), dtype, CPU).vision
+            for dtype in (torch.float32, torch.bfloat16)
+        )
+        if tower is not None
+    )
+    assert rounded.rows.dtype == torch.bfloat16
+    assert len(rounded.deepstack) == len(exact.deepstack)
+    for ours, wanted in zip(
+        (rounded.rows, *rounded.deepstack), (exact.rows, *exact.deepstack), strict=True
+    ):
+        assert (ours.float() - wanted).pow(2).mean() < (0.1 * wanted.std()) ** 2

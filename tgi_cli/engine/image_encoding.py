@@ -1,0 +1,174 @@
+"""Which images a step encodes, and how far it may compute prompts that have them.
+
+A token that stands for an image is computed once the image is encoded: by an earlier step, or by
+the same one before its forward pass. An encoder's run is work like a prompt's tokens, and shares
+their budget: a row costs ``row_cost`` tokens. It is cut into slices of whole layers, so that a step
+with a slice takes no longer than one with a chunk of a prompt, but for the last layer or for one
+that exceeds a step's budget alone.
+
+One image is in the encoder at a time, as warm-up has measured the memory of one. Whoever needs the
+encoder finishes first what it has begun. A sequence refers to the images of one unit at most (see
+:mod:`tgi_cli.engine.prompt_images`) from one step to the next: so no two wait for each other's rows
+in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tgi_cli.config import EncoderLimits
+from tgi_cli.engine.image_cache import ImageCache, ImageContent
+from tgi_cli.engine.prompt_images import ImageUnit
+from tgi_cli.engine.sequence import Sequence
+from tgi_cli.engine.step import EncodeSlice, ImageSpan, Step
+
+NO_ENCODER = EncoderLimits(layers=1, row_cost=1.0, cache_rows=0)
+"""Of a model that takes no images, but prompts that must not be parted."""
+
+
+class ImageEncoding:
+    """Plans the steps of sequences with images.
+
+    Args:
+        limits: of the model's encoder.
+
+    Attributes:
+        cache: the images that the worker holds.
+    """
+
+    def __init__(self, limits: EncoderLimits) -> None:
+        self.cache = ImageCache(limits.cache_rows)
+        self._limits = limits
+        self._budget = 0
+        self._passed: list[tuple[Sequence, int]] = []
+        """Images whose last tokens the step being planned computes."""
+
+    def begin(self, budget: int) -> None:
+        """The prompts of a step are about to be planned, with so many tokens."""
+        self._budget = budget
+
+    def plan(self, step: Step, sequence: Sequence, budget: int, goal: int) -> tuple[int, int]:
+        """Plan the next chunk of a sequence whose prompt has images ahead.
+
+        What nothing else shares the step with may exceed its budget: a layer of the encoder, and
+        tokens that must not be parted.
+
+        Args:
+            step: gets the slices that are encoded for it.
+            sequence: with a row.
+            budget: tokens that the step may still compute.
+            goal: position at which the chunk is to end. It ends before, where the budget or the
+                features do; and behind, if what must not be parted does.
+
+        Returns:
+            The tokens to be computed, and the budget that is left.
+        """
+        images = sequence.images
+        assert images is not None
+        start = end = sequence.num_computed
+        left, fresh = max(0, budget), budget == self._budget
+        for unit in images.units_from(start):
+            stop = min(goal, unit.begin, end + left)
+            if stop > end:
+                left, end, fresh = left - (stop - end), stop, False
+            if end < unit.begin or end >= goal or not (left or fresh):
+                return end - start, left
+            if not self._hold(sequence, unit):
+                return end - start, left
+            encoded, left, fresh = self._encode(step, sequence, unit, left, fresh)
+            if not encoded:
+                return end - start, left
+            wanted = min(goal, unit.end, end + left)
+            stop = images.fit(end, wanted, end + left)
+            if stop == end and fresh:
+                stop = images.fit(end, wanted, None)
+            if stop > end:
+                left, end, fresh = max(0, left - (stop - end)), stop, False
+            if end < unit.end:
+                return end - start, left
+            self._passed += ((sequence, index) for index in unit.images)
+        stop = max(end, min(goal, end + left))
+        return stop - start, left - (stop - end)
+
+    def _hold(self, sequence: Sequence, unit: ImageUnit) -> bool:
+        """Have a sequence refer to the images of a unit, to all that it needs or to none."""
+        images = sequence.images
+        assert images is not None
+        taken: list[int] = []
+        for index in unit.images:
+            if index in sequence.held_images or images.last_position(index) < sequence.num_computed:
+                continue
+            source = images.inputs[index]
+            content = ImageContent(sequence.request.cache_salt, source.digest, source.num_rows)
+            image = self.cache.acquire(content)
+            if image is None:
+                for other in taken:
+                    self.cache.release(sequence.held_images.pop(other))
+                return False
+            sequence.held_images[index] = image
+            taken.append(index)
+        return True
+
+    def _encode(
+        self, step: Step, sequence: Sequence, unit: ImageUnit, left: int, fresh: bool
+    ) -> tuple[bool, int, bool]:
+        """Encode the images of a unit as far as the budget goes.
+
+        Args:
+            left: tokens that the step may still compute.
+            fresh: whether it computes no other token of a prompt yet: then a layer may exceed it.
+
+        Returns:
+            Whether all are encoded, and ``left`` and ``fresh`` after that.
+        """
+        assert sequence.images is not None
+        layers = self._limits.layers
+        for index in unit.images:
+            image = sequence.held_images.get(index)
+            while image is not None and not image.encoded:
+                current = self.cache.current or image
+                cost = max(current.rows * self._limits.row_cost / layers, 1e-9)
+                lacking = layers - current.layers
+                count = min(lacking, int(left / cost))
+                if not count:
+                    if not fresh:
+                        return False, left, False
+                    count = 1
+                begins = not current.layers
+                tensors = sequence.images.inputs[index].tensors if begins else None
+                last = count == lacking
+                step.encodes.append(EncodeSlice(current.key, current.rows, count, last, tensors))
+                self.cache.advance(current, count, last)
+                left, fresh = max(0, left - math.ceil(count * cost)), False
+        return True, left, fresh
+
+    def spans(self, sequence: Sequence, index: int, start: int, end: int) -> list[ImageSpan]:
+        """The images at positions ``start`` to ``end``, computed by entry ``index`` of a step."""
+        assert sequence.images is not None
+        return [
+            ImageSpan(
+                index,
+                span.start - start,
+                span.end - span.start,
+                sequence.held_images[span.image].key,
+                span.first,
+            )
+            for span in sequence.images.spans_between(start, end)
+        ]
+
+    def commit(self, step: Step) -> None:
+        """A step is complete: let go of the images that it passes, and send what is dropped."""
+        for sequence, index in self._passed:
+            image = sequence.held_images.pop(index, None)
+            if image is not None:
+                self.cache.release(image)
+        self._passed.clear()
+        step.dropped_images = dropped = self.cache.take_dropped()
+        if dropped and step.encodes:  # of a sequence that lost its row in this very step
+            step.encodes = [each for each in step.encodes if each.key not in dropped]
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence leaves its row, or pauses: it needs no image for now."""
+        for image in sequence.held_images.values():
+            self.cache.release(image)
+        sequence.held_images.clear()

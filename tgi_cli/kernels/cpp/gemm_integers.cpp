@@ -1,0 +1,74 @@
+#include "gemm_integers.h"
+
+#include "epilogue.h"
+#include "integer_tile.h"
+
+namespace tgi {
+
+#if defined(__AVX512VNNI__)
+
+void run_integers(const Linear& linear, const QuantizedRows& quantized, const Piece& piece, float* all_sums) {
+  const Matrix& weight = *linear.weight;
+  const int64_t first_panel = piece.first_panel, panels = piece.panels;
+  const int64_t rows = piece.rows, tiles = piece.tiles;
+  const int64_t chunk = weight.chunk_inputs(), block = weight.block(), slab = piece.slab;
+  const int64_t numbers = quantized_numbers(weight), blocks = quantized_blocks(weight);
+  const int64_t planes = weight.planes();
+  // At least a block: the first of two passes over it reads twice as fast as it fetches.
+  const int64_t far = std::max(FAR_AHEAD, block / chunk * weight.chunk_bytes());
+
+  for (int64_t from = 0; from < weight.in; from += slab) {
+    const int64_t chunks = ceil_div(std::min(slab, weight.in - from), chunk);
+    const int64_t bytes = chunks * weight.chunk_stride(), start = from / chunk * weight.chunk_stride();
+    const bool last = from + slab >= weight.in;
+    int64_t at_once = 1;
+    for (int64_t p = 0; p < panels; p += at_once) {
+      at_once = std::min(weight.interleaved(), panels - p);
+      const int64_t panel = first_panel + p;
+      float* const sums = all_sums + p * rows * PANEL;
+      if (from == 0) std::fill_n(sums, at_once * rows * PANEL, 0.0f);
+      IntegerTile tile{};
+      tile.numbers = numbers + from * planes;
+      tile.block = from / block;
+      tile.blocks = blocks;
+      tile.panel = weight.panel(panel) + start;
+      tile.panels = at_once;
+      tile.chunks = chunks;
+      tile.block_chunks = block / chunk;
+      tile.sums_stride = rows * PANEL;
+      if (weight.group) {
+        const int64_t at = (panel * weight.groups() + from / weight.group) * PANEL;
+        tile.scales = weight.scales + at;
+        tile.zeros = weight.zeros ? weight.zeros + at : nullptr;
+        tile.scales_stride = weight.groups() * PANEL;
+        tile.group_blocks = weight.group / block;
+      }
+      const uint8_t* next = p + at_once < panels ? weight.panel(panel + at_once) + start
+                            : last               ? piece.after()
+                                                 : weight.panel(first_panel) + start + bytes;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t row = piece.row(t), count = piece.row(t + 1) - row;
+        tile.rows = {quantized.first + (piece.first_row + row) * quantized.stride, quantized.stride};
+        tile.sums = sums + row * PANEL;
+        tile.ahead = piece.ahead(t, tile.panel, bytes, weight.chunk_bytes(), next, far);
+        if (weight.format == INT4)
+          multiply_integer_rows<Int4Codes, 1>(tile, count);
+        else if (planes == 1)
+          multiply_integer_rows<Int8Codes, 1>(tile, count);
+        else
+          multiply_integer_rows<Int8Codes, 2>(tile, count);
+      }
+      if (last)
+        for (int64_t i = 0; i < at_once; ++i)
+          finish(linear, panel + i, piece.first_row, rows, sums + i * rows * PANEL);
+    }
+  }
+}
+
+#else
+
+void run_integers(const Linear&, const QuantizedRows&, const Piece&, float*) {}
+
+#endif
+
+}  // namespace tgi

@@ -1,0 +1,82 @@
+"""Which architectures are given images, and why others are not. No torch.
+
+A model sees if its tower runs through transformers (:mod:`tgi_cli.models.hf.vision`), and if its
+decoder is given what transformers gives it for an image: rows, positions, and what they see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tgi_cli.models.config import ModelConfig
+
+SEEING = frozenset(
+    {
+        "Gemma3ForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
+        "Glm4vForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "PaliGemmaForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+    }
+)
+"""Architectures that are given images."""
+
+_CROSS = "its decoder attends to images by layers of its own"
+_TOKENS = "its tower makes token ids of an image, which its table of embeddings turns into vectors"
+_CHUNKED = "a chunk of its attention may begin within an image"
+_AXES = "it counts positions within images in a way that is not implemented"
+_LIBRARY = "its tower is a convolutional network of the package timm"
+_LAYERS = "it adds features of images behind decoder layers in a way that is not implemented"
+
+REFUSALS: Mapping[str, str] = {
+    "ChameleonForConditionalGeneration": _TOKENS,
+    "CohereCompassForConditionalGeneration": _AXES,
+    "Cosmos3EdgeForConditionalGeneration": _AXES,
+    "Cosmos3OmniForConditionalGeneration": _AXES,
+    "Emu3ForConditionalGeneration": _TOKENS,
+    "Ernie4_5_VLMoeForConditionalGeneration": _AXES,
+    "FastVlmForConditionalGeneration": _LIBRARY,
+    "Gemma3nForConditionalGeneration": _LIBRARY,
+    "Granite4VisionForConditionalGeneration": _LAYERS,
+    "GraniteDoclingForConditionalGeneration": _LAYERS,
+    "HunYuanVLForConditionalGeneration": _AXES,
+    "Llama4ForConditionalGeneration": _CHUNKED,
+    "MiniCPMV4_7ForConditionalGeneration": _AXES,
+    "MllamaForConditionalGeneration": _CROSS,
+    "PaddleOCRVLForConditionalGeneration": _AXES,
+    "Qwen2_5OmniThinkerForConditionalGeneration": _AXES,
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _AXES,
+    "Qwen4ExpForConditionalGeneration": _AXES,
+}
+"""Architectures whose text part alone is served, with reasons; of all others that take images,
+preprocessing is not implemented."""
+
+
+def sees(config: ModelConfig) -> bool:
+    """Whether the architecture of a checkpoint is given images."""
+    return config.architecture in SEEING
+
+
+def why_blind(config: ModelConfig) -> str:
+    """Why a model takes no images, to complete "this model takes no images: ..."; "" if it does."""
+    if sees(config):
+        return ""
+    name = config.architecture
+    if name in REFUSALS:
+        return f"{REFUSALS[name]} ({name})"
+    if "vision_config" in config.raw:
+        return f"preprocessing of images is not implemented for {name}"
+    return f"{name} is a model of text"

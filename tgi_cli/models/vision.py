@@ -1,0 +1,68 @@
+"""The part of a model that sees: an image to the vectors that stand for it in a text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from tgi_cli.models.weight_map import Source
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFeatures:
+    """What a tower makes of one image.
+
+    Attributes:
+        rows: [N, hidden], one for each of the image's placeholder tokens, in their order. They
+            replace the tokens' embeddings after any factor of these.
+        deepstack: each [N, hidden], added to the output of the first decoder layers in turn.
+    """
+
+    rows: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+
+
+class VisionTower(nn.Module):
+    """An image encoder and what fits its output to the decoder, for inference only.
+
+    Part of a :class:`~tgi_cli.models.CausalLM`, whose loader fills it. Every shard has all of it.
+    """
+
+    @abstractmethod
+    def encode(self, tensors: Mapping[str, Tensor], num_rows: int | None) -> ImageFeatures:
+        """Encode one image. A result never depends on other images.
+
+        Args:
+            tensors: outputs of the family's image processor for this image alone, by name
+                (``pixel_values``, ``image_grid_thw`` and such), on any device; floating-point
+                numbers in any dtype.
+            num_rows: placeholder tokens of the image; None for any number.
+
+        Raises:
+            ValueError: ``tensors`` are not an image of this model, or it has another number of
+                rows.
+        """
+
+    @abstractmethod
+    def largest(self, max_rows: int) -> Mapping[str, Any]:
+        """The arguments of :meth:`encode` for an image of any content: to measure its cost.
+
+        It is the largest that takes about ``max_rows`` tokens at most, or the smallest if all of
+        the family take more.
+        """
+
+    @property
+    @abstractmethod
+    def layers(self) -> Sequence[nn.Module]:
+        """Modules that :meth:`encode` calls in turn, between which a caller may let it pause.
+
+        They are the tower's blocks, which do nearly all of its work.
+        """
+
+    @abstractmethod
+    def source(self, name: str) -> Source:
+        """Where the checkpoint has the tensor that the tower calls ``name``."""

@@ -1,0 +1,1 @@
+"""Images: fetching, decoding and preprocessing, without torch."""

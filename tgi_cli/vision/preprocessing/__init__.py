@@ -1,0 +1,1 @@
+"""Preprocessing by family, on transformers' image processors for Pillow and numpy."""

@@ -1,0 +1,124 @@
+"""Families that keep an image's shape: Pixtral and Mistral 3, Gemma 4."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.vision.images import LOW_DETAIL_SIDE, ImageOptions, PromptPiece
+from tgi_cli.vision.preprocessing.base import (
+    Prepared,
+    Preprocessor,
+    Setup,
+    integer,
+    largest_rectangle,
+)
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)
+"""What transformers' Gemma 4 processor accepts."""
+
+
+class PixtralPreprocessor(Preprocessor):
+    """Pixtral and Mistral 3: a row for each patch, and a token behind each line of patches."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        merges = setup.config.get("model_type") == "mistral3"
+        merge = integer(setup.config.get("spatial_merge_size"), 2 if merges else 1)
+        # transformers' Mistral 3 drops the dimension of rows if there is one.
+        self._fewest = 2 if merges else 1
+        self._patch = integer(setup.vision.get("patch_size"), 16) * merge
+        size = self.processor.size
+        self._longest: int = size.longest_edge or min(size.height or 0, size.width or 0)
+        if self._longest < self._patch:
+            raise UnsupportedModelError(
+                "this model takes no images: its image processor has no `longest_edge`"
+            )
+        self._cap = max(setup.max_rows, self._fewest**2)
+        own = math.ceil(self._longest / self._patch) ** 2
+        self.set_limit(min(own, self._cap), own)
+
+    def largest_image(self) -> tuple[int, int]:
+        """Whole patches, so that it is not scaled."""
+        side = self._longest // self._patch
+        height, width = largest_rectangle(self.max_rows, side)
+        return width * self._patch, height * self._patch
+
+    def _grid(self, height: int, width: int, longest: int) -> tuple[int, int]:
+        """Patches, from top to bottom and from left to right, if no side is longer."""
+        ratio = max(height, width) / longest
+        if ratio > 1:
+            height, width = math.floor(height / ratio), math.floor(width / ratio)
+        return (height - 1) // self._patch + 1, (width - 1) // self._patch + 1
+
+    def _longest_side(self, height: int, width: int) -> int:
+        longest = self._longest
+        while longest > self._patch and math.prod(self._grid(height, width, longest)) > self._cap:
+            longest -= self._patch
+        return max(longest, self._patch)
+
+    def prepare(self, image: Image.Image, options: ImageOptions) -> Prepared:
+        """See :meth:`Preprocessor.prepare`."""
+        longest = self._longest_side(image.height, image.width)
+        outputs = self.outputs(image, size={"longest_edge": longest}, patch_size=self._patch)
+        pixels = np.asarray(outputs["pixel_values"])
+        sides = pixels.shape[-2:]
+        height, width = (side // self._patch for side in sides)
+        if height * width < self._fewest:
+            raise ValueError("the image is too small")
+        line = self.rows(width)
+        gap, end = (PromptPiece(self.format.tokens[name]) for name in ("break", "end"))
+        tensors = {"pixel_values": self.values(pixels), "image_sizes": np.array([sides], np.int64)}
+        lines = [line, gap] * height
+        lines[-1] = end
+        return Prepared(tensors, tuple(lines))
+
+
+class Gemma4Preprocessor(Preprocessor):
+    """Gemma 4: scaled to a number of blocks of patches, a row for each block."""
+
+    low_side = None
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        processor = self.processor
+        self._block: int = processor.patch_size * processor.pooling_kernel_size
+        self._rows = _at_most(min(processor.max_soft_tokens, setup.max_rows))
+        # In transformers, in layers with a sliding window alone.
+        self.bidirectional = setup.text.get("use_bidirectional_attention") == "vision"
+        self.set_limit(self._rows, processor.max_soft_tokens)
+
+    def largest_image(self) -> tuple[int, int]:
+        """Whole blocks, so that it is not scaled."""
+        height, width = largest_rectangle(self.max_rows)
+        return width * self._block, height * self._block
+
+    def prepare(self, image: Image.Image, options: ImageOptions) -> Prepared:
+        """See :meth:`Preprocessor.prepare`."""
+        rows = self._rows
+        if options.low_detail:
+            # The processor enlarges images.
+            rows = min(rows, _at_most((LOW_DETAIL_SIDE // self._block) ** 2))
+        outputs = self.outputs(image, max_soft_tokens=rows)
+        pixels = np.asarray(outputs["pixel_values"])
+        positions = np.asarray(outputs["image_position_ids"], np.int64)
+        patches = pixels.reshape(*pixels.shape[:-1], -1, 3)  # channels are last
+        values = self.values(patches, -1).reshape(pixels.shape)
+        values[positions[..., 0] < 0] = 0  # padding
+        tokens = self.format.tokens
+        pieces = (
+            PromptPiece(tokens["start"]),
+            self.rows(int(outputs["num_soft_tokens_per_image"][0])),
+            PromptPiece(tokens["end"]),
+        )
+        return Prepared({"pixel_values": values, "image_position_ids": positions}, pieces)
+
+
+def _at_most(rows: int) -> int:
+    return max((tokens for tokens in _SOFT_TOKENS if tokens <= rows), default=_SOFT_TOKENS[0])
