@@ -40,6 +40,7 @@ ACTIONS: dict[int, Callable[[], object]] = {
     105: lambda: os.kill(os.getpid(), signal.SIGKILL),
     106: lambda: os.kill(os.getpid(), signal.SIGSEGV),
     107: lambda: _raise(SystemExit("defect")),
+    108: lambda: time.sleep(0.2),
 }
 
 

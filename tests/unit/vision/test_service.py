@@ -157,7 +157,7 @@ class TestImages:
         seen: set[int] = set()
         async with asyncio.timeout(60):
             while len(seen) < 2:
-                found = await service.process([ImagePart(png(900, 900))] * 6)
+                found = await service.process([ImagePart(png(108))] * 6)
                 seen |= {int(image.tensors["process"]) for image in found}
         assert len(service.pool.process_ids) == 2
 
