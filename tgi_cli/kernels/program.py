@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tgi_cli.kernels.experts import PackedExperts
 from tgi_cli.kernels.heads import HeadMatrices
 from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import PackedMatrix
@@ -292,6 +293,13 @@ class Program:
         _set_others(op, base, factors)
         args = MixArgs(mix.streams, mix.sources, mix.width, mix.plus)
         op.mix = self._keep_layer(mix, args)
+
+    def experts(
+        self, label: str, source: BufferView, target: BufferView, experts: PackedExperts
+    ) -> None:
+        """target = source through the experts that the layer's own routing chooses; not source."""
+        op = self._add(label, OpKind.EXPERTS, source, target)
+        op.mixture = self._keep_layer(experts, experts.args)
 
     def cut(self) -> None:
         """End a part: between it and the next one, its caller does something with its result."""
