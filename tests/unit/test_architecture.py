@@ -20,6 +20,7 @@ PACKAGE = Path(tgi_cli.__file__).parent
 PACKAGES = [
     "cli",
     "launcher",
+    "deploy",
     "bench",
     "router",
     "llm",
@@ -158,6 +159,7 @@ def test_modules_import_each_other_in_one_direction_only() -> None:
         "model_server",
         "rpc",
         "launcher",
+        "deploy",
         "cli",
         "hub",
         "config",
