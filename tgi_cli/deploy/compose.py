@@ -49,7 +49,7 @@ def render(deployment: Deployment) -> str:
             name: {"file": _literal(path)} for name, path in deployment.secrets.items()
         }
     document["volumes"] = {"data": {}}
-    text: str = yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)
+    text: str = yaml.safe_dump(document, sort_keys=False, width=100)
     return header + text
 
 

@@ -40,9 +40,7 @@ def render(deployment: Deployment) -> str:
         *(f"Every node that may run the pod needs {path}." for path in deployment.mounts),
     )
     manifests = (claim(deployment), service(deployment), deployment_object(deployment))
-    text: str = yaml.safe_dump_all(
-        manifests, sort_keys=False, width=100, allow_unicode=True, explicit_start=True
-    )
+    text: str = yaml.safe_dump_all(manifests, sort_keys=False, width=100, explicit_start=True)
     return header + text
 
 
