@@ -115,6 +115,23 @@ def test_a_local_model_is_mounted(capsys: pytest.CaptureFixture[str]) -> None:
     assert f" {path} " in deploy(capsys, "systemd", path)
 
 
+def test_files_that_flags_name_are_mounted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.jinja").touch()
+    (tmp_path / "org").mkdir()
+    text = deploy(
+        capsys,
+        *("compose", "--memory", "4GiB", "--chat-template", "chat.jinja"),
+        *("--served-model-name", "org"),
+    )
+    assert f"--chat-template={tmp_path}/chat.jinja" in command(text)
+    assert "--served-model-name=org" in command(text)
+    volumes: list[Any] = yaml.safe_load(text)["services"]["tgi"]["volumes"]
+    assert [volume["source"] for volume in volumes] == ["data", f"{tmp_path}/chat.jinja"]
+
+
 def test_a_model_with_dashes_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
     text = deploy(capsys, "compose", "--model-id=--help", "--memory", "4GiB")
     assert command(text)[1] == "--model-id=--help"

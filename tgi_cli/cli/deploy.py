@@ -15,12 +15,16 @@ from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.settings.setting import DEPLOY, SERVE, Setting
 from tgi_cli.deploy import compose, docker, kubernetes, systemd
-from tgi_cli.deploy.deployment import Deployment, existing_paths
+from tgi_cli.deploy.deployment import Deployment, existing_paths, with_link_targets
 from tgi_cli.errors import ConfigError, HubError
 from tgi_cli.process.units import format_memory
+from tgi_cli.version import __version__
 
 if TYPE_CHECKING:
     from tgi_cli.deploy.memory import MemoryPlan
+
+STORAGE_BYTES = 100 << 30
+"""Default size of the volume for models."""
 
 _WRITTEN = frozenset(
     [
@@ -29,7 +33,8 @@ _WRITTEN = frozenset(
     ]
 )
 """Settings of `tgi serve` that the file has in another form."""
-_NOT_PATHS = frozenset(["served_model_name", "revision"])
+_MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"])
+"""Settings that name a file or a folder, or something else."""
 
 
 @takes(DEPLOY)
@@ -94,7 +99,7 @@ def _deployment(settings: ParsedSettings) -> Deployment:
         for setting in settings.settings
         if SERVE in setting.commands and _is_written(settings, setting)
     }
-    paths = [settings[s.name] for s in given if s.name not in _NOT_PATHS]
+    paths = [serve.model_id, *(value for setting, value in given.items() if _is_path(setting))]
     return Deployment(
         arguments=(
             "serve",
@@ -104,7 +109,7 @@ def _deployment(settings: ParsedSettings) -> Deployment:
             "--json-output",
         ),
         name=settings["name"],
-        image=settings["image"],
+        image=settings["image"] or f"tgi-cli:{__version__}",
         port=serve.port or 3000,
         hostname=serve.hostname,
         drain_seconds=serve.graceful_termination_timeout,
@@ -113,10 +118,10 @@ def _deployment(settings: ParsedSettings) -> Deployment:
         cpuset_cpus=settings["cpuset_cpus"] or "",
         cpuset_mems=settings["cpuset_mems"] or "",
         gpus=settings["gpus"],
-        storage=settings["storage"],
+        storage=settings["storage"] or STORAGE_BYTES,
         api_key_file=_api_key_file(settings),
         hf_token_file=_absolute(settings["hf_token_file"]),
-        mounts=existing_paths([serve.model_id, *paths]) if in_container else (),
+        mounts=with_link_targets(existing_paths(paths)) if in_container else (),
         notes=tuple(_notes(settings, plan)),
     )
 
@@ -192,19 +197,26 @@ def _words(setting: Setting, value: Any) -> list[str]:
     """A setting as words of a command line; paths are absolute, as in the container."""
     if isinstance(value, bool):
         return [setting.flag if value else setting.negative_flag]
-    values = value if isinstance(value, list) else [value]
-    return [f"{setting.flag}={_word(each)}" for each in values]
+    words = []
+    for each in value if isinstance(value, list) else [value]:
+        parts = [str(part) for part in (each if isinstance(each, tuple) else (each,))]
+        if _is_path(setting):
+            parts = [_absolute_part(part) for part in parts]
+        words.append(f"{setting.flag}={','.join(parts)}")
+    return words
 
 
-def _word(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_word, value))
-    text = str(value)
-    name, equals, path = text.partition("=")
-    if equals and (found := existing_paths([path])):
-        return f"{name}={found[0]}"
-    found = existing_paths([text]) if isinstance(value, Path) else ()
-    return str(found[0]) if found else text
+def _is_path(setting: Setting) -> bool:
+    return setting.kind.type is Path or setting.name in _MAY_BE_PATHS
+
+
+def _absolute_part(word: str) -> str:
+    """A path that exists, absolute; of NAME=PATH, the path."""
+    if whole := existing_paths([word]):
+        return str(whole[0])
+    name, _, path = word.partition("=")
+    found = existing_paths([path]) if path else ()
+    return f"{name}={found[0]}" if found else word
 
 
 def _api_key_file(settings: ParsedSettings) -> Path | None:

@@ -140,6 +140,15 @@ def existing_paths(values: Sequence[object]) -> tuple[Path, ...]:
     return tuple(found)
 
 
+def with_link_targets(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Paths to mount, with the folders that links in them lead to, as in the hub's cache."""
+    found = dict.fromkeys(paths)
+    for path in paths:
+        links = [each for each in path.iterdir() if each.is_symlink()] if path.is_dir() else []
+        found |= dict.fromkeys(link.resolve().parent for link in links)
+    return tuple(found)
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tgi_cli.deploy import compose, docker, kubernetes, systemd
-from tgi_cli.deploy.deployment import Deployment, existing_paths, printable
+from tgi_cli.deploy.deployment import Deployment, existing_paths, printable, with_link_targets
 from tgi_cli.errors import ConfigError
 
 TGI = Path("/opt/tgi/bin/tgi")
@@ -305,6 +305,15 @@ def test_paths_among_values(tmp_path: Path) -> None:
         [None, "org/model", (f"sql={adapter}", "a=b"), [str(tmp_path)], "x" * 9999]
     )
     assert found == (adapter, tmp_path)
+
+
+def test_links_in_mounted_folders_lead_somewhere(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "a").touch()
+    (snapshot / "config.json").symlink_to("../../blobs/a")
+    assert with_link_targets([snapshot, blobs / "a"]) == (snapshot, blobs / "a", blobs)
 
 
 def test_comments_have_one_line() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tgi_cli.config.settings.setting import DEPLOY, Setting, panel
 from tgi_cli.config.settings.values import SWITCH, memory, one_of, path, text, whole
-from tgi_cli.version import __version__
 
 TARGETS = ("docker", "compose", "systemd", "k8s")
 
@@ -25,8 +24,7 @@ DEPLOY_SETTINGS = panel(
     ),
     image=Setting(
         text("IMAGE"),
-        "Image of the container, built from docs/Dockerfile.",
-        f"tgi-cli:{__version__}",
+        "Image of the container, built from docs/Dockerfile. Default: tgi-cli:VERSION.",
     ),
     memory=Setting(
         memory(),
@@ -39,7 +37,7 @@ DEPLOY_SETTINGS = panel(
     ),
     cpuset_mems=Setting(text("LIST"), "NUMA nodes to take memory from, as 0 (docker, systemd)."),
     gpus=Setting(whole(0, 64), "NVIDIA GPUs to give to the server.", 0),
-    storage=Setting(memory(), "Size of the volume for models (k8s).", 100 << 30),
+    storage=Setting(memory(), "Size of the volume for models (k8s). Default: 100GiB."),
     keys=Setting(
         SWITCH,
         "Require API keys, which the server reads from a secret: the file --api-key-file, by "
