@@ -94,18 +94,18 @@ def _deployment(settings: ParsedSettings) -> Deployment:
         "graceful_termination_timeout": serve.graceful_termination_timeout,
         **limits,
     }
-    given = {
-        setting: settings[setting.name]
+    given = [
+        (setting, settings[setting.name])
         for setting in settings.settings
         if SERVE in setting.commands and _is_written(settings, setting)
-    }
-    paths = [serve.model_id, *(value for setting, value in given.items() if _is_path(setting))]
+    ]
+    paths = [serve.model_id, *(value for setting, value in given if _is_path(setting))]
     return Deployment(
         arguments=(
             "serve",
             *_model_words(settings),
             *(f"--{name.replace('_', '-')}={value}" for name, value in own.items()),
-            *(word for setting, value in given.items() for word in _words(setting, value)),
+            *(word for setting, value in given for word in _words(setting, value)),
             "--json-output",
         ),
         name=settings["name"],
