@@ -2,16 +2,16 @@
 Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
     param($word, $ast, $cursor)
     $help = @{
-        'serve' = 'Serve a model over HTTP: the APIs of TGI, OpenAI and Anthropic'
+        'serve' = 'Serve a model: the APIs of TGI, OpenAI and Anthropic'
         'env' = 'Show every setting of `tgi serve`, its value and its source'
-        'download-weights' = 'Download the files that serving a model needs; print their folder'
-        'warmup' = 'Compile kernels and measure limits ahead of time, so that `tgi serve` starts faster'
-        'quantize' = 'Create a quantized checkpoint of a model, for tgi, vLLM and transformers'
+        'download-weights' = 'Download a model; print the folder of its files'
+        'warmup' = 'Compile and measure ahead for a faster `tgi serve`'
+        'quantize' = 'Create a quantized checkpoint of a model'
         'bench' = 'Benchmark a model, a shard or a server'
-        'model-server' = 'Run a model behind a unix socket, for a router to connect to'
+        'model-server' = 'Run a model behind a unix socket, for a router'
         'router' = 'Serve HTTP in front of a model server'
-        'connect' = 'Print or write the settings that make a client use a server, as Codex''s'
-        'completion' = 'Print the script that completes tgi''s commands and flags in a shell'
+        'connect' = 'Print or write the settings of a client, such as Codex'
+        'completion' = 'Print the script that completes commands in a shell'
     }
     $flags = @{
         '' = @('--version', '-V', '--traceback', '--help', '-h')

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from tgi_cli.bench.run import BenchConfig
 
 
-@takes(BENCH)
+@takes(
+    BENCH,
+    ("tgi bench ./my-model -b 1 -b 8 -s 128 -d 32", "batches on a shard"),
+    ("tgi bench --url http://host:3000 -o run.json", "increasing clients"),
+    ("tgi bench --url http://host:3000 --slo ttft:200,tpot:50", "highest rate"),
+    ("tgi bench view run.json", "open a saved run"),
+    ("tgi bench compare before.json after.json", "fails if worse"),
+)
 def bench(settings: ParsedSettings) -> None:
     """Benchmark a model, a shard or a server.
 
@@ -54,7 +61,13 @@ def bench(settings: ParsedSettings) -> None:
     _check_measured(run)
 
 
-@takes(VIEW)
+@takes(
+    VIEW,
+    ("tgi bench view run.json", "open a saved run"),
+    ("tgi bench view before.json after.json", "two runs side by side"),
+    ("tgi bench view http://127.0.0.1:3000", "watch a server"),
+    ("tgi bench view run.json --ui none --html run.html", "a report"),
+)
 def view(settings: ParsedSettings) -> None:
     """Open a saved run in the dashboard; without a terminal, print its tables.
 
@@ -98,7 +111,11 @@ def _watch(url: str, ui: str, svg: Path | None) -> None:
     dashboard.watch(url, svg=svg)
 
 
-@takes(COMPARE)
+@takes(
+    COMPARE,
+    ("tgi bench compare before.json after.json", "fails if worse"),
+    ("tgi bench compare before.json after.json --fail-on never", "only print"),
+)
 def compare(settings: ParsedSettings) -> None:
     """Compare two saved runs; the exit code is 1 if the second one is worse.
 

@@ -54,9 +54,15 @@ class CommandWords:
         return next((s.kind.choices for s in self.settings if s.argument), None)
 
 
-@takes(COMPLETION)
+@takes(
+    COMPLETION,
+    ("tgi completion bash >> ~/.bash_completion", "bash"),
+    ("tgi completion zsh > ~/.zfunc/_tgi", "zsh, in $fpath"),
+    ("tgi completion fish > ~/.config/fish/completions/tgi.fish", "fish"),
+    ("tgi completion powershell >> $PROFILE", "PowerShell"),
+)
 def completion(settings: ParsedSettings) -> None:
-    """Print the script that completes tgi's commands and flags in a shell.
+    """Print the script that completes commands in a shell.
 
     For bash, zsh and fish, save it where the shell looks for completions; for PowerShell, add it
     to the profile.

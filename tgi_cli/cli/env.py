@@ -15,7 +15,7 @@ HIDDEN = "********"
 _HEADS = ("setting", "value", "from")
 
 
-@takes(SERVE)
+@takes(SERVE, ("PORT=8080 tgi env --config tgi.yaml", "what a server would use"))
 def env(settings: ParsedSettings) -> None:
     """Show every setting of `tgi serve`, its value and its source.
 

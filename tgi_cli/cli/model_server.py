@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from tgi_cli.tgi_grpc.model_text import ModelText
 
 
-@takes(SERVER)
+@takes(
+    SERVER,
+    ("tgi model-server ./my-model", "on the user's socket"),
+    ("tgi model-server ./my-model --uds-path /run/tgi.sock", "on another"),
+)
 def model_server(settings: ParsedSettings) -> None:
-    """Run a model behind a unix socket, for a router to connect to.
+    """Run a model behind a unix socket, for a router.
 
     `tgi serve` starts a model server and a router; use this command to run them separately.
     """

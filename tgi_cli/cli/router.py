@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from tgi_cli.router.config import RouterConfig
 
 
-@takes(ROUTER)
+@takes(
+    ROUTER,
+    ("tgi router ./my-model", "the user's server"),
+    ("tgi router ./my-model --engine-url unix:/run/tgi.sock", "another"),
+)
 def router(settings: ParsedSettings) -> None:
     """Serve HTTP in front of a model server.
 

@@ -18,9 +18,15 @@ _MS, _RATE = "ms:.2f", "tokens_per_second:.1f"
 """Columns of the tables of steps."""
 
 
-@takes(WARMUP)
+@takes(
+    WARMUP,
+    ("tgi warmup ./my-model", "measure the limits, time steps"),
+    ("tgi warmup ./my-model --batch-sizes 1,8,32", "time these batches"),
+    ("tgi warmup --url http://127.0.0.1:3000", "warm up a running server"),
+    ("tgi warmup", "compile the kernels for this CPU"),
+)
 def warmup(settings: ParsedSettings) -> None:
-    """Compile kernels and measure limits ahead of time, so that `tgi serve` starts faster.
+    """Compile and measure ahead for a faster `tgi serve`.
 
     With MODEL: runs its largest steps, saves the limits for later starts with the same settings,
     and prints the duration of steps. With --url: sends prompts of all sizes to a running server.
