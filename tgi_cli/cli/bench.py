@@ -158,6 +158,7 @@ class BenchCommand(SettingsCommand):
 
 
 bench.command_class = BenchCommand  # type: ignore[attr-defined]
+bench.commands = {"view": view, "compare": compare}  # type: ignore[attr-defined]
 
 
 def _use_dashboard(ui: str) -> bool:

@@ -31,14 +31,14 @@ BENCH_SETTINGS = (
             argument=True,
         ),
         tokenizer_name=Setting(
-            text(),
+            text("MODEL"),
             "Tokenizer that counts tokens: a model id or a local folder. Default: the target's.",
             short="t",
             variables=("TOKENIZER_NAME",),
             brief="Tokenizer that counts tokens.",
         ),
         master_shard_uds_path=Setting(
-            text(),
+            text("PATH"),
             "Benchmark the shard behind this Unix socket, without a router. With -t alone: "
             "/tmp/text-generation-server-0.",
             short="m",

@@ -61,9 +61,9 @@ MODEL_SETTINGS = (
             alias_of="model_id",
             variables=("MODEL_ID", "HF_MODEL_ID"),
         ),
-        model_id=Setting(text(), "The same as MODEL.", variables=()),
+        model_id=Setting(text("MODEL"), "The same as MODEL.", variables=()),
         tokenizer_name=Setting(
-            text(),
+            text("MODEL"),
             "The same as MODEL, by the name of TGI's router.",
             commands=(ROUTER,),
             alias_of="model_id",

@@ -47,7 +47,7 @@ QUANTIZE_SETTINGS = (
             brief="Describe the checkpoint.",
         ),
         upload_to_model_id=Setting(
-            text("MODEL_ID"), "Upload the result to this repository.", brief="Upload the result."
+            text("REPO"), "Upload the result to this repository.", brief="Upload the result."
         ),
     ),
     *panel(
