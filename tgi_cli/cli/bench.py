@@ -165,16 +165,18 @@ def _use_dashboard(ui: str) -> bool:
     """Whether to show the dashboard. Raises ConfigError if it was requested and cannot run."""
     from importlib.util import find_spec
 
+    from tgi_cli.process.installation import install_command
+
     terminal = sys.stdin.isatty() and sys.stderr.isatty()  # tables may go to a file
     installed = all(find_spec(name) is not None for name in ("textual", "textual_plot"))
     if ui == "tui":
         if not installed:
-            raise ConfigError("--ui tui: textual is missing", "pip install 'tgi-cli[bench]'")
+            raise ConfigError("--ui tui: textual is missing", install_command("bench"))
         if not terminal:
             raise ConfigError("--ui tui: this is not a terminal", "use --ui plain")
         return True
     if ui == "auto" and terminal and not installed:
-        print("no dashboard: pip install 'tgi-cli[bench]' brings it", file=sys.stderr)
+        print(f"no dashboard: {install_command('bench')} brings it", file=sys.stderr)
     return ui == "auto" and terminal and installed
 
 

@@ -366,7 +366,8 @@ class EngineInfo:
     most draft tokens of a request in one step, or 0 without speculative decoding;
     ``decoder_start_ids`` what the decoder of an encoder-decoder model is given before its answer,
     empty for other models; ``vision`` whether prompts may have images; ``max_image_rows`` the most
-    tokens that one should take, or 0 without vision.
+    tokens that one should take, or 0 without vision; ``kernels`` what computes on a CPU, in words,
+    or empty on other devices.
     """
 
     model_id: str
@@ -392,6 +393,7 @@ class EngineInfo:
     decoder_start_ids: tuple[int, ...] = ()
     vision: bool = False
     max_image_rows: int = 0
+    kernels: str = ""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:

@@ -8,6 +8,7 @@ from tests.unit.bench.dashboard.cells import of_picture
 from tests.unit.bench.dashboard.script import batch_run, http_run
 from tgi_cli.bench import dashboard
 from tgi_cli.errors import ConfigError
+from tgi_cli.process.installation import install_command
 
 
 def test_the_title_of_a_saved_run() -> None:
@@ -51,4 +52,4 @@ def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ConfigError) as raised:
         dashboard.watch("http://127.0.0.1:1")
-    assert "tgi-cli[bench]" in raised.value.remedy
+    assert install_command("bench") in raised.value.remedy
