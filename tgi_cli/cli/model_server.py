@@ -52,6 +52,7 @@ def model_server(settings: ParsedSettings) -> None:
 
 def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServerConfig:
     from tgi_cli.cli.local_model import locate, locate_adapters, locate_drafter
+    from tgi_cli.config import check_settings
     from tgi_cli.model_server.config import ModelServerConfig
     from tgi_cli.process.runtime_dir import SOCKET, default_uds_path, runtime_folder
     from tgi_cli.process.unix_socket import make_folder
@@ -63,6 +64,7 @@ def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServe
     uds_path = uds_path or default_uds_path()
     make_folder(uds_path)
     serve = setup.serve_config(settings)
+    check_settings(serve)
     path = settings["model_path"]
     if path is None:
         serve, path = locate(serve)

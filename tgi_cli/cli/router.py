@@ -44,15 +44,17 @@ def router(settings: ParsedSettings) -> None:
 
 def _config(settings: ParsedSettings) -> RouterConfig:
     from tgi_cli.cli.local_model import locate_model
+    from tgi_cli.config import check_settings
     from tgi_cli.process import bind
     from tgi_cli.process.runtime_dir import default_uds_path
     from tgi_cli.router.config import RouterConfig
     from tgi_cli.rpc.tls import tls_files
 
+    model = setup.serve_config(settings)
+    check_settings(model)
     checked = setup.front(settings)
     hostname = setup.listen_address(settings)
     socket_fd = bind.bind(hostname, settings["port"]).detach()
-    model = setup.serve_config(settings)
     path = settings["model_path"]
     if path is None:
         model, path = locate_model(model, weights=False)
@@ -70,4 +72,6 @@ def _config(settings: ParsedSettings) -> RouterConfig:
         "hostname": hostname,
         "socket_fd": socket_fd,
     }
-    return RouterConfig(**settings.fields_of(RouterConfig) | checked | own)
+    config = RouterConfig(**settings.fields_of(RouterConfig) | checked | own)
+    setup.warn_if_open(hostname, settings["port"], config.api_key, config.cors_allow_origin)
+    return config

@@ -85,10 +85,13 @@ def _measure(settings: ParsedSettings, compiled: dict[str, Any]) -> None:
     from rich.console import Console
 
     from tgi_cli.cli.local_model import locate
+    from tgi_cli.config import check_settings
     from tgi_cli.process.progress import ProgressReporter
     from tgi_cli.worker.sizing.step_timing import measure
 
-    config, path = locate(setup.serve_config(settings))
+    given = setup.serve_config(settings)
+    check_settings(given)
+    config, path = locate(given)
     progress = ProgressReporter(show_bar=False)
     with Console(stderr=True).status("") as status, progress:
         progress.start("loading weights", 0)
