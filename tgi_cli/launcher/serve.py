@@ -52,8 +52,8 @@ def serve(
         The exit code: 0 after SIGTERM or Ctrl-C, or that of a child which reported why it ended.
 
     Raises:
-        TgiError: Settings contradict each other, the port is taken, the model is unavailable, a child died without a report, or
-            the model server died too often.
+        TgiError: Settings contradict each other, the port is taken, the model is unavailable, a
+            child died without a report, or the model server died too often.
     """
     began = time.monotonic()
     check_settings(config)

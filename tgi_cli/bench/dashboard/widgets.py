@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Static, Tab
 
 from tgi_cli.bench.dashboard.formatting import error_style, step_color, warning_style
-from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle, StepState
+from tgi_cli.bench.dashboard.run_state import ScreenTitle
 from tgi_cli.bench.dashboard.views import ViewState
 
 Draw = Callable[[int, int], Text]
@@ -174,13 +174,18 @@ def message_line(state: ViewState, leaving: bool) -> Text:
         return Text(_one_line(count + run_state.error), style=error_style(dark))
     if run_state.waiting_for:
         return Text(_one_line(run_state.waiting_for), style="dim")
-    notes = _notes(run_state, state.shown)
+    notes = _notes(state)
     return Text(_one_line("; ".join(notes)), style=warning_style(dark))
 
 
-def _notes(run_state: RunState, shown: StepState | None) -> list[str]:
+def _notes(state: ViewState) -> list[str]:
     notes = []
+    run_state, shown = state.run_state, state.shown
     record = shown.record if shown is not None else None
+    panels = state.metrics.panels(shown) if shown is not None else None
+    if panels is not None:
+        for panel, name in ((panels.prefill, "TTFT"), (panels.decode, "ITL")):
+            notes += [f"{name} is unresolved: {panel.unresolved}"] if panel.unresolved else []
     if record is not None and record.client.behind:
         reason = record.client.reason or "its event loop lagged"
         notes.append(f"the client was the bottleneck: {reason}")

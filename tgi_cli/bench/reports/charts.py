@@ -222,16 +222,21 @@ def charts_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[LineChart | T
             values = [(r.step.title, batch_values(r.batches)[name]) for r in batches]
             charts += _distribution(f"{label} latency", values)
     loads = [step for step in steps if step.latencies]
-    if len(loads) > 1:
+    if len([step for step in loads if "e2e" in step.latencies]) > 1:
         charts.append(_throughput_over_latency(loads))
+    if len(loads) > 1:
         charts += [
             chart for name in ("ttft", "itl") for chart in _latency_by_load(loads, name, run)
         ]
         charts += _goodput(loads) if run.slo else []
     records = [record for record, step in pairs if step.latencies]
     for name in ("ttft", "itl"):
-        values = [(r.step.title, latencies_of(r.requests)[name].values) for r in records]
-        charts += _distribution(METRICS[name].label, values) if records else []
+        values = [
+            (record.step.title, latencies_of(record.requests)[name].values)
+            for record, step in pairs
+            if name in step.latencies
+        ]
+        charts += _distribution(METRICS[name].label, values)
     return charts + [_timeline(record) for record in _spread(records)]
 
 
@@ -271,7 +276,7 @@ def _main_kind(steps: Sequence[StepMetrics]) -> tuple[list[StepMetrics], str, bo
 
 def _throughput_over_latency(steps: Sequence[StepMetrics]) -> LineChart:
     lines = []
-    kinds = _by_kind(steps)
+    kinds = _by_kind([step for step in steps if "e2e" in step.latencies])
     for kind, chosen in kinds.items():
         knee = find_knee(chosen) if kind == "concurrency" else None
         points = []

@@ -14,6 +14,9 @@ from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
 from tgi_cli.bench.statistics.observations import METRICS, batch_values
 from tgi_cli.bench.statistics.summary import Summary, summarize
 
+UNRESOLVED = "unresolved"
+"""In place of a latency that the client could not resolve."""
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, merge: bool = False) -> str:
     """Format a markdown table.
@@ -167,6 +170,10 @@ def percentile_table(metrics: Sequence[StepMetrics]) -> str:
                     *(f"{summary.p999:.1f}", f"{summary.maximum:.1f}"),
                 ]
             )
+        rows += [
+            [step.step.title, METRICS[name].label, UNRESOLVED, *["-"] * 7]
+            for name in unresolved_latencies(step)
+        ]
     header = ["Load", "ms", "Values", "Mean", "p50", "p90", "p95", "p99", "p99.9", "Highest"]
     return table(header, rows, merge=False)
 
@@ -181,6 +188,11 @@ def distinct_latencies(step: StepMetrics) -> dict[str, Summary]:
         for name, summary in step.latencies.items()
         if name != "late" and not name.endswith("scheduled")
     }
+
+
+def unresolved_latencies(step: StepMetrics) -> list[str]:
+    """The latencies that are not given, without those from schedule."""
+    return [name for name in step.unresolved if not name.endswith("scheduled")]
 
 
 def _with_interval(summary: Summary, name: str) -> str:
@@ -204,6 +216,8 @@ def _share(value: float | None) -> str:
 
 
 def _middle(step: StepMetrics, name: str) -> str:
+    if name in step.unresolved:
+        return UNRESOLVED
     return f"{step.latencies[name].p50:.1f} ms" if name in step.latencies else "-"
 
 
@@ -232,7 +246,7 @@ def verdict(result: Comparison) -> str:
     worst = max(failed, key=lambda row: max(row.ratio, 1 / row.ratio if row.ratio else np.inf))
     return (
         f"REGRESSION: {text}; the largest: {figure_name(worst)} of {worst.step}, "
-        f"{worst.ratio - 1:+.1%}"
+        f"{change(worst.ratio)}"
     )
 
 
@@ -250,5 +264,12 @@ def _row(row: ComparedMetric) -> list[str]:
     text = {"same": "not significant", "better": "better", "worse": "WORSE"}[row.verdict]
     return [
         *(row.step, figure_name(row), f"{row.a:{unit}}", f"{row.b:{unit}}"),
-        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", text),
+        *(change(row.ratio), f"{change(row.low)} to {change(row.high)}", text),
     ]
+
+
+def change(ratio: float) -> str:
+    """Format a ratio as a change: +12.3%, x12, > x1000."""
+    if ratio >= 1000:
+        return "> x1000"
+    return f"x{ratio:.0f}" if ratio >= 10 else f"{ratio - 1:+.1%}"

@@ -61,6 +61,9 @@ def draw_percentiles(
             text.append(f"{unit:<{_LABEL}}{heads}\n", style="bold")
         for name, summary in rows.items():
             _append_row(text, METRICS[name].label, summary, column)
+        if unit == "ms":
+            for name in metrics.unresolved:
+                text.append(f"{METRICS[name].label:<{_LABEL}}{'unresolved':>{column}}\n")
     if metrics.rates:
         text.append("\n")
         _append_rates(text, metrics, width)
