@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tgi_cli.bench.events import BenchRun, Event
     from tgi_cli.bench.plan import BenchOptions
     from tgi_cli.bench.run import BenchConfig
+    from tgi_cli.bench.settings import RequestSettings
 
 
 @takes(
@@ -228,9 +229,10 @@ def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
     name = config.model or config.address or "the bundled model"
     return run_screen(
         ScreenOptions(
-            title=ScreenTitle(name, _details(config.options)),
+            title=ScreenTitle(name, _details(config.options, config.settings)),
             start=start,
             stop=stop,
+            model=lambda: jobs[0].model if jobs else "",
             url=lambda: jobs[0].url if jobs else None,
             headers=config.settings.all_headers,
             slo=config.options.slo,
@@ -239,13 +241,12 @@ def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
     )
 
 
-def _details(options: BenchOptions) -> tuple[str, ...]:
-    if options.load == "batch":
-        return (
-            f"Sequence Length: {options.input_tokens}",
-            f"Decode Length: {options.output_tokens}",
-        )
-    return (options.load,)
+def _details(options: BenchOptions, settings: RequestSettings) -> tuple[str, ...]:
+    from tgi_cli.bench.dashboard.run_state import lengths_of
+    from tgi_cli.bench.workloads.build import described
+
+    lengths = lengths_of(described(options, settings, ""))
+    return lengths if options.load == "batch" else (*lengths, options.load)
 
 
 def _save(run: BenchRun, settings: ParsedSettings, *, silent: bool) -> None:

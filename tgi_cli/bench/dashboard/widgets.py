@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -14,6 +15,9 @@ from textual.widgets import Static, Tab
 from tgi_cli.bench.dashboard.formatting import error_style, step_color, warning_style
 from tgi_cli.bench.dashboard.run_state import ScreenTitle
 from tgi_cli.bench.dashboard.views import ViewState
+
+_MODEL = 20
+"""Columns of the first line that the model's name keeps."""
 
 Draw = Callable[[int, int], Text]
 
@@ -108,7 +112,10 @@ def head_line(title: ScreenTitle, status: str, width: int) -> Text:
 
     A long name loses its beginning, since the end distinguishes models.
     """
-    rest = "".join(f" | {detail}" for detail in title.details)
+    details = list(title.details)
+    while len(details) > 1 and sum(cell_len(each) + 3 for each in details) > width - _MODEL:
+        details.pop()
+    rest = "".join(f" | {detail}" for detail in details)
     space = max(width - cell_len(rest), 12)
     model = title.model
     while cell_len(model) > space and model:
@@ -151,7 +158,7 @@ def step_labels(state: ViewState) -> list[Text]:
 def key_help() -> Text:
     """The help on keys, in 22 columns."""
     text = Text(no_wrap=True)
-    for key, meaning in (("←→", " step "), ("+-", " zoom "), ("q", " quit")):
+    for key, meaning in (("←→", " step "), ("?", " keys "), ("q", " quit")):
         text.append(key, style="bold")
         text.append(meaning)
     return text
@@ -199,6 +206,13 @@ def truncated(text: Text, width: int) -> Text:
     line = text.copy()
     line.truncate(width, overflow="ellipsis")
     return line
+
+
+def append_notes(text: Text, notes: Iterable[str], width: int, style: str) -> None:
+    """Append notes, each from a line of its own on, wrapped to the width."""
+    for note in notes:
+        lines = textwrap.wrap(f"! {note}", max(width, 20), subsequent_indent="  ")
+        text.append("\n".join(lines) + "\n", style=style)
 
 
 def _one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
 from tgi_cli.bench.dashboard.views import ViewState
-from tgi_cli.bench.dashboard.widgets import TextView
+from tgi_cli.bench.dashboard.widgets import TextView, append_notes
 from tgi_cli.bench.statistics.metrics import StepMetrics
 from tgi_cli.bench.statistics.observations import METRICS
 from tgi_cli.bench.statistics.summary import Summary
@@ -69,8 +69,7 @@ def draw_percentiles(
         _append_rates(text, metrics, width)
     text.append("\n")
     _append_counts(text, metrics, slo, error_style(dark))
-    for warning in metrics.warnings:
-        text.append(f"! {warning}\n", style=warning_style(dark))
+    append_notes(text, metrics.warnings, width, warning_style(dark))
     if running:
         text.append("The intervals are shown when the step has ended.", style="dim")
     elif metrics.latencies or metrics.batches:
