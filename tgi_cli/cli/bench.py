@@ -12,6 +12,7 @@ from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import SettingsCommand, takes
 from tgi_cli.config.settings.setting import BENCH, COMPARE, VIEW
 from tgi_cli.errors import ConfigError, ExitCode, TgiError
+from tgi_cli.process.terminal import terminal_width
 
 if TYPE_CHECKING:
     from tgi_cli.bench.compare import Comparison
@@ -100,7 +101,7 @@ def view(settings: ParsedSettings) -> None:
         from tgi_cli.bench.compare import compare as compared
         from tgi_cli.bench.reports import comparison
 
-        print(comparison(compared(baseline, run)), end="")
+        print(comparison(compared(baseline, run), _width()), end="")
 
 
 def _watch(url: str, ui: str, svg: Path | None) -> None:
@@ -130,10 +131,9 @@ def compare(settings: ParsedSettings) -> None:
     _check_outputs(settings)
     threshold = _parse_percentage(settings["fail_on"])
     result: Comparison = compared(load(settings["first"]), load(settings["second"]), threshold)
-    text = comparison(result)
-    print(text, end="")
+    print(comparison(result, _width()), end="")
     if settings["markdown"] is not None:
-        write(settings["markdown"], text)
+        write(settings["markdown"], comparison(result))
     if result.regressions:
         raise typer.Exit(ExitCode.FAILURE)
 
@@ -260,13 +260,15 @@ def _save(run: BenchRun, settings: ParsedSettings, *, silent: bool) -> None:
         saved_runs.save_csv(run, csv)
     if html is not None:
         saved_runs.write(html, reports.html(run))
-    if markdown is None and silent:
-        return
-    text = reports.markdown(run)
     if markdown is not None:
-        saved_runs.write(markdown, text)
+        saved_runs.write(markdown, reports.markdown(run))
     if not silent:
-        print(text, end="")
+        print(reports.markdown(run, _width()), end="")
+
+
+def _width() -> int | None:
+    """The width of the terminal that stdout is, or None."""
+    return terminal_width() if sys.stdout.isatty() else None
 
 
 def _check_outputs(settings: ParsedSettings) -> None:

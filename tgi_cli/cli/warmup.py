@@ -193,7 +193,7 @@ def _table(console: Any, heads: Sequence[str], rows: Iterable[Sequence[str]]) ->
         pad_edge=console.is_terminal,
     )
     for position, head in enumerate(heads):
-        table.add_column(head, justify="right" if position else "left")
+        table.add_column(head, justify="right" if position else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print()
