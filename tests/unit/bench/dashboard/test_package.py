@@ -2,6 +2,7 @@ import builtins
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from tests.unit.bench.dashboard.cells import of_picture
@@ -17,6 +18,13 @@ def test_the_title_of_a_saved_run() -> None:
         "Decode Length: 8",
     )
     assert dashboard.ScreenTitle.of(http_run()).details == ("tgi http://127.0.0.1:3000",)
+    workload = {"load": "rate", "input_tokens": "256", "output_tokens": "uniform:64,128"}
+    loaded = msgspec.structs.replace(http_run(), workload=workload)
+    assert dashboard.ScreenTitle.of(loaded).details == (
+        "Input Length: 256",
+        "Output Length: uniform:64,128",
+        "tgi http://127.0.0.1:3000",
+    )
 
 
 def test_a_picture_needs_no_terminal() -> None:
