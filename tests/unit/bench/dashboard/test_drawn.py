@@ -192,7 +192,7 @@ def test_a_long_model_name_loses_its_front_and_the_lengths_stay() -> None:
 def test_details_that_do_not_fit_are_left_out_whole() -> None:
     title = ScreenTitle("m" * 30, ("Input Length: 256", "Output Length: 128", "at a long address"))
     line = widgets.head_line(title, "", 80).plain
-    assert line.endswith("m | Input Length: 256 | Output Length: 128")
+    assert line.rstrip().endswith("m | Input Length: 256 | Output Length: 128")
 
 
 def test_colours_differ_and_come_round() -> None:
