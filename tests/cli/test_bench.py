@@ -343,7 +343,7 @@ def test_a_configuration_file_sets_options_of_bench(
 
 
 def test_help_lists_view_and_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["bench", "--help"]) == ExitCode.OK
+    assert main.run(["bench", "--help-all"]) == ExitCode.OK
     out = " ".join(capsys.readouterr().out.split())
     assert "tgi bench view" in out
     assert out.lower().count("default: ") > 10, "also those that the help texts name"

@@ -44,14 +44,15 @@ def router(settings: ParsedSettings) -> None:
 
 def _config(settings: ParsedSettings) -> RouterConfig:
     from tgi_cli.cli.local_model import locate_model
-    from tgi_cli.config import check_settings
+    from tgi_cli.config import check_input
     from tgi_cli.process import bind
     from tgi_cli.process.runtime_dir import default_uds_path
     from tgi_cli.router.config import RouterConfig
     from tgi_cli.rpc.tls import tls_files
 
     model = setup.serve_config(settings)
-    check_settings(model)
+    if model.max_input_tokens is not None and model.max_total_tokens is not None:
+        check_input(model.max_input_tokens, model.max_total_tokens)
     checked = setup.front(settings)
     hostname = setup.listen_address(settings)
     socket_fd = bind.bind(hostname, settings["port"]).detach()
@@ -73,5 +74,5 @@ def _config(settings: ParsedSettings) -> RouterConfig:
         "socket_fd": socket_fd,
     }
     config = RouterConfig(**settings.fields_of(RouterConfig) | checked | own)
-    setup.warn_if_open(hostname, settings["port"], config.api_key, config.cors_allow_origin)
+    bind.warn_if_open(hostname, settings["port"], config.api_key, config.cors_allow_origin)
     return config

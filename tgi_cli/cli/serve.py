@@ -48,7 +48,6 @@ def serve(settings: ParsedSettings) -> None:
         "engine_url": "",
     }
     router = RouterConfig(**settings.fields_of(RouterConfig) | setup.front(settings) | own)
-    setup.warn_if_open(config.hostname, config.port, router.api_key, router.cors_allow_origin)
     raise typer.Exit(run(config, router, locate))
 
 

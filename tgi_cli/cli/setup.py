@@ -117,29 +117,6 @@ def checked_key(settings: ParsedSettings) -> str | None:
     return ",".join(keys)
 
 
-def warn_if_open(hostname: str, port: int, key: str | None, origins: tuple[str, ...]) -> None:
-    """Warn if other machines may use the model without a key, and name what limits that."""
-    if key is not None or _is_loopback(hostname):
-        return
-    pages = "" if origins else ", and web pages of any origin in their browsers"
-    limits = "" if origins else ", --cors-allow-origin the pages"
-    log.warning(
-        "%s port %d is open without a key to all machines that reach it%s: --hostname 127.0.0.1 "
-        "limits it to this machine, --api-key to those with the key%s",
-        hostname,
-        port,
-        pages,
-        limits,
-    )
-
-
-def _is_loopback(hostname: str) -> bool:
-    try:
-        return ipaddress.ip_address(hostname).is_loopback
-    except ValueError:
-        return hostname == "localhost"
-
-
 def checked_origins(words: list[str] | None) -> tuple[str, ...]:
     """CORS origins, as browsers send them; empty: all.
 

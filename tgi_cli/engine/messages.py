@@ -366,8 +366,7 @@ class EngineInfo:
     most draft tokens of a request in one step, or 0 without speculative decoding;
     ``decoder_start_ids`` what the decoder of an encoder-decoder model is given before its answer,
     empty for other models; ``vision`` whether prompts may have images; ``max_image_rows`` the most
-    tokens that one should take, or 0 without vision; ``kernels`` what computes on a CPU, in words,
-    or empty on other devices.
+    tokens that one should take, or 0; ``kernels`` what computes on a CPU, in words, or empty.
     """
 
     model_id: str

@@ -61,6 +61,7 @@ def serve(
         with exiting_on(signal.SIGTERM, signal.SIGINT):
             config, model_path = run_in_fork(partial(locate, config))
         host, port = bind.local_address(sock)
+        bind.warn_if_open(config.hostname, port, router.api_key, router.cors_allow_origin)
         tls = router.ssl_certfile is not None
         supervisor = Supervisor(
             config.graceful_termination_timeout,

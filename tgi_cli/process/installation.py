@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-import tgi_cli
 from tgi_cli.files import decode_json
 
 _NAME = "tgi-cli"
@@ -32,7 +31,7 @@ def install_command(extra: str) -> str:
 def _requirement(found: Distribution | None, extra: str) -> str:
     """The arguments of the installer."""
     if found is None:  # a clone that was not installed
-        return _folder(Path(tgi_cli.__file__).parents[1], extra)
+        return _folder(Path(__file__).parents[2], extra)
     text = found.read_text("direct_url.json")
     if text is None:  # an index has it
         return shlex.quote(f"{_NAME}[{extra}]")
