@@ -80,12 +80,11 @@ COMMANDS = (
     CommandEntry("quantize", "Create a quantized checkpoint of a model.", "Prepare"),
     CommandEntry("bench", "Benchmark a model, a shard or a server.", "Measure"),
     CommandEntry(
-        "model-server",
-        "Run a model behind a unix socket, for a router.",
-        "Parts of a server",
+        "model-server", "Run a model behind a unix socket, for a router.", "Parts of a server"
     ),
     CommandEntry("router", "Serve HTTP in front of a model server.", "Parts of a server"),
     CommandEntry("connect", "Print or write the settings of a client, such as Codex."),
+    CommandEntry("deploy", "Print a server's file for Docker, systemd or Kubernetes."),
     CommandEntry(
         "completion", "Print the script that completes commands in a shell.", module="completions"
     ),

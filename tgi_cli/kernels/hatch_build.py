@@ -20,7 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _HERE = Path(__file__).parent
 
 
-class KernelsHook(BuildHookInterface):  # type: ignore[misc]
+class KernelsHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
     """Adds the libraries to a wheel, and makes it one for this platform if there are any.
 
     The libraries have a C interface, so that the wheel is one for every version of Python.

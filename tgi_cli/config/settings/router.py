@@ -123,6 +123,11 @@ NETWORK_SETTINGS = panel(
         secret=True,
         brief="Key that clients must send.",
     ),
+    api_key_file=Setting(
+        path("FILE"),
+        "Read API keys from this file, one per line: for secrets of Docker, Kubernetes and "
+        "systemd.",
+    ),
     cors_allow_origin=Setting(
         words("URL"),
         "Origin that CORS allows (https://HOST); repeat the flag or separate by commas. Default: "
