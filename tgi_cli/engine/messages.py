@@ -362,11 +362,10 @@ class EngineInfo:
 
     Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
     whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
-    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown; ``speculate`` the
-    most draft tokens of a request in one step, or 0; ``decoder_start_ids`` what the decoder of an
-    encoder-decoder model is given before its answer, else empty; ``vision`` whether prompts may
-    have images; ``max_image_rows`` the most tokens that one should take, or 0; ``kernels`` what
-    computes on a CPU, in words, or empty.
+    ``step_seconds`` the longest that a step takes, or 0 if unknown; ``speculate`` the most draft
+    tokens of a request in a step, or 0; ``decoder_start_ids`` what an encoder-decoder model's
+    decoder is given before its answer; ``vision`` whether prompts may have images;
+    ``max_image_rows`` the most tokens that one should take; ``kernels`` what computes on a CPU.
     """
 
     model_id: str
