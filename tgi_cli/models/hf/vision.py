@@ -72,6 +72,7 @@ class TransformersTower(VisionTower):
             }
             self._prefix = prefix
             fill_buffers(core, None, build, device, self._sources)
+            _keep_single_rows(core)
             replace_attention(core)
             self._tiles_alone = False
             if device.type == "cpu":
@@ -169,6 +170,13 @@ def _leave_out_text(whole: Any, core: Any) -> None:
             continue
         if module in (decoder, head) or (not parent and _HEARS.search(name)):
             delattr(core.get_submodule(parent), name)
+
+
+def _keep_single_rows(core: nn.Module) -> None:
+    """Let Mistral 3 encode images of one row: it drops the first dimension of its rows, if 1."""
+    for module in core.modules():
+        if type(module).__name__ == "Mistral3MultiModalProjector":
+            module.register_forward_hook(lambda _module, _inputs, rows: rows[None])
 
 
 def _require_libraries(core: nn.Module) -> None:
