@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue, PackedMatrix
 from tgi_cli.kernels.linear import linear as packed_linear
@@ -75,7 +75,7 @@ def encode_tiles_alone(core: nn.Module) -> bool:
 
 def _bind(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Let a module compute ``forward(module, ...)``."""
-    module.__dict__["forward"] = forward.__get__(module)  # type: ignore[attr-defined]
+    module.__dict__["forward"] = forward.__get__(module)
 
 
 # ---------------------------------------------------------------------- tiles
