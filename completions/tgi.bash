@@ -277,6 +277,7 @@ _tgi() {
         'bench --input-tokens') return ;;
         'bench --output-tokens') return ;;
         'bench --prefix') return ;;
+        'bench --images') return ;;
         'bench --prompts') _tgi_names -f "$word"; return ;;
         'bench --conversations') return ;;
         'bench --think') return ;;
@@ -519,7 +520,7 @@ _tgi() {
             _tgi_names -d "$word" ;;
         'quantize') flags='--revision --trust-remote-code --no-trust-remote-code --config --logger-level --json-output --no-json-output --inspect --upload-to-model-id --method --bits --groupsize --sym --asym --act-order --no-act-order --static-groups --group-aware --no-group-aware --mse --percdamp --format --calibration --samples --seq-len --seed --include --exclude --evaluate --resume --device --backend --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'bench') flags='--revision --config --tokenizer-name -t --master-shard-uds-path -m --url --api-key --header -H --route --serve-args --timeout --batch-size -b --sequence-length -s --decode-length -d --runs -r --concurrency -c --rate --ramp --sweep --trace --slo --slo-share --arrival --speed --duration --requests -n --warmups -w --input-tokens --output-tokens --prefix --prompts --conversations --think --ignore-eos --no-ignore-eos --extra-body --seed --temperature --top-k --top-p --typical-p --repetition-penalty --frequency-penalty --top-n-tokens --watermark --do-sample --output -o --csv --jsonl --html --markdown --svg --ui --help -h --help-all'
+        'bench') flags='--revision --config --tokenizer-name -t --master-shard-uds-path -m --url --api-key --header -H --route --serve-args --timeout --batch-size -b --sequence-length -s --decode-length -d --runs -r --concurrency -c --rate --ramp --sweep --trace --slo --slo-share --arrival --speed --duration --requests -n --warmups -w --input-tokens --output-tokens --prefix --images --prompts --conversations --think --ignore-eos --no-ignore-eos --extra-body --seed --temperature --top-k --top-p --typical-p --repetition-penalty --frequency-penalty --top-n-tokens --watermark --do-sample --output -o --csv --jsonl --html --markdown --svg --ui --help -h --help-all'
             COMPREPLY=($(compgen -W 'view compare' -- "$word"))
             _tgi_names -d "$word" ;;
         'bench view') flags='--csv --html --markdown --svg --ui --help -h --help-all'
