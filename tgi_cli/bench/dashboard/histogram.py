@@ -35,8 +35,8 @@ def draw_histogram(
         unresolved: Why there are no values, if the client could not resolve them.
     """
     if unresolved:
-        lines = textwrap.wrap(f"unresolved: {unresolved}", max(width - 1, 8))
-        return Text("\n".join(lines[:height]), style="dim")
+        words = textwrap.wrap(f"unresolved: {unresolved}", max(width - 1, 8))
+        return Text("\n".join(words[:height]), style="dim")
     if not len(values) or width < 8 or height < 2:
         return Text("no values yet", style="dim")
     shown = within(values, zoom)

@@ -6,9 +6,10 @@ zero, whatever the server did, and a latency below the client's lag is that lag.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_cli.bench.events import BenchRequestRecord, StepRecord
 from tgi_cli.bench.statistics.observations import MS, LatencyValues
@@ -65,24 +66,25 @@ def doubtful(record: StepRecord, observed: Mapping[str, LatencyValues]) -> dict[
 
 def measured(
     record: StepRecord, observed: Mapping[str, LatencyValues]
-) -> dict[str, Sequence[float]]:
+) -> dict[str, NDArray[np.float64]]:
     """The durations in seconds from which each latency is computed.
 
     For ITL it is their mean, since bursts have a median of 0; for TPOT the time from a request's
     first token to its last.
     """
-    durations: dict[str, Sequence[float]] = {
+    durations: dict[str, NDArray[np.float64]] = {
         name: values / MS
         for name, (values, _) in observed.items()
         if name not in ("itl", "tpot", "late")
     }
     gaps = observed["itl"].values
-    durations["itl"] = [float(gaps.mean()) / MS] if gaps.size else []
-    durations["tpot"] = [
+    durations["itl"] = np.array([gaps.mean() / MS] if gaps.size else [])
+    spans = [
         request.arrivals[-1] - request.arrivals[0]
         for request in _answered(record)
         if len(request.arrivals) > 1
     ]
+    durations["tpot"] = np.array(spans)
     return durations
 
 
