@@ -74,7 +74,7 @@ def answers(port: int, process: subprocess.Popen[bytes]) -> list[dict[str, str]]
     def ask() -> bool:
         assert process.poll() is None
         try:
-            response = httpx.post(f"http://127.0.0.1:{port}/", json=QUERY)
+            response = httpx.post(f"http://127.0.0.1:{port}/", json=QUERY, timeout=60)
         except httpx.TransportError:
             return False
         if response.status_code == 200:
