@@ -58,12 +58,9 @@ async def test_failing_template_is_a_template_error(
     assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
 
 
-async def test_slow_template_does_not_delay_others(url: str, state: RouterState) -> None:
-    template = state.text.chat_template
-    assert template is not None
+async def test_slow_template_does_not_delay_others(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        while len(template.pool.process_ids) < 2:  # to wait for the start of one is a delay, too
-            await asyncio.gather(*(client.post(ROUTE, json=chat("hi")) for _ in range(8)))
+        assert (await client.post(ROUTE, json=chat("hi"))).status_code == 200
         slow = asyncio.ensure_future(client.post(ROUTE, json=chat("slow")))
         await asyncio.sleep(0.05)
         asked = 0

@@ -185,7 +185,7 @@ def test_answers_with_weights_that_draft_are_those_without(
     server = start_server(str(llama), *flags, *FLAGS, "--vllm-metrics")
     drafted, accepted = check(server, range(REQUESTS), expected)
     server.kill()
-    assert drafted > 50
+    assert drafted > 20
     if name == "the target itself":
         assert accepted > 0.7 * drafted
 
@@ -197,7 +197,7 @@ def test_answers_with_mtp_layers_are_those_without(
     server = start_server(str(deepseek), *config_of("mtp"), *FLAGS, "--vllm-metrics")
     drafted, _ = check(server, range(REQUESTS), expected)
     server.kill()
-    assert drafted > 50
+    assert drafted > 20
 
 
 def test_two_shards_draft_with_weights(start_server: StartServer, llama: Path, plain: Any) -> None:
@@ -208,7 +208,7 @@ def test_two_shards_draft_with_weights(start_server: StartServer, llama: Path, p
     )
     drafted, accepted = check(server, numbers, expected)
     server.kill()
-    assert drafted > 50
+    assert drafted > 20
     assert accepted > 0.5 * drafted
 
 
