@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,18 +19,18 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def run_tests(files: Sequence[Path], interpret: bool, cache: Path, timeout: float = 580) -> None:
-    """Run files of tests with pytest; fails with its output if one of them does.
+def run_tests(file: Path, interpret: bool, cache: Path, timeout: float = 280) -> None:
+    """Run a file of tests with pytest; fails with its output if one of them does.
 
     Args:
-        files: of tests that are not collected by themselves.
+        file: of tests that are not collected by themselves.
         interpret: whether kernels are interpreted, rather than compiled.
         cache: a new folder for compiled kernels.
         timeout: in seconds.
     """
     options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *map(str, files)],
+        [sys.executable, "-m", "pytest", *options, str(file)],
         cwd=Path(__file__).parents[2],
         env={
             **os.environ,

@@ -1,17 +1,57 @@
-"""What Triton's attention decides on the host: when it is chosen, and its tiles.
+"""Triton's attention on a machine without a GPU: interpreted, and compiled for some.
 
-Its kernels are tested in tests/unit/device/test_triton_kernels.py.
+Each happens in a process of its own: whether Triton interprets is settled when it is imported,
+for good, and other tests may have done that.
 """
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
 import tgi_cli.attention
-from tests.tools.triton_process import needs_triton
 from tgi_cli.attention import KVSpec, create_attention
 from tgi_cli.attention import triton_tiles as tiles
+
+# https://pypi.org/project/triton/#files: Linux has wheels.
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None and sys.platform != "linux", reason="Triton is for Linux"
+)
+
+
+@needs_triton
+@pytest.mark.timeout(600)  # a minute where nothing else runs
+@pytest.mark.parametrize(
+    ("file", "interpret"),
+    [
+        ("triton_attention_results.py", "1"),
+        ("triton_work_results.py", "1"),
+        ("triton_attention_compile.py", "0"),
+    ],
+)
+def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
+    folder = Path(__file__).parent
+    options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(folder / file)],
+        cwd=folder.parents[2],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TRITON_CACHE_DIR": str(tmp_path),
+            "TRITON_INTERPRET": interpret,
+        },
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class Chosen(Exception):

@@ -1,7 +1,6 @@
 """Lists of work, and what they are for: results that do not depend on the rest of the step.
 
-Not collected by itself: see test_triton_kernels.py. On a machine with CUDA it may be run as it
-stands.
+Not collected by itself: see test_triton.py. On a machine with CUDA it may be run as it stands.
 """
 
 from __future__ import annotations

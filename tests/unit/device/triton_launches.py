@@ -1,4 +1,4 @@
-"""Collected by test_triton_kernels.py: launches on a GPU that is not there."""
+"""Collected by test_triton_launch.py: launches on a GPU that is not there."""
 
 from __future__ import annotations
 

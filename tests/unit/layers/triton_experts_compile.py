@@ -1,6 +1,6 @@
 """Compiles the kernels around experts and of adapters, for GPUs that are not present.
 
-Not collected by itself: see test_triton_kernels.py. TRITON_CACHE_DIR should be a new folder.
+Not collected by itself: see test_triton_experts.py. TRITON_CACHE_DIR should be a new folder.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from triton.runtime.jit import JITFunction
 from tests.tools.triton_compiler import compile_for, compile_only
 from tgi_cli.layers import triton_experts, triton_ops, triton_sort
 from tgi_cli.layers.routing import Routing
-from tgi_cli.layers.triton_grouped import triton_grouped_linear
 from tgi_cli.layers.triton_lora import add_
-from tgi_cli.quantization.tiled_weight import ExpertRows
 
 
 @pytest.fixture
@@ -59,34 +57,3 @@ def test_adapters(rank: int, compiled: list[tuple[str, Any]]) -> None:
     owners, ends, pairs = (torch.empty(size, dtype=torch.int32) for size in (6144, 4, 32))
     add_(y, x, a, b, owners, ends, pairs)
     assert_compiled(compiled, 2)
-
-
-@pytest.mark.parametrize(
-    ("capability", "pairs", "experts", "out", "depth", "dtype"),
-    [
-        (90, 8, 128, 1536, 2048, torch.bfloat16),
-        (80, 1024, 32, 5760, 2880, torch.float16),
-        (90, 8192, 32, 1024, 704, torch.bfloat16),
-        (90, 64, 8, 64, 128, torch.float32),
-    ],
-)
-def test_grouped_products(
-    capability: int,
-    pairs: int,
-    experts: int,
-    out: int,
-    depth: int,
-    dtype: torch.dtype,
-    compiled: list[tuple[str, Any]],
-) -> None:
-    compile_for(capability)
-    x, bias = torch.empty(pairs, depth, dtype=dtype), torch.empty(experts, out, dtype=dtype)
-    weight = torch.empty(1, 1, 1, dtype=dtype).expand(experts, out, depth)
-    ends, order = (torch.empty(size, dtype=torch.int32) for size in (experts, pairs))
-    rows = ExpertRows(ends, order, shared_by=2)
-    triton_grouped_linear(x, weight, bias if dtype == torch.float16 else None, rows)
-    ((_, kernel),) = compiled
-    assert kernel.asm["cubin"]
-    assert f".target sm_{capability}" in kernel.asm["ptx"]
-    assert ".local " not in kernel.asm["ptx"], "it spills"
-    assert kernel.metadata.shared <= 160 << 10, "an A100 has no more"

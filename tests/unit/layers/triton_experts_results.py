@@ -1,4 +1,4 @@
-"""Triton's kernels around experts and of adapters against references. See test_triton_kernels.py.
+"""Triton's kernels around experts and of adapters against references. See test_triton_experts.py.
 
 On a machine with CUDA it may be run as it stands, and then tests what the compiler made.
 """
@@ -261,33 +261,3 @@ def test_adapters_are_those_of_the_cpu(tokens: int, inputs: int) -> None:
     add_(ours, x.to(DEVICE), layer.a.to(DEVICE), b, owners, ends, sorted_tokens)
     torch.testing.assert_close(ours.cpu(), wanted, atol=1e-4, rtol=1e-4)
     assert torch.equal(ours.cpu()[chosen < 0], y[chosen < 0])
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="its tensors are on the CPU")
-@pytest.mark.parametrize(
-    ("tokens", "top_k", "experts", "used", "out", "depth", "dtype", "bias"),
-    [
-        (0, 2, 6, 6, 40, 24, torch.float32, True),
-        (1, 2, 6, 6, 40, 24, torch.float32, False),
-        (23, 3, 5, 3, 70, 40, torch.float32, True),
-        (40, 2, 3, 3, 24, 136, torch.float16, True),
-    ],
-)
-def test_grouped_products_are_those_of_the_reference(
-    tokens: int,
-    top_k: int,
-    experts: int,
-    used: int,
-    out: int,
-    depth: int,
-    dtype: torch.dtype,
-    bias: bool,
-) -> None:
-    groups = Groups.sort(torch.rand(tokens, used).argsort(1)[:, :top_k], experts)
-    x = torch.randn(tokens * top_k, depth + 8).to(dtype)[:, :depth]
-    weight = torch.randn(experts, out, depth).to(dtype)
-    added = torch.randn(experts, out).to(dtype) if bias else None
-    wanted = looped_linear(x, weight, added, groups)
-    product = triton_grouped_linear(x, weight, added, ExpertRows(groups.ends, groups.pairs))
-    tolerance = 1e-4 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(product, wanted, atol=tolerance, rtol=0)

@@ -1,7 +1,7 @@
 """Triton's kernels of layers with a state against their references, and however a text is cut.
 
-Not collected by itself: see test_triton_kernels.py. On a machine with CUDA it may be run as it
-stands, and then tests what the compiler made.
+Not collected by itself: see test_triton_ops.py. On a machine with CUDA it may be run as it stands,
+and then tests what the compiler made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Triton's products with quantized weights against dense ones. See test_triton_kernels.py.
+"""Triton's products with quantized weights against dense ones. See test_triton_product.py.
 
 On a machine with CUDA it may be run as it stands, and then tests what the compiler made.
 """

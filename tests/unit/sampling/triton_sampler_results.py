@@ -1,4 +1,4 @@
-"""Triton's sampler against the reference. Not collected by itself: see test_triton_kernels.py.
+"""Triton's sampler against the reference. Not collected by itself: see test_triton_sampler.py.
 
 On a machine with CUDA it may be run as it stands, and then tests what the compiler made.
 """
