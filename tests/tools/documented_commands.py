@@ -46,6 +46,7 @@ NEEDS = {
     "openssl": "a file that only root may write",
     "kill": "the id of a process; tests/system/test_restart.py sends signals",
     "source": "the installed environment",
+    "export": "nothing: it sets a variable of the shell",
     "sh": "Docker: the script is `tgi deploy docker`'s",
 }
 """What commands need that are run by hand only, by program."""
