@@ -17,6 +17,7 @@ import msgspec
 
 from tgi_cli.bench.events import BenchRequest, BenchStep, StepRecord
 from tgi_cli.bench.statistics.metrics import ENOUGH, StepMetrics, find_knee, meets, step_metrics
+from tgi_cli.bench.workloads.images import ImageWorkload
 from tgi_cli.config.settings import default
 from tgi_cli.config.settings.setting import BENCH
 from tgi_cli.errors import ConfigError
@@ -83,6 +84,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: str = ""
     arrival: str = default("arrival", BENCH)
     prefix: SharedPrefix | None = None
+    images: ImageWorkload | None = None
     turns: str = ""
     think: float = default("think", BENCH)
     prompts: Path | None = None
@@ -294,7 +296,8 @@ def peak_rate(
         alone = _metrics((yield client_step(1, bounds)), slo)
         if not meets(alone, enough):
             return [_unmet(alone, slo)]
-        rate = first or 1000.0 / alone.latencies["e2e"].mean
+        whole = alone.latencies.get("e2e")
+        rate = first or (1000.0 / whole.mean if whole else alone.rates["requests_per_second"])
         met: StepMetrics | None = None
         missed: float | None = None
         for _ in range(most - 1):
