@@ -124,6 +124,9 @@ NETWORK_SETTINGS = panel(
         "Origin that CORS allows (https://HOST); repeat the flag or separate by commas. Default: "
         "all.",
     ),
+    disable_web_ui=Setting(
+        SWITCH, "Serve no page at /: browsers get what other clients of GET / get."
+    ),
     ssl_certfile=Setting(path("PEM"), "Serve HTTPS with this certificate chain."),
     ssl_keyfile=Setting(path("PEM"), "Private key of the certificate. Default: in the same file."),
 )
