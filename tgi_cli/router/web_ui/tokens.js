@@ -40,7 +40,7 @@ export class TokenView {
       tabIndex: this.list.childElementCount ? -1 : 0,
       textContent: token.text.replace(/\n/g, "⏎"),
     });
-    span.style.setProperty("--surprise", (1 - probability).toFixed(3));
+    span.style.setProperty("--s", (1 - probability).toFixed(3));
     span.token = token;
     const lines = token.text.split("\n").length - 1;
     return [span, ...Array.from({ length: lines }, () => h("br"))];
