@@ -114,7 +114,7 @@ function startWelcome() {
 
 function startShortcuts() {
   addEventListener("keydown", (event) => {
-    if (event.key === "Escape") halt();
+    if (event.key === "Escape" && !event.defaultPrevented) halt();
     const writing = event.target.closest("input, textarea, select, [contenteditable]");
     if (event.key === "/" && !writing) {
       event.preventDefault();

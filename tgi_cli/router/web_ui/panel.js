@@ -40,7 +40,9 @@ export function startPanel() {
       byId(`tab-${other}`).focus();
     });
   }
-  addEventListener("keydown", ({ key }) => key === "Escape" && closeDrawers());
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && closeDrawers()) event.preventDefault();
+  });
   wide.addEventListener("change", () => {
     if (!wide.matches) shown.sidebar = shown.panel = false;
     show();
@@ -56,13 +58,14 @@ export function openPanel(tab, opener = null, field = null) {
   if (field) byId(field).focus();
 }
 
-/** Close what covers the chat on a narrow screen. */
+/** Close what covers the chat on a narrow screen; returns whether anything did. */
 export function closeDrawers() {
-  if (wide.matches || !(shown.sidebar || shown.panel)) return;
+  if (wide.matches || !(shown.sidebar || shown.panel)) return false;
   shown.sidebar = shown.panel = false;
   show();
   returnTo?.focus();
   returnTo = null;
+  return true;
 }
 
 function toggle(name, opener, value = !shown[name]) {
