@@ -21,6 +21,8 @@ from tests.tools.server_process import ServerProcess
 QUESTIONS = ("How do I read a JSON file?", "What is itertools.chain?")
 OTHERS = ("def parse(text):", "import os\n", "class Reader:\n", "The module provides")
 """Prompts of other clients, so that there is something to see in the server's tab."""
+TOKEN = " returns"
+"""A token of the last answer, for which the model had alternatives."""
 WIDE = {"width": 1400, "height": 900}
 PHONE = {"width": 390, "height": 844}
 
@@ -84,7 +86,7 @@ def take(browser: Browser, url: str, folder: Path, seconds: int) -> None:
                 page.wait_for_timeout(seconds * 1000)
             page.screenshot(path=folder / f"{theme}{name}-chat.png")
             page.get_by_role("button", name="Tokens").last.click()
-            token = page.locator(".token").nth(4)
+            token = page.locator(".token", has_text=TOKEN).last
             token.scroll_into_view_if_needed()
             token.hover()
             page.screenshot(path=folder / f"{theme}{name}-tokens.png")

@@ -71,7 +71,7 @@ export const number = (value, digits = 0) =>
 export function duration(seconds) {
   if (seconds < 0.0995) return `${number(seconds * 1000, seconds < 0.00995 ? 1 : 0)} ms`;
   if (seconds < 1) return `${number(seconds * 1000)} ms`;
-  if (seconds < 100) return `${number(seconds, seconds < 10 ? 2 : 1)} s`;
+  if (seconds < 100) return `${number(seconds, seconds < 10 ? 1 : 0)} s`;
   if (seconds < 5400) return `${number(seconds / 60)} min`;
   return seconds < 129_600 ? `${number(seconds / 3600)} h` : `${number(seconds / 86_400)} days`;
 }

@@ -6,6 +6,8 @@ import { isRunning } from "./generation.js";
 import { MarkdownView } from "./markdown.js";
 import { hideCard, TokenView } from "./tokens.js";
 
+const SHORTEST_S = 0.1; // of an answer whose speed is shown: shorter ones may arrive at once
+
 /** A message of the user; `actions` are { edit(text) }. */
 export class UserView {
   constructor(message, actions) {
@@ -22,12 +24,16 @@ export class UserView {
     this.element.replaceChildren(
       h("h3", { class: "visually-hidden" }, "You"),
       ...images.map((src, i) => h("img", { class: "picture", src, alt: `Image ${i + 1}` })),
-      ...(text ? [h("div", { class: "bubble" }, text)] : []),
       h(
         "div",
-        { class: "toolbar" },
-        copyButton(() => text),
-        iconButton("edit", "Edit", () => this.#edit()),
+        { class: "said" },
+        ...(text ? [h("div", { class: "bubble" }, text)] : []),
+        h(
+          "div",
+          { class: "toolbar" },
+          iconButton("edit", "Edit", () => this.#edit()),
+          copyButton(() => text),
+        ),
       ),
     );
   }
@@ -203,7 +209,7 @@ function stats({ finish, stats: found, tokens }) {
   if (finish === "stopped") parts.push("stopped");
   if (found) {
     parts.push(`${number(found.completion)} tokens`);
-    if (found.seconds > 0 && found.completion > 1) {
+    if (found.seconds > SHORTEST_S && found.completion > 1) {
       parts.push(`${number((found.completion - 1) / found.seconds, 1)} per second`);
     }
     parts.push(`first after ${duration(found.first)}`);

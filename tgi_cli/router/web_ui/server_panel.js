@@ -1,7 +1,7 @@
 // The server's tab: what it does now, polled from /metrics while the tab is visible.
 
 import * as api from "./api.js";
-import { byId, duration, h, number } from "./dom.js";
+import { announce, byId, duration, h, number } from "./dom.js";
 import { History } from "./metrics.js";
 import { isShown, onPanel } from "./panel.js";
 import { Sparkline } from "./sparkline.js";
@@ -45,8 +45,9 @@ const TILES = [
     figure: (history) => seconds(history.firstToken().mean),
     unit: () => "mean",
     remark: (history) => {
-      const gap = history.tokenGap();
-      return `95 % within ${seconds(history.firstToken().p95)} · then a token each ${seconds(gap.mean)}`;
+      const { p95 } = history.firstToken();
+      if (p95 === null) return "No answer has begun in this time";
+      return `95 % within ${seconds(p95)} · then ${seconds(history.tokenGap().mean)} per token`;
     },
   },
   {
@@ -79,7 +80,7 @@ let polling = null;
 const views = [];
 
 export function startServerPanel() {
-  const state = h("p", { class: "server-state", role: "status" });
+  const state = h("p", { class: "server-state" }, "Asking the server…");
   views.push(...TILES.map(tile));
   byId("server").replaceChildren(
     state,
@@ -152,7 +153,8 @@ function readyFor(values) {
 }
 
 function setState(state, kind, text) {
-  if (state.textContent === text) return;
+  const changed = !state.classList.contains(kind);
+  if (changed && kind === "bad") announce(text);
   state.className = `server-state ${kind}`;
   state.textContent = text;
 }

@@ -4,8 +4,9 @@ import { svg } from "./dom.js";
 
 const WIDTH = 280;
 const HEIGHT = 44;
+const SHORTEST = 15; // seconds
 
-/** Up to two lines over the last `seconds`; values of null interrupt a line. */
+/** Up to two lines over at most the last `seconds`; values of null interrupt a line. */
 export class Sparkline {
   constructor(label, seconds, series) {
     this.seconds = seconds;
@@ -31,7 +32,9 @@ export class Sparkline {
   draw(points, now, top = 0) {
     const values = points.flatMap((point) => this.series.map((name) => point[name] ?? 0));
     const most = Math.max(top, ...values) || 1;
-    const x = (time) => (WIDTH * (1 - (now - time) / this.seconds)).toFixed(1);
+    // The first seconds take the whole width, too.
+    const seconds = Math.min(Math.max(now - (points[0]?.time ?? now), SHORTEST), this.seconds);
+    const x = (time) => (WIDTH * (1 - (now - time) / seconds)).toFixed(1);
     const y = (value) => (HEIGHT - 2 - (HEIGHT - 5) * (value / most)).toFixed(1);
     this.series.forEach((name, i) => {
       const known = points.filter((point) => point[name] !== null);
