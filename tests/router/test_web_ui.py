@@ -124,7 +124,7 @@ async def test_every_file_is_served_with_its_type(client: httpx.AsyncClient) -> 
 @pytest.mark.parametrize(
     "path",
     ["", "nothing.js", "index.html", "../app.py", "..%2Fapp.py", "%2e%2e/app.py", "vendor",
-     "vendor/", "vendor/../app.js", "css//base.css", "app.js/", "app.js%00"],
+     "vendor/", "vendor%2F..%2Fapp.js", "css//base.css", "app.js/", "app.js%00"],
 )  # fmt: skip
 async def test_other_paths_are_404(client: httpx.AsyncClient, path: str) -> None:
     url = httpx.URL("http://router/web-ui/").copy_with(raw_path=f"/web-ui/{path}".encode())

@@ -55,7 +55,7 @@ export class History {
   constructor(seconds) {
     this.seconds = seconds;
     this.samples = [];
-    this.points = []; // of { time, running, waiting, ... } for each sample
+    this.points = []; // of { time, running, waiting, ... }, or null where there is no figure
   }
 
   /** Take a sample: seconds of a steady clock, and the text. */
@@ -78,7 +78,7 @@ export class History {
   #point(sample, last) {
     const value = (name) => sample.values.get(name) ?? 0;
     const increase = (name) => (last ? value(name) - (last.values.get(name) ?? 0) : 0);
-    const seconds = last ? sample.time - last.time : Infinity;
+    const rate = (total) => (last ? total / (sample.time - last.time) : null);
     const queries = increase("tgi_prefix_cache_query_tokens_total");
     const firsts = increase(`${TTFT}_count`);
     return {
@@ -86,8 +86,8 @@ export class History {
       running: value("tgi_batch_current_size"),
       waiting: value("tgi_queue_size"),
       // A token is the first of its sequence, or one after a gap.
-      generated: (firsts + increase(`${GAP}_count`)) / seconds,
-      prompt: increase("tgi_engine_prompt_tokens_total") / seconds,
+      generated: rate(firsts + increase(`${GAP}_count`)),
+      prompt: rate(increase("tgi_engine_prompt_tokens_total")),
       cache: value("tgi_kv_cache_usage_ratio"),
       hits: queries > 0 ? increase("tgi_prefix_cache_hit_tokens_total") / queries : null,
       first: firsts > 0 ? increase(`${TTFT}_sum`) / firsts : null,

@@ -11,7 +11,14 @@ const SECONDS = 120; // that the lines show
 const GAP_SECONDS = 10; // without samples, after which lines begin anew
 
 const NONE = "–";
-const percent = (share) => (share === null ? NONE : `${number(100 * share, share < 0.1 ? 1 : 0)} %`);
+const rate = (value) => (value === null ? NONE : number(value, value < 10 && value > 0 ? 1 : 0));
+
+function percent(share) {
+  if (share === null) return NONE;
+  if (share > 0 && share < 0.001) return "< 0.1 %";
+  return `${number(100 * share, share > 0 && share < 0.1 ? 1 : 0)} %`;
+}
+
 const seconds = (value) => (value === null ? NONE : duration(value));
 
 /** Tiles: a title, its lines, the figure and a remark, each of the history. */
@@ -47,7 +54,7 @@ const TILES = [
     remark: (history) => {
       const { p95 } = history.firstToken();
       if (p95 === null) return "No answer has begun in this time";
-      return `95 % within ${seconds(p95)} · then ${seconds(history.tokenGap().mean)} per token`;
+      return `95 % within ${seconds(p95)} · ${seconds(history.tokenGap().mean)} per token`;
     },
   },
   {
@@ -71,8 +78,6 @@ const TILES = [
       `${number(values.get("tgi_prefix_cache_hit_tokens_total") ?? 0)} since the start`,
   },
 ];
-
-const rate = (value) => number(value, value < 10 && value > 0 ? 1 : 0);
 
 let history = new History(SECONDS);
 let timer = null;
