@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tgi_cli.quantization import bitsandbytes, fp8, mxfp4
 from tgi_cli.quantization.cuda_matmul import TritonMatmul
-from tgi_cli.quantization.matmul import widen_to_4_bits
+from tgi_cli.quantization.widening import widen_to_4_bits
 from tgi_cli.quantization.quantized_weight import (
     QuantizedWeight,
     contiguous_groups,
