@@ -68,12 +68,9 @@ def make(
             size *= each
         offset += -(-size // 32) * 32
     entries = [encoded("general.architecture", architecture)]
-    entries += [
-        encoded(
-            name if "." in name and name.startswith("tokenizer") else f"{architecture}.{name}", v
-        )
-        for name, v in keys.items()
-    ]
+    for name, value in keys.items():
+        full = name if name.startswith("tokenizer.") else f"{architecture}.{name}"
+        entries.append(encoded(full, value))
     content = header(entries, placed, data=offset)
     (folder / "model.gguf").write_bytes(content[: len(content) - len(data)] + data)
     return read_gguf(folder / "model.gguf")
