@@ -57,7 +57,8 @@ def _widen_to_8_bits(weight: QuantizedWeight) -> QuantizedWeight | None:
         if bool(((values == values.round()) & (values.abs() < 128)).all()):
             numbers = (values + 128).to(torch.uint8)
             codes = numbers[weight.codes.int()]
-            return replace(weight, codes=codes, scales=weight.scales / factor, bits=8, table=None)
+            scales = weight.scales / factor
+            return replace(weight, codes=codes, scales=scales, bits=8, table=None, levels=None)
     return None
 
 
@@ -77,4 +78,6 @@ def _regrouped(weight: QuantizedWeight, size: int) -> QuantizedWeight:
     repeats = inputs // weight.scales.shape[1] // size
     zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(repeats, 1)
     scales = weight.scales.repeat_interleave(repeats, 1)
-    return replace(weight, scales=scales, zeros=zeros, groups=contiguous_groups(inputs, size))
+    levels = weight.levels if repeats == 1 else None
+    groups = contiguous_groups(inputs, size)
+    return replace(weight, scales=scales, zeros=zeros, groups=groups, levels=levels)
