@@ -128,21 +128,22 @@ def pack_codes(
     assert table is None or (bits == 4 and zeros is None)
     assert not e4m3 or (bits == 8 and zeros is None)
     out, inputs = codes.shape
+    wide: Tensor | None = scales
     if levels is not None:
-        scales, zeros = levels.scales, levels.minimum_scales
-    elif group == 0 or group >= inputs:
-        group = 0 if zeros is None else _whole(inputs)
-    if levels is None:
+        wide, zeros = levels.scales, levels.minimum_scales
+    else:
+        if group == 0 or group >= inputs:
+            group = 0 if zeros is None else _whole(inputs)
         group, repeats = _divided(group)
         groups = -(-inputs // group) if group else 1
-        scales = scales.repeat_interleave(repeats, 1)[:, :groups]
+        wide = scales.repeat_interleave(repeats, 1)[:, :groups]
         if zeros is not None:
             zeros = zeros.repeat_interleave(repeats, 1)[:, :groups] - 2 ** (bits - 1)
     if codes.stride(-1) != 1:
         codes = codes.contiguous()
     number_format = _E4M3 if e4m3 else _FORMATS[bits]
     matrix = allocate_matrix(
-        bits, out, inputs, paired, group, scales, zeros, table, number_format, levels
+        bits, out, inputs, paired, group, wide, zeros, table, number_format, levels
     )
     _library().tgi_pack_codes(
         c_void_p(matrix.address),

@@ -39,35 +39,38 @@ class MatrixStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ScaleLevels:
-    """Scales of groups as small integers times scales of supergroups of 2 ** ``shift`` groups.
+    """Scales of groups as float16, or in two levels.
 
-    A number is ``scale * code - minimum`` where there are minima; else ``scale * value``, as
+    In two levels they are small integers times scales of supergroups of 2 ** ``shift`` groups. A
+    number is ``scale * code - minimum`` where there are minima; else ``scale * value``, as
     without levels.
 
     Attributes:
-        codes: int8 [out, groups].
-        scales: float32 [out, supergroups].
-        minima: uint8 [out, groups], or None.
+        codes: float16 or, in two levels, int8 [out, groups].
+        scales: float32 [out, supergroups], or None.
+        minima: float16 or uint8 [out, groups], or None.
         minimum_scales: float32 [out, supergroups], or None.
         shift: log2 of the groups of a supergroup.
     """
 
     codes: Tensor
-    scales: Tensor
+    scales: Tensor | None
     minima: Tensor | None
     minimum_scales: Tensor | None
     shift: int
 
     def rows(self, select: Callable[[Tensor], Tensor]) -> ScaleLevels:
         """Apply ``select``, which maps tensors [out, ...] to some of their outputs."""
-        minima = None if self.minima is None else select(self.minima)
-        scales = None if self.minimum_scales is None else select(self.minimum_scales)
-        return ScaleLevels(select(self.codes), select(self.scales), minima, scales, self.shift)
+        every = (self.codes, self.scales, self.minima, self.minimum_scales)
+        codes, *others = (None if each is None else select(each) for each in every)
+        assert codes is not None
+        return ScaleLevels(codes, *others, self.shift)
 
     def is_like(self, other: ScaleLevels) -> bool:
         """Whether the outputs of both can be concatenated."""
         same_minima = (self.minima is None) == (other.minima is None)
-        return same_minima and self.shift == other.shift
+        same_form = self.codes.dtype == other.codes.dtype and self.shift == other.shift
+        return same_minima and same_form
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +86,8 @@ class PackedMatrix:
         data: uint8, the panels.
         scales: float32 [panels, groups, 32], or None for bfloat16.
         zeros: subtracted from a number before it is scaled, like ``scales``; None for zero.
-        levels: int8 and uint8 [panels, groups, 32] of :class:`ScaleLevels`; ``scales`` and
-            ``zeros`` are then those of supergroups and of their minima.
+        levels: codes and minima of :class:`ScaleLevels` [panels, groups, 32]; ``scales`` and
+            ``zeros`` are then those of supergroups and of their minima, or None.
         table: bfloat16 [32], the values of codes of 4 bits, twice. Default: the code less 8.
         struct: for C++; its address is :attr:`address`.
     """
@@ -172,10 +175,10 @@ def _order(out: int, paired: bool) -> Tensor:
 
 
 def _in_panels(values: Tensor | None, order: Tensor) -> Tensor | None:
-    """Values [out, groups] as float32, or as the bytes they are, [panels, groups, 32]."""
+    """Values [out, groups] as float32, or as short as they are, [panels, groups, 32]."""
     if values is None:
         return None
-    values = values if values.itemsize == 1 else values.float()
+    values = values if values.itemsize <= 2 else values.float()
     padded = torch.cat((values, values.new_zeros(1, values.shape[1])))  # -1 is the last
     panels = padded[order].view(-1, _PANEL, values.shape[1]).transpose(1, 2)
     packed = allocate(panels.nbytes).view(values.dtype).view(panels.shape)

@@ -7,7 +7,6 @@ dequantized as it is loaded, for a reason that is logged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -44,12 +43,11 @@ class CppMatmul(QuantizedMatmul):
         e4m3 = bits == 8 and weight.table is not None
         self.kernel = "our kernels for fp8" if e4m3 else f"our kernels for {bits} bits"
         self.order = weight.order
-        scales, table, levels = weight.scales, None, weight.levels
+        scales, table, levels = weight.scales, None, weight.levels if group else None
         if weight.table is not None and not e4m3:
             table, factor = bfloat16_table(weight.table)
             scales = scales / factor
-            if weight.levels is not None:
-                levels = replace(weight.levels, scales=weight.levels.scales / factor)
+            levels = levels if factor == 1.0 else None
         self.matrix = pack_codes(
             weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3, levels
         )

@@ -34,7 +34,7 @@ class QuantizedWeight:
         groups: int64 [in], the group of each input, in any order.
         bits: of a code: 2, 3, 4 or 8.
         table: float32 [2 ** bits], or None if codes are integers.
-        levels: the scales, and minima in place of zeros, in two levels; None where they have one.
+        levels: the scales, and minima in place of zeros, as float16 or in two levels; or None.
         fp8_inputs: whether the checkpoint asks for inputs that are rounded to e4m3; kernels for
             CPUs do not.
     """
@@ -134,13 +134,16 @@ def _concat_levels(parts: Sequence[ScaleLevels | None]) -> ScaleLevels | None:
     found = [part for part in parts if part is not None]
     if len(found) < len(parts) or not all(found[0].is_like(part) for part in found):
         return None
-    minima = [part.minima for part in found if part.minima is not None]
-    scales = [part.minimum_scales for part in found if part.minimum_scales is not None]
+
+    def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        present = [each for each in tensors if each is not None]
+        return torch.cat(present) if present else None
+
     return ScaleLevels(
         torch.cat([part.codes for part in found]),
-        torch.cat([part.scales for part in found]),
-        torch.cat(minima) if minima else None,
-        torch.cat(scales) if scales else None,
+        joined([part.scales for part in found]),
+        joined([part.minima for part in found]),
+        joined([part.minimum_scales for part in found]),
         found[0].shift,
     )
 

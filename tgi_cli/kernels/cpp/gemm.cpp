@@ -114,7 +114,7 @@ void run_pairs(const Linear& linear, const Piece& piece) {
       x = scratch.x;
     }
     const int64_t slab_groups = weight.group ? ceil_div(length, weight.group) : 1;
-    if (weight.zeros)
+    if (weight.zeros || weight.minimum_codes)
       for (int64_t row = 0; row < rows; ++row)
         for (int64_t g = 0; g < slab_groups; ++g)
           scratch.x_sums[row * slab_groups + g] =

@@ -48,7 +48,7 @@ struct Scaled {
   float scale, zero, minimum;
 
   Scaled(const Matrix& m, int64_t panel, int64_t group, int output) : scale(1), zero(0), minimum(0) {
-    if (!m.scales) return;
+    if (!m.scales && !m.scale_codes) return;
     if (!m.scale_codes) {
       const int64_t at = (panel * m.groups() + group) * PANEL + output;
       scale = m.scales[at];
@@ -56,11 +56,15 @@ struct Scaled {
       return;
     }
     const int64_t at = (panel * m.groups() + group) * PANEL + output;
+    if (m.minimum_codes) zero = float(-m.middle());
+    if (!m.scales) {
+      scale = half_to_float(static_cast<const uint16_t*>(m.scale_codes)[at]);
+      if (m.minimum_codes) minimum = half_to_float(static_cast<const uint16_t*>(m.minimum_codes)[at]);
+      return;
+    }
     const int64_t wide = (panel * m.supergroups() + (group >> m.super_shift)) * PANEL + output;
-    scale = m.scales[wide] * float(m.scale_codes[at]);
-    if (!m.minimum_codes) return;
-    zero = float(-m.middle());
-    minimum = m.zeros[wide] * float(m.minimum_codes[at]);
+    scale = m.scales[wide] * float(static_cast<const int8_t*>(m.scale_codes)[at]);
+    if (m.minimum_codes) minimum = m.zeros[wide] * float(static_cast<const uint8_t*>(m.minimum_codes)[at]);
   }
 
   float operator()(float number) const { return (number - zero) * scale - minimum; }

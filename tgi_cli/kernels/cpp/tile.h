@@ -67,11 +67,24 @@ TGI_INLINE Floats floats_of(const void* from) {
 #endif
 }
 
-// Scales in two levels (Matrix), from a panel's first group on.
+// Float16 numbers as float32.
+TGI_INLINE Floats floats_of_halves(const void* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(read<__m256i>(from));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(read<__m128i>(from));
+#else
+  Floats numbers;
+  for (int i = 0; i < WIDTH; ++i) numbers[i] = half_to_float(static_cast<const uint16_t*>(from)[i]);
+  return numbers;
+#endif
+}
+
+// Scales that are float16 or in two levels (Matrix), from a panel's first group on.
 struct Levels {
-  const int8_t* codes;      // null: scales have one level
+  const uint8_t* codes;     // null: scales are float32
   const uint8_t* minima;    // or null
-  const float* scales;      // of supergroups
+  const float* scales;      // of supergroups; null: codes are float16
   const float* min_scales;  // or null
   int64_t code_stride, scale_stride;  // to the next panel's
   int64_t group;            // the first one that is multiplied
@@ -80,28 +93,36 @@ struct Levels {
 
   Levels() = default;
   Levels(const Matrix& weight, int64_t panel, int64_t first)
-      : code_stride(weight.groups() * PANEL),
+      : codes(nullptr),
+        minima(nullptr),
+        scales(nullptr),
+        min_scales(nullptr),
+        code_stride(weight.groups() * PANEL),
         scale_stride(weight.supergroups() * PANEL),
         group(first),
         shift(weight.super_shift),
         middle(float(weight.middle())) {
-    codes = weight.scale_codes + panel * code_stride;
-    minima = weight.minimum_codes ? weight.minimum_codes + panel * code_stride : nullptr;
-    scales = weight.scales + panel * scale_stride;
-    min_scales = weight.zeros ? weight.zeros + panel * scale_stride : nullptr;
+    if (!weight.scales) code_stride *= 2;
+    codes = static_cast<const uint8_t*>(weight.scale_codes) + panel * code_stride;
+    if (weight.minimum_codes) minima = static_cast<const uint8_t*>(weight.minimum_codes) + panel * code_stride;
+    if (weight.scales) scales = weight.scales + panel * scale_stride;
+    if (weight.zeros) min_scales = weight.zeros + panel * scale_stride;
   }
 
   // The scales of vector v of a panel's outputs, of the index-th group from `group` on.
   TGI_INLINE Floats scale(int64_t index, int64_t panel, int v) const {
     const int64_t at = group + index;
+    if (!scales) return floats_of_halves(codes + panel * code_stride + 2 * (at * PANEL + WIDTH * v));
     return read<Floats>(scales + panel * scale_stride + (at >> shift) * PANEL + WIDTH * v) *
            floats_of<true>(codes + panel * code_stride + at * PANEL + WIDTH * v);
   }
   // What times the sum of x is taken off: the minima, less what codes are short of their middle.
   TGI_INLINE Floats offset(int64_t index, int64_t panel, int v, Floats scale) const {
     const int64_t at = group + index;
-    const Floats minimum = read<Floats>(min_scales + panel * scale_stride + (at >> shift) * PANEL + WIDTH * v) *
-                           floats_of<false>(minima + panel * code_stride + at * PANEL + WIDTH * v);
+    const Floats minimum =
+        min_scales ? read<Floats>(min_scales + panel * scale_stride + (at >> shift) * PANEL + WIDTH * v) *
+                         floats_of<false>(minima + panel * code_stride + at * PANEL + WIDTH * v)
+                   : floats_of_halves(minima + panel * code_stride + 2 * (at * PANEL + WIDTH * v));
     return minimum - scale * middle;
   }
 };
