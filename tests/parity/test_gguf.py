@@ -151,7 +151,8 @@ def test_layers_of_several_types_are_one_program(tied: bool, tmp_path: Path) -> 
     run = PagedRun(model, torch.bfloat16, None)
     assert run.program is not None
     got = run.step({"a": ids})["a"]
-    assert (got - wanted).norm() / wanted.norm() < 0.02
+    dense = PagedRun(load(twin, torch.bfloat16), torch.bfloat16, None).step({"a": ids})["a"]
+    assert (got - wanted).norm() < 1.2 * (dense - wanted).norm()
     table = model.model.embed_tokens
     assert table.weight is None
     assert table.mapped is None
