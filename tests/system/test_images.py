@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +18,15 @@ import pytest
 from huggingface_hub import InferenceClient
 from PIL import Image
 
-from tests.system.clients.environment import INSTALL_SECONDS, make_environment, run_script
 from tests.system.conftest import StartServer
 from tests.tools.grpc_reflection import ReflectionClient
 from tests.tools.seeing_model import IMAGE_TOKEN, make_seeing_model
 from tests.tools.server_process import ServerProcess
 from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import LLM
+from tgi_cli.bench import saved_runs
+from tgi_cli.bench.events import BenchRun
+from tgi_cli.bench.statistics.metrics import step_metrics
 from tgi_cli.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.system
@@ -220,6 +223,34 @@ def test_samples_share_an_image(ai: openai.OpenAI) -> None:
     assert len(set(texts)) > 1
 
 
+def test_bench_sends_images(
+    server: ServerProcess, shard: Path, model: Path, tmp_path: Path
+) -> None:
+    def bench(*arguments: str) -> BenchRun:
+        path = tmp_path / "run.json"
+        command = [sys.executable, "-m", "tgi_cli", "bench", "--ui", "none", "--output", str(path)]
+        subprocess.run([*command, *arguments], check=True, timeout=120)
+        return saved_runs.load(path)
+
+    load = ("--concurrency", "2", "--requests", "6", "--warmups", "1")
+    lengths = ("--input-tokens", "16", "--output-tokens", "4")
+    for route in ("chat", "tgi"):
+        images = ("--images", "1x56x56:0.5", "--route", route)
+        run = bench("--url", server.url, *load, *lengths, *images)
+        assert run.workload["images"] == "1x56x56:0.5"
+        (metrics,) = (step_metrics(record, intervals=False) for record in run.steps)
+        assert (metrics.succeeded, metrics.failed) == (6, 0)
+        assert metrics.image_tokens >= 6 * 5 * 4, "four tiles and the whole, of four rows each"
+        text = metrics.input_tokens - metrics.image_tokens
+        assert text == pytest.approx(6 * 16, abs=12), "words are several tokens each here"
+    run = bench(
+        *("-m", f"{shard}-0", "-t", str(model), "-b", "2", "-s", "4", "-d", "3", "-r", "2"),
+        *("--images", "2x56x28"),
+    )
+    assert len(run.steps[0].batches) == 3
+    assert "a shard does not report the tokens of images" in run.notes[0]
+
+
 @pytest.mark.parametrize(
     ("url", "code"),
     [
@@ -236,14 +267,3 @@ def test_errors_leave_the_server_as_it_was(
     assert caught.value.param == "messages"
     assert caught.value.code == code
     assert ask(ai, picture(1)).choices[0].message.content == expected
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(INSTALL_SECONDS + 300)
-def test_other_clients(server: ServerProcess) -> None:
-    """Those of the environment that test_client_calls.py makes."""
-    with tempfile.TemporaryDirectory(prefix="tgi-test-") as base:
-        python = make_environment(Path(os.environ.get("TGI_TEST_CLIENTS") or base))
-        results = run_script(python, "images", server.url)
-    failures = [f"{call}:\n{failure}" for call, failure in results.items() if failure]
-    assert not failures, "\n".join(failures)
