@@ -108,7 +108,9 @@ def _views(
         for part, size in module.parts or ((module, shape[0]),):
             name = prefix + part.name.replace("{e}", str(expert))
             own = (size, *shape[1:])
-            final = (size, 1, *shape[1:]) if part.middle and len(shape) == 2 else None
+            final: tuple[int, ...] | None = None
+            if part.middle and len(shape) == 2:
+                final = (size, 1, shape[1])
             final = (1, size) if part.single and len(shape) == 1 else final
             yield WeightView(
                 name if part.bare or not suffix else f"{name}.{suffix}",

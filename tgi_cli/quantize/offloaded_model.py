@@ -147,8 +147,8 @@ class OffloadedModel:
         entry = self.stored[stored]
         if entry.read is None:
             return read_tensor(entry)
-        weight: QuantizedWeight = entry.read(*map(read_tensor, entry.parts))
-        return weight.dequantize(torch.float32)
+        weight = entry.read(*map(read_tensor, entry.parts))
+        return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight
 
     def materialize(self, path: str, recurse: bool = True) -> None:
         """Read the weights of the module at ``path``.
