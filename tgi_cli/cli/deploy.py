@@ -37,9 +37,14 @@ _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"
 """Settings that name a file or a folder, or something else."""
 
 
-@takes(DEPLOY)
+@takes(
+    DEPLOY,
+    ("tgi deploy compose ./my-model -o compose.yaml", "a service of Compose"),
+    ("tgi deploy systemd org/model --port 8080", "a unit of systemd"),
+    ("tgi deploy k8s org/model --memory 16GiB", "objects of Kubernetes"),
+)
 def deploy(settings: ParsedSettings) -> None:
-    """Print the file that runs a server under Docker, Compose, systemd or Kubernetes.
+    """Print a server's file for Docker, systemd or Kubernetes.
 
     Takes the settings of `tgi serve`, which the server is to have. Nothing is downloaded or
     started; a model on this machine that `tgi warmup` has not measured is loaded once, to measure
@@ -51,6 +56,8 @@ def deploy(settings: ParsedSettings) -> None:
             f"{settings.source_of('api_key')}: keys are not written into files for everybody",
             "put them into a file, one per line, and name it by --api-key-file",
         )
+    if not settings["port"]:
+        raise ConfigError("--port 0 leaves the port open, which has to be published", "name one")
     text = _render(settings, _deployment(settings))
     output: Path | None = settings["output"]
     if output is None:
@@ -110,7 +117,7 @@ def _deployment(settings: ParsedSettings) -> Deployment:
         ),
         name=settings["name"],
         image=settings["image"] or f"tgi-cli:{__version__}",
-        port=serve.port or 3000,
+        port=serve.port,
         hostname=serve.hostname,
         drain_seconds=serve.graceful_termination_timeout,
         memory=memory,
