@@ -21,6 +21,7 @@ PACKAGES = [
     "cli",
     "launcher",
     "bench",
+    "chat",
     "router",
     "llm",
     "quantize",
@@ -149,6 +150,7 @@ def test_modules_import_each_other_in_one_direction_only() -> None:
     "package",
     [
         "bench",
+        "chat",
         "engine",
         "router",
         "llm",
@@ -199,7 +201,7 @@ OWN_FILES = (
     "demo/",  # ours
     "device/",  # /proc, /sys
     "kernels/",
-    "bench/managed_server.py",
+    "process/managed_server.py",
     "bench/token_counter.py",
     "cli/reference.py",
     "process/machine.py",  # /proc

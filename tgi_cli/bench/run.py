@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tgi_cli.bench import events
-from tgi_cli.bench.managed_server import start_server
+from tgi_cli.process.managed_server import start_server
 from tgi_cli.bench.plan import BenchOptions, BenchPlan, RequestsOfStep, plan_of
 from tgi_cli.bench.saved_runs import EventLog, RunStarted, cut_short
 from tgi_cli.bench.settings import RequestSettings

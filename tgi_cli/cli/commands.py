@@ -59,6 +59,7 @@ class CommandEntry:
 
 COMMANDS = (
     CommandEntry("serve", "Serve a model over HTTP: the APIs of TGI, OpenAI and Anthropic."),
+    CommandEntry("chat", "Chat with a model in the terminal, or answer one prompt in a pipe."),
     CommandEntry("env", "Show every setting of `tgi serve`, its value and its source."),
     CommandEntry(
         "download-weights", "Download the files that serving a model needs; print their folder."

@@ -19,6 +19,7 @@ COMMANDS = (*SERVING, BENCH, QUANTIZE)
 
 VIEW, COMPARE, COMPLETION = "bench view", "bench compare", "completion"
 CONNECT = "connect"
+CHAT = "chat"
 
 
 @dataclass(frozen=True, slots=True)
