@@ -238,10 +238,9 @@ def _refusal(response: httpx.Response, base: str, images: bool = False) -> ChatS
     except ValueError:
         message = ""
     cause, remedy = message or f"{base} returned status {status}", ""
+    words = f": {message}" if message else ""
     if status in (401, 403):
-        cause = f"{base} refuses the request with status {status}" + (
-            f": {message}" * bool(message)
-        )
+        cause = f"{base} refuses the request with status {status}{words}"
         remedy = "give its API key: --api-key, or the variable TGI_API_KEY"
     elif status == 404:
         cause = message or f"{base} has no chat completions"

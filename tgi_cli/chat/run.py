@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from tgi_cli.chat.client import ChatClient, as_url
 from tgi_cli.chat.conversation import AttachedImage, ChatConversation
-from tgi_cli.chat.errors import ChatInputError
+from tgi_cli.chat.errors import ChatInputError, ChatServerError
 from tgi_cli.chat.images import attach_image
 from tgi_cli.chat.one_shot import answer_once
 from tgi_cli.chat.own_server import own_server
@@ -64,14 +64,17 @@ def run_chat(options: ChatOptions) -> None:
         KeyboardInterrupt: Ctrl-C, but for that which stops an answer in the terminal.
         BrokenPipeError: nothing reads stdout any more.
     """
-    asyncio.run(_run(options))
-
-
-async def _run(options: ChatOptions) -> None:
     prompt = _prompt(options)
     conversation = _conversation(options)
-    images = [await attach_image(source) for source in options.images]
+    try:
+        asyncio.run(_run(options, prompt, conversation))
+    except asyncio.CancelledError:  # by a signal
+        raise KeyboardInterrupt from None
+
+
+async def _run(options: ChatOptions, prompt: str | None, conversation: ChatConversation) -> None:
     _cancel_on_signals()
+    images = [await attach_image(source) for source in options.images]
     async with contextlib.AsyncExitStack() as stack:
         url, key = as_url(options.target), options.api_key
         failure: Callable[[], TgiError | None] = lambda: None  # noqa: E731
@@ -85,7 +88,7 @@ async def _run(options: ChatOptions) -> None:
                 raise ConfigError("--serve-args are for a server that is started here")
             key = key or _openai_key(url)
         client = await stack.enter_async_context(ChatClient(url, key, options.timeout))
-        names = [options.model] if options.model else await client.models()
+        names = await _models(client, options.model)
         if prompt is not None:
             conversation.ask(prompt, tuple(images))
             await answer_once(client, _only(names, url), conversation, sys.stdout)
@@ -93,16 +96,25 @@ async def _run(options: ChatOptions) -> None:
             await _chat(client, names, url, conversation, images, options, failure)
 
 
+async def _models(client: ChatClient, wanted: str) -> list[str]:
+    """The models to choose from: only the one that the user names, if any."""
+    try:
+        names = await client.models()
+    except ChatServerError as error:
+        if not (wanted and error.status):
+            raise
+    return [wanted] if wanted else names
+
+
 def _prompt(options: ChatOptions) -> str | None:
     """The prompt to answer once, behind what a pipe brings; None to chat in the terminal."""
-    piped = (
-        ""
-        if sys.stdin is None or sys.stdin.isatty()
-        else sys.stdin.buffer.read().decode("utf-8", "replace")
-    )
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    piped = ""
+    if not terminal and sys.stdin is not None:
+        piped = sys.stdin.buffer.read().decode("utf-8", "replace")
     if options.prompt is not None:
         prompt = "\n\n".join(filter(None, (piped.rstrip(), options.prompt)))
-    elif sys.stdin is None or not sys.stdin.isatty():
+    elif not terminal:
         prompt = piped.rstrip()
     elif not sys.stdout.isatty():
         raise ConfigError("stdout is not a terminal to chat in", "give the prompt with -p")
@@ -114,9 +126,9 @@ def _prompt(options: ChatOptions) -> str | None:
 
 
 def _conversation(options: ChatOptions) -> ChatConversation:
-    conversation = (
-        ChatConversation() if options.load is None else ChatConversation.load(options.load)
-    )
+    conversation = ChatConversation()
+    if options.load is not None:
+        conversation = ChatConversation.load(options.load)
     if options.system is not None:
         conversation.system = options.system
     conversation.parameters |= options.parameters
@@ -132,10 +144,8 @@ def _only(names: list[str], url: str) -> str:
     """The only model of a server. Raises ConfigError."""
     if len(names) != 1:
         shown = ", ".join(names[:_SHOWN_MODELS]) + ", ..." * (len(names) > _SHOWN_MODELS)
-        raise ConfigError(
-            f"{url} lists {len(names) or 'no'} models",
-            f"name one with --model: {shown}".rstrip(": "),
-        )
+        remedy = "name one with --model" + (f": {shown}" if names else "")
+        raise ConfigError(f"{url} lists {len(names) or 'no'} models", remedy)
     return names[0]
 
 
