@@ -102,7 +102,7 @@ class ChatServer:
                     self._send(error_reply(401, "no such key"))
                 elif self.path == f"{script.prefix}/models" and script.cards is not None:
                     self._send(Reply(200, {"object": "list", "data": script.cards}))
-                elif self.path == "/image.png":
+                elif self.path.partition("?")[0] == "/image.png":
                     self._send(Reply(200, PNG))
                 else:
                     self._send(error_reply(404, "nothing there"))

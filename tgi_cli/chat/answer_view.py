@@ -196,10 +196,12 @@ class TerminalAnswer:
         if not self._written_lines:
             return lines
         if width != self._written_width:
-            # Wrapped anew: what is written ends where as many characters are.
+            # Wrapped anew: a line that is only partly written is written again.
             count, chars = 0, 0
-            while count < len(lines) and chars < self._written_chars:
-                chars += _num_chars(lines[count])
+            for line in lines:
+                chars += _num_chars(line)
+                if chars > self._written_chars:
+                    break
                 count += 1
             self._written_lines, self._written_width = count, width
         return lines[self._written_lines :]

@@ -195,7 +195,7 @@ async def _quit(state: ChatState, _: str) -> NextStep:
 
 _KEYS = (
     ("Enter", "sends the message"),
-    ("Alt-Enter, Ctrl-J", 'starts a new line; so does Enter behind \\ or after an opening """'),
+    ("Alt-Enter, Ctrl-J", 'starts a new line, as Enter does behind \\ or within """'),
     ("Ctrl-C", "stops the answer, or clears the input"),
     ("Ctrl-D", "ends the chat"),
     ("Up, Down, Ctrl-R", "look through the history"),

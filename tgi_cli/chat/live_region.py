@@ -6,6 +6,7 @@ leave a region that outgrows the screen.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -49,9 +50,10 @@ class LiveRegion:
         """Move to the region's first line, and erase from there on."""
         if not self._widths:
             return ""
-        # Terminals wrap lines anew when they become narrower.
-        columns = max(self._console.width, 1)
-        rows = sum(max(1, -(-width // columns)) for width in self._widths)
+        rows = len(self._widths)
+        if _wraps_anew():
+            columns = max(self._console.width, 1)
+            rows = sum(max(1, -(-width // columns)) for width in self._widths)
         up = min(rows, self._console.height) - 1
         return "\r" + (f"\x1b[{up}A" if up else "") + _ERASE_BELOW
 
@@ -60,3 +62,8 @@ class LiveRegion:
         with self._console.capture() as captured:
             self._console.print(Segments(line), end="", soft_wrap=True)
         return captured.get()
+
+
+def _wraps_anew() -> bool:
+    """Whether the terminal wraps its lines anew when it becomes narrower: all but xterm do."""
+    return "XTERM_VERSION" not in os.environ or "TMUX" in os.environ

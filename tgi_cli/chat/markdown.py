@@ -136,8 +136,8 @@ def _stripped(line: Line) -> Line:
     """The line without spaces at its end."""
     line = list(line)
     while line:
-        text, style, control = line[-1]
-        if control or (style is not None and style.bgcolor is not None):
+        text, style, _ = line[-1]
+        if style is not None and style.bgcolor is not None and not style.bgcolor.is_default:
             break
         kept = text.rstrip(" ")
         if kept:

@@ -54,6 +54,9 @@ class ReasoningTagSplitter:
         reasoning, content, was_reasoning = "", "", False
         if self._state == "start":
             self._start()
+        if self._state == "opened":
+            self._held = self._held.lstrip("\n")
+            self._state = "reasoning" if self._held else "opened"
         if self._state == "reasoning":
             reasoning = self._until(self._close)
         elif self._state == "unopened":
@@ -79,8 +82,8 @@ class ReasoningTagSplitter:
         text = self._held.lstrip()
         for tag, close in _TAGS.items():
             if text.startswith(tag):
-                self._state, self._close = "reasoning", close
-                self._held = text.removeprefix(tag).lstrip("\n")
+                self._state, self._close = "opened", close
+                self._held = text.removeprefix(tag)
                 return
         if text and not any(tag.startswith(text) for tag in _TAGS):
             self._state = "unopened"

@@ -113,7 +113,9 @@ def _prompt(options: ChatOptions) -> str | None:
     if not terminal and sys.stdin is not None:
         piped = sys.stdin.buffer.read().decode("utf-8", "replace")
     if options.prompt is not None:
-        prompt = "\n\n".join(filter(None, (piped.rstrip(), options.prompt)))
+        # Words that are not UTF-8 have surrogates, which JSON cannot have.
+        given = os.fsencode(options.prompt).decode("utf-8", "replace")
+        prompt = "\n\n".join(filter(None, (piped.rstrip(), given)))
     elif not terminal:
         prompt = piped.rstrip()
     elif not sys.stdout.isatty():

@@ -89,8 +89,13 @@ class ChatStreamParser:
         return parts
 
     def finish(self) -> list[AnswerPart]:
-        """Return the part of a last event that no empty line follows."""
+        """Return the part of a last event that no empty line follows, unless it is cut off."""
         parts = self.push(b"\n") if self._rest else []
+        try:
+            json.loads(b"\n".join(self._data) or b"0")
+        except (ValueError, RecursionError):
+            if b"[DONE]" not in self._data:
+                return parts
         return [*parts, *self._dispatch()]
 
     def _dispatch(self) -> list[AnswerPart]:
@@ -139,7 +144,10 @@ def read_answer(event: Any) -> AnswerPart:
 
 
 def _string(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    """A text, or an empty one for anything else. Halves of surrogate pairs become ``?``."""
+    if not isinstance(value, str):
+        return ""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _count(value: Any) -> int:

@@ -78,7 +78,7 @@ def test_history_that_cannot_be_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "completions"),
     [
-        ("/re", ["reset", "retry"]),
+        ("/re", ["retry", "reset"]),
         ("/set top", ["top_p", "top_k"]),
         ("/set top_p d", ["default"]),
         ("/system Be", []),

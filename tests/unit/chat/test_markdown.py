@@ -76,7 +76,7 @@ def test_nothing_that_the_model_writes_is_left_out() -> None:
         " 2 two|   in two paragraphs",
         " • other list",
         "  def f():||      return 1",
-        " a   b| ──────| 1   2",
+        " a  b| ────| 1  2",
         "[1]: http://example.org",
     ]
 
