@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,7 @@ async def receive(
         answer.take(part, split)
         on_part(part, split)
 
-    async for part in client.answer(body, on_pause):
-        take(part, splitter.push(part.content) if part.content else SplitText())
+    async with aclosing(client.answer(body, on_pause)) as parts:
+        async for part in parts:
+            take(part, splitter.push(part.content) if part.content else SplitText())
     take(AnswerPart(), splitter.finish())

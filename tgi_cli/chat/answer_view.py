@@ -57,15 +57,17 @@ class PlainAnswer:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._written = ""
-        self._thinking = False
+        self._last_written = ""
+        self._thinking = self._answering = False
 
     def add(self, part: AnswerPart, split: SplitText) -> None:
         if (part.reasoning or split.reasoning) and not self._thinking:
             self._thinking = True
             self._write("(thinking)\n")
         text = printable(split.content)
-        self._write(text if self._written.strip() else text.lstrip("\n"))
+        text = text if self._answering else text.lstrip("\n")
+        self._answering = self._answering or bool(text)
+        self._write(text)
 
     def refresh(self) -> None:
         pass
@@ -74,14 +76,14 @@ class PlainAnswer:
         self._write(f"({text})\n")
 
     def finish(self) -> None:
-        if self._written and not self._written.endswith("\n"):
+        if self._last_written and not self._last_written.endswith("\n"):
             self._write("\n")
 
     def _write(self, text: str) -> None:
         if text:
             self._console.file.write(text)
             self._console.file.flush()
-            self._written = text
+            self._last_written = text
 
 
 class TerminalAnswer:

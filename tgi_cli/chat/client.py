@@ -7,7 +7,8 @@ import email.utils
 import ipaddress
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -97,7 +98,9 @@ class ChatClient:
         own = [card for card in cards if not card.get("parent")] or cards
         return [card["id"] for card in own]
 
-    async def answer(self, body: dict[str, Any], on_pause: OnPause) -> AsyncIterator[AnswerPart]:
+    async def answer(
+        self, body: dict[str, Any], on_pause: OnPause
+    ) -> AsyncGenerator[AnswerPart, None]:
         """Request an answer and yield its parts as they arrive.
 
         A server that is busy (429, 503) is asked again, after the pause that it asks for.
@@ -113,8 +116,9 @@ class ChatClient:
         wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
         for attempt in range(1, _TRIES + 1):
             try:
-                async for part in self._stream(wanted):
-                    yield part
+                async with aclosing(self._stream(wanted)) as parts:
+                    async for part in parts:
+                        yield part
                 return
             except ChatServerError as error:
                 if error.status not in _BUSY or attempt == _TRIES:
@@ -125,14 +129,15 @@ class ChatClient:
                 on_pause(pause, error)
                 await asyncio.sleep(pause)
 
-    async def _stream(self, wanted: dict[str, Any]) -> AsyncIterator[AnswerPart]:
+    async def _stream(self, wanted: dict[str, Any]) -> AsyncGenerator[AnswerPart, None]:
         while True:
             body = {self._renamed.get(k, k): v for k, v in wanted.items()}
             body.pop(None, None)
             async with self._sending("POST", "/chat/completions", body) as response:
                 if response.status_code == 200:
-                    async for part in _parts(response):
-                        yield part
+                    async with aclosing(_parts(response)) as parts:
+                        async for part in parts:
+                            yield part
                     return
                 await response.aread()
                 error = _refusal(response, self._base, images=has_images(wanted["messages"]))
@@ -189,7 +194,7 @@ class _Exchange:
             ) from None
 
 
-async def _parts(response: httpx.Response) -> AsyncIterator[AnswerPart]:
+async def _parts(response: httpx.Response) -> AsyncGenerator[AnswerPart, None]:
     """The parts of a response with status 200."""
     kind = response.headers.get("content-type", "")
     if not kind.startswith("text/event-stream"):

@@ -24,7 +24,7 @@ from tgi_cli.chat.parameters import PARAMETERS, UNSET
 
 PROMPT, CONTINUATION = ">>> ", "... "
 _QUOTES = '"""'
-_PLACEHOLDER = "Write a message (/help shows the commands)"
+_PLACEHOLDER = "Write a message, or /help"
 _PATHS = ("image", "save")
 
 
