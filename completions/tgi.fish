@@ -120,7 +120,7 @@ complete -c tgi -n '__fish_seen_subcommand_from chat' -l prompt -s p -x -d 'Prin
 complete -c tgi -n '__fish_seen_subcommand_from chat' -l system -s s -x -d 'System prompt'
 complete -c tgi -n '__fish_seen_subcommand_from chat' -l image -s i -x -d 'Image for the first message; may be repeated'
 complete -c tgi -n '__fish_seen_subcommand_from chat' -l load -r -F -d 'Continue a conversation that /save has written as JSON'
-complete -c tgi -n '__fish_seen_subcommand_from chat' -l history -l no-history -d 'Keep what is typed in a history file'
+complete -c tgi -n '__fish_seen_subcommand_from chat' -l no-history -d 'Keep nothing of what is typed in a history file'
 complete -c tgi -n '__fish_seen_subcommand_from chat' -l temperature -s t -x -d 'Sampling temperature; 0: greedy'
 complete -c tgi -n '__fish_seen_subcommand_from chat' -l max-tokens -s n -x -d 'Longest answer, in tokens'
 complete -c tgi -n '__fish_seen_subcommand_from chat' -l set -x -d 'Any parameter of /set, as top_p=0.9; may be repeated'

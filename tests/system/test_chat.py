@@ -30,7 +30,7 @@ from tgi_cli.errors import ExitCode
 pytestmark = pytest.mark.system
 
 CHAT = [sys.executable, "-m", "tgi_cli", "chat"]
-PROMPT = ">>> "
+PROMPT = ">>>"
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Pa
         terminal.type("How do I open a file?\r")
         screen = terminal.wait_for("tokens/s")
         assert "prompt" in screen
-        terminal.wait_for(lambda screen: screen.count(PROMPT.strip()) == 2)
+        terminal.wait_for(lambda screen: screen.count(PROMPT) == 2)
         terminal.type("And how do I read it?\r")
         screen = terminal.wait_for("of them cached")
         terminal.type("/retry\r")

@@ -11,10 +11,9 @@ from tgi_cli.config.settings.setting import CHAT
 def chat(settings: ParsedSettings) -> None:
     """Chat with a model in the terminal, or answer one prompt in a pipe.
 
-    MODEL is started on a server of its own, which ends with the chat; a URL is that of any server
-    with OpenAI's API. With -p, or with text from a pipe, prints the answer alone:
-
-    `git diff | tgi chat -p "write a commit message"`
+    For MODEL, a server is started, which ends with the chat; URL is a server with OpenAI's API.
+    With -p, or with text from a pipe, prints the answer alone, as in `git diff | tgi chat -p
+    "write a commit message"`.
     """
     from tgi_cli.chat.parameters import parse_assignment
     from tgi_cli.chat.run import ChatOptions, run_chat, split_arguments
@@ -34,7 +33,7 @@ def chat(settings: ParsedSettings) -> None:
             system=settings["system"],
             images=tuple(settings["image"] or ()),
             load=settings["load"],
-            history=settings["history"],
+            history=not settings["no_history"],
             parameters={name: each for name, each in parameters.items() if each is not None},
         )
     )

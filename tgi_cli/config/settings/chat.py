@@ -44,7 +44,7 @@ CHAT_SETTINGS = (
             words("FILE|URL"), "Image for the first message; may be repeated.", short="i"
         ),
         load=Setting(path("FILE"), "Continue a conversation that /save has written as JSON."),
-        history=Setting(SWITCH, "Keep what is typed in a history file.", True, negative=True),
+        no_history=Setting(SWITCH, "Keep nothing of what is typed in a history file."),
     ),
     *panel(
         "Sampling",
