@@ -31,6 +31,7 @@ pytestmark = pytest.mark.system
 
 CHAT = [sys.executable, "-m", "tgi_cli", "chat"]
 PROMPT = ">>>"
+CUT_OFF = "the answer was cut off by the limit of tokens (max_tokens, or the model's context)\n"
 
 
 @pytest.fixture
@@ -61,21 +62,17 @@ def scripted() -> Iterator[ChatServer]:
 
 
 def test_a_pipe_with_a_server_of_its_own(variables: dict[str, str]) -> None:
-    done = piped(
-        variables, "-p", "What does this change?", "-n", "16", "-t", "0", text="-x = 1\n+x = 2\n"
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    done = piped(variables, "-p", "What does it change?", "-n", "16", text="-x = 1\n+x = 2\n")
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert done.stdout.endswith("\n")
-    again = piped(variables, "-p", "What does this change?", "-n", "16", "--set", "temperature=0",
-                  text="-x = 1\n+x = 2\n")  # fmt: skip
-    assert again.stdout == done.stdout
+    assert done.stderr in ("", CUT_OFF), "no log"
 
 
 def test_the_answer_is_that_of_the_server(variables: dict[str, str], server: ServerProcess) -> None:
     done = piped(variables, server.url, "-p", "Hello!", "-n", "5", "-t", "0")
     assert (done.returncode, done.stdout.strip() != "") == (0, True), done.stderr
-    assert "cut off by the limit of tokens" in done.stderr
+    assert done.stderr == CUT_OFF
 
 
 def test_errors_go_to_stderr_with_exit_codes(
@@ -85,7 +82,7 @@ def test_errors_go_to_stderr_with_exit_codes(
     image.write_bytes(b"GIF89a" + bytes(20))
     cases = [
         ((server.url,), ExitCode.USAGE, "the prompt is empty"),
-        ((server.url, "-p", "x", "-m", "nobody"), ExitCode.FAILURE, "nobody"),
+        ((server.url, "-p", "x", "-m", "nobody"), ExitCode.USAGE, "has no model 'nobody'"),
         ((server.url, "-p", "x", "-i", str(image)), ExitCode.FAILURE, "model that sees"),
         ((server.url, "-p", "x", "--set", "heat=3"), ExitCode.USAGE, "no parameter 'heat'"),
         (("http://127.0.0.1:1", "-p", "x"), ExitCode.FAILURE, "is unavailable"),
@@ -246,7 +243,9 @@ def test_several_models_and_a_terminal_without_colors(
         assert terminal.wait() == ExitCode.OK
     assert scripted.requests[0]["model"] == "acme/model-1"
     assert b"[3" not in terminal.written.replace(b"[3;", b""), "no colors"
-    with Terminal([*CHAT, scripted.url, "-m", "x"], {**variables, "TERM": "dumb"}) as terminal:
+    with Terminal(
+        [*CHAT, scripted.url, "-m", "acme/model-0"], {**variables, "TERM": "dumb"}
+    ) as terminal:
         terminal.wait_for(PROMPT)
         terminal.type("hello\r")
         terminal.wait_for("**Hi**")

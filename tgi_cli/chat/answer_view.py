@@ -168,8 +168,8 @@ class TerminalAnswer:
         for block in done:
             self._settle(block)
         if done:
-            lines = self._pending.split("\n")
-            self._pending = "\n".join(lines[sum(block.num_lines for block in done) :])
+            rest = self._pending.split("\n")[sum(block.num_lines for block in done) :]
+            self._pending = "\n".join(rest)
         lines = self._rendered(last)
         room = max(_MIN_LINES, self._console.height // 2)
         if len(lines) <= room:

@@ -79,8 +79,8 @@ class ChatClient:
         """The base URL of OpenAI's routes."""
         return self._base
 
-    async def models(self) -> list[str]:
-        """The names of the models that the server lists, without adapters; empty if it lists none.
+    async def models(self, *, adapters: bool = False) -> list[str]:
+        """The names of the models that the server lists, and of adapters if they are wanted.
 
         Raises:
             ChatServerError: the server is unavailable, or refuses the key.
@@ -94,9 +94,8 @@ class ChatClient:
         if response.status_code in (401, 403):
             raise _refusal(response, self._base)
         cards = _cards(response) if response.status_code == 200 else []
-        # Adapters name their base as parent, and other names of a model name it as root.
-        own = [card for card in cards if not card.get("parent")] or cards
-        return [card["id"] for card in own]
+        # Adapters name their base as parent.
+        return [card["id"] for card in cards if adapters or not card.get("parent")]
 
     async def answer(
         self, body: dict[str, Any], on_pause: OnPause
@@ -131,8 +130,8 @@ class ChatClient:
 
     async def _stream(self, wanted: dict[str, Any]) -> AsyncGenerator[AnswerPart, None]:
         while True:
-            body = {self._renamed.get(k, k): v for k, v in wanted.items()}
-            body.pop(None, None)
+            names = {name: self._renamed.get(name, name) for name in wanted}
+            body = {new: wanted[name] for name, new in names.items() if new is not None}
             async with self._sending("POST", "/chat/completions", body) as response:
                 if response.status_code == 200:
                     async with aclosing(_parts(response)) as parts:

@@ -166,7 +166,7 @@ async def _thinking(state: ChatState, _: str) -> NextStep:
 
 
 async def _model(state: ChatState, name: str) -> NextStep:
-    names = await state.client.models()
+    names = await state.client.models(adapters=True)
     if name:
         if names and name not in names:
             raise ChatInputError(f"the server has no model {name!r}", "/model lists the models")

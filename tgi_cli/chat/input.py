@@ -169,7 +169,7 @@ def _beginning_with(start: str, words: Iterable[str]) -> Iterator[Completion]:
 
 @contextlib.contextmanager
 def keys_held_back() -> Iterator[None]:
-    """What is typed meanwhile is not echoed into the answer, but read with the next input."""
+    """What is typed while nothing is read is not echoed, but read with the next input."""
     try:
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)

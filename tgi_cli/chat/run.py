@@ -76,6 +76,10 @@ async def _run(options: ChatOptions, prompt: str | None, conversation: ChatConve
     _cancel_on_signals()
     images = [await attach_image(source) for source in options.images]
     async with contextlib.AsyncExitStack() as stack:
+        if prompt is None:
+            from tgi_cli.chat.input import keys_held_back
+
+            stack.enter_context(keys_held_back())
         url, key = as_url(options.target), options.api_key
         failure: Callable[[], TgiError | None] = lambda: None  # noqa: E731
         if url is None:
@@ -88,7 +92,7 @@ async def _run(options: ChatOptions, prompt: str | None, conversation: ChatConve
                 raise ConfigError("--serve-args are for a server that is started here")
             key = key or _openai_key(url)
         client = await stack.enter_async_context(ChatClient(url, key, options.timeout))
-        names = await _models(client, options.model)
+        names = await _models(client, options.model, url)
         if prompt is not None:
             conversation.ask(prompt, tuple(images))
             await answer_once(client, _only(names, url), conversation, sys.stdout)
@@ -96,13 +100,24 @@ async def _run(options: ChatOptions, prompt: str | None, conversation: ChatConve
             await _chat(client, names, url, conversation, images, options, failure)
 
 
-async def _models(client: ChatClient, wanted: str) -> list[str]:
-    """The models to choose from: only the one that the user names, if any."""
+async def _models(client: ChatClient, wanted: str, url: str) -> list[str]:
+    """The models to choose from: only the one that the user names, if any.
+
+    Many servers answer with their model whatever a request names. A name that is not in a short
+    list is taken for a mistake; long ones, of hosting services, may be incomplete.
+
+    Raises:
+        ChatServerError: the server is unavailable, or refuses the key.
+        ConfigError: it does not have the model that the user names.
+    """
     try:
-        names = await client.models()
+        names = await client.models(adapters=bool(wanted))
     except ChatServerError as error:
         if not (wanted and error.status):
             raise
+        return [wanted]
+    if wanted and names and wanted not in names and len(names) <= _SHOWN_MODELS:
+        raise ConfigError(f"{url} has no model {wanted!r}", f"it has: {', '.join(names)}")
     return [wanted] if wanted else names
 
 

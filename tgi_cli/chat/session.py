@@ -15,7 +15,7 @@ from tgi_cli.chat.answer import ReceivedAnswer, receive
 from tgi_cli.chat.answer_view import AnswerView, PlainAnswer, TerminalAnswer
 from tgi_cli.chat.commands import ChatState, NextStep, parse_command, run_command
 from tgi_cli.chat.errors import ChatInputError, ChatServerError
-from tgi_cli.chat.input import ChatInput, keys_held_back
+from tgi_cli.chat.input import ChatInput
 from tgi_cli.chat.markdown import printable
 from tgi_cli.errors import TgiError
 
@@ -107,14 +107,11 @@ class ChatSession:
 
         kept = False
         try:
-            with keys_held_back():
-                try:
-                    receiving = receive(state.client, body, answer, view.add, pause)
-                    stopped = await self._until_stopped(receiving, view.refresh)
-                finally:
-                    view.finish()
+            receiving = receive(state.client, body, answer, view.add, pause)
+            stopped = await self._until_stopped(receiving, view.refresh)
             kept = bool(answer.content.strip()) or not stopped
         finally:
+            view.finish()
             if kept:
                 state.conversation.answer(answer.content.strip())
             else:

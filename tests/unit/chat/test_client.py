@@ -57,6 +57,7 @@ async def test_adapters_are_not_models_to_choose_from(server: ChatServer) -> Non
     server.cards = [{"id": "base"}, {"id": "adapter", "parent": "base"}, {"id": 3}]
     async with ChatClient(server.url) as client:
         assert await client.models() == ["base"]
+        assert await client.models(adapters=True) == ["base", "adapter"]
     server.cards = None
     async with ChatClient(server.url) as client:
         assert await client.models() == []
