@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tgi_cli.process.managed_server import start_server
 from tgi_cli.bench.settings import RequestSettings
 from tgi_cli.bench.targets import resolve_target
 from tgi_cli.errors import ConfigError, ModelError
+from tgi_cli.process.managed_server import start_server
 
 
 @pytest.mark.system
