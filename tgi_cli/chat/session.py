@@ -119,7 +119,7 @@ class ChatSession:
         for call in answer.tool_calls():
             self._say(f"calls {call}")
         warning = "stopped" if stopped else answer.warning()
-        self._say(" · ".join(filter(None, (warning, answer.summary()))))
+        self._say(" · ".join(filter(None, (warning, answer.summary()))) + "\n")
 
     async def _until_stopped(
         self, receiving: Coroutine[Any, Any, None], refresh: Callable[[], None]
