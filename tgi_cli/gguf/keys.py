@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.gguf.reader import GGUFFile
@@ -53,7 +54,7 @@ class ArchitectureKeys:
     def wholes(self, name: str, count: int) -> list[int]:
         """Whole numbers of ``count`` layers, none below 0; a single number is that of all."""
         value = self._value(name, None)
-        values = value if isinstance(value, list) else [value] * count
+        values: list[Any] = value if isinstance(value, list) else [value] * count
         if len(values) < count or not all(
             type(each) is int and 0 <= each < _LARGEST for each in values
         ):
@@ -62,7 +63,7 @@ class ArchitectureKeys:
 
     def real(self, name: str, default: float | None = None) -> float:
         """A finite number."""
-        value = self._value(name, default)
+        value: Any = self._value(name, default)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
         # A float32 as the shortest decimal number that stands for it: 1e-05, as it was written.
