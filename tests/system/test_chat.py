@@ -165,6 +165,7 @@ def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Pa
         body = json.loads(saved.read_text())
         assert [message["role"] for message in body["messages"]] == ["user", "assistant"] * 2
         assert (body["max_tokens"], body["temperature"]) == (24, 0)
+        terminal.wait_for(lambda screen: screen.endswith("Write a message, or /help"))
         terminal.type("\x03")
         terminal.wait_for("Ctrl-D or /quit ends the chat")
         children = descendants_of(terminal.process.pid)
