@@ -22,7 +22,8 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	@mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & mypy=$$!; \
 	trap "kill $$mypy 2>/dev/null; exit 130" INT TERM; \
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile; tests=$$?; \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 \
+		--dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$mypy; types=$$?; cat build/mypy.txt; exit $$((tests ? tests : types))
 
 lint: $(VENV)/.installed-test
