@@ -349,6 +349,7 @@ complete -c tgi -n '__fish_seen_subcommand_from bench' -l warmups -s w -x -d 'Wa
 complete -c tgi -n '__fish_seen_subcommand_from bench' -l input-tokens -x -d 'Prompt lengths: 256, uniform:64,256, normal:512,128 or lognormal:512,128,MIN,MAX'
 complete -c tgi -n '__fish_seen_subcommand_from bench' -l output-tokens -x -d 'Output lengths, in the same forms'
 complete -c tgi -n '__fish_seen_subcommand_from bench' -l prefix -x -d 'Tokens of a shared prefix; the share of prompts that have one, and the number of different prefixes'
+complete -c tgi -n '__fish_seen_subcommand_from bench' -l images -x -d 'Images of every prompt, random and distinct, and the share of them that an earlier prompt had'
 complete -c tgi -n '__fish_seen_subcommand_from bench' -l prompts -r -F -d 'Prompts: lines (.txt), JSON lines (.jsonl) or ShareGPT conversations (.json)'
 complete -c tgi -n '__fish_seen_subcommand_from bench' -l conversations -x -d 'Turns per conversation, each with the answers before it: a number, or LENGTHS'
 complete -c tgi -n '__fish_seen_subcommand_from bench' -l think -x -d 'Pause between an answer and the next turn'
