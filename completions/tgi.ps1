@@ -3,7 +3,7 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
     param($word, $ast, $cursor)
     $help = @{
         'serve' = 'Serve a model: the APIs of TGI, OpenAI and Anthropic'
-        'chat' = 'Chat with a model in the terminal, or answer one prompt in a pipe'
+        'chat' = 'Chat with a model in the terminal, or in a pipe'
         'env' = 'Show every setting of `tgi serve`, its value and its source'
         'download-weights' = 'Download a model; print the folder of its files'
         'warmup' = 'Compile and measure ahead for a faster `tgi serve`'

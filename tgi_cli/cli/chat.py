@@ -1,4 +1,4 @@
-"""``tgi chat``: chat with a model in the terminal, or answer one prompt in a pipe."""
+"""``tgi chat``: chat with a model in the terminal, or in a pipe."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings.setting import CHAT
 
 
-@takes(CHAT)
+@takes(
+    CHAT,
+    ("tgi chat Qwen/Qwen3-0.6B", "start a server for a model, and chat"),
+    ("tgi chat localhost:3000", "chat with a running server"),
+    ('git diff | tgi chat -p "Explain this."', "answer once"),
+)
 def chat(settings: ParsedSettings) -> None:
-    """Chat with a model in the terminal, or answer one prompt in a pipe.
+    """Chat with a model in the terminal, or in a pipe.
 
     For MODEL, a server is started, which ends with the chat; URL is a server with OpenAI's API.
-    With -p, or with text from a pipe, prints the answer alone, as in `git diff | tgi chat -p
-    "write a commit message"`.
+    With -p, or with text from a pipe, prints the answer alone.
     """
     from tgi_cli.chat.parameters import parse_assignment
     from tgi_cli.chat.run import ChatOptions, run_chat, split_arguments
