@@ -8,6 +8,14 @@ PORT ?= 3000
 WORKERS ?= logical
 KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 
+# What is installed, and how large it is; pip lists the files.
+define announce
+@echo "Installing tgi and its dependencies into $(VENV): PyTorch is by far the largest."
+@echo "With a C++ compiler, the kernels for the CPU are compiled as well, in about a minute."
+@echo "On Linux PyPI's PyTorch is the build for CUDA, several gigabytes. Without an NVIDIA GPU,"
+@echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make ... takes the one for CPUs (0.2 GB)."
+endef
+
 .PHONY: serve bench test lint completions reference proto clean
 
 serve: $(VENV)/.installed
@@ -54,13 +62,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	$(announce)
+	$(BIN)/pip install --disable-pip-version-check -e .
 	touch $@
 
 $(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[bench]"
+	$(announce)
+	$(BIN)/pip install --disable-pip-version-check -e ".[bench]"
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(announce)
+	$(BIN)/pip install --disable-pip-version-check -e ".[test]"
 	touch $@ $(VENV)/.installed
