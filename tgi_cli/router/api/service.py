@@ -14,6 +14,7 @@ from tgi_cli.router.api.schemas.tokenize import Version
 from tgi_cli.router.http.bodies import json_response
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.http.errors import ApiError
+from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.engine_metrics import (
     load_lines,
     lora_lines,
@@ -38,7 +39,10 @@ async def root(context: RequestContext[None]) -> Response:
 
 async def check_health(state: RouterState) -> None:
     """Raise ApiError, 503, if the engine is gone or stalled, or the router is draining."""
-    if state.admission.draining or not state.client.connected or not await state.client.healthy():
+    draining = state.admission.draining
+    if draining or not state.client.connected or not await state.client.healthy():
+        if draining and (request := access_log.record()) is not None:
+            request.expected = True
         raise ApiError(503, "unhealthy", "healthcheck", headers={"retry-after": "5"})
 
 

@@ -62,6 +62,7 @@ class AccessRecord:
         generations: its sequences, in order.
         error: why it failed, perhaps within a stream whose status is 200.
         dropped: the client disconnected before the end.
+        expected: its failure is none of the server: a health check while it shuts down.
     """
 
     request_id: str
@@ -72,6 +73,7 @@ class AccessRecord:
     generations: list[LoggedGeneration] = field(default_factory=list)
     error: ApiError | None = None
     dropped: bool = False
+    expected: bool = False
     trace_id: str = ""
     began: float = field(default_factory=time.perf_counter)
     began_ns: int = field(default_factory=time.time_ns)
@@ -151,6 +153,7 @@ def write(request: AccessRecord) -> None:
     """Log the request."""
     error = request.error
     failed = request.status >= 500 or (error is not None and error.status in (424, 500, 504))
+    failed = failed and not request.expected
     quiet = request.route in _QUIET and request.method != "POST" and request.status == 200
     level = logging.ERROR if failed else logging.DEBUG if quiet else logging.INFO
     if not logger.isEnabledFor(level):
