@@ -134,6 +134,11 @@ NETWORK_SETTINGS = panel(
         "all.",
         brief="Origin that CORS allows. Default: all.",
     ),
+    disable_web_ui=Setting(
+        SWITCH,
+        "Serve no page at /: browsers get what other clients of GET / get.",
+        brief="Serve no page for browsers at /.",
+    ),
     ssl_certfile=Setting(
         path("PEM"),
         "Serve HTTPS with this certificate chain.",

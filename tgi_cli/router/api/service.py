@@ -32,11 +32,6 @@ async def health(context: RequestContext[None]) -> Response:
     return Response(status_code=200)
 
 
-async def root(context: RequestContext[None]) -> Response:
-    """As ``/health``; HEAD asks only whether the address answers."""
-    return Response() if context.request.method == "HEAD" else await health(context)
-
-
 async def check_health(state: RouterState) -> None:
     """Raise ApiError, 503, if the engine is gone or stalled, or the router is draining."""
     draining = state.admission.draining
@@ -113,7 +108,6 @@ ROUTES = [
     Endpoint("/health", health, HEALTH, method="GET"),
     Endpoint("/ping", health, HEALTH, method="GET"),
     Endpoint("/ping", health, replace(HEALTH, public=False)),
-    Endpoint("/", root, HEALTH, method="GET"),
     Endpoint("/info", info, replace(SERVICE, answer=(Info,)), method="GET"),
     Endpoint("/version", version, replace(SERVICE, answer=(Version,)), method="GET"),
     Endpoint(

@@ -22,8 +22,11 @@ from tgi_cli.router.http.errors import ApiError
 logger = logging.getLogger(__name__)
 
 _PATH_CHARACTERS = 128
-_QUIET = ("/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready")
-"""Routes of probes, whose successes are logged at level DEBUG."""
+_QUIET = (
+    "/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready",
+    "/web-ui/{name:path}",
+)  # fmt: skip
+"""Routes of probes and of the web UI's files, whose successes are logged at level DEBUG."""
 _OURS = ("generation", "incomplete_generation", "internal")
 """Types of errors whose messages never repeat what clients sent."""
 
