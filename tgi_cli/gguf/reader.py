@@ -1,0 +1,361 @@
+"""Reads the headers of GGUF files, versions 2 and 3, within bounds. No torch.
+
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import sys
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from tgi_cli import files
+from tgi_cli.errors import CorruptFileError, UnsupportedModelError
+from tgi_cli.gguf.tensor_types import REMOVED, TENSOR_TYPES, TensorType
+
+MAGIC = b"GGUF"
+SHARD = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+"""The file name of a part of a checkpoint."""
+
+MOST_TENSORS = 1 << 18
+MOST_KEYS = 1 << 16
+MOST_SHARDS = 1 << 10
+MOST_VALUES = 1 << 22
+"""Limit of all elements of a file's arrays. The largest vocabularies have a quarter of a million
+tokens, each with a type and a score, and half a million merges."""
+
+HEADER_BYTES = 256 << 20
+"""Limit of a header, of which those of the largest vocabularies have 20 MB."""
+
+_MOST_DIMENSIONS = 4
+_LONGEST_NAME = 1 << 16
+_DEEPEST_ARRAY = 4
+_LARGEST_ALIGNMENT = 1 << 16
+_MAX_FILE = 1 << 63
+_SHOWN = 60
+"""Limit of a name's characters in an error message."""
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+"""Formats of ``struct`` and ``array`` by the number of a value's type."""
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+T = TypeVar("T")
+
+Value = bool | int | float | str | list[Any]
+"""A value of the metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """A tensor in a file.
+
+    Attributes:
+        name: such as ``blk.0.attn_q.weight``.
+        shape: its dimensions, outermost first; a matrix is [out, in].
+        type: of its blocks, which lie within rows.
+        file: that has it.
+        start: offset of its bytes in the file.
+        size: its bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    file: Path
+    start: int
+    size: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFile:
+    """The headers of a checkpoint, which may be split into several files.
+
+    Attributes:
+        path: the file, of several the first.
+        metadata: its keys and values. Arrays are lists; those of strings have strings.
+        tensors: of all files, by name, in their order.
+        shards: all files, in their order.
+        size: bytes of all files.
+    """
+
+    path: Path
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, GGUFTensor]
+    shards: tuple[Path, ...]
+    size: int
+
+    @property
+    def architecture(self) -> str:
+        """The value of ``general.architecture``, such as ``llama``; empty without one."""
+        return self.get("general.architecture", str, "")
+
+    def get(self, key: str, kind: type[T], default: T) -> T:
+        """A value, or ``default`` if the key is missing.
+
+        A whole number is accepted for a float.
+
+        Raises:
+            CorruptFileError: it is of another type.
+        """
+        value = self.metadata.get(key)
+        if value is None:
+            return default
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise CorruptFileError(
+                f"{self.path} cannot be read: its key {key} is no {kind.__name__}", _remedy(self)
+            )
+        return value
+
+    def values(self, key: str, kind: type[T]) -> list[T]:
+        """The elements of an array, all of one type; empty if the key is missing.
+
+        Raises:
+            CorruptFileError: it is no array, or has elements of another type.
+        """
+        found = self.get(key, list, [])
+        if not all(type(each) is kind for each in found):
+            raise CorruptFileError(
+                f"{self.path} cannot be read: its key {key} is no array of {kind.__name__}",
+                _remedy(self),
+            )
+        return found
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as a GGUF file does. Raises OSError."""
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
+def shard_paths(path: Path) -> tuple[Path, ...]:
+    """All files of the checkpoint that ``path`` is a part of, by its name; else itself alone."""
+    match = SHARD.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count <= MOST_SHARDS:
+        raise CorruptFileError(
+            f"{path} cannot be read: its name is that of a part which cannot be", "rename it"
+        )
+    suffix = path.name[len(path.stem) :]
+    return tuple(
+        path.with_name(f"{match['prefix']}-{number:05}-of-{match['count']}{suffix}")
+        for number in range(1, count + 1)
+    )
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Read the headers of a file, or of all files that it is one part of. No weights are read.
+
+    Raises:
+        OSError: a file cannot be read.
+        CorruptFileError: a part is missing; a file is not GGUF, is truncated or has an invalid
+            header.
+        UnsupportedModelError: a version, or a type of tensors, that is not known.
+    """
+    paths = shard_paths(path)
+    absent = [each.name for each in paths if not each.exists()]
+    if absent and len(paths) > 1:
+        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if absent[5:] else "")
+        raise CorruptFileError(
+            f"{path.name} is one of {len(paths)} files, and some are not beside it: {shown}",
+            "download all parts into one folder",
+        )
+    first = _Header(paths[0]).read()
+    tensors = dict(first.tensors)
+    size = first.size
+    for each in paths[1:]:
+        shard = _Header(each).read()
+        twice = next((name for name in shard.tensors if name in tensors), None)
+        if twice is not None:
+            raise _invalid(each, f"its tensor {_short(twice)} is in an earlier part, too")
+        tensors |= shard.tensors
+        size += shard.size
+    expected = first.get("split.tensors.count", int, len(tensors))
+    count = first.get("split.count", int, len(paths))
+    if count not in (0, len(paths)):
+        raise CorruptFileError(
+            f"{paths[0]} is one of {count} files by its header, and of {len(paths)} by its name",
+            "give the files the names that they were published with",
+        )
+    if len(tensors) != expected:
+        raise _invalid(paths[0], f"its parts have {len(tensors)} of {expected} tensors")
+    return GGUFFile(paths[0], first.metadata, tensors, paths, size)
+
+
+class _Header:
+    """Parses one file's header from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        self.values = 0
+        self.size = 0
+        self.stream: BinaryIO
+
+    def read(self) -> GGUFFile:
+        try:
+            files.require_file(self.path, _MAX_FILE)
+        except files.FileRefusedError as error:
+            raise _invalid(self.path, str(error)) from error
+        self.size = self.path.stat().st_size
+        with self.path.open("rb") as self.stream:
+            try:
+                return self._file()
+            except UnicodeDecodeError as error:
+                raise self.invalid("its text is not UTF-8") from error
+
+    def invalid(self, why: str) -> CorruptFileError:
+        return _invalid(self.path, why)
+
+    def take(self, size: int) -> bytes:
+        """The next bytes, which must be there: no memory is taken for what is not."""
+        end = self.position + size
+        if end > self.size:
+            raise self.invalid(f"it is truncated: its header is longer than its {self.size} bytes")
+        if end > HEADER_BYTES:
+            raise self.invalid(f"its header has more than {HEADER_BYTES >> 20} MiB")
+        self.position = end
+        return self.stream.read(size)
+
+    def number(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
+
+    def text(self, longest: int = HEADER_BYTES) -> str:
+        length = self.number("Q")
+        if length > longest:
+            raise self.invalid(f"it states a text of {length} bytes")
+        return self.take(length).decode()
+
+    def value(self, kind: int, depth: int = 0) -> Value:
+        if kind == _STRING:
+            return self.text()
+        if kind == _BOOL:
+            return bool(self.number("B"))
+        if kind == _ARRAY:
+            return self.array(depth + 1)
+        if kind not in _NUMBERS:
+            raise self.invalid(f"it has a value of type {kind}, which there is not")
+        number: int | float = self.number(_NUMBERS[kind])
+        return number
+
+    def array(self, depth: int) -> list[Any]:
+        kind, count = self.number("I"), self.number("Q")
+        self.values += count
+        if self.values > MOST_VALUES:
+            raise self.invalid(f"its arrays have more than {MOST_VALUES} values")
+        if depth > _DEEPEST_ARRAY:
+            raise self.invalid(f"it nests more than {_DEEPEST_ARRAY} arrays")
+        if kind in _NUMBERS:
+            code = _NUMBERS[kind]
+            found = array(code, self.take(count * struct.calcsize(f"<{code}")))
+            if sys.byteorder == "big":
+                found.byteswap()
+            return found.tolist()
+        if kind == _BOOL:
+            return [bool(byte) for byte in self.take(count)]
+        if kind == _STRING:
+            return [self.text() for _ in range(count)]
+        return [self.value(kind, depth) for _ in range(count)]
+
+    def _file(self) -> GGUFFile:
+        if self.size < len(MAGIC) or self.take(len(MAGIC)) != MAGIC:
+            raise CorruptFileError(
+                f"{self.path} is not a GGUF file", "name a file that llama.cpp could read"
+            )
+        version = self.number("I")
+        if version not in (2, 3):
+            big = version >= 1 << 16
+            what = "is in big-endian byte order" if big else f"is GGUF of version {version}"
+            raise UnsupportedModelError(
+                f"{self.path} {what}, and versions 2 and 3 in little-endian byte order are read",
+                "download a newer file of the model",
+            )
+        num_tensors, num_keys = self.number("Q"), self.number("Q")
+        if num_tensors > MOST_TENSORS or num_keys > MOST_KEYS:
+            raise self.invalid(f"it states {num_tensors} tensors and {num_keys} keys")
+        metadata: dict[str, Value] = {}
+        for _ in range(num_keys):
+            key = self.text(_LONGEST_NAME)
+            if key in metadata:
+                raise self.invalid(f"it has the key {_short(key)} twice")
+            metadata[key] = self.value(self.number("I"))
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not _is_power(alignment):
+            raise self.invalid("its general.alignment is no power of two up to 65536")
+        entries = [self.entry(alignment) for _ in range(num_tensors)]
+        data = -(-self.position // alignment) * alignment
+        tensors: dict[str, GGUFTensor] = {}
+        for name, shape, kind, offset, size in entries:
+            if name in tensors:
+                raise self.invalid(f"it has the tensor {_short(name)} twice")
+            tensors[name] = GGUFTensor(name, shape, kind, self.path, data + offset, size)
+        self.check_data(tensors)
+        return GGUFFile(self.path, metadata, tensors, (self.path,), self.size)
+
+    def entry(self, alignment: int) -> tuple[str, tuple[int, ...], TensorType, int, int]:
+        """A tensor's name, shape, type, offset within the data, and size."""
+        name = self.text(_LONGEST_NAME)
+        num_dims = self.number("I")
+        if num_dims > _MOST_DIMENSIONS:
+            raise self.invalid(f"its tensor {_short(name)} has {num_dims} dimensions")
+        shape = tuple(reversed([self.number("Q") for _ in range(num_dims)]))
+        code, offset = self.number("I"), self.number("Q")
+        if code not in TENSOR_TYPES:
+            known = REMOVED.get(code, f"of number {code}")
+            raise UnsupportedModelError(
+                f"{self.path} has tensors of type {known}, which is not supported: {_short(name)}",
+                "download another file of the model, such as Q8_0 or Q4_K_M",
+            )
+        kind = TENSOR_TYPES[code]
+        row = shape[-1] if shape else 1
+        if row % kind.elements or not all(shape):
+            raise self.invalid(
+                f"its tensor {_short(name)} of type {kind.name} has the shape {list(shape)}"
+            )
+        if offset % alignment:
+            raise self.invalid(f"its tensor {_short(name)} is not aligned")
+        return name, shape, kind, offset, math.prod(shape) // kind.elements * kind.size
+
+    def check_data(self, tensors: Mapping[str, GGUFTensor]) -> None:
+        """Require all data within the file, and none of it in two tensors."""
+        ordered = sorted(tensors.values(), key=lambda tensor: tensor.start)
+        end = self.position
+        for tensor in ordered:
+            if tensor.start < end:
+                raise self.invalid(f"its tensor {_short(tensor.name)} overlaps with another")
+            end = tensor.start + tensor.size
+        if end > self.size:
+            raise CorruptFileError(
+                f"{self.path} is truncated: {self.size} of {end} bytes", f"fetch {self.path} again"
+            )
+
+
+def _is_power(number: int) -> bool:
+    return 0 < number <= _LARGEST_ALIGNMENT and not number & (number - 1)
+
+
+def _short(name: str) -> str:
+    shown = name if name.isprintable() else repr(name)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+
+
+def _remedy(file: GGUFFile) -> str:
+    return f"delete {file.path} and fetch it again"
+
+
+def _invalid(path: Path, why: str) -> CorruptFileError:
+    return CorruptFileError(f"{path} cannot be read: {why}", f"delete {path} and fetch it again")
