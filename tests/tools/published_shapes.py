@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,13 @@ class Shape:
         values: its arguments.
         layers_cut_from: the published number of layers, where ``values`` has fewer to fit into
             memory.
+        model: name of transformers' class that makes the model.
     """
 
     config: str
     values: Mapping[str, Any]
     layers_cut_from: int | None = None
+    model: str = "AutoModelForCausalLM"
 
 
 PUBLISHED = {
@@ -133,12 +134,77 @@ PUBLISHED = {
 """By name. DeepSeek-V2-Lite's 31 GB are cut to 9 layers."""
 
 
+def _smolvlm(**decoder: int) -> Shape:
+    """SmolVLM: SigLIP's base model with patches of 16 pixels, and a SmolLM2."""
+    text = {"model_type": "llama", "head_dim": 64, "vocab_size": 49280, **decoder}
+    text |= {"max_position_embeddings": 8192, "rope_theta": 100000.0, "tie_word_embeddings": False}
+    vision = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "image_size": 512,
+        "patch_size": 16,
+    }
+    values = {"text_config": text, "vision_config": vision, "scale_factor": 4}
+    return Shape("Idefics3Config", values, model="AutoModelForImageTextToText")
+
+
+PUBLISHED_SEEING = {
+    "smolvlm-256m": _smolvlm(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+    ),
+    "smolvlm-500m": _smolvlm(
+        hidden_size=960,
+        intermediate_size=2560,
+        num_hidden_layers=32,
+        num_attention_heads=15,
+        num_key_value_heads=5,
+    ),
+    "qwen2.5-vl-3b": Shape(
+        "Qwen2_5_VLConfig",
+        {
+            "text_config": {
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "intermediate_size": 11008,
+                "num_hidden_layers": 36,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 128000,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1000000.0,
+                    "mrope_section": [16, 24, 24],
+                },
+                "tie_word_embeddings": True,
+            },
+            "vision_config": {
+                "depth": 32,
+                "hidden_size": 1280,
+                "intermediate_size": 3420,
+                "num_heads": 16,
+                "out_hidden_size": 2048,
+            },
+            "tie_word_embeddings": True,
+        },
+        model="AutoModelForImageTextToText",
+    ),
+}
+"""Models that take images, by name."""
+
+
 def write_published(name: str, path: Path, seed: int = 0) -> Path:
     """Write a checkpoint of that shape into ``path`` and return it."""
-    shape = PUBLISHED[name]
+    shape = (PUBLISHED | PUBLISHED_SEEING)[name]
     config = getattr(transformers, shape.config)(**shape.values, bos_token_id=1, eos_token_id=2)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        kind = getattr(transformers, shape.model)
+        model = kind.from_config(config, dtype=torch.bfloat16)
     model.to_empty(device="cpu")
     model.tie_weights()
     generator = torch.Generator().manual_seed(seed)
@@ -171,7 +237,7 @@ def _fill(name: str, weight: Tensor, generator: torch.Generator) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(PUBLISHED))
+    parser.add_argument("name", choices=sorted(PUBLISHED | PUBLISHED_SEEING))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -1,0 +1,363 @@
+"""Writes config.json, as transformers' class of the architecture has it, from a file's keys.
+
+https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.gguf.config_parts import (
+    Config,
+    expert_size,
+    experts,
+    layer_types,
+    llama_shape,
+    partial_rotary,
+)
+from tgi_cli.gguf.keys import ArchitectureKeys
+from tgi_cli.gguf.reader import GGUFFile
+
+METHOD = "gguf"
+"""The ``quant_method`` in ``quantization_config``."""
+
+_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16"}
+"""Of weights that are stored so; those of blocks are computed with in bfloat16."""
+
+
+def model_config(file: GGUFFile) -> Config:
+    """The config.json of a file's model.
+
+    Raises:
+        UnsupportedModelError: the architecture, or an option of it, is not supported.
+        ModelError: keys or tensors that a model needs are missing or contradict each other.
+        OSError: the file cannot be read.
+    """
+    keys = ArchitectureKeys(file)
+    known = ARCHITECTURES.get(file.architecture)
+    if known is None:
+        raise _unsupported(file)
+    vocab_size = keys.shape("token_embd.weight")[0]
+    config: Config = {
+        "architectures": [known[0]],
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": not keys.has_tensor("output.weight"),
+        "dtype": _dtype(file),
+        "quantization_config": {"quant_method": METHOD},
+    }
+    for role in ("bos", "eos", "padding"):
+        token = file.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        if type(token) is int and 0 <= token < vocab_size:
+            config[f"{role.removesuffix('ding')}_token_id"] = token
+    return config | known[1](keys)
+
+
+def _unsupported(file: GGUFFile) -> UnsupportedModelError:
+    name = file.architecture
+    if not name:
+        return UnsupportedModelError(
+            f"{file.path} does not say which architecture it has",
+            "name a file with a language model's weights",
+        )
+    if name == "clip":
+        return UnsupportedModelError(
+            f"{file.path} is the part of a model that encodes images",
+            "name the file with the language model",
+        )
+    return UnsupportedModelError(
+        f"{file.path} has the architecture {name[:60]!r}, which is not supported as GGUF",
+        f"supported: {', '.join(sorted(ARCHITECTURES))}; or serve the model's safetensors",
+    )
+
+
+def _dtype(file: GGUFFile) -> str:
+    """What most weights are computed with."""
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            dtype = _DTYPES.get(tensor.type.name, "bfloat16")
+            sizes[dtype] = sizes.get(dtype, 0) + tensor.elements
+    return max(sizes, key=lambda dtype: sizes[dtype], default="bfloat16")
+
+
+def _llama(keys: ArchitectureKeys) -> Config:
+    """Llama, Mistral and what else has the same layers; Mixtral if there are experts."""
+    config = llama_shape(keys)
+    if experts(keys):
+        return config | {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": experts(keys),
+            "num_experts_per_tok": keys.whole("expert_used_count"),
+        }
+    return config | {
+        "model_type": "llama",
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
+        **partial_rotary(keys),
+    }
+
+
+def _qwen2(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {"model_type": "qwen2"}
+
+
+def _qwen3(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {"model_type": "qwen3"}
+
+
+def _qwen2_moe(keys: ArchitectureKeys) -> Config:
+    shared = "expert_shared_feed_forward_length"
+    size = keys.whole(shared) if keys.has(shared) else keys.shape("blk.0.ffn_down_shexp.weight")[-1]
+    return _qwen_moe(keys) | {
+        "model_type": "qwen2_moe",
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": size,
+    }
+
+
+def _qwen3_moe(keys: ArchitectureKeys) -> Config:
+    return _qwen_moe(keys) | {"model_type": "qwen3_moe", "norm_topk_prob": True}
+
+
+def _qwen_moe(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {
+        "num_experts": experts(keys),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "moe_intermediate_size": expert_size(keys),
+        "decoder_sparse_step": 1,
+    }
+
+
+def _gemma(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
+
+
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+"""Layers of the 27B models, whose queries are scaled by their share of the width instead of their
+heads' size; no key says so."""
+
+
+def _later_gemma(keys: ArchitectureKeys) -> Config:
+    config = llama_shape(keys)
+    scalar = keys.head_dim
+    if keys.num_layers == _LARGEST_GEMMA[keys.architecture]:
+        scalar = keys.whole("embedding_length") // keys.num_heads
+    return config | {
+        "query_pre_attn_scalar": scalar,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 0.0) or None,
+    }
+
+
+def _gemma2(keys: ArchitectureKeys) -> Config:
+    return _later_gemma(keys) | {
+        "model_type": "gemma2",
+        "attn_logit_softcapping": keys.real("attn_logit_softcapping", 50.0) or None,
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0) or None,
+        "sliding_window": keys.whole("attention.sliding_window", 4096),
+    }
+
+
+def _gemma3(keys: ArchitectureKeys) -> Config:
+    window = keys.whole("attention.sliding_window", 0, 0)
+    return _later_gemma(keys) | {
+        "model_type": "gemma3_text",
+        "sliding_window": window or None,
+        "layer_types": layer_types(keys, 6 if window else 1),
+        "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
+    }
+
+
+def _phi3(keys: ArchitectureKeys) -> Config:
+    config = llama_shape(keys)
+    return config | {
+        "model_type": "phi3",
+        "sliding_window": keys.whole("attention.sliding_window", 0, 0) or None,
+        "original_max_position_embeddings": keys.whole(
+            "rope.scaling.original_context_length", config["max_position_embeddings"]
+        ),
+        **partial_rotary(keys),
+    }
+
+
+def _granite(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {
+        "model_type": "granite",
+        "attention_multiplier": keys.real("attention.scale", keys.head_dim**-0.5),
+        "embedding_multiplier": keys.real("embedding_scale", 1.0),
+        "residual_multiplier": keys.real("residual_scale", 1.0),
+        "logits_scaling": keys.real("logit_scale", 1.0),
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
+    }
+
+
+def _olmo(keys: ArchitectureKeys) -> Config:
+    """OLMo 2; OLMo 3 if there are windows."""
+    config = llama_shape(keys)
+    window = keys.whole("attention.sliding_window", 0, 0)
+    if not window:
+        return config | {"model_type": "olmo2"}
+    return config | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": layer_types(keys, 4),
+    }
+
+
+def _smollm3(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {
+        "model_type": "smollm3",
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "no_rope_layer_interval": 4,
+    }
+
+
+def _seed_oss(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {
+        "model_type": "seed_oss",
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "attention_out_bias": keys.has_tensor("blk.0.attn_output.bias"),
+    }
+
+
+def _starcoder2(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {
+        "model_type": "starcoder2",
+        "norm_epsilon": keys.real("attention.layer_norm_epsilon"),
+        "use_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": keys.whole("attention.sliding_window", 0, 0) or None,
+    }
+
+
+def _gpt2(keys: ArchitectureKeys) -> Config:
+    """GPT-2 and GPT-BigCode, whose keys and values have one head."""
+    config = {
+        "n_embd": keys.whole("embedding_length"),
+        "n_head": keys.num_heads,
+        "n_layer": keys.num_layers,
+        "n_positions": keys.whole("context_length"),
+        "n_inner": keys.whole("feed_forward_length"),
+        "layer_norm_epsilon": keys.real("attention.layer_norm_epsilon"),
+    }
+    if keys.architecture == "gpt2":
+        return config | {"model_type": "gpt2", "activation_function": "gelu_new"}
+    if keys.num_kv_heads != 1:
+        raise UnsupportedModelError(
+            f"{keys.file.path}: {keys.architecture} with {keys.num_kv_heads} key-value heads is "
+            "not supported",
+            "serve the model's safetensors",
+        )
+    return config | {
+        "model_type": "gpt_bigcode",
+        "activation_function": "gelu_pytorch_tanh",
+        "multi_query": True,
+    }
+
+
+def _gpt_neox(keys: ArchitectureKeys) -> Config:
+    return {
+        "model_type": "gpt_neox",
+        "hidden_size": keys.whole("embedding_length"),
+        "intermediate_size": keys.whole("feed_forward_length"),
+        "num_hidden_layers": keys.num_layers,
+        "num_attention_heads": keys.num_heads,
+        "max_position_embeddings": keys.whole("context_length"),
+        "layer_norm_eps": keys.real("attention.layer_norm_epsilon"),
+        "rotary_pct": keys.whole("rope.dimension_count", keys.head_dim) / keys.head_dim,
+        "rotary_emb_base": keys.real("rope.freq_base", 10000.0),
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+        "hidden_act": "gelu",
+    }
+
+
+def _falcon(keys: ArchitectureKeys) -> Config:
+    two_norms = keys.has_tensor("blk.0.attn_norm_2.weight")
+    return {
+        "model_type": "falcon",
+        "hidden_size": keys.whole("embedding_length"),
+        "ffn_hidden_size": keys.whole("feed_forward_length"),
+        "num_hidden_layers": keys.num_layers,
+        "num_attention_heads": keys.num_heads,
+        "num_kv_heads": keys.num_kv_heads,
+        "new_decoder_architecture": two_norms,
+        "multi_query": keys.num_kv_heads == 1,
+        "parallel_attn": True,
+        "bias": keys.has_tensor("blk.0.attn_qkv.bias"),
+        "alibi": False,
+        "max_position_embeddings": keys.whole("context_length"),
+        "layer_norm_epsilon": keys.real("attention.layer_norm_epsilon"),
+        "rope_theta": keys.real("rope.freq_base", 10000.0),
+    }
+
+
+def _gpt_oss(keys: ArchitectureKeys) -> Config:
+    config = llama_shape(keys)
+    if "rope_scaling" in config:
+        config["rope_scaling"]["truncate"] = False
+    return config | {
+        "model_type": "gpt_oss",
+        "intermediate_size": expert_size(keys),
+        "num_local_experts": experts(keys),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "sliding_window": keys.whole("attention.sliding_window", 128),
+        "layer_types": [
+            "full_attention" if layer % 2 else "sliding_attention"
+            for layer in range(keys.num_layers)
+        ],
+        "attention_bias": True,
+    }
+
+
+def _lfm2(keys: ArchitectureKeys) -> Config:
+    heads = keys.wholes("attention.head_count_kv", keys.num_layers)
+    config = llama_shape(keys) | {
+        "model_type": "lfm2",
+        "norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "conv_L_cache": keys.whole("shortconv.l_cache"),
+        "conv_bias": keys.has_tensor("blk.0.shortconv.conv.bias"),
+        "block_auto_adjust_ff_dim": False,
+    }
+    if keys.architecture == "lfm2":
+        return config
+    dense = keys.whole("leading_dense_block_count", 0, 0)
+    return config | {
+        "model_type": "lfm2_moe",
+        "num_dense_layers": dense,
+        "num_experts": experts(keys),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "use_expert_bias": keys.has_tensor(f"blk.{dense}.exp_probs_b.bias"),
+    }
+
+
+ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
+    "falcon": ("FalconForCausalLM", _falcon),
+    "gemma": ("GemmaForCausalLM", _gemma),
+    "gemma2": ("Gemma2ForCausalLM", _gemma2),
+    "gemma3": ("Gemma3ForCausalLM", _gemma3),
+    "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
+    "gpt2": ("GPT2LMHeadModel", _gpt2),
+    "gptneox": ("GPTNeoXForCausalLM", _gpt_neox),
+    "granite": ("GraniteForCausalLM", _granite),
+    "lfm2": ("Lfm2ForCausalLM", _lfm2),
+    "lfm2moe": ("Lfm2MoeForCausalLM", _lfm2),
+    "llama": ("LlamaForCausalLM", _llama),
+    "olmo2": ("Olmo2ForCausalLM", _olmo),
+    "phi3": ("Phi3ForCausalLM", _phi3),
+    "qwen2": ("Qwen2ForCausalLM", _qwen2),
+    "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
+    "qwen3": ("Qwen3ForCausalLM", _qwen3),
+    "qwen3moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
+    "seed_oss": ("SeedOssForCausalLM", _seed_oss),
+    "smollm3": ("SmolLM3ForCausalLM", _smollm3),
+    "starcoder": ("GPTBigCodeForCausalLM", _gpt2),
+    "starcoder2": ("Starcoder2ForCausalLM", _starcoder2),
+}
+"""llama.cpp's names, transformers' classes, and what reads the keys."""

@@ -1,0 +1,247 @@
+"""The blocks of GGUF's tensors as codes and scales, exactly.
+
+Blocks lie within rows. A type with minima has the values ``scale * code - minimum``, which become
+``(code - minimum / scale) * scale``: off by the rounding of a quotient in float32.
+https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tgi_cli.gguf.tensor_types import TensorType
+from tgi_cli.quantization import mxfp4
+from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
+
+_ELEMENTS = 1 << 22
+"""Elements whose blocks are taken apart at a time."""
+
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""Types that are no blocks."""
+
+_Parts = tuple[Tensor, Tensor, Tensor | None]
+"""uint8 codes [rows, blocks, elements], float32 scales and minima [rows, blocks, groups]."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """How the blocks of a type become codes.
+
+    Attributes:
+        group: inputs that share a scale.
+        bits: of a code, of which 4-bit kernels take up to 4.
+        decode: takes blocks uint8 [rows, blocks, bytes] apart.
+        table: the values of codes; None if they are integers, less 2 ** (bits - 1) or a minimum.
+    """
+
+    group: int
+    bits: int
+    decode: Callable[[Tensor], _Parts]
+    table: Callable[[], Tensor] | None = None
+
+
+def read_floats(kind: str, shape: tuple[int, ...], data: Tensor) -> Tensor:
+    """A tensor of one of :data:`FLOATS`, of its bytes uint8 [size]."""
+    if data.data_ptr() % FLOATS[kind].itemsize:
+        data = data.clone()
+    return data.view(FLOATS[kind]).view(shape)
+
+
+def read_blocks(kind: TensorType, shape: tuple[int, int], data: Tensor) -> QuantizedWeight:
+    """A weight [out, in] of one of :data:`LAYOUTS`, of its bytes uint8 [size]."""
+    layout, (outputs, inputs) = LAYOUTS[kind.name], shape
+    blocks = data.view(outputs, inputs // kind.elements, kind.size)
+    codes = torch.empty(outputs, inputs, dtype=torch.uint8)
+    scales = torch.empty(outputs, inputs // layout.group)
+    zeros: Tensor | None = None
+    step = max(1, _ELEMENTS // max(1, inputs))
+    for start in range(0, outputs, step):
+        rows = slice(start, start + step)
+        part, factors, minima = layout.decode(blocks[rows])
+        codes[rows], scales[rows] = part.flatten(1), factors.flatten(1)
+        if minima is not None:
+            zeros = torch.empty_like(scales) if zeros is None else zeros
+            zeros[rows] = _zeros(codes[rows], scales[rows], minima.flatten(1))
+    groups = contiguous_groups(inputs, layout.group)
+    table = None if layout.table is None else layout.table()
+    return QuantizedWeight(codes, scales, zeros, groups, layout.bits, table)
+
+
+def _zeros(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
+    """The zeros of groups with minima. A group that is constant gets the codes 0, and changes."""
+    zeros = minima / scales
+    constant = scales == 0
+    if bool(constant.any()):
+        zeros[constant] = 1.0
+        scales[constant] = minima[constant]
+        codes.unflatten(1, (scales.shape[1], -1)).masked_fill_(constant[..., None], 0)
+    return zeros
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """The float16 at an offset of each block, as float32 [rows, blocks, 1]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _fields(data: Tensor, shifts: range, mask: int, width: int) -> Tensor:
+    """Fields of bytes, in stretches of ``width`` bytes: all lowest ones first, then the next."""
+    by = torch.tensor(shifts, dtype=torch.uint8)[:, None]
+    fields = data.unflatten(-1, (-1, 1, width)).bitwise_right_shift(by).bitwise_and_(mask)
+    return fields.flatten(-3)
+
+
+def _nibbles(data: Tensor, width: int) -> Tensor:
+    return _fields(data, range(0, 8, 4), 15, width)
+
+
+def _pairs(data: Tensor, width: int) -> Tensor:
+    return _fields(data, range(0, 8, 2), 3, width)
+
+
+def _flags(data: Tensor, width: int) -> Tensor:
+    return _fields(data, range(8), 1, width)
+
+
+def _signed(data: Tensor, middle: int = 0) -> Tensor:
+    """Signed bytes, or bytes whose ``middle`` is 0, as float32."""
+    return (data.float() - middle) if middle else data.contiguous().view(torch.int8).float()
+
+
+def _q4_0(blocks: Tensor) -> _Parts:
+    return _nibbles(blocks[..., 2:], 16), _half(blocks, 0), None
+
+
+def _q4_1(blocks: Tensor) -> _Parts:
+    return _nibbles(blocks[..., 4:], 16), _half(blocks, 0), -_half(blocks, 2)
+
+
+def _fifth_bits(data: Tensor) -> Tensor:
+    """The bits of 4 bytes, in order."""
+    by = torch.arange(8, dtype=torch.uint8)
+    return data[..., None].bitwise_right_shift(by).bitwise_and_(1).flatten(-2)
+
+
+def _q5_0(blocks: Tensor) -> _Parts:
+    high = _fifth_bits(blocks[..., 2:6])
+    codes = _nibbles(blocks[..., 6:], 16) | high << 4
+    return codes + (128 - 16), _half(blocks, 0), None
+
+
+def _q5_1(blocks: Tensor) -> _Parts:
+    high = _fifth_bits(blocks[..., 4:8])
+    return _nibbles(blocks[..., 8:], 16) | high << 4, _half(blocks, 0), -_half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> _Parts:
+    return blocks[..., 2:] ^ 0x80, _half(blocks, 0), None
+
+
+def _q2_k(blocks: Tensor) -> _Parts:
+    both = blocks[..., :16]
+    scales = _half(blocks, 80) * (both & 15).float()
+    return _pairs(blocks[..., 16:80], 32), scales, _half(blocks, 82) * (both >> 4).float()
+
+
+def _q3_k(blocks: Tensor) -> _Parts:
+    packed = blocks[..., 96:108]
+    scales = _nibbles(packed[..., :8], 8) | _pairs(packed[..., 8:], 4) << 4
+    codes = _pairs(blocks[..., 32:96], 32) | _flags(blocks[..., :32], 32) << 2
+    return codes, _half(blocks, 108) * _signed(scales, 32), None
+
+
+def _scales_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """8 scales and 8 minima of 6 bits each, in 12 bytes."""
+    first, second, mixed = packed[..., :4], packed[..., 4:8], packed[..., 8:12]
+    scales = torch.cat((first & 63, mixed & 15 | first >> 6 << 4), -1)
+    minima = torch.cat((second & 63, mixed >> 4 | second >> 6 << 4), -1)
+    return scales.float(), minima.float()
+
+
+def _q4_k(blocks: Tensor) -> _Parts:
+    scales, minima = _scales_of_k(blocks[..., 4:16])
+    codes = _nibbles(blocks[..., 16:], 32)
+    return codes, _half(blocks, 0) * scales, _half(blocks, 2) * minima
+
+
+def _q5_k(blocks: Tensor) -> _Parts:
+    scales, minima = _scales_of_k(blocks[..., 4:16])
+    codes = _nibbles(blocks[..., 48:], 32) | _flags(blocks[..., 16:48], 32) << 4
+    return codes, _half(blocks, 0) * scales, _half(blocks, 2) * minima
+
+
+def _q6_k(blocks: Tensor) -> _Parts:
+    codes = _nibbles(blocks[..., :128], 64) | _pairs(blocks[..., 128:192], 32) << 4
+    return codes + (128 - 32), _half(blocks, 208) * _signed(blocks[..., 192:208]), None
+
+
+def _iq4_xs(blocks: Tensor) -> _Parts:
+    high = blocks[..., 2:4, None].bitwise_right_shift(torch.arange(0, 8, 2, dtype=torch.uint8)) & 3
+    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1)
+    scales = low.flatten(-2) | high.flatten(-2) << 4
+    return _nibbles(blocks[..., 8:], 16), _half(blocks, 0) * _signed(scales, 32), None
+
+
+def _mxfp4(blocks: Tensor) -> _Parts:
+    powers = torch.exp2(blocks[..., :1].double() - 127).float()  # in float32, the least one is 0
+    return _nibbles(blocks[..., 1:], 16), powers, None
+
+
+_TERNARY_MIDDLE = 2 - 1
+"""What is added to codes 0 to 2, whose middle is 1, for codes of 2 bits, whose middle is 2."""
+
+
+def _tq1_0(blocks: Tensor) -> _Parts:
+    """Five digits of base 3 in a byte, the first one the highest; a byte is a fraction of 256."""
+
+    def digits(data: Tensor, count: int, width: int) -> Tensor:
+        powers = torch.tensor([3**each for each in range(count)], dtype=torch.uint8)[:, None]
+        shifted = data.unflatten(-1, (-1, 1, width)) * powers  # modulo 256
+        return (shifted.int() * 3).bitwise_right_shift_(8).to(torch.uint8).flatten(-3)
+
+    parts = (
+        digits(blocks[..., :32], 5, 32),
+        digits(blocks[..., 32:48], 5, 16),
+        digits(blocks[..., 48:52], 4, 4),
+    )
+    return torch.cat(parts, -1) + _TERNARY_MIDDLE, _half(blocks, 52), None
+
+
+def _tq2_0(blocks: Tensor) -> _Parts:
+    return _pairs(blocks[..., :64], 32) + _TERNARY_MIDDLE, _half(blocks, 64), None
+
+
+@cache
+def _iq4_table() -> Tensor:
+    """Values of IQ4_NL's and IQ4_XS's codes: closer to each other around 0."""
+    values = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+    return torch.tensor(values, dtype=torch.float32)
+
+
+LAYOUTS = {
+    "Q4_0": BlockLayout(32, 4, _q4_0),
+    "Q4_1": BlockLayout(32, 4, _q4_1),
+    "Q5_0": BlockLayout(32, 8, _q5_0),
+    "Q5_1": BlockLayout(32, 8, _q5_1),
+    "Q8_0": BlockLayout(32, 8, _q8_0),
+    "Q2_K": BlockLayout(16, 2, _q2_k),
+    "Q3_K": BlockLayout(16, 3, _q3_k),
+    "Q4_K": BlockLayout(32, 4, _q4_k),
+    "Q5_K": BlockLayout(32, 8, _q5_k),
+    "Q6_K": BlockLayout(16, 8, _q6_k),
+    "IQ4_NL": BlockLayout(32, 4, _q4_0, _iq4_table),
+    "IQ4_XS": BlockLayout(32, 4, _iq4_xs, _iq4_table),
+    "MXFP4": BlockLayout(32, 4, _mxfp4, mxfp4.table),
+    "TQ1_0": BlockLayout(256, 2, _tq1_0),
+    "TQ2_0": BlockLayout(256, 2, _tq2_0),
+}
+"""By the name of the type."""
