@@ -64,6 +64,8 @@ def from_folder(folder: Path, tag: str | None, tokenizer: Path | None = None) ->
         OSError, CorruptFileError, ModelError, HubError: as :func:`from_file` and
             :func:`choose_variant`.
     """
+    if _is_made(folder) and tokenizer is None:
+        return folder
     names = names_of(folder)
     variant = choose_variant(str(folder), names, tag, lambda name: (folder / name).stat().st_size)
     _log_choice(str(folder), variant, names)
@@ -90,6 +92,14 @@ def from_repository(
     small = model_files.select_files(names, GGUF, False).small
     folder = download(repository, (small, variant.names), hub, progress)
     return _served(folder / variant.names[0], folder, tokenizer)
+
+
+def _is_made(folder: Path) -> bool:
+    """Whether a folder was made by :func:`create_once`, for a GGUF file."""
+    if not all((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
+        return False
+    quantization = model_files.read_json(folder / "config.json").get("quantization_config")
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "gguf"
 
 
 def _log_choice(source: str, variant: GGUFVariant, names: Iterable[str]) -> None:

@@ -55,7 +55,8 @@ MODEL_SETTINGS = (
         SERVING,
         model=Setting(
             text("MODEL"),
-            "Model id on the Hugging Face hub, or a local folder.",
+            "Model id on the Hugging Face hub, or a local folder. GGUF: ID:TAG, as "
+            "org/name:Q4_K_M, or a file.",
             argument=True,
             alias_of="model_id",
             variables=("MODEL_ID", "HF_MODEL_ID"),
@@ -139,6 +140,17 @@ LOADING_SETTINGS = (
         ),
         rope_factor=Setting(
             FACTOR, "RoPE scaling factor; without --rope-scaling, linear. Default: 1."
+        ),
+        model_gguf=Setting(
+            text("FILE"),
+            "GGUF file with the weights, or ID:TAG on the hub. MODEL, if given, then names the "
+            "tokenizer.",
+            commands=(*_ENGINE, DOWNLOAD),
+        ),
+        tokenizer_name=Setting(
+            text("MODEL"),
+            "Model id or folder whose tokenizer replaces that of a GGUF file.",
+            commands=(*_ENGINE, DOWNLOAD),
         ),
         disable_custom_kernels=Setting(
             SWITCH,
