@@ -13,8 +13,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.tools.gguf_models import (
-    BYTE,
-    CONTROL,
     NORMAL,
     SPM_TOKENS,
     demo_metadata,
@@ -231,7 +229,3 @@ def test_the_configuration_names_tokens_and_templates(tmp_path: Path) -> None:
             {"name": "rag", "template": "{{ documents }}"},
         ],
     }
-
-
-def test_types_of_tokens_have_sentencepieces_numbers() -> None:
-    assert (NORMAL, CONTROL, BYTE) == (1, 3, 6)
