@@ -235,7 +235,7 @@ _tgi() {
         'quantize --bits') return ;;
         'quantize --groupsize') return ;;
         'quantize --percdamp') return ;;
-        'quantize --format') COMPREPLY=($(compgen -W 'gptq gptq_v2 awq compressed-tensors' -- "$word")); return ;;
+        'quantize --format') COMPREPLY=($(compgen -W 'gptq gptq_v2 awq compressed-tensors gguf' -- "$word")); return ;;
         'quantize --calibration') return ;;
         'quantize --samples') return ;;
         'quantize --seq-len') return ;;

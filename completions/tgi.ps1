@@ -63,7 +63,7 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
         'warmup --load-format' = @('auto', 'dummy')
         'warmup --rope-scaling' = @('linear', 'dynamic')
         'quantize --method' = @('gptq', 'awq', 'rtn', 'fp8', 'int8')
-        'quantize --format' = @('gptq', 'gptq_v2', 'awq', 'compressed-tensors')
+        'quantize --format' = @('gptq', 'gptq_v2', 'awq', 'compressed-tensors', 'gguf')
         'quantize --device' = @('cpu', 'cuda')
         'quantize --backend' = @('builtin', 'gptqmodel')
         'bench --route' = @('auto', 'tgi', 'completions', 'chat')

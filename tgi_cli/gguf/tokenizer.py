@@ -115,13 +115,14 @@ def _byte_level(file: GGUFFile, tokens: SpecialTokens) -> Tokenizer:
     tokenizer = Tokenizer(model)
     if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer(pre)
+    tokenizer.pre_tokenizer = make_pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
     _set_post_processor(tokenizer, tokens, [processors.ByteLevel(trim_offsets=False)])
     return tokenizer
 
 
-def _pre_tokenizer(pre: PreTokenization) -> pre_tokenizers.PreTokenizer:
+def make_pre_tokenizer(pre: PreTokenization) -> pre_tokenizers.PreTokenizer:
+    """What splits a text into the parts that merges stay within."""
     steps: list[Any] = [
         pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns
     ]
