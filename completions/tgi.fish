@@ -297,7 +297,7 @@ complete -c tgi -n '__fish_seen_subcommand_from quantize' -l static-groups -d 'g
 complete -c tgi -n '__fish_seen_subcommand_from quantize' -l group-aware -l no-group-aware -d 'gptq: reorder within and among groups, at no cost when serving'
 complete -c tgi -n '__fish_seen_subcommand_from quantize' -l mse -d 'Search for the scales with the least squared error'
 complete -c tgi -n '__fish_seen_subcommand_from quantize' -l percdamp -x -d 'gptq: dampening, as a share of the Hessian\'s mean diagonal'
-complete -c tgi -n '__fish_seen_subcommand_from quantize' -l format -x -a 'gptq gptq_v2 awq compressed-tensors gguf' -d 'Checkpoint format: gptq, gptq_v2, awq, compressed-tensors (fp8 and int8) or gguf (Q4_0 or, with --bits 8, Q8_0)'
+complete -c tgi -n '__fish_seen_subcommand_from quantize' -l format -x -a 'gptq gptq_v2 awq compressed-tensors gguf' -d 'Checkpoint format: gptq, gptq_v2, awq, compressed-tensors (fp8, int8) or gguf (Q4_0 or, with --bits 8, Q8_0)'
 complete -c tgi -n '__fish_seen_subcommand_from quantize' -l calibration -x -d 'Calibration text: .txt, .jsonl, .parquet, a data set on the hub (NAME or NAME:SUBSET), or bundled'
 complete -c tgi -n '__fish_seen_subcommand_from quantize' -l samples -x -d 'Number of calibration samples'
 complete -c tgi -n '__fish_seen_subcommand_from quantize' -l seq-len -x -d 'Tokens per sample'

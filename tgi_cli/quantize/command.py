@@ -131,7 +131,7 @@ def check_upload(model_id: str) -> None:
 
 
 def upload(folder: Path, model_id: str) -> str:
-    """Upload a file, or the files of a folder, to the repository ``model_id``, created if necessary.
+    """Upload a file or folder to the repository ``model_id``, which is created if necessary.
 
     Returns its URL.
 

@@ -92,7 +92,7 @@ QUANTIZE_SETTINGS = (
         ),
         format=Setting(
             one_of("FORMAT", "gptq", "gptq_v2", "awq", "compressed-tensors", "gguf"),
-            "Checkpoint format: gptq, gptq_v2, awq, compressed-tensors (fp8 and int8) or gguf (Q4_0 "
+            "Checkpoint format: gptq, gptq_v2, awq, compressed-tensors (fp8, int8) or gguf (Q4_0 "
             "or, with --bits 8, Q8_0). Default: the method's, with --asym gptq_v2.",
         ),
     ),
