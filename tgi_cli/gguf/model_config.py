@@ -104,7 +104,10 @@ def _qwen2(keys: ArchitectureKeys) -> Config:
 
 
 def _qwen3(keys: ArchitectureKeys) -> Config:
-    return llama_shape(keys) | {"model_type": "qwen3"}
+    return llama_shape(keys) | {
+        "model_type": "qwen3",
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+    }
 
 
 def _qwen2_moe(keys: ArchitectureKeys) -> Config:
@@ -118,7 +121,11 @@ def _qwen2_moe(keys: ArchitectureKeys) -> Config:
 
 
 def _qwen3_moe(keys: ArchitectureKeys) -> Config:
-    return _qwen_moe(keys) | {"model_type": "qwen3_moe", "norm_topk_prob": True}
+    return _qwen_moe(keys) | {
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+    }
 
 
 def _qwen_moe(keys: ArchitectureKeys) -> Config:

@@ -22,6 +22,8 @@ from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.memory import allocate
 
 _PANEL = 32
+MIN_GROUP = 16
+"""Least number of inputs that may share a scale; every other number is a multiple of it."""
 _LONGEST_GROUP = 512
 _FORMATS = {16: 0, 8: 1, 4: 2}
 """By bits, of bfloat16 and of integers."""
@@ -169,7 +171,7 @@ def pack_codes(
         scales: [out, groups], used as float32.
         zeros: like ``scales``, the code of 0. Default: the middle, 2^(bits - 1).
         bits: 8 or 4.
-        group: inputs that share a scale, a multiple of 32; 0: one per output.
+        group: inputs that share a scale, a multiple of 16; 0: one per output.
         table: bfloat16 [16], the values of codes of 4 bits; then there are no ``zeros``.
         e4m3: codes are of 8 bits and e4m3, none of them NaN; then there are no ``zeros``.
 
@@ -230,12 +232,13 @@ def unpack(matrix: PackedMatrix) -> Tensor:
 
 
 def rows(matrix: PackedMatrix, ids: Tensor) -> Tensor:
-    """Rows of the weight that a matrix in bfloat16 was made of, to the bit: int64 [T] -> [T, in].
+    """Rows of the weight that a matrix was made of: int64 [T] -> bfloat16 [T, in].
+
+    Numbers in bfloat16 are the same to the bit, those of codes are computed in float32.
 
     Raises:
         IndexError: there is no such row.
     """
-    assert matrix.bits == 16
     assert not matrix.paired
     ids = ids.long().contiguous()
     count = len(ids)
@@ -317,11 +320,11 @@ def _divided(group: int) -> tuple[int, int]:
     """
     if group == 0:
         return 0, 1
-    for parts in range(1, group // 32 + 1):
+    for parts in range(1, group // MIN_GROUP + 1):
         length, rest = divmod(group, parts)
-        if rest == 0 and length % 32 == 0 and length <= _LONGEST_GROUP:
+        if rest == 0 and length % MIN_GROUP == 0 and length <= _LONGEST_GROUP:
             return length, parts
-    raise ValueError(f"groups of {group} inputs are not a multiple of 32")
+    raise ValueError(f"groups of {group} inputs are not a multiple of {MIN_GROUP}")
 
 
 def _allocate(

@@ -10,15 +10,10 @@ from pathlib import Path
 import torch
 
 from tgi_cli.device import describe as device_facts
-from tgi_cli.models.checkpoint import (
-    QUANTIZED,
-    StoredTensor,
-    merge_quantized,
-    read_headers,
-    read_tensor,
-)
+from tgi_cli.models.checkpoint import merge_quantized, read_headers, read_tensor
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format, quantization_name
+from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.quantization.matmul import make_matmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 

@@ -75,6 +75,11 @@ class QuantizedMatmul(ABC):
 
     kernel: str
 
+    @property
+    def matrix_alone(self) -> PackedMatrix | None:
+        """The matrix of our kernels, if the product is one with it and nothing else."""
+        return None
+
     @abstractmethod
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t QUANTIZED_BYTES = 4 << 20;  // of rows that are quantized at a time
 constexpr int64_t MARGIN = 32;  // keeps the rows of a slab off each other's cache sets
-constexpr int64_t MIN_GROUP = 32;
+constexpr int64_t MIN_GROUP = 16;
 
 // What 4-bit codes stand for where no table says it: -8 to 7, twice.
 constexpr bf16 INTEGERS[32] = {

@@ -54,7 +54,7 @@ struct Matrix {
     if (!BYTE_PRODUCTS || (format != INT8 && (format != INT4 || table))) return 0;
     return input_bits == 8 ? 1 : format == INT8 ? 2 : 0;
   }
-  // Inputs whose numbers of x share a scale then, a multiple of 32, as groups are.
+  // Inputs whose numbers of x share a scale then, a multiple of 16, as groups are.
   int64_t block() const {
     if (planes() == 2 && !group) {
       const int64_t blocks = (in + MAX_BLOCK - 1) / MAX_BLOCK;

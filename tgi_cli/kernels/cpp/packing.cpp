@@ -118,10 +118,45 @@ TGI_EXPORT void tgi_unpack(const Matrix* matrix, float* weight, int threads) {
   });
 }
 
-// Rows `ids` of a bf16 matrix that is not paired, to y with `stride` between rows: -1, or where in
+namespace tgi {
+namespace {
+
+// Row `row` of codes, as bfloat16.
+void decode_row(const Matrix& m, int64_t row, bf16* to) {
+  const int64_t panel = row / PANEL, stride = m.chunk_stride(), chunk = m.chunk_inputs();
+  const int output = int(row % PANEL);
+  const int64_t group = m.group ? m.group : m.in;
+  int64_t at = panel * m.groups() * PANEL + output;
+  for (int64_t from = 0; from < m.in; from += group, at += PANEL) {
+    const int64_t end = from + group < m.in ? from + group : m.in;
+    const float scale = m.scales[at], zero = m.zeros ? m.zeros[at] : 0.0f;
+    for (int64_t first = from; first < end; first += chunk) {
+      const uint8_t* bytes = m.panel(panel) + first / chunk * stride;
+      const int64_t count = end - first < chunk ? end - first : chunk;
+      for (int64_t i = 0; i < count; ++i) {
+        const Place place = place_of(m.format, output, i);
+        float number;
+        if (m.format == INT8)
+          number = float(bytes[place.byte] - 128);
+        else if (m.format == FP8)
+          number = to_float(fp8_to_bf16(bytes[place.byte], E4M3));
+        else {
+          const int code = bytes[place.byte] >> place.shift & 15;
+          number = m.table ? to_float(m.table[code]) : float(code - 8);
+        }
+        to[first + i] = to_bf16((number - zero) * scale);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tgi
+
+// Rows `ids` of a matrix that is not paired, to y with `stride` between rows: -1, or where in
 // ids the first one is that there is no row for; then nothing was written. A row is read from as many
-// lines of the cache as it has pairs: one of 576 numbers takes 3 to 6 us more than a plain table's,
-// and 512 of them, on one core that others used, too, 1.2 ms more.
+// lines of the cache as it has pairs: one of 576 numbers in bf16 takes 3 to 6 us more than a plain
+// table's, and 512 of them, on one core that others used, too, 1.2 ms more.
 TGI_EXPORT int64_t tgi_rows(const Matrix* matrix, const int64_t* ids, int64_t count, bf16* y,
                             int64_t stride, int threads) {
   const Matrix& m = *matrix;
@@ -131,9 +166,13 @@ TGI_EXPORT int64_t tgi_rows(const Matrix* matrix, const int64_t* ids, int64_t co
   share_out(threads, (count + share - 1) / share, [&](int64_t ticket, int) {
     const int64_t end = (ticket + 1) * share < count ? (ticket + 1) * share : count;
     for (int64_t row = ticket * share; row < end; ++row) {
+      bf16* to = y + row * stride;
+      if (m.format != BF16) {
+        decode_row(m, ids[row], to);
+        continue;
+      }
       const Place place = place_of(BF16, int(ids[row] % PANEL), 0);
       const uint8_t* from = m.panel(ids[row] / PANEL) + place.byte;
-      bf16* to = y + row * stride;
       int64_t pair = 0;
       for (; pair < m.in / 2; ++pair) std::memcpy(to + 2 * pair, from + pair * m.chunk_bytes(), 4);
       if (m.in % 2) std::memcpy(to + 2 * pair, from + pair * m.chunk_bytes(), 2);
