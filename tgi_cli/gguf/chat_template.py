@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tgi_cli.gguf.reader import GGUFFile
 
 _KEY = "tokenizer.chat_template"
@@ -22,3 +25,10 @@ def chat_templates(file: GGUFFile) -> dict[str, str]:
     }
     default = file.get(_KEY, str, "")
     return ({"default": default} if default else {}) | named
+
+
+def as_config(templates: Mapping[str, str]) -> Any:
+    """Templates as tokenizer_config.json has them: one as a string, several as a list."""
+    if [*templates] == ["default"]:
+        return templates["default"]
+    return [{"name": name, "template": source} for name, source in templates.items()]

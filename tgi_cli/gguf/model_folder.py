@@ -10,7 +10,7 @@ from typing import Any
 
 from tgi_cli import files
 from tgi_cli.errors import CorruptFileError, ModelError, no_panic
-from tgi_cli.gguf.chat_template import chat_templates
+from tgi_cli.gguf.chat_template import as_config, chat_templates
 from tgi_cli.gguf.model_config import model_config
 from tgi_cli.gguf.reader import GGUFFile
 from tgi_cli.gguf.special_tokens import SpecialTokens, TokenType
@@ -92,9 +92,7 @@ def write_model_folder(
     templates = chat_templates(file)
     own_template = given & {TEMPLATE, "chat_template.json"} or config.get("chat_template")
     if templates and not own_template:
-        config = dict(config) | {
-            "chat_template": [{"name": name, "template": text} for name, text in templates.items()]
-        }
+        config = dict(config) | {"chat_template": as_config(templates)}
     _write_json(target / TOKENIZER_CONFIG, config)
     own = {} if companions is None else _read_json(companions / GENERATION_CONFIG)
     _write_json(target / GENERATION_CONFIG, generation_config(file) | own)

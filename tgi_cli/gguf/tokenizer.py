@@ -22,7 +22,7 @@ from tokenizers import (
 )
 
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError, no_panic
-from tgi_cli.gguf.chat_template import chat_templates
+from tgi_cli.gguf.chat_template import as_config, chat_templates
 from tgi_cli.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
 from tgi_cli.gguf.reader import GGUFFile
 from tgi_cli.gguf.special_tokens import (
@@ -91,9 +91,7 @@ def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
     templates = chat_templates(file)
     if templates:
-        config["chat_template"] = [
-            {"name": name, "template": source} for name, source in templates.items()
-        ]
+        config["chat_template"] = as_config(templates)
     return config
 
 
