@@ -71,7 +71,7 @@ def write_model_folder(
         OSError: a file cannot be written.
     """
     for shard in file.shards:
-        (target / shard.name).symlink_to(shard.resolve())
+        (target / shard.with_suffix(".gguf").name).symlink_to(shard.resolve())
     _write_json(target / "config.json", model_config(file))
     source = tokenizer or companions
     given = set(companion_names(source)) if source is not None else set()
