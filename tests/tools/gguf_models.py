@@ -31,20 +31,20 @@ SPM_TOKENS: tuple[tuple[str, float, int], ...] = (
 """A vocabulary of SentencePiece's kind: texts, scores and types. It has no q."""
 
 
-def spm_metadata(**keys: Value) -> dict[str, Value]:
-    """Metadata of :data:`SPM_TOKENS`; ``keys`` replace those of ``tokenizer.ggml``."""
-    return {"tokenizer.ggml.model": "llama"} | _keys(
-        tokens=[text for text, _, _ in SPM_TOKENS],
-        scores=[score for _, score, _ in SPM_TOKENS],
-        token_type=[kind for _, _, kind in SPM_TOKENS],
-        bos_token_id=1,
-        eos_token_id=2,
-        unknown_token_id=0,
-        **keys,
-    )
+def spm_metadata(**keys: Value | None) -> dict[str, Value]:
+    """Metadata of :data:`SPM_TOKENS`; ``keys`` replace theirs, and None leaves one out."""
+    own: dict[str, Any] = {
+        "tokens": [text for text, _, _ in SPM_TOKENS],
+        "scores": [score for _, score, _ in SPM_TOKENS],
+        "token_type": [kind for _, _, kind in SPM_TOKENS],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    return {"tokenizer.ggml.model": "llama"} | _keys(own | keys)
 
 
-def demo_metadata(**keys: Value) -> dict[str, Value]:
+def demo_metadata(**keys: Value | None) -> dict[str, Value]:
     """Metadata of the bundled model's tokenizer, which is byte-level BPE."""
     found = json.loads((demo.model_path() / "tokenizer.json").read_text())
     config = json.loads((demo.model_path() / "tokenizer_config.json").read_text())
@@ -63,10 +63,10 @@ def demo_metadata(**keys: Value) -> dict[str, Value]:
         "eos_token_id": special[config["eos_token"]],
     }
     template = {"tokenizer.chat_template": config["chat_template"]}
-    return {"tokenizer.ggml.model": "gpt2"} | _keys(**own | keys) | template
+    return {"tokenizer.ggml.model": "gpt2"} | _keys(own | keys) | template
 
 
-def _keys(**keys: Value | None) -> dict[str, Value]:
+def _keys(keys: Mapping[str, Value | None]) -> dict[str, Value]:
     return {f"tokenizer.ggml.{name}": value for name, value in keys.items() if value is not None}
 
 

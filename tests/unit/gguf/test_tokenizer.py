@@ -130,15 +130,15 @@ def test_spaces_behind_special_tokens_of_phi_3_are_theirs(tmp_path: Path) -> Non
 
 
 SPLITS = {
-    "gpt-2": ["It", "'s", " 1234", " Cafe\u0301s"[:5], "\u0301", "s", ",", "\n\n ", " x"],
-    "llama-bpe": ["It", "'s", " ", "123", "4", " Cafe", "\u0301", "s", ",\n\n", " ", " x"],
+    "gpt-2": ["It", "'s", " 1234", " Cafe", "\u0301", "s", ",", "\n\n ", " x"],
+    "llama-bpe": ["It", "'s", " ", "123", "4", " Cafe", "\u0301s", ",\n\n", " ", " x"],
     "qwen2": ["It", "'s", " ", "1", "2", "3", "4", " Caf\u00e9s", ",\n\n", " ", " x"],
     "qwen35": ["It", "'s", " ", "1", "2", "3", "4", " Cafe\u0301s", ",\n\n", " ", " x"],
     "tekken": ["It", "'s", " ", "1", "2", "3", "4", " Cafe\u0301s", ",\n\n", " ", " x"],
     "gpt-4o": ["It's", " ", "123", "4", " Cafe\u0301s", ",\n\n", " ", " x"],
     "smollm": ["It", "'s", " ", "1", "2", "3", "4", " Cafe", "\u0301", "s", ",", "\n\n ", " x"],
     "deepseek-v3": ["It", "'s", " ", "123", "4", " Cafe\u0301s", ",\n\n", " ", " x"],
-    "bloom": ["It's", " 1234", " Cafe\u0301s", ",", "\n\n  ", "x"],
+    "bloom": ["It's", " 1234", " Cafe\u0301s", ",\n\n ", " x"],
 }
 """By name, the parts of a text, in which no merges reach over their bounds."""
 
