@@ -22,7 +22,6 @@ from tokenizers import (
 )
 
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError, no_panic
-from tgi_cli.gguf.chat_template import as_config, chat_templates
 from tgi_cli.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
 from tgi_cli.gguf.reader import GGUFFile
 from tgi_cli.gguf.special_tokens import (
@@ -75,8 +74,8 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
         ) from error
 
 
-def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
-    """What tokenizer_config.json has: special tokens and chat templates.
+def tokenizer_config(file: GGUFFile) -> dict[str, str]:
+    """The special tokens, as tokenizer_config.json has them.
 
     Raises:
         UnsupportedModelError, CorruptFileError: as :func:`read_tokenizer`.
@@ -88,11 +87,7 @@ def tokenizer_config(file: GGUFFile) -> dict[str, Any]:
         "unk_token": tokens.text(tokens.unknown),
         "pad_token": tokens.text(tokens.padding),
     }
-    config: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
-    templates = chat_templates(file)
-    if templates:
-        config["chat_template"] = as_config(templates)
-    return config
+    return {name: text for name, text in named.items() if text is not None}
 
 
 def _byte_level(file: GGUFFile, tokens: SpecialTokens) -> Tokenizer:

@@ -21,6 +21,7 @@ from tests.tools.gguf_models import (
 )
 from tgi_cli import demo
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError
+from tgi_cli.gguf.chat_template import as_config, chat_templates
 from tgi_cli.gguf.reader import Value, read_gguf
 from tgi_cli.gguf.tokenizer import read_tokenizer, tokenizer_config
 
@@ -220,12 +221,11 @@ def test_the_configuration_names_tokens_and_templates(tmp_path: Path) -> None:
         "tokenizer.chat_template.rag": "{{ documents }}",
         "tokenizer.chat_templates": ["rag"],
     }
-    assert tokenizer_config(metadata_file(tmp_path / "v.gguf", named)) == {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "chat_template": [
-            {"name": "default", "template": "{{ bos_token }}"},
-            {"name": "rag", "template": "{{ documents }}"},
-        ],
-    }
+    file = metadata_file(tmp_path / "v.gguf", named)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert tokenizer_config(file) == special
+    assert as_config(chat_templates(file)) == [
+        {"name": "default", "template": "{{ bos_token }}"},
+        {"name": "rag", "template": "{{ documents }}"},
+    ]
+    assert as_config({"default": "{{ bos_token }}"}) == "{{ bos_token }}"
