@@ -66,6 +66,8 @@ FAMILIES = (
     "Mixtral",
     "Qwen 2 MoE",
     "Qwen 3 MoE, windows",
+    "Qwen 3.5",
+    "Qwen 3.5 MoE",
     "gpt-oss",
     "LFM 2",
     "LFM 2 MoE",

@@ -44,6 +44,8 @@ ARCHITECTURES = {
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
@@ -51,8 +53,12 @@ ARCHITECTURES = {
 """By ``model_type``."""
 
 _PERMUTED = ("llama", "mixtral", "granite", "smollm3")
-_GEMMAS = ("gemma", "gemma2", "gemma3_text")
-_PLAIN = ("ffn_gate_inp", "shortconv.conv", "position_embd", "attn_sinks", "exp_probs_b", ".bias")
+_GEMMAS = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")
+"""Whose norms are stored as one more than the weight."""
+_PLAIN = (
+    *("ffn_gate_inp", "shortconv.conv", "position_embd", "attn_sinks", "exp_probs_b", ".bias"),
+    *("ssm_conv1d", "ssm_a"),
+)
 """Parts of names of tensors that are kept in float32."""
 
 _HALVES = {
@@ -170,12 +176,17 @@ class _Part:
     stacked: bool = False
     pick: Any = None
     """What is taken of the tensor."""
+    columns: np.ndarray | None = None
+    logarithm: bool = False
+    """Whether it is stored as what the logarithm is of, negated."""
 
     def apply(self, tensor: np.ndarray) -> np.ndarray:
         numbers = tensor if self.pick is None else tensor[self.pick]
         numbers = numbers.T if self.transposed else numbers
         numbers = numbers.squeeze(1) if numbers.ndim == 3 else numbers
         numbers = numbers if self.order is None else numbers[self.order]
+        numbers = numbers if self.columns is None else numbers[:, self.columns]
+        numbers = -np.exp(numbers) if self.logarithm else numbers
         return np.ascontiguousarray(numbers + np.float32(self.shift))
 
 
@@ -184,6 +195,11 @@ def _put(
 ) -> None:
     """Undo :meth:`_Part.apply`."""
     values = values - np.float32(part.shift)
+    values = np.log(-values) if part.logarithm else values
+    if part.columns is not None:
+        undone = np.empty_like(values)
+        undone[:, part.columns] = values
+        values = undone
     if part.order is not None:
         undone = np.empty_like(values)
         undone[part.order] = values
@@ -249,7 +265,33 @@ def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[
         order = np.concatenate([each.reshape(-1) for each in parts])
     transposed = kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
     shift = 1.0 if kind in _GEMMAS and name.endswith("norm.weight") else 0.0
+    if ".linear_attn." in name:
+        return [_part_of_linear_attention(raw, name, tensor)]
     return [(name, _Part(name, order, transposed, shift))]
+
+
+def _part_of_linear_attention(
+    raw: Mapping[str, Any], name: str, tensor: np.ndarray
+) -> tuple[str, _Part]:
+    """Value heads in turns of their key heads: those of a key head are together before."""
+    keys, values = raw["linear_num_key_heads"], raw["linear_num_value_heads"]
+    before = 2 * keys * raw["linear_key_head_dim"]
+
+    def in_turns(places: np.ndarray) -> np.ndarray:
+        return places.reshape(keys, values // keys, -1).swapaxes(0, 1).reshape(-1)
+
+    module = name.partition(".linear_attn.")[2]
+    if module == "norm.weight":
+        return name, _Part(name)
+    if module == "out_proj.weight":
+        return name, _Part(name, columns=in_turns(np.arange(tensor.shape[1])))
+    places = np.arange(len(tensor))
+    if module in ("in_proj_qkv.weight", "conv1d.weight"):
+        return name, _Part(name, np.concatenate([places[:before], in_turns(places[before:])]))
+    if module == "A_log":
+        return name, _Part(name, in_turns(places), logarithm=True)
+    theirs = name.replace("dt_bias", "dt_proj.bias")
+    return theirs, _Part(name, in_turns(places))
 
 
 def _parts_of_gpt_oss(name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
@@ -323,6 +365,16 @@ def _add_keys(
     elif kind == "falcon":
         kv_heads = raw["num_kv_heads"] if raw["new_decoder_architecture"] else 1
     types = raw.get("layer_types") or []
+    if kind.startswith("qwen3_5"):
+        writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(raw["linear_key_head_dim"])
+        writer.add_ssm_group_count(raw["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(raw["linear_num_value_heads"])
+        inner = raw["linear_value_head_dim"] * raw["linear_num_value_heads"]
+        writer.add_ssm_inner_size(inner)
+        writer.add_array(
+            f"{writer.arch}.attention.recurrent_layers", [e == "linear_attention" for e in types]
+        )
     if kind in ("lfm2", "lfm2_moe"):
         writer.add_head_count_kv([kv_heads if each != "conv" else 0 for each in types])
         writer.add_shortconv_l_cache(raw["conv_L_cache"])

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tgi_cli.gguf.keys import ArchitectureKeys
+from tgi_cli.gguf.name_tables import FileModule, Rows, name_table
 from tgi_cli.gguf.reader import GGUFFile, GGUFTensor
-
-Rows = Callable[[Any], Any]
-"""From a tensor [outputs, ...] to its outputs in another order."""
 
 _BLOCK = re.compile(r"blk\.(\d+)\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
 _OLD_EXPERT = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
@@ -40,7 +38,8 @@ class WeightView:
         start: offset of its bytes in the file.
         size: its bytes.
         rows: brings outputs into the order that the family expects. Default: they are.
-        shift: is added to each number.
+        columns: the order of equal stretches of inputs that the family expects, likewise.
+        numbers: what is done to numbers (not blocks) in float32.
         transposed: whether the family expects numbers (not blocks) as [in, out].
         final_shape: that the family expects of numbers, if it differs.
     """
@@ -51,39 +50,10 @@ class WeightView:
     start: int
     size: int
     rows: Rows | None = None
-    shift: float = 0.0
+    columns: tuple[int, ...] = ()
+    numbers: Callable[[Any], Any] | None = None
     transposed: bool = False
     final_shape: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """What the family calls a module, and how its tensors differ.
-
-    ``{e}`` in the name is an expert's number. ``parts`` are modules whose outputs follow each
-    other in one tensor, with their number of outputs.
-    """
-
-    name: str = ""
-    rows: Rows | None = None
-    shift: float = 0.0
-    transposed: bool = False
-    bare: bool = False
-    """Whether the family's tensor has no suffix."""
-    middle: bool = False
-    """Whether numbers [out, in] are [out, 1, in] there, as a convolution's."""
-    single: bool = False
-    """Whether numbers [in] are [1, in] there."""
-    parts: tuple[tuple[_Module, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The modules of an architecture: outside of the layers, and within them."""
-
-    layers: str = "model.layers"
-    top: Mapping[str, _Module] = field(default_factory=dict)
-    block: Mapping[str, _Module] = field(default_factory=dict)
 
 
 def weight_views(file: GGUFFile) -> Iterator[WeightView]:
@@ -94,7 +64,7 @@ def weight_views(file: GGUFFile) -> Iterator[WeightView]:
         UnsupportedModelError: layers that differ in size.
     """
     keys = ArchitectureKeys(file)
-    names = _NAMES.get(file.architecture, _llama_names)(keys)
+    names = name_table(keys)
     for tensor in file.tensors.values():
         if _UNUSED.fullmatch(tensor.name):
             continue
@@ -120,7 +90,7 @@ def weight_views(file: GGUFFile) -> Iterator[WeightView]:
 
 
 def _views(
-    keys: ArchitectureKeys, tensor: GGUFTensor, module: _Module, prefix: str, suffix: str
+    keys: ArchitectureKeys, tensor: GGUFTensor, module: FileModule, prefix: str, suffix: str
 ) -> Iterator[WeightView]:
     """The tensor itself, each expert's part of it, or the modules that it consists of."""
     count = tensor.shape[0] if "{e}" in _all_names(module) else 1
@@ -147,246 +117,13 @@ def _views(
                 tensor.start + first * row_bytes,
                 size * row_bytes,
                 part.rows,
-                part.shift,
+                part.columns,
+                part.numbers,
                 part.transposed,
                 final,
             )
             first += size
 
 
-def _all_names(module: _Module) -> str:
+def _all_names(module: FileModule) -> str:
     return " ".join([module.name, *(part.name for part, _ in module.parts)])
-
-
-def _neighbours_apart(heads: int) -> Rows:
-    """Undo the order of rotated pairs: [heads, dims / 2, 2] becomes [heads, 2, dims / 2]."""
-    return lambda tensor: tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def _by_heads(order: list[int]) -> Rows:
-    """Bring heads into another order."""
-    return lambda tensor: tensor.unflatten(0, (len(order), -1))[order].flatten(0, 1)
-
-
-_TOP = {
-    "token_embd": _Module("model.embed_tokens"),
-    "output_norm": _Module("model.norm"),
-    "output": _Module("lm_head"),
-}
-
-_EXPERTS = {
-    "ffn_gate_inp": _Module("mlp.gate"),
-    "ffn_gate_exps": _Module("mlp.experts.{e}.gate_proj"),
-    "ffn_up_exps": _Module("mlp.experts.{e}.up_proj"),
-    "ffn_down_exps": _Module("mlp.experts.{e}.down_proj"),
-    "ffn_gate_inp_shexp": _Module("mlp.shared_expert_gate", single=True),
-    "ffn_gate_shexp": _Module("mlp.shared_expert.gate_proj"),
-    "ffn_up_shexp": _Module("mlp.shared_expert.up_proj"),
-    "ffn_down_shexp": _Module("mlp.shared_expert.down_proj"),
-}
-
-_BLOCKS = {
-    "attn_norm": _Module("input_layernorm"),
-    "attn_q": _Module("self_attn.q_proj"),
-    "attn_k": _Module("self_attn.k_proj"),
-    "attn_v": _Module("self_attn.v_proj"),
-    "attn_output": _Module("self_attn.o_proj"),
-    "attn_q_norm": _Module("self_attn.q_norm"),
-    "attn_k_norm": _Module("self_attn.k_norm"),
-    "ffn_norm": _Module("post_attention_layernorm"),
-    "ffn_gate": _Module("mlp.gate_proj"),
-    "ffn_up": _Module("mlp.up_proj"),
-    "ffn_down": _Module("mlp.down_proj"),
-    **_EXPERTS,
-}
-
-
-def _with_fused(keys: ArchitectureKeys, block: dict[str, _Module]) -> dict[str, _Module]:
-    """Add tensors that newer files may have instead of several."""
-    dims = keys.head_dim
-    queries, others = keys.num_heads * dims, keys.num_kv_heads * dims
-    sizes = {"attn_q": queries, "attn_k": others, "attn_v": others}
-    block["attn_qkv"] = _Module(parts=tuple((block[name], sizes[name]) for name in sizes))
-    if keys.whole("expert_count", 0, 0) and "ffn_gate_exps" in block:
-        name = "blk.0.ffn_gate_up_exps.weight"
-        if keys.has_tensor(name):
-            half = keys.shape(name)[1] // 2
-            both = (block["ffn_gate_exps"], half), (block["ffn_up_exps"], half)
-            block["ffn_gate_up_exps"] = _Module(parts=both)
-    return block
-
-
-def _llama_names(keys: ArchitectureKeys) -> _Names:
-    return _Names(top=_TOP, block=_with_fused(keys, dict(_BLOCKS)))
-
-
-def _rotated_names(keys: ArchitectureKeys) -> _Names:
-    """Of architectures whose rotated pairs are neighbours in the file."""
-    block = dict(_BLOCKS)
-    if keys.architecture == "llama" and keys.whole("expert_count", 0, 0):  # Mixtral
-        block["ffn_gate_inp"] = _Module("block_sparse_moe.gate")
-        for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
-            block[f"ffn_{ours}_exps"] = _Module(f"block_sparse_moe.experts.{{e}}.{theirs}")
-    for name, heads in (("attn_q", keys.num_heads), ("attn_k", keys.num_kv_heads)):
-        block[name] = replace(block[name], rows=_neighbours_apart(heads))
-    return _Names(top=_TOP, block=_with_fused(keys, block))
-
-
-def _gemma_names(keys: ArchitectureKeys) -> _Names:
-    """Norms are stored as what a vector is multiplied with, which is one more than the weight."""
-    block = dict(_BLOCKS)
-    if keys.architecture != "gemma":
-        block |= {
-            "post_attention_norm": _Module("post_attention_layernorm"),
-            "ffn_norm": _Module("pre_feedforward_layernorm"),
-            "post_ffw_norm": _Module("post_feedforward_layernorm"),
-        }
-    top = {name: _less_one(name, module) for name, module in _TOP.items()}
-    block = {name: _less_one(name, module) for name, module in block.items()}
-    return _Names(top=top, block=_with_fused(keys, block))
-
-
-def _less_one(name: str, module: _Module) -> _Module:
-    return replace(module, shift=-1.0) if name.endswith("norm") else module
-
-
-def _phi3_names(keys: ArchitectureKeys) -> _Names:
-    fused = {
-        "attn_qkv": _Module("self_attn.qkv_proj"),
-        "ffn_up": _Module("mlp.gate_up_proj"),
-    }
-    return _Names(top=_TOP, block={**_BLOCKS, **fused})
-
-
-def _post_norm_names(keys: ArchitectureKeys) -> _Names:
-    """OLMo 2 and Seed-OSS."""
-    block = dict(_BLOCKS) | {
-        "post_attention_norm": _Module("post_attention_layernorm"),
-        "post_ffw_norm": _Module("post_feedforward_layernorm"),
-    }
-    return _Names(top=_TOP, block=_with_fused(keys, block))
-
-
-def _starcoder2_names(keys: ArchitectureKeys) -> _Names:
-    block = dict(_BLOCKS) | {"ffn_up": _Module("mlp.c_fc"), "ffn_down": _Module("mlp.c_proj")}
-    return _Names(top=_TOP, block=_with_fused(keys, block))
-
-
-def _gpt2_names(keys: ArchitectureKeys) -> _Names:
-    """GPT-2, whose checkpoints have weights transposed, and GPT-BigCode."""
-    transposed = keys.architecture == "gpt2"
-    return _Names(
-        layers="transformer.h",
-        top={
-            "token_embd": _Module("transformer.wte"),
-            "position_embd": _Module("transformer.wpe"),
-            "output_norm": _Module("transformer.ln_f"),
-            "output": _Module("lm_head"),
-        },
-        block={
-            "attn_norm": _Module("ln_1"),
-            "attn_qkv": _Module("attn.c_attn", transposed=transposed),
-            "attn_output": _Module("attn.c_proj", transposed=transposed),
-            "ffn_norm": _Module("ln_2"),
-            "ffn_up": _Module("mlp.c_fc", transposed=transposed),
-            "ffn_down": _Module("mlp.c_proj", transposed=transposed),
-        },
-    )
-
-
-def _gpt_neox_names(keys: ArchitectureKeys) -> _Names:
-    heads = keys.num_heads
-    order = [head + part * heads for head in range(heads) for part in range(3)]
-    return _Names(
-        layers="gpt_neox.layers",
-        top={
-            "token_embd": _Module("gpt_neox.embed_in"),
-            "output_norm": _Module("gpt_neox.final_layer_norm"),
-            "output": _Module("embed_out"),
-        },
-        block={
-            "attn_norm": _Module("input_layernorm"),
-            "attn_qkv": _Module("attention.query_key_value", _by_heads(order)),
-            "attn_output": _Module("attention.dense"),
-            "ffn_norm": _Module("post_attention_layernorm"),
-            "ffn_up": _Module("mlp.dense_h_to_4h"),
-            "ffn_down": _Module("mlp.dense_4h_to_h"),
-        },
-    )
-
-
-def _falcon_names(keys: ArchitectureKeys) -> _Names:
-    heads, groups = keys.num_heads, keys.num_kv_heads
-    order = []
-    for group in range(groups):
-        order += range(group * heads // groups, (group + 1) * heads // groups)
-        order += [heads + group, heads + groups + group]
-    two_norms = keys.has_tensor("blk.0.attn_norm_2.weight")
-    return _Names(
-        layers="transformer.h",
-        top={
-            "token_embd": _Module("transformer.word_embeddings"),
-            "output_norm": _Module("transformer.ln_f"),
-            "output": _Module("lm_head"),
-        },
-        block={
-            "attn_norm": _Module("ln_mlp" if two_norms else "input_layernorm"),
-            "attn_norm_2": _Module("ln_attn"),
-            "attn_qkv": _Module("self_attention.query_key_value", _by_heads(order)),
-            "attn_output": _Module("self_attention.dense"),
-            "ffn_up": _Module("mlp.dense_h_to_4h"),
-            "ffn_down": _Module("mlp.dense_4h_to_h"),
-        },
-    )
-
-
-def _gpt_oss_names(keys: ArchitectureKeys) -> _Names:
-    block = dict(_BLOCKS) | {
-        "post_attention_norm": _Module("post_attention_layernorm"),
-        "attn_sinks": _Module("self_attn.sinks", bare=True),
-        "ffn_gate_inp": _Module("mlp.router"),
-    }
-    return _Names(top=_TOP, block=_with_fused(keys, block))
-
-
-def _lfm2_names(keys: ArchitectureKeys) -> _Names:
-    block = dict(_BLOCKS) | {
-        "attn_norm": _Module("operator_norm"),
-        "attn_output": _Module("self_attn.out_proj"),
-        "attn_q_norm": _Module("self_attn.q_layernorm"),
-        "attn_k_norm": _Module("self_attn.k_layernorm"),
-        "ffn_norm": _Module("ffn_norm"),
-        "ffn_gate_inp": _Module("feed_forward.gate"),
-        "exp_probs_b": _Module("feed_forward.expert_bias", bare=True),
-        "shortconv.conv": _Module("conv.conv", middle=True),
-        "shortconv.in_proj": _Module("conv.in_proj"),
-        "shortconv.out_proj": _Module("conv.out_proj"),
-    }
-    for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
-        block[f"ffn_{ours}"] = _Module(f"feed_forward.{theirs}")
-        block[f"ffn_{ours}_exps"] = _Module(f"feed_forward.experts.{{e}}.{theirs}")
-    norm = _Module("model.embedding_norm")
-    top = _TOP | {"token_embd_norm": norm, "output_norm": norm}
-    return _Names(top=top, block=_with_fused(keys, block))
-
-
-_NAMES: dict[str, Callable[[ArchitectureKeys], _Names]] = {
-    "falcon": _falcon_names,
-    "gemma": _gemma_names,
-    "gemma2": _gemma_names,
-    "gemma3": _gemma_names,
-    "gpt-oss": _gpt_oss_names,
-    "gpt2": _gpt2_names,
-    "gptneox": _gpt_neox_names,
-    "granite": _rotated_names,
-    "lfm2": _lfm2_names,
-    "lfm2moe": _lfm2_names,
-    "llama": _rotated_names,
-    "olmo2": _post_norm_names,
-    "phi3": _phi3_names,
-    "seed_oss": _post_norm_names,
-    "smollm3": _rotated_names,
-    "starcoder": _gpt2_names,
-    "starcoder2": _starcoder2_names,
-}
-"""By architecture, of those whose names or orders differ from Llama's in safetensors."""

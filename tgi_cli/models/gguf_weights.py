@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
@@ -13,6 +12,7 @@ from tgi_cli.gguf.weight_names import WeightView, weight_views
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.quantization import gguf
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
+from tgi_cli.quantization.widening import reorder_inputs
 
 _SUPPORTED = ", ".join((*gguf.FLOATS, *gguf.LAYOUTS))
 
@@ -59,8 +59,10 @@ def _floats(view: WeightView, data: Tensor) -> Tensor:
     tensor = gguf.read_floats(view.tensor.type.name, view.shape, data)
     if view.rows is not None:
         tensor = view.rows(tensor)
-    if view.shift:
-        tensor = tensor.to(torch.float32) + view.shift
+    if view.columns:
+        tensor = tensor.unflatten(1, (len(view.columns), -1))[:, list(view.columns)].flatten(1)
+    if view.numbers is not None:
+        tensor = view.numbers(tensor.float())
     if view.final_shape is not None:
         return tensor.view(view.final_shape)
     return tensor.T if view.transposed and tensor.ndim == 2 else tensor
@@ -68,4 +70,6 @@ def _floats(view: WeightView, data: Tensor) -> Tensor:
 
 def _blocks(view: WeightView, data: Tensor) -> QuantizedWeight:
     weight = gguf.read_blocks(view.tensor.type, (view.shape[0], view.shape[1]), data)
-    return weight if view.rows is None else weight.rows(view.rows)
+    if view.rows is not None:
+        weight = weight.rows(view.rows)
+    return reorder_inputs(weight, view.columns) if view.columns else weight

@@ -1,7 +1,8 @@
-"""Quantized weights in wider codes or smaller groups, with the same values."""
+"""Quantized weights in wider codes, smaller groups or another order, with the same values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -78,3 +79,16 @@ def _regrouped(weight: QuantizedWeight, size: int) -> QuantizedWeight:
     zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(repeats, 1)
     scales = weight.scales.repeat_interleave(repeats, 1)
     return replace(weight, scales=scales, zeros=zeros, groups=contiguous_groups(inputs, size))
+
+
+def reorder_inputs(weight: QuantizedWeight, order: Sequence[int]) -> QuantizedWeight:
+    """With equal stretches of inputs, as many as ``order`` has, in another order."""
+    inputs = torch.arange(weight.shape[1]).view(len(order), -1)[list(order)].flatten()
+    codes, groups = weight.codes.index_select(1, inputs), weight.groups[inputs]
+    size, stretch = _group_size(weight), weight.shape[1] // len(order)
+    if size is None or stretch % size:
+        return replace(weight, codes=codes, groups=groups)
+    starts = groups[::size]  # whole groups change places
+    zeros = None if weight.zeros is None else weight.zeros.index_select(1, starts)
+    scales = weight.scales.index_select(1, starts)
+    return replace(weight, codes=codes, scales=scales, zeros=zeros)

@@ -180,7 +180,7 @@ def test_the_largest_gemma_scales_queries_by_their_share_of_the_width(tmp_path: 
         ("llama", LLAMA | {"block_count": 0}, ModelError, "block_count is 0"),
         ("llama", LLAMA | {"block_count": "many"}, ModelError, "block_count"),
         ("llama", LLAMA | {"rope.freq_base": "x"}, ModelError, "freq_base is x"),
-        ("llama", {"block_count": 2}, ModelError, r"no llama\.embedding_length"),
+        ("llama", {"block_count": 2}, ModelError, r"no llama\.feed_forward_length"),
         (
             "llama",
             LLAMA | {"attention.head_count_kv": [2, 1]},
