@@ -62,7 +62,7 @@ def tokenizer_metadata(folder: Path, num_rows: int) -> dict[str, Value]:
         keys["scores"] = [ranks.get(text, -float(len(merges) + 1)) for text in texts]
         keys["add_space_prefix"] = tokenizer.adds_space
     keys["tokens"] = texts
-    keys["token_type"] = [*_types(tokenizer, backend["model"], texts)]
+    keys["token_type"] = [*map(int, _types(tokenizer, backend["model"], texts))]
     keys |= _special(tokenizer, folder, config, texts)
     metadata = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
     _verify(tokenizer, metadata)
