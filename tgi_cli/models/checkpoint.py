@@ -11,6 +11,7 @@ from torch import Tensor
 from tgi_cli.errors import CheckpointError
 from tgi_cli.models.gguf_weights import gguf_tensors
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
+from tgi_cli.models.tensor_readers import map_bytes
 from tgi_cli.models.weight_files import (
     INDEX,
     file_header,
@@ -85,7 +86,9 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensor(stored: StoredTensor) -> Tensor:
-    """A tensor that is stored as it is, or rows of one."""
+    """A tensor that is stored as it is, rows of one, or bytes of a file."""
+    if stored.span is not None:
+        return map_bytes(stored.file, *stored.span)
     try:
         with safe_open(stored.file, framework="pt") as tensors:
             if stored.part is not None:

@@ -136,7 +136,8 @@ def _group_of(
 def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> str:
     """The kernel that computes with a weight, found by creating it."""
     assert tensor.read is not None
-    weight: QuantizedWeight = tensor.read(*map(read_tensor, tensor.parts))
+    weight = tensor.read(*map(read_tensor, tensor.parts))
+    assert isinstance(weight, QuantizedWeight)
     product = make_matmul(weight, dtype, device)
     if isinstance(product, str):
         return f"dense, as {product}"

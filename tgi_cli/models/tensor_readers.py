@@ -81,7 +81,7 @@ class MappedReader:
 
     def read(self, stored: StoredTensor) -> Tensor:
         if stored.span is not None:
-            return _map_bytes(stored.file, *stored.span)
+            return map_bytes(stored.file, *stored.span)
         if self._read >= _MAPPED_BYTES:
             self.close()
         try:
@@ -175,7 +175,7 @@ class ReadAhead:
         return entry.start, entry.size
 
 
-def _map_bytes(file: Path, start: int, size: int) -> Tensor:
+def map_bytes(file: Path, start: int, size: int) -> Tensor:
     """Bytes of a file as uint8 [size], mapped for as long as the tensor is referred to.
 
     A mapping for each tensor: its pages are resident only as long as it is.

@@ -20,7 +20,7 @@ def q8_0(weight: Tensor) -> Tensor:
     Returns:
         [..., K / 32, 34] uint8.
     """
-    groups = weight.float().unflatten(-1, (-1, BLOCK))
+    groups = weight.float().reshape(*weight.shape[:-1], -1, BLOCK)
     scale = groups.abs().amax(-1, keepdim=True) / 127
     scaled = groups * _inverse(scale)
     codes = (scaled.abs() + 0.5).floor().copysign(scaled).to(torch.int8)
@@ -35,7 +35,7 @@ def q4_0(weight: Tensor) -> Tensor:
     Returns:
         [..., K / 32, 18] uint8. A byte has the codes of the inputs i and i + 16.
     """
-    groups = weight.float().unflatten(-1, (-1, BLOCK))
+    groups = weight.float().reshape(*weight.shape[:-1], -1, BLOCK)
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     scale = largest / -8
     codes = (groups * _inverse(scale) + 8.5).floor().clamp(0, 15).to(torch.uint8)

@@ -143,12 +143,8 @@ class GGUFLayout:
         """
         if self.architecture != "llama" or not re.search(r"\.[qk]_proj\.", stored):
             return None
-        return (
-            torch.arange(num_rows)
-            .unflatten(0, (-1, 2, self.head_dim // 2))
-            .transpose(1, 2)
-            .flatten()
-        )
+        rows = torch.arange(num_rows).view(-1, 2, self.head_dim // 2)
+        return rows.transpose(1, 2).flatten()
 
     def rope_divisors(self) -> Tensor | None:
         """Llama 3's divisors of the rotary frequencies, float32 [head_dim / 2]; None without.

@@ -236,4 +236,4 @@ def _plain(rows: Tensor, kind: str) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> list[memoryview]:
-    return [memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy())]
+    return [tensor.contiguous().flatten().view(torch.uint8).numpy().data]
