@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
-from tgi_cli.gguf.reader import GGUFFile
+from tgi_cli.gguf.reader import GGUFFile, Value
 
 _LARGEST = 1 << 31
 _REMEDY = "download another file of the model"
@@ -58,12 +58,12 @@ class ArchitectureKeys:
             type(each) is int and 0 <= each < _LARGEST for each in values
         ):
             raise self.invalid(f"{self.architecture}.{name} is not a number for each layer")
-        return values[:count]
+        return [int(each) for each in values[:count]]
 
     def real(self, name: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._value(name, default)
-        if type(value) not in (int, float) or not math.isfinite(value):
+        if isinstance(value, (bool, str, list)) or not math.isfinite(value):
             raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
         # A float32 as the shortest decimal number that stands for it: 1e-05, as it was written.
         return float(f"{value:.7g}") if isinstance(value, float) else float(value)
@@ -79,7 +79,7 @@ class ArchitectureKeys:
         """A text."""
         return self.file.get(f"{self.architecture}.{name}", str, default)
 
-    def _value(self, name: str, default: object) -> object:
+    def _value(self, name: str, default: Value | None) -> Value:
         value = self.file.metadata.get(f"{self.architecture}.{name}", default)
         if value is None:
             raise self.invalid(f"it has no {self.architecture}.{name}")

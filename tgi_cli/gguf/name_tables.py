@@ -212,7 +212,7 @@ def _gpt_neox_names(keys: ArchitectureKeys) -> NameTable:
 
 def _falcon_names(keys: ArchitectureKeys) -> NameTable:
     heads, groups = keys.num_heads, keys.num_kv_heads
-    order = []
+    order: list[int] = []
     for group in range(groups):
         order += range(group * heads // groups, (group + 1) * heads // groups)
         order += [heads + group, heads + groups + group]

@@ -108,8 +108,11 @@ def _views(
         for part, size in module.parts or ((module, shape[0]),):
             name = prefix + part.name.replace("{e}", str(expert))
             own = (size, *shape[1:])
-            final = (size, 1, *shape[1:]) if part.middle and len(shape) == 2 else None
-            final = (1, size) if part.single and len(shape) == 1 else final
+            final: tuple[int, ...] | None = None
+            if part.middle and len(shape) == 2:
+                final = (size, 1, *shape[1:])
+            elif part.single and len(shape) == 1:
+                final = (1, size)
             yield WeightView(
                 name if part.bare or not suffix else f"{name}.{suffix}",
                 tensor,

@@ -60,7 +60,8 @@ def _floats(view: WeightView, data: Tensor) -> Tensor:
     if view.rows is not None:
         tensor = view.rows(tensor)
     if view.columns:
-        tensor = tensor.unflatten(1, (len(view.columns), -1))[:, list(view.columns)].flatten(1)
+        parts = tensor.reshape(len(tensor), len(view.columns), -1)
+        tensor = parts[:, list(view.columns)].flatten(1)
     if view.numbers is not None:
         tensor = view.numbers(tensor.float())
     if view.final_shape is not None:
