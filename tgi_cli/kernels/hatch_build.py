@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _HERE = Path(__file__).parent
 
 
-class KernelsHook(BuildHookInterface):  # type: ignore[misc]
+class KernelsHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
     """Adds the libraries to a wheel, and makes it one for this platform if there are any.
 
     ``TGI_BUILD_KERNELS=0`` leaves them out; ``1`` makes it an error that they cannot be compiled.
