@@ -15,7 +15,7 @@ from tests.tools.checkpoints import make_llama
 from tests.tools.gguf_files import write_gguf
 from tests.tools.paged_run import PagedRun, expected, load, random_ids
 from tests.tools.thread_shards import sharded_logits
-from tgi_cli.kernels.linear import PackedMatrix
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.models import model_facts, read_config
 
 TOLERANCE = 1e-4

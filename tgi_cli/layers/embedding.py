@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.device.memory import release_pages
-from tgi_cli.kernels.linear import Epilogue, PackedMatrix, linear, rows
+from tgi_cli.kernels.linear import Epilogue, linear, rows
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import LinearBase
 from tgi_cli.quantization.matmul import CppMatmul, make_matmul

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec
-from tgi_cli.kernels.linear import Epilogue, PackedMatrix
+from tgi_cli.kernels.linear import Epilogue
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.kernels.program import Program
 from tgi_cli.kernels.program_args import NormKind
 from tgi_cli.kernels.program_parts import RESIDUAL, BufferView, NormWeights

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.kernels.linear import PackedMatrix
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 

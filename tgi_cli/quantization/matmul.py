@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels import cpp_library
-from tgi_cli.kernels.linear import MIN_GROUP, PackedMatrix, linear, pack_codes, quantize_inputs
+from tgi_cli.kernels.linear import MIN_GROUP, linear, pack_codes, quantize_inputs
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.base import QuantizedMatmul
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
@@ -42,12 +43,13 @@ class CppMatmul(QuantizedMatmul):
         e4m3 = bits == 8 and weight.table is not None
         self.kernel = "our kernels for fp8" if e4m3 else f"our kernels for {bits} bits"
         self.order = weight.order
-        scales, table = weight.scales, None
+        scales, table, levels = weight.scales, None, weight.levels if group else None
         if weight.table is not None and not e4m3:
             table, factor = bfloat16_table(weight.table)
             scales = scales / factor
+            levels = levels if factor == 1.0 else None
         self.matrix = pack_codes(
-            weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3
+            weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3, levels
         )
         self.quantizes_activations = input_bits == 8 and quantize_inputs(self.matrix)
         if self.quantizes_activations:
@@ -63,8 +65,8 @@ class CppMatmul(QuantizedMatmul):
     @property
     def tensors(self) -> Sequence[Tensor]:
         matrix = self.matrix
-        tensors = (matrix.data, matrix.scales, matrix.zeros, matrix.table, self.order)
-        return [each for each in tensors if each is not None]
+        others = [each for each in (matrix.table, self.order) if each is not None]
+        return [*matrix.tensors, *others]
 
 
 class TorchInt4Matmul(QuantizedMatmul):

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.kernels.linear import PackedMatrix, linear
+from tgi_cli.kernels.linear import linear
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization import bitsandbytes
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod, QuantizedMatmul
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul

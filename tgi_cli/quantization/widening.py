@@ -58,7 +58,8 @@ def _widen_to_8_bits(weight: QuantizedWeight) -> QuantizedWeight | None:
         if bool(((values == values.round()) & (values.abs() < 128)).all()):
             numbers = (values + 128).to(torch.uint8)
             codes = numbers[weight.codes.int()]
-            return replace(weight, codes=codes, scales=weight.scales / factor, bits=8, table=None)
+            scales = weight.scales / factor
+            return replace(weight, codes=codes, scales=scales, bits=8, table=None, levels=None)
     return None
 
 
@@ -78,7 +79,9 @@ def _regrouped(weight: QuantizedWeight, size: int) -> QuantizedWeight:
     repeats = inputs // weight.scales.shape[1] // size
     zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(repeats, 1)
     scales = weight.scales.repeat_interleave(repeats, 1)
-    return replace(weight, scales=scales, zeros=zeros, groups=contiguous_groups(inputs, size))
+    levels = weight.levels if repeats == 1 else None
+    groups = contiguous_groups(inputs, size)
+    return replace(weight, scales=scales, zeros=zeros, groups=groups, levels=levels)
 
 
 def reorder_inputs(weight: QuantizedWeight, order: Sequence[int]) -> QuantizedWeight:
@@ -87,8 +90,8 @@ def reorder_inputs(weight: QuantizedWeight, order: Sequence[int]) -> QuantizedWe
     codes, groups = weight.codes.index_select(1, inputs), weight.groups[inputs]
     size, stretch = _group_size(weight), weight.shape[1] // len(order)
     if size is None or stretch % size:
-        return replace(weight, codes=codes, groups=groups)
+        return replace(weight, codes=codes, groups=groups, levels=None)
     starts = groups[::size]  # whole groups change places
     zeros = None if weight.zeros is None else weight.zeros.index_select(1, starts)
     scales = weight.scales.index_select(1, starts)
-    return replace(weight, codes=codes, scales=scales, zeros=zeros)
+    return replace(weight, codes=codes, scales=scales, zeros=zeros, levels=None)

@@ -10,7 +10,6 @@ from tgi_cli.kernels import library, without_cpp_kernels
 from tgi_cli.kernels.linear import (
     ACTIVATIONS,
     Epilogue,
-    PackedMatrix,
     linear,
     multiplies_bytes,
     pack_bf16,
@@ -19,6 +18,7 @@ from tgi_cli.kernels.linear import (
     unpack,
 )
 from tgi_cli.kernels.linear import rows as rows_of
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers import ops
 
 ROWS = [*range(15), 33, 100]

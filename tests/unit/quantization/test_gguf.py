@@ -11,7 +11,8 @@ import torch
 
 from tests.tools.gguf_files import quantized
 from tgi_cli.gguf.tensor_types import TENSOR_TYPES
-from tgi_cli.kernels.linear import PackedMatrix, linear, rows, unpack
+from tgi_cli.kernels.linear import linear, rows, unpack
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization.gguf import LAYOUTS, read_blocks
 from tgi_cli.quantization.matmul import CppMatmul, make_matmul
 

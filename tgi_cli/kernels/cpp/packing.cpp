@@ -43,6 +43,33 @@ void each_output(const Matrix& matrix, int64_t panel, const Visit& visit) {
 // 16 pairs at a time, so that a panel's part stays in the cache while its outputs come one by one.
 constexpr int64_t STRETCH = 32;
 
+// What an integer, or a table's number, of an output and a group stands for.
+struct Scaled {
+  float scale, zero, minimum;
+
+  Scaled(const Matrix& m, int64_t panel, int64_t group, int output) : scale(1), zero(0), minimum(0) {
+    if (!m.scales && !m.scale_codes) return;
+    if (!m.scale_codes) {
+      const int64_t at = (panel * m.groups() + group) * PANEL + output;
+      scale = m.scales[at];
+      if (m.zeros) zero = m.zeros[at];
+      return;
+    }
+    const int64_t at = (panel * m.groups() + group) * PANEL + output;
+    if (m.minimum_codes) zero = float(-m.middle());
+    if (!m.scales) {
+      scale = half_to_float(static_cast<const uint16_t*>(m.scale_codes)[at]);
+      if (m.minimum_codes) minimum = half_to_float(static_cast<const uint16_t*>(m.minimum_codes)[at]);
+      return;
+    }
+    const int64_t wide = (panel * m.supergroups() + (group >> m.super_shift)) * PANEL + output;
+    scale = m.scales[wide] * float(static_cast<const int8_t*>(m.scale_codes)[at]);
+    if (m.minimum_codes) minimum = m.zeros[wide] * float(static_cast<const uint8_t*>(m.minimum_codes)[at]);
+  }
+
+  float operator()(float number) const { return (number - zero) * scale - minimum; }
+};
+
 // Numbers of rows that are worth a ticket.
 constexpr int64_t ROW_TICKET = 8192;
 
@@ -108,11 +135,7 @@ TGI_EXPORT void tgi_unpack(const Matrix* matrix, float* weight, int threads) {
           int code = from[place.byte] >> place.shift & 15;
           number = m.table ? to_float(m.table[code]) : float(code - 8);
         }
-        if (m.scales) {
-          int64_t at = (panel * m.groups() + (m.group ? i / m.group : 0)) * PANEL + output;
-          number = (number - (m.zeros ? m.zeros[at] : 0.0f)) * m.scales[at];
-        }
-        weight[row * m.in + i] = number;
+        weight[row * m.in + i] = Scaled(m, panel, m.group ? i / m.group : 0, output)(number);
       }
     });
   });
@@ -126,10 +149,9 @@ void decode_row(const Matrix& m, int64_t row, bf16* to) {
   const int64_t panel = row / PANEL, stride = m.chunk_stride(), chunk = m.chunk_inputs();
   const int output = int(row % PANEL);
   const int64_t group = m.group ? m.group : m.in;
-  int64_t at = panel * m.groups() * PANEL + output;
-  for (int64_t from = 0; from < m.in; from += group, at += PANEL) {
+  for (int64_t from = 0; from < m.in; from += group) {
     const int64_t end = from + group < m.in ? from + group : m.in;
-    const float scale = m.scales[at], zero = m.zeros ? m.zeros[at] : 0.0f;
+    const Scaled scaled(m, panel, from / group, output);
     for (int64_t first = from; first < end; first += chunk) {
       const uint8_t* bytes = m.panel(panel) + first / chunk * stride;
       const int64_t count = end - first < chunk ? end - first : chunk;
@@ -144,7 +166,7 @@ void decode_row(const Matrix& m, int64_t row, bf16* to) {
           const int code = bytes[place.byte] >> place.shift & 15;
           number = m.table ? to_float(m.table[code]) : float(code - 8);
         }
-        to[first + i] = to_bf16((number - zero) * scale);
+        to[first + i] = to_bf16(scaled(number));
       }
     }
   }
