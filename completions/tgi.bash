@@ -10,7 +10,7 @@ _tgi() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-            serve|env|download-weights|warmup|quantize|bench|model-server|router|connect|completion) command=${COMP_WORDS[i]}; break ;;
+            serve|env|download-weights|warmup|quantize|bench|model-server|router|connect|deploy|completion) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command $previous" in
@@ -22,6 +22,7 @@ _tgi() {
         'serve --port'|'serve -p') return ;;
         'serve --graceful-termination-timeout'|'serve -g') return ;;
         'serve --api-key') return ;;
+        'serve --api-key-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
         'serve --cors-allow-origin') return ;;
         'serve --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
         'serve --ssl-keyfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
@@ -103,6 +104,7 @@ _tgi() {
         'env --port'|'env -p') return ;;
         'env --graceful-termination-timeout'|'env -g') return ;;
         'env --api-key') return ;;
+        'env --api-key-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
         'env --cors-allow-origin') return ;;
         'env --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
         'env --ssl-keyfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
@@ -352,6 +354,7 @@ _tgi() {
         'router --port'|'router -p') return ;;
         'router --graceful-termination-timeout'|'router -g') return ;;
         'router --api-key') return ;;
+        'router --api-key-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
         'router --cors-allow-origin') return ;;
         'router --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
         'router --ssl-keyfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
@@ -406,20 +409,113 @@ _tgi() {
         'connect --api-key-env') return ;;
         'connect --api-key') return ;;
         'connect --file') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --output'|'deploy -o') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --name') return ;;
+        'deploy --image') return ;;
+        'deploy --memory') return ;;
+        'deploy --cpus') return ;;
+        'deploy --cpuset-cpus') return ;;
+        'deploy --cpuset-mems') return ;;
+        'deploy --gpus') return ;;
+        'deploy --storage') return ;;
+        'deploy --hf-token-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --model-id') return ;;
+        'deploy --revision') return ;;
+        'deploy --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
+        'deploy --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --hostname') return ;;
+        'deploy --port'|'deploy -p') return ;;
+        'deploy --graceful-termination-timeout'|'deploy -g') return ;;
+        'deploy --api-key') return ;;
+        'deploy --api-key-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --cors-allow-origin') return ;;
+        'deploy --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --ssl-keyfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --max-concurrent-requests') return ;;
+        'deploy --max-input-tokens') return ;;
+        'deploy --max-input-length') return ;;
+        'deploy --max-total-tokens') return ;;
+        'deploy --max-batch-prefill-tokens') return ;;
+        'deploy --max-batch-total-tokens') return ;;
+        'deploy --max-batch-size') return ;;
+        'deploy --max-queued-requests') return ;;
+        'deploy --max-queued-tokens') return ;;
+        'deploy --batching') COMPREPLY=($(compgen -W 'fused inflight static' -- "$word")); return ;;
+        'deploy --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
+        'deploy --waiting-served-ratio') return ;;
+        'deploy --max-waiting-tokens') return ;;
+        'deploy --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
+        'deploy --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
+        'deploy --cuda-graphs') return ;;
+        'deploy --state-prefill') COMPREPLY=($(compgen -W 'recurrent chunked' -- "$word")); return ;;
+        'deploy --speculate') return ;;
+        'deploy --speculative-model') return ;;
+        'deploy --speculative-config') return ;;
+        'deploy --num-shard') return ;;
+        'deploy --cuda-memory-fraction') return ;;
+        'deploy --shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
+        'deploy --quantize-head-bits') return ;;
+        'deploy --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
+        'deploy --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
+        'deploy --rope-factor') return ;;
+        'deploy --model-gguf') return ;;
+        'deploy --tokenizer-name') return ;;
+        'deploy --huggingface-hub-cache') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --weights-cache-override') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --lora-adapters') return ;;
+        'deploy --max-loras') return ;;
+        'deploy --max-cpu-loras') return ;;
+        'deploy --max-lora-rank') return ;;
+        'deploy --served-model-name') return ;;
+        'deploy --max-best-of') return ;;
+        'deploy --max-stop-sequences') return ;;
+        'deploy --max-top-n-tokens') return ;;
+        'deploy --max-client-batch-size') return ;;
+        'deploy --validation-workers') return ;;
+        'deploy --payload-limit') return ;;
+        'deploy --response-store-bytes') return ;;
+        'deploy --response-store-seconds') return ;;
+        'deploy --watermark-gamma') return ;;
+        'deploy --watermark-delta') return ;;
+        'deploy --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
+        'deploy --allowed-media-domains') return ;;
+        'deploy --allowed-local-media-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --media-fetch-timeout') return ;;
+        'deploy --max-image-fetch-size') return ;;
+        'deploy --max-image-pixels') return ;;
+        'deploy --max-images') return ;;
+        'deploy --image-workers') return ;;
+        'deploy --chat-template') return ;;
+        'deploy --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --tool-call-parser') COMPREPLY=($(compgen -W 'auto none apertus cohere deepseek deepseek_v31 deepseek_v32 deepseek_v4 functionary functiongemma functools gemma4 gigachat3 gigachat31 glm45 glm47 granite granite_20b harmony hermes hunyuan_v3 internlm jamba kimi_k2 kimi_k3 lfm2 llama3_json longcat longcat_v2 minicpm5 minimax minimax_m2 mistral mistral_list nemotron olmo3 phi4_mini pythonic qwen3_coder seed_oss solar step3 xlam' -- "$word")); return ;;
+        'deploy --reasoning-parser') COMPREPLY=($(compgen -W 'auto none apertus apriel cohere gemma4 granite harmony hunyuan_v3 kimi kimi_k3 longcat minimax_m3 mistral seed_oss solar think think_answer think_response' -- "$word")); return ;;
+        'deploy --otlp-endpoint') return ;;
+        'deploy --otlp-service-name') return ;;
+        'deploy --logger-level') return ;;
+        'deploy --max-restarts') return ;;
+        'deploy --watchdog-timeout') return ;;
+        'deploy --prometheus-port') return ;;
+        'deploy --master-addr') return ;;
+        'deploy --master-port') return ;;
+        'deploy --usage-stats') COMPREPLY=($(compgen -W 'on off no-stack' -- "$word")); return ;;
+        'deploy --ngrok-authtoken') return ;;
+        'deploy --ngrok-edge') return ;;
     esac
     case $command in
-        serve) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        env) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        serve) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        env) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
         download-weights) flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --model-gguf --tokenizer-name --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
         warmup) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
         quantize) flags='--revision --trust-remote-code --no-trust-remote-code --config --logger-level --json-output --no-json-output --inspect --upload-to-model-id --method --bits --groupsize --sym --asym --act-order --no-act-order --static-groups --group-aware --no-group-aware --mse --percdamp --format --calibration --samples --seq-len --seed --include --exclude --evaluate --resume --device --backend --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
         bench) flags='--revision --config --tokenizer-name -t --master-shard-uds-path -m --url --api-key --header -H --route --serve-args --timeout --batch-size -b --sequence-length -s --decode-length -d --runs -r --concurrency -c --rate --ramp --sweep --trace --slo --slo-share --arrival --speed --duration --requests -n --warmups -w --input-tokens --output-tokens --prefix --prompts --conversations --think --ignore-eos --no-ignore-eos --extra-body --seed --temperature --top-k --top-p --typical-p --repetition-penalty --frequency-penalty --top-n-tokens --watermark --do-sample --output -o --csv --jsonl --html --markdown --svg --ui --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
         model-server) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        router) flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
+        router) flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
         connect) flags='--model --api-key-env --api-key --write --file --help -h'; COMPREPLY=($(compgen -W 'codex claude opencode qwen-code continue zed open-webui' -- "$word")) ;;
+        deploy) flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --storage --keys --no-keys --hf-token-file --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -W 'docker compose systemd k8s' -- "$word")) ;;
         completion) flags='--help -h'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback --help -h'
-            COMPREPLY=($(compgen -W 'serve env download-weights warmup quantize bench model-server router connect completion' -- "$word")) ;;
+            COMPREPLY=($(compgen -W 'serve env download-weights warmup quantize bench model-server router connect deploy completion' -- "$word")) ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$word"))

@@ -10,7 +10,14 @@ import pytest
 from tgi_cli.cli import commands, reference
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.settings import SETTINGS, settings_of
-from tgi_cli.config.settings.setting import COMMANDS, COMPARE, COMPLETION, SERVE, VIEW
+from tgi_cli.config.settings.setting import (
+    COMMANDS,
+    COMPARE,
+    COMPLETION,
+    DEPLOY,
+    SERVE,
+    VIEW,
+)
 from tgi_cli.router.config import RouterConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -23,7 +30,7 @@ def test_the_reference_is_up_to_date() -> None:
         assert setting.hidden or setting.argument or f"`{setting.flag}`" in text
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, VIEW, COMPARE, COMPLETION])
+@pytest.mark.parametrize("command", [*COMMANDS, VIEW, COMPARE, DEPLOY, COMPLETION])
 def test_names_flags_and_variables_are_unique_within_a_command(command: str) -> None:
     settings = settings_of(command)
     names = [setting.name for setting in settings]

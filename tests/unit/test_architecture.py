@@ -20,6 +20,7 @@ PACKAGE = Path(tgi_cli.__file__).parent
 PACKAGES = [
     "cli",
     "launcher",
+    "deploy",
     "bench",
     "router",
     "llm",
@@ -158,6 +159,7 @@ def test_modules_import_each_other_in_one_direction_only() -> None:
         "model_server",
         "rpc",
         "launcher",
+        "deploy",
         "cli",
         "hub",
         "config",
@@ -196,7 +198,7 @@ OWN_FILES = (
     "models/tensor_readers.py",  # whose headers were checked, with the files' sizes
     "files.py",  # reads them all within bounds
     "gguf/reader.py",  # headers, within bounds of its own
-    "gguf/config_parts.py",  # small tensors, whose places the reader has checked
+    "gguf/config_parts.py",  # small tensors, whose places the headers' check has bounded
     "demo/",  # ours
     "device/",  # /proc, /sys
     "kernels/",

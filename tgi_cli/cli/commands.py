@@ -77,6 +77,9 @@ COMMANDS = (
         "connect", "Print or write the settings that make a client use a server, as Codex's."
     ),
     CommandEntry(
+        "deploy", "Print the file that runs a server under Docker, Compose, systemd or Kubernetes."
+    ),
+    CommandEntry(
         "completion",
         "Print the script that completes tgi's commands and flags in a shell.",
         module="completions",

@@ -13,8 +13,12 @@ from typing import Any
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.config import ServeConfig
 from tgi_cli.errors import ConfigError
+from tgi_cli.files import read_text
 
 log = logging.getLogger(__name__)
+
+_KEY_FILE_BYTES = 1 << 20
+"""Limit for a file of API keys."""
 
 _TARGETS = {
     "text_generation_launcher": ("launcher",),
@@ -92,14 +96,16 @@ def listen_address(settings: ParsedSettings) -> str:
 
 
 def checked_key(settings: ParsedSettings) -> str | None:
-    """The API keys, comma-separated, or None.
+    """The API keys of flag or variable and of the file, comma-separated, or None.
 
     Raises:
-        ConfigError: an empty key, or one that cannot be sent in a header.
+        ConfigError: an empty key, one that cannot be sent in a header, or an unreadable file.
     """
     words: list[str] = list(settings["api_key"] or ())
     if settings.origins["api_key"].kind == "variable" or (not words and "API_KEY" in os.environ):
         words = [os.environ["API_KEY"]]  # unsplit: click splits variables of lists at spaces
+    if (file := settings.get("api_key_file")) is not None:
+        words += _keys_of(file)
     if not words:
         return None
     keys = [key.strip() for word in words for key in word.split(",")]
@@ -115,6 +121,19 @@ def checked_key(settings: ParsedSettings) -> str | None:
                 "use ASCII letters, digits and punctuation",
             )
     return ",".join(keys)
+
+
+def _keys_of(file: Path) -> list[str]:
+    """The lines of a file of API keys. Raises ConfigError."""
+    try:
+        lines = [line for line in read_text(file, _KEY_FILE_BYTES).splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"--api-key-file {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"--api-key-file {file} cannot be read: {error}") from error
+    if not lines:
+        raise ConfigError(f"--api-key-file {file} has no key", "write one key per line")
+    return lines
 
 
 def checked_origins(words: list[str] | None) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
-from tgi_cli.gguf.reader import GGUFFile, Value
+from tgi_cli.gguf.reader import GGUFFile
 
 _LARGEST = 1 << 31
 _REMEDY = "download another file of the model"
@@ -53,17 +54,17 @@ class ArchitectureKeys:
     def wholes(self, name: str, count: int) -> list[int]:
         """Whole numbers of ``count`` layers, none below 0; a single number is that of all."""
         value = self._value(name, None)
-        values = value if isinstance(value, list) else [value] * count
+        values: list[Any] = value if isinstance(value, list) else [value] * count
         if len(values) < count or not all(
             type(each) is int and 0 <= each < _LARGEST for each in values
         ):
             raise self.invalid(f"{self.architecture}.{name} is not a number for each layer")
-        return [int(each) for each in values[:count]]
+        return values[:count]
 
     def real(self, name: str, default: float | None = None) -> float:
         """A finite number."""
-        value = self._value(name, default)
-        if isinstance(value, (bool, str, list)) or not math.isfinite(value):
+        value: Any = self._value(name, default)
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
         # A float32 as the shortest decimal number that stands for it: 1e-05, as it was written.
         return float(f"{value:.7g}") if isinstance(value, float) else float(value)
@@ -79,7 +80,7 @@ class ArchitectureKeys:
         """A text."""
         return self.file.get(f"{self.architecture}.{name}", str, default)
 
-    def _value(self, name: str, default: Value | None) -> Value:
+    def _value(self, name: str, default: object) -> object:
         value = self.file.metadata.get(f"{self.architecture}.{name}", default)
         if value is None:
             raise self.invalid(f"it has no {self.architecture}.{name}")

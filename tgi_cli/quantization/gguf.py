@@ -138,7 +138,7 @@ def _zeros(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
     if bool(constant.any()):
         zeros[constant] = 1.0
         scales[constant] = minima[constant]
-        codes.view(*scales.shape, -1).masked_fill_(constant[..., None], 0)
+        codes.view(len(codes), scales.shape[1], -1).masked_fill_(constant[..., None], 0)
     return zeros
 
 
@@ -155,8 +155,7 @@ def _real(blocks: Tensor, start: int) -> Tensor:
 def _fields(data: Tensor, shifts: range, mask: int, width: int) -> Tensor:
     """Fields of bytes, in stretches of ``width`` bytes: all lowest ones first, then the next."""
     by = torch.tensor(shifts, dtype=torch.uint8)[:, None]
-    stretches = data.reshape(*data.shape[:-1], -1, 1, width)
-    fields = stretches.bitwise_right_shift(by).bitwise_and_(mask)
+    fields = data.view(*data.shape[:-1], -1, 1, width).bitwise_right_shift(by).bitwise_and_(mask)
     return fields.flatten(-3)
 
 
@@ -265,7 +264,7 @@ def _tq1_0(blocks: Tensor) -> _Parts:
 
     def digits(data: Tensor, count: int, width: int) -> Tensor:
         powers = torch.tensor([3**each for each in range(count)], dtype=torch.uint8)[:, None]
-        shifted = data.reshape(*data.shape[:-1], -1, 1, width) * powers  # modulo 256
+        shifted = data.view(*data.shape[:-1], -1, 1, width) * powers  # modulo 256
         return (shifted.int() * 3).bitwise_right_shift_(8).to(torch.uint8).flatten(-3)
 
     parts = (

@@ -49,6 +49,19 @@ _TOKENIZER_FILES = ("tokenizer*.json", "*vocab*", "*.model", "*.tiktoken")
 converts."""
 
 
+def resolve_config(serve: ServeConfig, model_path: Path) -> tuple[EngineConfig, ModelFacts]:
+    """Read the model's configuration, and resolve the settings for it and this machine.
+
+    Raises:
+        ConfigError: flags that contradict each other or the model.
+        ModelError: files that cannot be used.
+    """
+    model_config = scale_rope(read_config(model_path, serve.trust_remote_code), serve.rope)
+    ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
+    facts = model_facts(model_config)
+    return resolve(serve, facts, describe(None), model_path, max(ranks, default=0)), facts
+
+
 def load_worker(
     serve: ServeConfig, model_path: Path, progress: Callable[[int, int], None] | None = None
 ) -> tuple[ModelWorker | ShardedWorker, EngineConfig]:
@@ -69,10 +82,7 @@ def load_worker(
         OutOfMemoryError: the weights do not fit.
         ShardError: another process of the model failed.
     """
-    model_config = scale_rope(read_config(model_path, serve.trust_remote_code), serve.rope)
-    ranks = [adapter_rank(Path(item.partition("=")[2])) for item in serve.lora_adapters]
-    facts = model_facts(model_config)
-    config = resolve(serve, facts, describe(None), model_path, max(ranks, default=0))
+    config, _ = resolve_config(serve, model_path)
     if config.num_shard == 1:
         return make_worker(config, progress=progress), config
     # A single shard needs no messages: torch alone is enough.

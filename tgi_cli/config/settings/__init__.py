@@ -11,12 +11,13 @@ from typing import Any
 from tgi_cli.config.settings.bench import BENCH_SETTINGS
 from tgi_cli.config.settings.connect import CONNECT_SETTINGS
 from tgi_cli.config.settings.connection import CONNECTION_SETTINGS
+from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS
 from tgi_cli.config.settings.engine import ENGINE_SETTINGS
 from tgi_cli.config.settings.inherited import INHERITED_SETTINGS
 from tgi_cli.config.settings.model import LOADING_SETTINGS, MODEL_SETTINGS
 from tgi_cli.config.settings.quantize import COMPLETION_SETTINGS, QUANTIZE_SETTINGS
 from tgi_cli.config.settings.router import NETWORK_SETTINGS, ROUTER_SETTINGS
-from tgi_cli.config.settings.setting import SERVE, Setting
+from tgi_cli.config.settings.setting import DEPLOY, SERVE, Setting
 
 SETTINGS: tuple[Setting, ...] = (
     *MODEL_SETTINGS,
@@ -29,6 +30,7 @@ SETTINGS: tuple[Setting, ...] = (
     *BENCH_SETTINGS,
     *QUANTIZE_SETTINGS,
     *CONNECT_SETTINGS,
+    *DEPLOY_SETTINGS,
     *COMPLETION_SETTINGS,
 )
 """In the order in which help shows them."""
@@ -36,7 +38,8 @@ SETTINGS: tuple[Setting, ...] = (
 
 def settings_of(command: str) -> tuple[Setting, ...]:
     """The settings of a command, in the order in which its help shows them."""
-    return tuple(setting for setting in SETTINGS if command in setting.commands)
+    own = tuple(setting for setting in SETTINGS if command in setting.commands)
+    return (*own, *settings_of(SERVE)) if command == DEPLOY else own
 
 
 def default(name: str, command: str = SERVE) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_cli.config.settings import SETTINGS, settings_of
-from tgi_cli.config.settings.setting import COMMANDS, Setting
+from tgi_cli.config.settings.setting import COMMANDS, DEPLOY, SERVE, Setting
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import FileRefusedError, read_yaml
 
@@ -44,7 +44,7 @@ def read_file(path: Path, command: str) -> dict[str, RawValue]:
         if entries is not None and not isinstance(entries, dict):
             raise ConfigError(f"{path}: {name} is not a section of keys and values")
         values = dict(_entries(path, f"{name}: ", entries or {}, settings_of(section)))
-        if section == command:
+        if section == command or (command == DEPLOY and section == SERVE):
             found |= values
     return found
 

@@ -119,6 +119,11 @@ NETWORK_SETTINGS = panel(
         commands=(*_HTTP, WARMUP),
         secret=True,
     ),
+    api_key_file=Setting(
+        path("FILE"),
+        "Read API keys from this file, one per line: for secrets of Docker, Kubernetes and "
+        "systemd.",
+    ),
     cors_allow_origin=Setting(
         words("URL"),
         "Origin that CORS allows (https://HOST); repeat the flag or separate by commas. Default: "

@@ -18,7 +18,7 @@ COMMANDS = (*SERVING, BENCH, QUANTIZE)
 """Commands that take ``--config``; a configuration file may have a section for each."""
 
 VIEW, COMPARE, COMPLETION = "bench view", "bench compare", "completion"
-CONNECT = "connect"
+CONNECT, DEPLOY = "connect", "deploy"
 
 
 @dataclass(frozen=True, slots=True)

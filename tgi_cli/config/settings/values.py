@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ LARGEST_FACTOR = 1e4
 
 MAX_SIZES = 4096
 """Maximum length of a list of batch sizes, and of each of them."""
+
+_MEMORY = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kmgt])(?:i?b?)", re.IGNORECASE)
 
 _SHOWN = 40
 """Characters of an invalid value that an error message repeats."""
@@ -103,6 +106,16 @@ def _parse_sizes(word: str) -> tuple[int, ...]:
     return tuple(_parse_int(0, MAX_SIZES, part.strip()) for part in parts)
 
 
+def _parse_memory(word: str) -> int:
+    found = _MEMORY.fullmatch(word.strip())
+    if found is None:
+        raise ValueError(f"{word[:_SHOWN]!r} is not a size, as 16GiB")
+    size = int(float(found[1]) * 1024 ** (1 + "kmgt".index(found[2].lower())))
+    if size < 1 << 20:
+        raise ValueError(f"{word[:_SHOWN]} is not at least 1MiB")
+    return size
+
+
 def _parse_items(word: str) -> tuple[str, ...]:
     return tuple(item for item in (part.strip() for part in word.split(",")) if item)
 
@@ -156,6 +169,11 @@ def text(metavar: str = "TEXT") -> ValueKind:
 def words(metavar: str) -> ValueKind:
     """A flag that may be repeated."""
     return ValueKind(list, metavar)
+
+
+def memory() -> ValueKind:
+    """Amounts of memory in powers of 1024, as ``16GiB``, ``16Gi``, ``16g`` or ``512M``."""
+    return ValueKind(int, "SIZE", _parse_memory)
 
 
 def path(metavar: str = "PATH") -> ValueKind:

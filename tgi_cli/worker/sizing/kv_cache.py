@@ -117,6 +117,9 @@ class Capacity:
             max_total_tokens=self.config.max_total_tokens,
             step_times=self.step_times,
             images=self.images,
+            weight_bytes=self.weight_bytes,
+            block_bytes=self.cache_bytes // max(1, self.num_blocks),
+            slot_bytes=self.state_bytes // max(1, self.num_state_slots),
         )
 
 

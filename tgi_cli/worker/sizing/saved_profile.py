@@ -68,6 +68,9 @@ class SavedProfile:
         max_total_tokens: that the memory allowed.
         step_times: durations of steps with and without drafts; empty if they were not measured.
         images: what they cost; None if the model takes none.
+        weight_bytes: of the model.
+        block_bytes: of a KV block over all shards.
+        slot_bytes: of a slot for recurrent states, likewise.
         when: seconds since the epoch.
     """
 
@@ -77,6 +80,9 @@ class SavedProfile:
     max_total_tokens: int
     step_times: tuple[StepTime, ...] = ()
     images: ImageCost | None = None
+    weight_bytes: int = 0
+    block_bytes: int = 0
+    slot_bytes: int = 0
     when: float = 0.0
 
     @property

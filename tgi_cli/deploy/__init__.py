@@ -1,0 +1,1 @@
+"""Files that run ``tgi serve`` under Docker, Compose, systemd and Kubernetes."""
