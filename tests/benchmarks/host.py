@@ -72,7 +72,7 @@ def measure(running: int, vocab: int) -> dict[str, float]:
         )
     )
     upload = Uploader(CPU)
-    rows = InputBatch(running, max_tokens, 16, CPU, upload)
+    rows = InputBatch(running, max_tokens, 16, upload)
     attention = cast(PagedAttention, NoAttention())
     runner = ModelRunner(NoModel(vocab, running), attention, rows, vocab)
     for i in range(running):

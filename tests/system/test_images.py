@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,9 @@ from tests.tools.seeing_model import IMAGE_TOKEN, make_seeing_model
 from tests.tools.server_process import ServerProcess
 from tests.unit.tgi_grpc.fakes import V2, V3, Heard
 from tgi_cli import LLM
+from tgi_cli.bench import saved_runs
+from tgi_cli.bench.events import BenchRun
+from tgi_cli.bench.statistics.metrics import step_metrics
 from tgi_cli.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.system
@@ -218,6 +223,34 @@ def test_samples_share_an_image(ai: openai.OpenAI) -> None:
     texts = [choice.message.content for choice in answer.choices]
     assert texts == [choice.message.content for choice in again.choices]
     assert len(set(texts)) > 1
+
+
+def test_bench_sends_images(
+    server: ServerProcess, shard: Path, model: Path, tmp_path: Path
+) -> None:
+    def bench(*arguments: str) -> BenchRun:
+        path = tmp_path / "run.json"
+        command = [sys.executable, "-m", "tgi_cli", "bench", "--ui", "none", "--output", str(path)]
+        subprocess.run([*command, *arguments], check=True, timeout=120)
+        return saved_runs.load(path)
+
+    load = ("--concurrency", "2", "--requests", "6", "--warmups", "1")
+    lengths = ("--input-tokens", "16", "--output-tokens", "4")
+    for route in ("chat", "tgi"):
+        images = ("--images", "1x56x56:0.5", "--route", route)
+        run = bench("--url", server.url, *load, *lengths, *images)
+        assert run.workload["images"] == "1x56x56:0.5"
+        (metrics,) = (step_metrics(record, intervals=False) for record in run.steps)
+        assert (metrics.succeeded, metrics.failed) == (6, 0)
+        assert metrics.image_tokens >= 6 * 5 * 4, "four tiles and the whole, of four rows each"
+        text = metrics.input_tokens - metrics.image_tokens
+        assert text == pytest.approx(6 * 16, abs=12), "words are several tokens each here"
+    run = bench(
+        *("-m", f"{shard}-0", "-t", str(model), "-b", "2", "-s", "4", "-d", "3", "-r", "2"),
+        *("--images", "2x56x28"),
+    )
+    assert len(run.steps[0].batches) == 3
+    assert "a shard does not report the tokens of images" in run.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         conversation: Number of its conversation, whose requests run one after another, each after
             the response to the one before.
         think: Seconds between that response and this request.
+        images: ``data:`` URLs of its images, which come before the text.
     """
 
     prompt: str
@@ -35,6 +36,7 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     messages: list[dict[str, str]] | None = None
     conversation: int | None = None
     think: float = 0.0
+    images: list[str] = []
 
 
 class BenchStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,6 +78,8 @@ class BenchRequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_default
         counts: Tokens of each event; 1 if the stream does not count.
         finished: When the response was complete, or the error known.
         input_tokens, output_tokens: Tokens as counted by ``counted_by``.
+        image_tokens: Of ``input_tokens``, those of images and of the chat template: all that the
+            text does not have. 0 without images, or if the server does not count them.
         counted_by: The server's usage, the local tokenizer, or the number of events.
         error: Kind of error (``http 429``, ``connect``, ``timeout``, ``stream`` ...), or None.
         detail: Message of the error, shortened.
@@ -90,6 +94,7 @@ class BenchRequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_default
     finished: float
     input_tokens: int
     output_tokens: int
+    image_tokens: int = 0
     counted_by: Literal["usage", "tokenizer", "events"] = "events"
     error: str | None = None
     detail: str = ""

@@ -17,6 +17,7 @@ import msgspec
 
 from tgi_cli.bench.events import BenchRequest, BenchStep, StepRecord
 from tgi_cli.bench.statistics.metrics import ENOUGH, StepMetrics, find_knee, meets, step_metrics
+from tgi_cli.bench.workloads.images import ImageWorkload
 from tgi_cli.config.settings import default
 from tgi_cli.config.settings.setting import BENCH
 from tgi_cli.errors import ConfigError
@@ -83,6 +84,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: str = ""
     arrival: str = default("arrival", BENCH)
     prefix: SharedPrefix | None = None
+    images: ImageWorkload | None = None
     turns: str = ""
     think: float = default("think", BENCH)
     prompts: Path | None = None

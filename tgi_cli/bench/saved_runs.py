@@ -216,7 +216,7 @@ def step_rows(run: BenchRun) -> Iterable[list[Any]]:
     ]
     yield [
         *("kind", "value", "label", "duration_s", "requests", "succeeded", "failed", "batch_runs"),
-        *("input_tokens", "output_tokens", "concurrency", "attainment"),
+        *("input_tokens", "output_tokens", "image_tokens", "concurrency", "attainment"),
         *RATES,
         *(_column(name, statistic) for name, statistic in summaries),
     ]
@@ -226,8 +226,8 @@ def step_rows(run: BenchRun) -> Iterable[list[Any]]:
         yield [
             *(record.step.kind, record.step.value, record.step.label, record.duration),
             *(metrics.requests, metrics.succeeded, metrics.failed, metrics.runs),
-            *(metrics.input_tokens, metrics.output_tokens, metrics.concurrency),
-            metrics.attainment,
+            *(metrics.input_tokens, metrics.output_tokens, metrics.image_tokens),
+            *(metrics.concurrency, metrics.attainment),
             *(metrics.rates.get(name) for name in RATES),
             *(
                 getattr(found[name], statistic) if name in found else None
@@ -252,7 +252,7 @@ def request_rows(run: BenchRun) -> Iterable[list[Any]]:
         return
     yield [
         *("kind", "value", "index", "warmup", "scheduled_s", "dispatched_s", "finished_s"),
-        *("ttft_ms", "tpot_ms", "input_tokens", "output_tokens", "counted_by"),
+        *("ttft_ms", "tpot_ms", "input_tokens", "output_tokens", "image_tokens", "counted_by"),
         *("finish_reason", "error", "detail"),
     ]
     for record in run.steps:
@@ -264,6 +264,7 @@ def request_rows(run: BenchRun) -> Iterable[list[Any]]:
                 *(request.scheduled, request.dispatched, request.finished),
                 None if first is None else first * MS,
                 None if per_token is None else per_token * MS,
-                *(request.input_tokens, request.output_tokens, request.counted_by),
+                *(request.input_tokens, request.output_tokens, request.image_tokens),
+                request.counted_by,
                 *(request.finish_reason, request.error, request.detail),
             ]

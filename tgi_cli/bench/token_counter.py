@@ -194,9 +194,9 @@ class TokenRecount:
     def expect(self, index: int, request: BenchRequest) -> None:
         """Expect a request's prompt tokens in the usage.
 
-        Messages are not checked, because of their template, nor are conversations.
+        Messages are not checked, because of their template, nor are conversations and images.
         """
-        plain = request.messages is None and request.conversation is None
+        plain = request.messages is None and request.conversation is None and not request.images
         if self._tokenizer is not None and plain and len(self._expected) < _CHECKED:
             self._expected[index] = request.prompt_tokens
 

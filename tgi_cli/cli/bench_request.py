@@ -11,6 +11,7 @@ from tgi_cli.bench.run import BenchConfig
 from tgi_cli.bench.settings import BenchSampling, RequestSettings
 from tgi_cli.bench.statistics.rates import parse_slo
 from tgi_cli.bench.workloads.distributions import ArrivalProcess, LengthDistribution
+from tgi_cli.bench.workloads.images import ImageWorkload
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.setup import checked_key
 from tgi_cli.errors import ConfigError
@@ -73,7 +74,13 @@ def _address(settings: ParsedSettings, options: BenchOptions) -> str:
 
 def _options(settings: ParsedSettings) -> BenchOptions:
     load = _load(settings)
+    images = ImageWorkload.parse(settings["images"]) if settings["images"] else None
+    if images is not None and settings["route"] == "completions":
+        raise ConfigError("--route completions takes no images", "use --route chat or tgi")
     common: dict[str, Any] = {name: settings[name] for name in ("warmups", "seed")}
+    common["images"] = images
+    # A shard is given text and images; servers of all vendors take images in chats.
+    is_chat = settings["route"] == "chat" or (images is not None and settings["route"] == "auto")
     if load == "batch":
         _reject(settings, _HTTP_ONLY, "does not apply to closed batches", "use --url and a load")
         return BenchOptions(
@@ -83,6 +90,7 @@ def _options(settings: ParsedSettings) -> BenchOptions:
             input_tokens=str(settings["sequence_length"] or 10),
             output_tokens=str(settings["decode_length"] or 8),
             requests=settings["runs"] or 10,
+            chat=images is not None and is_chat and bool(settings["url"]),
         )
     _reject(settings, _BATCH_ONLY, "is for closed batches only", "leave out one of them")
     return BenchOptions(
@@ -102,7 +110,7 @@ def _options(settings: ParsedSettings) -> BenchOptions:
         seconds=settings["duration"],
         slo=_slo(settings["slo"]),
         enough=settings["slo_share"],
-        chat=settings["route"] == "chat",
+        chat=is_chat,
     )
 
 

@@ -157,7 +157,8 @@ class EncoderLimits:
     """The image encoder of a model, as warm-up has measured it."""
 
     layers: int
-    """At which its run over an image may be interrupted."""
+    """At which its run over an image may be interrupted; of a tower that encodes the tiles of an
+    image one after the other, those of all tiles."""
     row_cost: float
     """Prompt tokens that take as long to compute as it takes to encode an image, for each of the
     image's tokens."""

@@ -63,6 +63,17 @@ class VisionTower(nn.Module):
         They are the tower's blocks, which do nearly all of its work.
         """
 
+    @property
+    def parts(self) -> int:
+        """Equal parts into which a run should be divisible: one for each layer, or more for a
+        tower that encodes the tiles of an image one after the other."""
+        return len(self.layers)
+
+    def calls(self, tensors: Mapping[str, Any]) -> int:
+        """How often :meth:`encode` calls its :attr:`layers` for an image, at most: once each, or
+        once for each of its tiles."""
+        return len(self.layers)
+
     @abstractmethod
     def source(self, name: str) -> Source:
         """Where the checkpoint has the tensor that the tower calls ``name``."""

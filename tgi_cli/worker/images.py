@@ -65,6 +65,8 @@ class ImageEncoder:
         self._upload = Uploader(device)
         self._calls = PausedCalls(tower.layers, device, threads)
         self._current: int | None = None
+        self._parts_done = self._calls_done = 0
+        self._num_calls = 0
         self._features: dict[int, ImageFeatures] = {}
         self._failed: dict[int, Exception] = {}
 
@@ -101,7 +103,7 @@ class ImageEncoder:
         """Run a slice. What the encoder raises becomes the image's failure."""
         if part.tensors is not None:
             self.begin(part.key, part.tensors, part.rows)
-        self.advance(part.key, None if part.last else part.layers)
+        self._advance_parts(part)
         if not part.last:
             return
         # Where one shard has no features, none may use its own.
@@ -119,10 +121,23 @@ class ImageEncoder:
             rows: that it must have; None for any number.
         """
         self._current = key
+        self._parts_done = self._calls_done = 0
+        self._num_calls = self._tower.calls(tensors)
         self._calls.start(lambda: self._encode(tensors, rows))
 
+    def _advance_parts(self, part: EncodeSlice) -> None:
+        """Run the layers that a slice's parts of the whole run are, of the image in the encoder."""
+        if part.last or self._current != part.key:
+            self.advance(part.key, None)
+            return
+        self._parts_done += part.layers
+        wanted = self._parts_done * self._num_calls // self._tower.parts
+        layers, self._calls_done = wanted - self._calls_done, wanted
+        if layers:
+            self.advance(part.key, layers)
+
     def advance(self, key: int, layers: int | None) -> None:
-        """Run the next layers of an image's run, or all that are left, unless it has ended."""
+        """Run the next calls of layers of an image's run, or all that are left, if it runs."""
         running = self._current == key and self._calls.is_running
         if not running or not self._calls.resume(layers):
             return

@@ -49,9 +49,8 @@ class InputBatch:
         max_rows: sequences that run at once.
         max_tokens: of a sequence.
         block_size: tokens per KV block.
-        device: of tokens and block tables.
-        upload: copies host arrays to the device.
-        shared: whether the device reads the host's memory. Default: a CPU does; tests set it.
+        upload: copies host arrays to the device of tokens and block tables, unless it reads the
+            host's memory.
         has_encoder: whether all tokens of a prompt but the last are an encoder's.
         vocab_size: ids from here on, which stand for images, are held as 0; None for any.
         image_positions: what images change for the rows' tokens. Default: nothing.
@@ -66,13 +65,12 @@ class InputBatch:
         max_rows: int,
         max_tokens: int,
         block_size: int,
-        device: torch.device,
         upload: Uploader,
-        shared: bool | None = None,
         has_encoder: bool = False,
         vocab_size: int | None = None,
         image_positions: ImagePositions | None = None,
     ) -> None:
+        device = upload.device
         self._vocab_size = vocab_size
         self.block_size = block_size
         self.width = max_tokens + 1
@@ -84,7 +82,7 @@ class InputBatch:
             self._on_host = self.tokens.numpy()
         max_blocks = -(-self.width // block_size)
         self.host_blocks: NDArray[np.int32] = np.zeros((max_rows, max_blocks), np.int32)
-        self._shared = device.type == "cpu" if shared is None else shared
+        self._shared = not upload.packs
         table = torch.from_numpy(self.host_blocks)
         self.blocks = table if self._shared else table.to(device, copy=True)
         self.sampling = SamplingTable(max_rows)

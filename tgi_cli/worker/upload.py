@@ -22,15 +22,19 @@ class Uploader:
     Args:
         device: where the tensors go.
         packed: whether to pack and copy; for tests, since a CPU does not need it.
+
+    Attributes:
+        device: as given.
+        packs: whether arrays are packed and copied, or shared.
     """
 
     def __init__(self, device: torch.device, packed: bool | None = None) -> None:
-        self._device = device
-        self._packed = device.type != "cpu" if packed is None else packed
+        self.device = device
+        self.packs = device.type != "cpu" if packed is None else packed
         self._pinned = device.type == "cuda"
 
     def __call__(self, *arrays: NDArray[Any]) -> list[Tensor]:
-        if not self._packed:
+        if not self.packs:
             return [torch.from_numpy(array) for array in arrays]
         starts = []
         end = 0
@@ -41,7 +45,7 @@ class Uploader:
         host = buffer.numpy()
         for start, array in zip(starts, arrays, strict=True):
             host[start : start + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-        copy = buffer.to(self._device, non_blocking=True)
+        copy = buffer.to(self.device, non_blocking=True)
         return [
             copy[start : start + array.nbytes].view(_torch_dtype(array)).view(array.shape)
             for start, array in zip(starts, arrays, strict=True)

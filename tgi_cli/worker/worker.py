@@ -109,7 +109,6 @@ class ModelWorker:
             config.max_batch_size,
             config.max_sequence_tokens,
             config.block_size,
-            self._device,
             Uploader(self._device),
             has_encoder=config.decoder is not None,
             vocab_size=loaded.facts.vocab_size,

@@ -83,7 +83,7 @@ def test_tensors_that_are_no_image_of_the_model_are_refused(
         tower_of(model).encode(tensors, 2 * ROWS)
 
 
-def test_every_layer_of_a_tower_is_called_for_an_image(model: CausalLM) -> None:
+def test_every_layer_of_a_tower_is_called_for_each_tile(model: CausalLM) -> None:
     tower, called = tower_of(model), list[int]()
     hooks = [
         layer.register_forward_pre_hook(lambda *_, n=index: called.append(n))
@@ -92,7 +92,7 @@ def test_every_layer_of_a_tower_is_called_for_an_image(model: CausalLM) -> None:
     tower.encode(image(), 2 * ROWS)
     for hook in hooks:
         hook.remove()
-    assert called == [0, 1], "the miniature has two layers"
+    assert called == [0, 1] * 2, "the miniature has two layers"
 
 
 def test_numbers_of_any_dtype_are_those_of_the_model(model: CausalLM) -> None:

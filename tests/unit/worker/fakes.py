@@ -112,7 +112,7 @@ def make_runner(
 ) -> tuple[ModelRunner, FakeModel, FakeAttention]:
     """``like_a_device``: arrays are packed and copied, the block table is a second memory."""
     upload = Uploader(CPU, packed=like_a_device)
-    rows = InputBatch(max_rows, max_tokens, block_size, CPU, upload, shared=not like_a_device)
+    rows = InputBatch(max_rows, max_tokens, block_size, upload)
     model, attention = FakeModel(), FakeAttention(num_blocks, block_size)
     runner = ModelRunner(model, attention, rows, VOCAB)  # type: ignore[arg-type]
     return runner, model, attention

@@ -84,7 +84,7 @@ class AgainFixed(Again):
 def tokens_of(attention: PagedAttention, graphs: bool) -> list[list[int]]:
     """Of prompts, decodes, and decodes beside a prompt's chunks."""
     upload = Uploader(CPU, packed=True)
-    rows = InputBatch(4, 64, BLOCK, CPU, upload, shared=False)
+    rows = InputBatch(4, 64, BLOCK, upload)
     attention.allocate(16)
     for cache in (*attention.key_cache, *attention.value_cache):
         cache.zero_()

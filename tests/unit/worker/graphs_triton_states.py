@@ -36,7 +36,7 @@ LENGTHS = (3, 15, 20)
 def tokens_of(model: CausalLM, graphs: bool) -> tuple[list[list[int]], StateCache]:
     """Tokens of prompts that share a step, and of decodes whose rows change their slots."""
     kind = TritonAttention if graphs else ReferenceAttention
-    rows = InputBatch(4, 64, BLOCK, CPU, Uploader(CPU, packed=True), shared=False)
+    rows = InputBatch(4, 64, BLOCK, Uploader(CPU, packed=True))
     attention = kind(model.kv_specs, BLOCK, torch.float32, CPU)
     attention.allocate(12)
     states = attention.states = StateCache(model.state_specs, CPU)

@@ -40,7 +40,7 @@ def make_runner(
 ) -> tuple[ModelRunner, PaddedAttention, TinyModel]:
     """A runner whose block table and inputs are copied as to a device; ``sizes`` of graphs."""
     upload = Uploader(device, packed=True)
-    rows = InputBatch(ROWS, LONGEST, BLOCK, device, upload, shared=False)
+    rows = InputBatch(ROWS, LONGEST, BLOCK, upload)
     attention = PaddedAttention(SPECS, BLOCK, torch.float32, device)
     attention.allocate(ROWS * LONGEST // BLOCK + 3)
     for cache in (*attention.key_cache, *attention.value_cache):
@@ -318,7 +318,7 @@ def test_rows_with_adapters_have_graphs_of_their_own():
     for sizes in (None, [1, 2, 4]):
         table = LoraTable(3, 2, 64)
         upload = Uploader(CPU, packed=True)
-        rows = InputBatch(ROWS, LONGEST, BLOCK, CPU, upload, shared=False)
+        rows = InputBatch(ROWS, LONGEST, BLOCK, upload)
         attention = PaddedAttention(SPECS, BLOCK, torch.float32, CPU)
         attention.allocate(60)
         model = AdaptedModel(table)

@@ -63,7 +63,7 @@ class WithStates(PaddedAttention):
 
 def make(sizes: list[int] | None) -> tuple[ModelRunner, StateCache]:
     upload = Uploader(CPU, packed=True)
-    rows = InputBatch(ROWS, LONGEST, BLOCK, CPU, upload, shared=False)
+    rows = InputBatch(ROWS, LONGEST, BLOCK, upload)
     attention = WithStates(SPECS, BLOCK, torch.float32, CPU)
     attention.allocate(ROWS * LONGEST // BLOCK + 3)
     states = attention.states

@@ -35,7 +35,7 @@ def inputs_of(step: Step, rows: InputBatch, preparer: InputPreparer) -> StepInpu
 
 def make(**kind: Any) -> tuple[InputBatch, InputPreparer]:
     places = ImagePositions(4, **kind)
-    rows = InputBatch(4, 60, 4, CPU, Uploader(CPU), image_positions=places)
+    rows = InputBatch(4, 60, 4, Uploader(CPU), image_positions=places)
     return rows, InputPreparer(rows)
 
 

@@ -324,7 +324,7 @@ def test_graphs_do_not_take_steps_with_rows_of_images(seeing):
 @pytest.mark.parametrize("packed", [False, True])
 def test_ids_behind_the_vocabulary_can_be_looked_up(packed):
     upload = Uploader(CPU, packed=packed)
-    table = InputBatch(2, 16, 4, CPU, upload, vocab_size=VOCAB)
+    table = InputBatch(2, 16, 4, upload, vocab_size=VOCAB)
     new = [image_row(0, [5, VOCAB, VOCAB + 7, 6], [0], 1, 2)]
     table.apply(Step(0, new=new))
     assert table.tokens[0, :4].tolist() == [5, 0, 0, 6]

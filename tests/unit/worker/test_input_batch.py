@@ -15,7 +15,7 @@ from tgi_cli.worker.upload import Uploader
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_only_differences_are_written_and_both_tables_agree(shared):
-    rows = InputBatch(4, 30, 4, CPU, Uploader(CPU, packed=not shared), shared=shared)
+    rows = InputBatch(4, 30, 4, Uploader(CPU, packed=not shared))
     assert (rows.blocks.data_ptr() == rows.host_blocks.ctypes.data) == shared
     rows.apply(step_of(new=[new_row(2, [7, 8, 9], [5, 6]), new_row(0, [1], [9])]))
     rows.apply(step_of(appended=[BlockAppend(2, 2, [1, 3]), BlockAppend(0, 1, [4])]))
@@ -29,7 +29,7 @@ def test_only_differences_are_written_and_both_tables_agree(shared):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_forced_tokens_are_written_at_their_positions(packed):
-    rows = InputBatch(3, 12, 4, CPU, Uploader(CPU, packed=packed))
+    rows = InputBatch(3, 12, 4, Uploader(CPU, packed=packed))
     rows.apply(step_of(new=[new_row(1, [7, 8, 9], [5])]))
     rows.write(torch.tensor([rows.width + 3]), torch.tensor([99]))
     given = [TokenAppend(1, 3, [10, 11])]
@@ -41,7 +41,7 @@ def test_forced_tokens_are_written_at_their_positions(packed):
 
 
 def test_a_row_is_one_token_longer_than_the_context():
-    rows = InputBatch(2, 8, 4, CPU, Uploader(CPU))
+    rows = InputBatch(2, 8, 4, Uploader(CPU))
     rows.apply(step_of(new=[new_row(1, range(8), [0, 1])]))
     assert rows.tokens.shape == (2, 9)
     assert rows.tokens[1].tolist() == [*range(8), 0]
@@ -49,7 +49,7 @@ def test_a_row_is_one_token_longer_than_the_context():
 
 def test_rows_of_a_long_context_take_memory_as_they_are_written():
     before = resident_bytes()
-    rows = InputBatch(128, 1 << 22, 16, CPU, Uploader(CPU))
+    rows = InputBatch(128, 1 << 22, 16, Uploader(CPU))
     rows.apply(step_of(new=[new_row(5, [7], [0])]))
     assert rows.tokens.nbytes > 1 << 31
     assert resident_bytes() - before < 64 << 20

@@ -56,6 +56,13 @@ def test_every_budget_is_spent():
     assert single.num_tokens == 1
 
 
+def test_a_part_that_is_computed_at_once_fills_a_budget_beside_decodes():
+    config = replace(CONFIG, device="cuda", max_batch_size=8, max_total_tokens=9000)
+    _, mixed, _ = worst_steps(config, 10**6, spans=True)
+    assert mixed.num_decodes == 7
+    assert mixed.num_tokens == config.max_batch_prefill_tokens + 7
+
+
 def test_a_cpu_runs_one_step_of_a_known_part():
     config = replace(CONFIG, device="cpu", max_batch_size=128, max_batch_prefill_tokens=512)
     (step,) = worst_steps(config, 10**6)

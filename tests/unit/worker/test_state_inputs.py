@@ -56,7 +56,7 @@ class StatefulModel(FakeModel):
 
 def make(num_slots: int, like_a_device: bool) -> ModelRunner:
     upload = Uploader(CPU, packed=like_a_device)
-    rows = InputBatch(4, 96, 4, CPU, upload, shared=not like_a_device)
+    rows = InputBatch(4, 96, 4, upload)
     _, _, attention = make_runner(num_blocks=200)
     attention.states = StateCache([SPEC], CPU)
     attention.states.allocate(num_slots)
@@ -99,7 +99,7 @@ def test_an_engine_over_states_alone_gives_each_request_its_own_answer(
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_step_of_prefills_and_decodes_carries_its_slots(packed: bool) -> None:
-    rows = InputBatch(4, 60, 4, CPU, Uploader(CPU, packed=packed), shared=not packed)
+    rows = InputBatch(4, 60, 4, Uploader(CPU, packed=packed))
     step = step_of(
         (0, 3, 1, True),
         (1, 0, 9, False),
@@ -124,7 +124,7 @@ def test_a_step_of_prefills_and_decodes_carries_its_slots(packed: bool) -> None:
 
 
 def test_decodes_of_the_same_rows_may_change_their_slots() -> None:
-    rows = InputBatch(4, 60, 4, CPU, Uploader(CPU))
+    rows = InputBatch(4, 60, 4, Uploader(CPU))
     inputs = InputPreparer(rows)
     first = step_of((0, 0, 2, True), new=[new_row(0, [7, 8], [1, 2])])
     for step, slots in ((first, (-1, 3)), (step_of((0, 2, 1, True)), (3, 3))):
@@ -138,7 +138,7 @@ def test_decodes_of_the_same_rows_may_change_their_slots() -> None:
 
 
 def test_a_step_without_slots_has_no_states() -> None:
-    rows = InputBatch(4, 60, 4, CPU, Uploader(CPU))
+    rows = InputBatch(4, 60, 4, Uploader(CPU))
     inputs = InputPreparer(rows)
     for step in (
         step_of((0, 0, 2, True), new=[new_row(0, [7, 8], [1, 2])]),

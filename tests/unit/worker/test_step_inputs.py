@@ -18,7 +18,7 @@ ROWS = 6
 
 
 def make() -> tuple[InputBatch, DecodeInputs]:
-    rows = InputBatch(ROWS, 60, BLOCK, CPU, Uploader(CPU))
+    rows = InputBatch(ROWS, 60, BLOCK, Uploader(CPU))
     return rows, DecodeInputs(rows)
 
 

@@ -62,7 +62,7 @@ def warm(request: Any, tmp_path_factory: Any) -> Iterator[tuple[ModelRunner, Stu
         if attention.states is not None:
             slots = NUM_SLOTS
             attention.states.allocate(slots)
-        rows = InputBatch(ROWS, LONGEST, BLOCK, CPU, Uploader(CPU, packed=True), shared=False)
+        rows = InputBatch(ROWS, LONGEST, BLOCK, Uploader(CPU, packed=True))
         vocab_size = model_facts(config).vocab_size
         runner = ModelRunner(model, attention, rows, vocab_size)
         for step in variant_steps(LIMITS, NUM_BLOCKS):

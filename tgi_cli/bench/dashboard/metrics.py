@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_cli.bench.dashboard.run_state import RunState, StepState
-from tgi_cli.bench.events import StepRecord
+from tgi_cli.bench.events import BenchRequestRecord, StepRecord
 from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
 from tgi_cli.bench.statistics.observations import batch_values, latencies_of, without_warmup
 from tgi_cli.bench.statistics.rates import windows
@@ -103,7 +103,13 @@ def _of_requests(record: StepRecord) -> StepPanels:
             "First token",
             {"TTFT ms": first},
             None,
-            _known({"tokens/s": read, "answers/s": rates.get("requests_per_second")}),
+            _known(
+                {
+                    "tokens/s": read,
+                    "answers/s": rates.get("requests_per_second"),
+                    "image tok": _image_tokens(requests),
+                }
+            ),
             observed["ttft"].values,
             *_point(first, read),
         ),
@@ -116,6 +122,12 @@ def _of_requests(record: StepRecord) -> StepPanels:
             *_point(gaps, written),
         ),
     )
+
+
+def _image_tokens(requests: Sequence[BenchRequestRecord]) -> float | None:
+    """Of a request, on average; None without images."""
+    counts = [request.image_tokens for request in requests if request.error is None]
+    return sum(counts) / len(counts) if any(counts) else None
 
 
 def _rates(record: StepRecord, failed: int) -> Mapping[str, Floats]:

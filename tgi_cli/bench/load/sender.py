@@ -31,7 +31,7 @@ _SAMPLED = ("temperature", "top_k", "top_p", "typical_p")
 _USAGE_REFUSED = (400, 422)
 _NO_USAGE = "The server rejects stream_options, so tokens were counted here."
 
-Prompt = list[dict[str, str]] | str
+Prompt = list[dict[str, Any]] | str
 """All messages, or the whole text."""
 
 
@@ -85,7 +85,7 @@ class ConversationState:
         waiting: Turns that wait for the response before them.
     """
 
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
     tokens: int = 0
     ended: float = 0.0
@@ -97,7 +97,8 @@ class ConversationState:
         """The next request behind all turns so far."""
         if route == "chat":
             return [*self.messages, *_messages(request)]
-        return f"{self.text}\n{request.prompt}" if self.text else request.prompt
+        text = prompt_text(request)
+        return f"{self.text}\n{text}" if self.text else text
 
     def add(self, request: BenchRequest, record: BenchRequestRecord, text: str) -> None:
         """Append a turn and its response."""
@@ -107,8 +108,20 @@ class ConversationState:
         self.ended, self.failed = record.finished, record.error is not None
 
 
-def _messages(request: BenchRequest) -> list[dict[str, str]]:
-    return request.messages or [{"role": "user", "content": request.prompt}]
+def _messages(request: BenchRequest) -> list[dict[str, Any]]:
+    """The messages of a request; images come before the text of the last one."""
+    *others, last = request.messages or [{"role": "user", "content": request.prompt}]
+    if not request.images:
+        return [*others, last]
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url}} for url in request.images
+    ]
+    return [*others, {**last, "content": [*parts, {"type": "text", "text": last["content"]}]}]
+
+
+def prompt_text(request: BenchRequest) -> str:
+    """The text of a request, behind its images in TGI's Markdown."""
+    return "".join(f"![]({url})" for url in request.images) + request.prompt
 
 
 @dataclass
@@ -275,8 +288,9 @@ class RequestSender(SenderState):
             counters.in_flight -= 1
             self._active.discard(response)
         output, read = response.output_tokens, response.input_tokens
+        words = request.prompt_tokens + (conversation.tokens if conversation else 0)
         if read is None:
-            read = request.prompt_tokens + (conversation.tokens if conversation else 0)
+            read = words
         record = BenchRequestRecord(
             index=item.index,
             scheduled=written if due is None else due,
@@ -286,6 +300,7 @@ class RequestSender(SenderState):
             finished=self.now() if response.error else response.touched - self.origin,
             input_tokens=read,
             output_tokens=sum(response.counts) if output is None else output,
+            image_tokens=max(0, read - words) if request.images else 0,
             counted_by="events" if output is None else "usage",
             error=response.error,
             detail=response.detail,

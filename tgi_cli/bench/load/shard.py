@@ -9,6 +9,7 @@ generate.v3 then numbers blocks itself, and may have no other user meanwhile. On
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,14 @@ import grpc
 from tgi_cli.bench.events import BatchDone, BatchRecord, BenchRequest
 from tgi_cli.bench.load.frames import FromGenerator, GeneratorJob, IndexedRequest
 from tgi_cli.bench.load.generator import LoadGenerator
-from tgi_cli.bench.load.sender import SenderState, sampling_fields
+from tgi_cli.bench.load.sender import SenderState, prompt_text, sampling_fields
 from tgi_cli.errors import ShardError
 from tgi_cli.rpc.services import make_stub
 from tgi_cli.tgi_grpc import generate_v3_pb2 as messages
 
 _REMEDY = "see the model server's log"
+_WHOLE = 1 << 24
+"""``truncate`` of prompts with images, whose tokens are not known here."""
 _FAILURES = 2
 """Failed runs in a row after which the step is given up."""
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
@@ -174,9 +177,9 @@ class ShardGenerator(LoadGenerator):
         batch = [
             messages.Request(
                 id=number,
-                inputs=request.prompt,
-                input_chunks=messages.Input(chunks=[messages.InputChunk(text=request.prompt)]),
-                truncate=request.prompt_tokens,
+                inputs=prompt_text(request),
+                input_chunks=messages.Input(chunks=_chunks(request)),
+                truncate=_WHOLE if request.images else request.prompt_tokens,
                 add_special_tokens=True,
                 parameters=self._parameters,
                 stopping_parameters=messages.StoppingCriteriaParameters(
@@ -189,6 +192,16 @@ class ShardGenerator(LoadGenerator):
         longest = max(request.prompt_tokens + request.max_tokens for request in requests)
         size = len(requests)
         return messages.Batch(id=0, requests=batch, size=size, max_tokens=size * longest)
+
+
+def _chunks(request: BenchRequest) -> list[Any]:
+    """The images and the text of a prompt."""
+    chunks = []
+    for url in request.images:
+        head, _, data = url.partition(";base64,")
+        image = messages.Image(data=base64.b64decode(data), mimetype=head.removeprefix("data:"))
+        chunks.append(messages.InputChunk(image=image))
+    return [*chunks, messages.InputChunk(text=request.prompt)]
 
 
 def error_text(error: grpc.RpcError) -> str:

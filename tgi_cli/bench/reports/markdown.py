@@ -139,6 +139,8 @@ def load_table(metrics: Sequence[StepMetrics]) -> str:
         ("Input tokens/s", lambda step: _rate(step, "input_tokens_per_second", 1)),
         ("Output tokens/s", lambda step: _rate(step, "output_tokens_per_second", 1)),
     ]
+    if any(step.image_tokens for step in metrics):
+        columns.insert(4, ("Image tokens", lambda step: _image_tokens(step)))
     if any(step.attainment is not None for step in metrics):
         columns.append(("Goodput/s", lambda step: _rate(step, "goodput", 2)))
         columns.append(("Within limits", lambda step: _share(step.attainment)))
@@ -189,6 +191,11 @@ def _with_interval(summary: Summary, name: str) -> str:
         return value
     low, high = summary.intervals[name]
     return f"{value} ({low:.1f} to {high:.1f})"
+
+
+def _image_tokens(step: StepMetrics) -> str:
+    """Of a request, on average."""
+    return f"{step.image_tokens / step.succeeded:.0f}" if step.succeeded else "-"
 
 
 def _errors(step: StepMetrics) -> str:

@@ -36,6 +36,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
         requests: Number of requests, ``succeeded`` and ``failed``.
         errors: Number of errors by kind.
         input_tokens, output_tokens: Tokens of the successful requests.
+        image_tokens: Of ``input_tokens``, those of images and of the template around them.
         latencies: Latencies by metric in ms; those without a value are absent.
         rates: Rates by metric, per second; ``goodput`` only with limits.
         rate_intervals: 95 % bootstrap intervals of the rates.
@@ -60,6 +61,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]
     input_tokens: int
     output_tokens: int
+    image_tokens: int
     latencies: dict[str, Summary]
     rates: dict[str, float]
     rate_intervals: dict[str, tuple[float, float]]
@@ -114,6 +116,7 @@ def step_metrics(
         errors=dict(errors.most_common()),
         input_tokens=sum(request.input_tokens for request in answered),
         output_tokens=output,
+        image_tokens=sum(request.image_tokens for request in answered),
         latencies={name: summary for name, summary in latencies.items() if summary},
         rates=rates,
         rate_intervals=rate_intervals,

@@ -20,6 +20,7 @@ from tgi_cli.bench.plan import (
 from tgi_cli.bench.settings import RequestSettings, TokenCounter
 from tgi_cli.bench.workloads.distributions import ArrivalProcess, LengthDistribution, scheduled
 from tgi_cli.bench.workloads.files import ShareGptWorkload, file_prompts, sharegpt, trace
+from tgi_cli.bench.workloads.images import with_images
 from tgi_cli.bench.workloads.synthetic import (
     ConversationWorkload,
     SyntheticWorkload,
@@ -48,6 +49,8 @@ def requests_of(options: BenchOptions, tokenizer: TokenCounter) -> RequestsOfSte
     def requests(step: BenchStep, index: int) -> Iterator[BenchRequest]:
         seed = zlib.crc32(f"{options.seed} {step.kind} {step.value:g}".encode())
         stream = _stream(options, tokenizer, input_, output, seed)
+        if options.images is not None:
+            stream = with_images(stream, options.images, seed)
         if step.kind == "rate" and options.load != "trace":
             return scheduled(stream, arrivals.times(step.value, seed))
         return stream
@@ -100,9 +103,14 @@ def _stream(
 
 def notes_of(options: BenchOptions) -> list[str]:
     """Notes on the workload for the reader of the results."""
-    if options.prompts is None:
-        return []
-    return ["each step repeats the prompts of the file, which a prefix cache may hold by then"]
+    notes = []
+    if options.prompts is not None:
+        notes.append(
+            "each step repeats the prompts of the file, which a prefix cache may hold by then"
+        )
+    if options.images is not None and options.load == "batch" and not options.chat:
+        notes.append("a shard does not report the tokens of images: prompts count as their text")
+    return notes
 
 
 def described(
@@ -111,6 +119,8 @@ def described(
     """Describe the workload for ``BenchRun.workload``, without API keys and headers."""
     sampling = msgspec.structs.asdict(settings.sampling)
     common: dict[str, Any] = {"load": options.load, "tokenizer_name": tokenizer_name}
+    if options.images is not None:
+        common["images"] = str(options.images)
     if options.load == "batch":
         return {
             **common,

@@ -130,6 +130,11 @@ BENCH_SETTINGS = (
             "Tokens of a shared prefix; the share of prompts that have one, and the number of "
             "different prefixes.",
         ),
+        images=Setting(
+            text("N[xWIDTHxHEIGHT][:SHARE]"),
+            "Images of every prompt, random and distinct, and the share of them that an earlier "
+            "prompt had. Default size: 512x512.",
+        ),
         prompts=Setting(
             path("FILE"),
             "Prompts: lines (.txt), JSON lines (.jsonl) or ShareGPT conversations (.json).",

@@ -41,8 +41,7 @@ def largest_image(config: Any, names: Container[str], max_rows: int) -> dict[str
         values = torch.ones(1, height * width, _channels(eye) * patch**2)
         return {"pixel_values": values, "image_position_ids": places[None]}
     if eye.model_type == "pixtral":
-        # Of two at least: transformers' Mistral 3 takes a single one for a vector.
-        sides = _sides(max(2, max_rows), getattr(config, "spatial_merge_size", 1))
+        sides = _sides(max_rows, getattr(config, "spatial_merge_size", 1))
         height, width = (min(side * patch, eye.image_size) for side in sides)
         values = torch.ones(1, _channels(eye), height, width)
         return {"pixel_values": values, "image_sizes": torch.tensor([[height, width]])}

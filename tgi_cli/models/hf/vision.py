@@ -11,6 +11,7 @@ import re
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -19,17 +20,18 @@ from transformers import PreTrainedModel
 
 from tgi_cli.device.distributed import ALONE
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.layers import Build
+from tgi_cli.layers import Build, Loadable
 from tgi_cli.models.base import VISION
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.hf.buffers import fill_buffers
-from tgi_cli.models.hf.largest_image import largest_image
+from tgi_cli.models.hf.largest_image import TILES, largest_image
 from tgi_cli.models.hf.layers import UnreplacedWeights, linear
 from tgi_cli.models.hf.masks import Unsupported
 from tgi_cli.models.hf.model import reads_weight
 from tgi_cli.models.hf.names import sources, stored_names
 from tgi_cli.models.hf.skeleton import class_and_config, empty_model
-from tgi_cli.models.hf.windows import attend_in_windows
+from tgi_cli.models.hf.tower_attention import replace_attention
+from tgi_cli.models.hf.tower_layers import encode_tiles_alone, replace_operations
 from tgi_cli.models.vision import ImageFeatures, VisionTower
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import Unquantized
@@ -70,8 +72,13 @@ class TransformersTower(VisionTower):
             }
             self._prefix = prefix
             fill_buffers(core, None, build, device, self._sources)
+            _keep_single_rows(core)
+            replace_attention(core)
+            self._tiles_alone = False
+            if device.type == "cpu":
+                replace_operations(core, build)
+                self._tiles_alone = encode_tiles_alone(core)
             self.loose = nn.ModuleList(_replace_linears(core, build, self._sources))
-            attend_in_windows(core)
         self.core = core
         self._dtype, self._device = build.dtype, device
         self._named = _arguments(core)
@@ -80,6 +87,14 @@ class TransformersTower(VisionTower):
     @property
     def layers(self) -> Sequence[nn.Module]:
         return list(_blocks(self.core))
+
+    @property
+    def parts(self) -> int:
+        return len(self.layers) * (TILES if self._tiles_alone else 1)
+
+    def calls(self, tensors: Mapping[str, Tensor]) -> int:
+        pixels = tensors.get("pixel_values") if self._tiles_alone else None
+        return len(self.layers) * max(1, 1 if pixels is None else prod(pixels.shape[:-3]))
 
     def source(self, name: str) -> Source:
         name = name.removeprefix(_CORE)
@@ -157,6 +172,13 @@ def _leave_out_text(whole: Any, core: Any) -> None:
             delattr(core.get_submodule(parent), name)
 
 
+def _keep_single_rows(core: nn.Module) -> None:
+    """Let Mistral 3 encode images of one row: it drops the first dimension of its rows, if 1."""
+    for module in core.modules():
+        if type(module).__name__ == "Mistral3MultiModalProjector":
+            module.register_forward_hook(lambda _module, _inputs, rows: rows[None])
+
+
 def _require_libraries(core: nn.Module) -> None:
     """Refuse what :func:`~tgi_cli.models.hf.towers.towers_without_libraries` left empty."""
     for module in core.modules():
@@ -181,6 +203,8 @@ def _replace_linears(
     at = f"{VISION}{_CORE}"
     names = _Prefixed(stored, at)
     for path, module in list(core.named_modules()):
+        if isinstance(module, Loadable):
+            continue
         parent_path, _, name = path.rpartition(".")
         parent = core.get_submodule(parent_path)
         plain = type(module) is nn.Linear and module.weight.dtype == build.dtype

@@ -31,8 +31,6 @@ class PixtralPreprocessor(Preprocessor):
         super().__init__(setup)
         merges = setup.config.get("model_type") == "mistral3"
         merge = integer(setup.config.get("spatial_merge_size"), 2 if merges else 1)
-        # transformers' Mistral 3 drops the dimension of rows if there is one.
-        self._fewest = 2 if merges else 1
         self._patch = integer(setup.vision.get("patch_size"), 16) * merge
         size = self.processor.size
         self._longest: int = size.longest_edge or min(size.height or 0, size.width or 0)
@@ -40,7 +38,7 @@ class PixtralPreprocessor(Preprocessor):
             raise UnsupportedModelError(
                 "this model takes no images: its image processor has no `longest_edge`"
             )
-        self._cap = max(setup.max_rows, self._fewest**2)
+        self._cap = setup.max_rows
         own = math.ceil(self._longest / self._patch) ** 2
         self.set_limit(min(own, self._cap), own)
 
@@ -70,8 +68,6 @@ class PixtralPreprocessor(Preprocessor):
         pixels = np.asarray(outputs["pixel_values"])
         sides = pixels.shape[-2:]
         height, width = (side // self._patch for side in sides)
-        if height * width < self._fewest:
-            raise ValueError("the image is too small")
         line = self.rows(width)
         gap, end = (PromptPiece(self.format.tokens[name]) for name in ("break", "end"))
         tensors = {"pixel_values": self.values(pixels), "image_sizes": np.array([sides], np.int64)}

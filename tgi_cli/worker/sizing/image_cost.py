@@ -129,7 +129,7 @@ class ImageCostMeter:
             row_cost = max(1, -self._shard.smallest(-cost)) / 1000
         elif self._shard.rank == 0:
             log.warning("the cost of images is guessed, as it cannot be measured: %s", problem)
-        layers = max(1, len(self._tower.layers))
+        layers = max(1, self._tower.parts)
         cache_rows = self._shard.smallest(max(rows, CACHE_BYTES // row_bytes))
         return ImageCost(layers, row_cost, cache_rows, row_bytes, activations)
 
@@ -139,7 +139,7 @@ class ImageCostMeter:
         largest = self._tower.largest(max_image_rows(self._config))
         found, row_bytes, seconds = self._encode(smallest)
         times = _numbers(largest) / _numbers(smallest)
-        if self._device.type == "cpu" and times > 1 and len(self._tower.layers) > TIMED_LAYERS:
+        if self._device.type == "cpu" and times > 1 and self._tower.calls(largest) > TIMED_LAYERS:
             return math.ceil(found * times), row_bytes, self._time_layers(largest)
         if self._device.type != "cpu" or times > 1:
             self._encode(largest)  # with what happens once
@@ -177,7 +177,7 @@ class ImageCostMeter:
         if failure is not None:
             raise failure
         # What comes before the layers is in the first part.
-        return times[0] + times[-1] * (len(self._tower.layers) - 1)
+        return times[0] + times[-1] * (self._tower.calls(tensors) - 1)
 
     def _token_seconds(self) -> float:
         """Of a prompt's token, in a step that has been initialised."""

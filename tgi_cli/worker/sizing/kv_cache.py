@@ -202,7 +202,8 @@ class KVCacheSizing:
         cacheable = shard.smallest(free // max(1, self._block_bytes) * config.block_size)
         part, began = part_of_worst(config), time.monotonic()
         with threads_for(self.weight_bytes, device):
-            for step in worst_steps(config, cacheable):
+            spans = any(spec.spans != "none" for spec in self.attention.specs)
+            for step in worst_steps(config, cacheable, spans):
                 self.run(step)
         # On CUDA nearly all of it is what happens once: kernels are compiled and tuned.
         seconds = (time.monotonic() - began) * part if device.type == "cpu" else 0.0

@@ -84,11 +84,13 @@ def threads_for(weight_bytes: int, device: torch.device) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
+def worst_steps(config: EngineConfig, cacheable_tokens: int, spans: bool = False) -> Iterator[Step]:
     """Prefill alone, prefill with decodes, and a single decode; on a CPU the second alone.
 
     Args:
         config: the limits.
+        spans: whether prompts have parts that are computed at once: with decodes, they may take
+            as much as without.
         cacheable_tokens: tokens that the device's whole memory could cache: all rows together
             cannot have more context.
     """
@@ -106,7 +108,7 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int) -> Iterator[Step]:
         yield _step(size, longest, loras, prefill=min(budget, rows * longest))
     if decodes:
         # As the scheduler shares a step: prefill keeps a quarter of the budget at least.
-        prefill = min(max(budget - decodes, budget // 4, 1), longest)
+        prefill = min(budget if spans else max(budget - decodes, budget // 4, 1), longest)
         yield _step(size, longest, loras, decodes=decodes, context=context, prefill=prefill)
     if config.device != "cpu":
         yield _step(size, longest, loras, decodes=1, context=context)
