@@ -8,6 +8,14 @@ PORT ?= 3000
 WORKERS ?= logical
 KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 
+# What is installed, and how large it is; pip lists the files.
+define announce
+@echo "Installing tgi and its dependencies into $(VENV): PyTorch is by far the largest."
+@echo "With a C++ compiler, the kernels for the CPU are compiled as well, in about a minute."
+@echo "On Linux PyPI's PyTorch is the build for CUDA, several gigabytes. Without an NVIDIA GPU,"
+@echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make ... takes the one for CPUs (0.2 GB)."
+endef
+
 .PHONY: serve bench test lint completions reference proto clean
 
 serve: $(VENV)/.installed
@@ -22,7 +30,8 @@ test: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	@mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & mypy=$$!; \
 	trap "kill $$mypy 2>/dev/null; exit 130" INT TERM; \
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile; tests=$$?; \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 \
+		--dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$mypy; types=$$?; cat build/mypy.txt; exit $$((tests ? tests : types))
 
 lint: $(VENV)/.installed-test
@@ -53,13 +62,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	$(announce)
+	$(BIN)/pip install --disable-pip-version-check -e .
 	touch $@
 
 $(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[bench]"
+	$(announce)
+	$(BIN)/pip install --disable-pip-version-check -e ".[bench]"
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(announce)
+	$(BIN)/pip install --disable-pip-version-check -e ".[test]"
 	touch $@ $(VENV)/.installed

@@ -1,4 +1,9 @@
 # Completes tgi's commands and flags. Written by `make completions`.
+_tgi_names() {
+    # A name may have spaces.
+    local IFS=$'\n'
+    COMPREPLY+=($(compgen "$1" -- "$2"))
+}
 _tgi() {
     local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
     local command= flags= i
@@ -8,24 +13,30 @@ _tgi() {
     elif [[ $previous == '=' ]]; then
         previous=${COMP_WORDS[COMP_CWORD-2]}
     fi
+    COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
             serve|env|download-weights|warmup|quantize|bench|model-server|router|connect|deploy|completion) command=${COMP_WORDS[i]}; break ;;
         esac
     done
+    if ((i + 1 < COMP_CWORD)); then
+        case "$command ${COMP_WORDS[i+1]}" in
+'bench view'|'bench compare') command+=" ${COMP_WORDS[i+1]}" ;;
+        esac
+    fi
     case "$command $previous" in
-        'serve --model-id') return ;;
+        'serve --model-id') _tgi_names -d "$word"; return ;;
         'serve --revision') return ;;
         'serve --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
-        'serve --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'serve --config') _tgi_names -f "$word"; return ;;
         'serve --hostname') return ;;
         'serve --port'|'serve -p') return ;;
         'serve --graceful-termination-timeout'|'serve -g') return ;;
         'serve --api-key') return ;;
-        'serve --api-key-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'serve --api-key-file') _tgi_names -f "$word"; return ;;
         'serve --cors-allow-origin') return ;;
-        'serve --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'serve --ssl-keyfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'serve --ssl-certfile') _tgi_names -f "$word"; return ;;
+        'serve --ssl-keyfile') _tgi_names -f "$word"; return ;;
         'serve --max-concurrent-requests') return ;;
         'serve --max-input-tokens') return ;;
         'serve --max-input-length') return ;;
@@ -44,20 +55,20 @@ _tgi() {
         'serve --cuda-graphs') return ;;
         'serve --state-prefill') COMPREPLY=($(compgen -W 'recurrent chunked' -- "$word")); return ;;
         'serve --speculate') return ;;
-        'serve --speculative-model') return ;;
+        'serve --speculative-model') _tgi_names -d "$word"; return ;;
         'serve --speculative-config') return ;;
         'serve --num-shard') return ;;
         'serve --cuda-memory-fraction') return ;;
-        'serve --shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'serve --shard-uds-path') _tgi_names -f "$word"; return ;;
         'serve --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'serve --quantize-head-bits') return ;;
         'serve --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'serve --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'serve --rope-factor') return ;;
-        'serve --model-gguf') return ;;
-        'serve --tokenizer-name') return ;;
-        'serve --huggingface-hub-cache') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'serve --weights-cache-override') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'serve --model-gguf') _tgi_names -f "$word"; return ;;
+        'serve --tokenizer-name') _tgi_names -d "$word"; return ;;
+        'serve --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
+        'serve --weights-cache-override') _tgi_names -d "$word"; return ;;
         'serve --lora-adapters') return ;;
         'serve --max-loras') return ;;
         'serve --max-cpu-loras') return ;;
@@ -75,14 +86,14 @@ _tgi() {
         'serve --watermark-delta') return ;;
         'serve --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
         'serve --allowed-media-domains') return ;;
-        'serve --allowed-local-media-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'serve --allowed-local-media-path') _tgi_names -d "$word"; return ;;
         'serve --media-fetch-timeout') return ;;
         'serve --max-image-fetch-size') return ;;
         'serve --max-image-pixels') return ;;
         'serve --max-images') return ;;
         'serve --image-workers') return ;;
-        'serve --chat-template') return ;;
-        'serve --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'serve --chat-template') _tgi_names -f "$word"; return ;;
+        'serve --tokenizer-config-path') _tgi_names -f "$word"; return ;;
         'serve --tool-call-parser') COMPREPLY=($(compgen -W 'auto none apertus cohere deepseek deepseek_v31 deepseek_v32 deepseek_v4 functionary functiongemma functools gemma4 gigachat3 gigachat31 glm45 glm47 granite granite_20b harmony hermes hunyuan_v3 internlm jamba kimi_k2 kimi_k3 lfm2 llama3_json longcat longcat_v2 minicpm5 minimax minimax_m2 mistral mistral_list nemotron olmo3 phi4_mini pythonic qwen3_coder seed_oss solar step3 xlam' -- "$word")); return ;;
         'serve --reasoning-parser') COMPREPLY=($(compgen -W 'auto none apertus apriel cohere gemma4 granite harmony hunyuan_v3 kimi kimi_k3 longcat minimax_m3 mistral seed_oss solar think think_answer think_response' -- "$word")); return ;;
         'serve --otlp-endpoint') return ;;
@@ -96,18 +107,18 @@ _tgi() {
         'serve --usage-stats') COMPREPLY=($(compgen -W 'on off no-stack' -- "$word")); return ;;
         'serve --ngrok-authtoken') return ;;
         'serve --ngrok-edge') return ;;
-        'env --model-id') return ;;
+        'env --model-id') _tgi_names -d "$word"; return ;;
         'env --revision') return ;;
         'env --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
-        'env --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'env --config') _tgi_names -f "$word"; return ;;
         'env --hostname') return ;;
         'env --port'|'env -p') return ;;
         'env --graceful-termination-timeout'|'env -g') return ;;
         'env --api-key') return ;;
-        'env --api-key-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'env --api-key-file') _tgi_names -f "$word"; return ;;
         'env --cors-allow-origin') return ;;
-        'env --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'env --ssl-keyfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'env --ssl-certfile') _tgi_names -f "$word"; return ;;
+        'env --ssl-keyfile') _tgi_names -f "$word"; return ;;
         'env --max-concurrent-requests') return ;;
         'env --max-input-tokens') return ;;
         'env --max-input-length') return ;;
@@ -126,20 +137,20 @@ _tgi() {
         'env --cuda-graphs') return ;;
         'env --state-prefill') COMPREPLY=($(compgen -W 'recurrent chunked' -- "$word")); return ;;
         'env --speculate') return ;;
-        'env --speculative-model') return ;;
+        'env --speculative-model') _tgi_names -d "$word"; return ;;
         'env --speculative-config') return ;;
         'env --num-shard') return ;;
         'env --cuda-memory-fraction') return ;;
-        'env --shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'env --shard-uds-path') _tgi_names -f "$word"; return ;;
         'env --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'env --quantize-head-bits') return ;;
         'env --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'env --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'env --rope-factor') return ;;
-        'env --model-gguf') return ;;
-        'env --tokenizer-name') return ;;
-        'env --huggingface-hub-cache') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'env --weights-cache-override') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'env --model-gguf') _tgi_names -f "$word"; return ;;
+        'env --tokenizer-name') _tgi_names -d "$word"; return ;;
+        'env --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
+        'env --weights-cache-override') _tgi_names -d "$word"; return ;;
         'env --lora-adapters') return ;;
         'env --max-loras') return ;;
         'env --max-cpu-loras') return ;;
@@ -157,14 +168,14 @@ _tgi() {
         'env --watermark-delta') return ;;
         'env --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
         'env --allowed-media-domains') return ;;
-        'env --allowed-local-media-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'env --allowed-local-media-path') _tgi_names -d "$word"; return ;;
         'env --media-fetch-timeout') return ;;
         'env --max-image-fetch-size') return ;;
         'env --max-image-pixels') return ;;
         'env --max-images') return ;;
         'env --image-workers') return ;;
-        'env --chat-template') return ;;
-        'env --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'env --chat-template') _tgi_names -f "$word"; return ;;
+        'env --tokenizer-config-path') _tgi_names -f "$word"; return ;;
         'env --tool-call-parser') COMPREPLY=($(compgen -W 'auto none apertus cohere deepseek deepseek_v31 deepseek_v32 deepseek_v4 functionary functiongemma functools gemma4 gigachat3 gigachat31 glm45 glm47 granite granite_20b harmony hermes hunyuan_v3 internlm jamba kimi_k2 kimi_k3 lfm2 llama3_json longcat longcat_v2 minicpm5 minimax minimax_m2 mistral mistral_list nemotron olmo3 phi4_mini pythonic qwen3_coder seed_oss solar step3 xlam' -- "$word")); return ;;
         'env --reasoning-parser') COMPREPLY=($(compgen -W 'auto none apertus apriel cohere gemma4 granite harmony hunyuan_v3 kimi kimi_k3 longcat minimax_m3 mistral seed_oss solar think think_answer think_response' -- "$word")); return ;;
         'env --otlp-endpoint') return ;;
@@ -178,18 +189,18 @@ _tgi() {
         'env --usage-stats') COMPREPLY=($(compgen -W 'on off no-stack' -- "$word")); return ;;
         'env --ngrok-authtoken') return ;;
         'env --ngrok-edge') return ;;
-        'download-weights --model-id') return ;;
+        'download-weights --model-id') _tgi_names -d "$word"; return ;;
         'download-weights --revision') return ;;
-        'download-weights --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'download-weights --model-gguf') return ;;
-        'download-weights --tokenizer-name') return ;;
-        'download-weights --huggingface-hub-cache') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'download-weights --config') _tgi_names -f "$word"; return ;;
+        'download-weights --model-gguf') _tgi_names -f "$word"; return ;;
+        'download-weights --tokenizer-name') _tgi_names -d "$word"; return ;;
+        'download-weights --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
         'download-weights --extension') return ;;
         'download-weights --logger-level') return ;;
-        'warmup --model-id') return ;;
+        'warmup --model-id') _tgi_names -d "$word"; return ;;
         'warmup --revision') return ;;
         'warmup --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
-        'warmup --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'warmup --config') _tgi_names -f "$word"; return ;;
         'warmup --api-key') return ;;
         'warmup --max-concurrent-requests') return ;;
         'warmup --max-input-tokens') return ;;
@@ -209,7 +220,7 @@ _tgi() {
         'warmup --cuda-graphs') return ;;
         'warmup --state-prefill') COMPREPLY=($(compgen -W 'recurrent chunked' -- "$word")); return ;;
         'warmup --speculate') return ;;
-        'warmup --speculative-model') return ;;
+        'warmup --speculative-model') _tgi_names -d "$word"; return ;;
         'warmup --speculative-config') return ;;
         'warmup --num-shard') return ;;
         'warmup --cuda-memory-fraction') return ;;
@@ -218,10 +229,10 @@ _tgi() {
         'warmup --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'warmup --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'warmup --rope-factor') return ;;
-        'warmup --model-gguf') return ;;
-        'warmup --tokenizer-name') return ;;
-        'warmup --huggingface-hub-cache') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'warmup --weights-cache-override') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'warmup --model-gguf') _tgi_names -f "$word"; return ;;
+        'warmup --tokenizer-name') _tgi_names -d "$word"; return ;;
+        'warmup --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
+        'warmup --weights-cache-override') _tgi_names -d "$word"; return ;;
         'warmup --url') return ;;
         'warmup --batch-sizes') return ;;
         'warmup --lora-adapters') return ;;
@@ -230,7 +241,7 @@ _tgi() {
         'warmup --max-lora-rank') return ;;
         'warmup --logger-level') return ;;
         'quantize --revision') return ;;
-        'quantize --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'quantize --config') _tgi_names -f "$word"; return ;;
         'quantize --logger-level') return ;;
         'quantize --upload-to-model-id') return ;;
         'quantize --method') COMPREPLY=($(compgen -W 'gptq awq rtn fp8 int8' -- "$word")); return ;;
@@ -238,7 +249,7 @@ _tgi() {
         'quantize --groupsize') return ;;
         'quantize --percdamp') return ;;
         'quantize --format') COMPREPLY=($(compgen -W 'gptq gptq_v2 awq compressed-tensors gguf' -- "$word")); return ;;
-        'quantize --calibration') return ;;
+        'quantize --calibration') _tgi_names -f "$word"; return ;;
         'quantize --samples') return ;;
         'quantize --seq-len') return ;;
         'quantize --seed') return ;;
@@ -247,9 +258,9 @@ _tgi() {
         'quantize --device') COMPREPLY=($(compgen -W 'cpu cuda' -- "$word")); return ;;
         'quantize --backend') COMPREPLY=($(compgen -W 'builtin gptqmodel' -- "$word")); return ;;
         'bench --revision') return ;;
-        'bench --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'bench --tokenizer-name'|'bench -t') return ;;
-        'bench --master-shard-uds-path'|'bench -m') return ;;
+        'bench --config') _tgi_names -f "$word"; return ;;
+        'bench --tokenizer-name'|'bench -t') _tgi_names -d "$word"; return ;;
+        'bench --master-shard-uds-path'|'bench -m') _tgi_names -f "$word"; return ;;
         'bench --url') return ;;
         'bench --api-key') return ;;
         'bench --header'|'bench -H') return ;;
@@ -263,7 +274,7 @@ _tgi() {
         'bench --concurrency'|'bench -c') return ;;
         'bench --rate') return ;;
         'bench --ramp') return ;;
-        'bench --trace') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'bench --trace') _tgi_names -f "$word"; return ;;
         'bench --slo') return ;;
         'bench --slo-share') return ;;
         'bench --arrival') return ;;
@@ -274,7 +285,8 @@ _tgi() {
         'bench --input-tokens') return ;;
         'bench --output-tokens') return ;;
         'bench --prefix') return ;;
-        'bench --prompts') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'bench --images') return ;;
+        'bench --prompts') _tgi_names -f "$word"; return ;;
         'bench --conversations') return ;;
         'bench --think') return ;;
         'bench --extra-body') return ;;
@@ -286,17 +298,24 @@ _tgi() {
         'bench --repetition-penalty') return ;;
         'bench --frequency-penalty') return ;;
         'bench --top-n-tokens') return ;;
-        'bench --output'|'bench -o') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'bench --csv') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'bench --jsonl') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'bench --html') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'bench --markdown') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'bench --svg') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'bench --output'|'bench -o') _tgi_names -f "$word"; return ;;
+        'bench --csv') _tgi_names -f "$word"; return ;;
+        'bench --jsonl') _tgi_names -f "$word"; return ;;
+        'bench --html') _tgi_names -f "$word"; return ;;
+        'bench --markdown') _tgi_names -f "$word"; return ;;
+        'bench --svg') _tgi_names -f "$word"; return ;;
         'bench --ui') COMPREPLY=($(compgen -W 'auto tui plain none' -- "$word")); return ;;
-        'model-server --model-id') return ;;
+        'bench view --csv') _tgi_names -f "$word"; return ;;
+        'bench view --html') _tgi_names -f "$word"; return ;;
+        'bench view --markdown') _tgi_names -f "$word"; return ;;
+        'bench view --svg') _tgi_names -f "$word"; return ;;
+        'bench view --ui') COMPREPLY=($(compgen -W 'auto tui plain none' -- "$word")); return ;;
+        'bench compare --markdown') _tgi_names -f "$word"; return ;;
+        'bench compare --fail-on') return ;;
+        'model-server --model-id') _tgi_names -d "$word"; return ;;
         'model-server --revision') return ;;
         'model-server --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
-        'model-server --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'model-server --config') _tgi_names -f "$word"; return ;;
         'model-server --graceful-termination-timeout'|'model-server -g') return ;;
         'model-server --max-concurrent-requests') return ;;
         'model-server --max-input-tokens') return ;;
@@ -316,21 +335,21 @@ _tgi() {
         'model-server --cuda-graphs') return ;;
         'model-server --state-prefill') COMPREPLY=($(compgen -W 'recurrent chunked' -- "$word")); return ;;
         'model-server --speculate') return ;;
-        'model-server --speculative-model') return ;;
+        'model-server --speculative-model') _tgi_names -d "$word"; return ;;
         'model-server --speculative-config') return ;;
         'model-server --num-shard') return ;;
         'model-server --cuda-memory-fraction') return ;;
-        'model-server --uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'model-server --shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'model-server --uds-path') _tgi_names -f "$word"; return ;;
+        'model-server --shard-uds-path') _tgi_names -f "$word"; return ;;
         'model-server --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'model-server --quantize-head-bits') return ;;
         'model-server --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'model-server --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'model-server --rope-factor') return ;;
-        'model-server --model-gguf') return ;;
-        'model-server --tokenizer-name') return ;;
-        'model-server --huggingface-hub-cache') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'model-server --weights-cache-override') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'model-server --model-gguf') _tgi_names -f "$word"; return ;;
+        'model-server --tokenizer-name') _tgi_names -d "$word"; return ;;
+        'model-server --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
+        'model-server --weights-cache-override') _tgi_names -d "$word"; return ;;
         'model-server --lora-adapters') return ;;
         'model-server --max-loras') return ;;
         'model-server --max-cpu-loras') return ;;
@@ -341,23 +360,23 @@ _tgi() {
         'model-server --otlp-service-name') return ;;
         'model-server --logger-level') return ;;
         'model-server --engine-listen') return ;;
-        'model-server --engine-tls-cert') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'model-server --engine-tls-key') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'model-server --engine-tls-client-ca') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'model-server --engine-tls-cert') _tgi_names -f "$word"; return ;;
+        'model-server --engine-tls-key') _tgi_names -f "$word"; return ;;
+        'model-server --engine-tls-client-ca') _tgi_names -f "$word"; return ;;
         'model-server --master-addr') return ;;
         'model-server --master-port') return ;;
-        'router --model-id') return ;;
-        'router --tokenizer-name') return ;;
+        'router --model-id') _tgi_names -d "$word"; return ;;
+        'router --tokenizer-name') _tgi_names -d "$word"; return ;;
         'router --revision') return ;;
-        'router --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'router --config') _tgi_names -f "$word"; return ;;
         'router --hostname') return ;;
         'router --port'|'router -p') return ;;
         'router --graceful-termination-timeout'|'router -g') return ;;
         'router --api-key') return ;;
-        'router --api-key-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'router --api-key-file') _tgi_names -f "$word"; return ;;
         'router --cors-allow-origin') return ;;
-        'router --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'router --ssl-keyfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'router --ssl-certfile') _tgi_names -f "$word"; return ;;
+        'router --ssl-keyfile') _tgi_names -f "$word"; return ;;
         'router --max-concurrent-requests') return ;;
         'router --max-input-tokens') return ;;
         'router --max-input-length') return ;;
@@ -367,7 +386,7 @@ _tgi() {
         'router --max-batch-size') return ;;
         'router --waiting-served-ratio') return ;;
         'router --max-waiting-tokens') return ;;
-        'router --huggingface-hub-cache') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'router --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
         'router --served-model-name') return ;;
         'router --max-best-of') return ;;
         'router --max-stop-sequences') return ;;
@@ -381,24 +400,24 @@ _tgi() {
         'router --watermark-delta') return ;;
         'router --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
         'router --allowed-media-domains') return ;;
-        'router --allowed-local-media-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'router --allowed-local-media-path') _tgi_names -d "$word"; return ;;
         'router --media-fetch-timeout') return ;;
         'router --max-image-fetch-size') return ;;
         'router --max-image-pixels') return ;;
         'router --max-images') return ;;
         'router --image-workers') return ;;
-        'router --chat-template') return ;;
-        'router --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'router --chat-template') _tgi_names -f "$word"; return ;;
+        'router --tokenizer-config-path') _tgi_names -f "$word"; return ;;
         'router --tool-call-parser') COMPREPLY=($(compgen -W 'auto none apertus cohere deepseek deepseek_v31 deepseek_v32 deepseek_v4 functionary functiongemma functools gemma4 gigachat3 gigachat31 glm45 glm47 granite granite_20b harmony hermes hunyuan_v3 internlm jamba kimi_k2 kimi_k3 lfm2 llama3_json longcat longcat_v2 minicpm5 minimax minimax_m2 mistral mistral_list nemotron olmo3 phi4_mini pythonic qwen3_coder seed_oss solar step3 xlam' -- "$word")); return ;;
         'router --reasoning-parser') COMPREPLY=($(compgen -W 'auto none apertus apriel cohere gemma4 granite harmony hunyuan_v3 kimi kimi_k3 longcat minimax_m3 mistral seed_oss solar think think_answer think_response' -- "$word")); return ;;
         'router --otlp-endpoint') return ;;
         'router --otlp-service-name') return ;;
         'router --logger-level') return ;;
         'router --engine-url') return ;;
-        'router --master-shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'router --engine-tls-cert') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'router --engine-tls-key') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'router --engine-tls-ca') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'router --master-shard-uds-path') _tgi_names -f "$word"; return ;;
+        'router --engine-tls-cert') _tgi_names -f "$word"; return ;;
+        'router --engine-tls-key') _tgi_names -f "$word"; return ;;
+        'router --engine-tls-ca') _tgi_names -f "$word"; return ;;
         'router --engine-tls-server-name') return ;;
         'router --watchdog-timeout') return ;;
         'router --prometheus-port') return ;;
@@ -408,8 +427,8 @@ _tgi() {
         'connect --model') return ;;
         'connect --api-key-env') return ;;
         'connect --api-key') return ;;
-        'connect --file') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'deploy --output'|'deploy -o') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'connect --file') _tgi_names -f "$word"; return ;;
+        'deploy --output'|'deploy -o') _tgi_names -f "$word"; return ;;
         'deploy --name') return ;;
         'deploy --image') return ;;
         'deploy --memory') return ;;
@@ -418,19 +437,19 @@ _tgi() {
         'deploy --cpuset-mems') return ;;
         'deploy --gpus') return ;;
         'deploy --storage') return ;;
-        'deploy --hf-token-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'deploy --model-id') return ;;
+        'deploy --hf-token-file') _tgi_names -f "$word"; return ;;
+        'deploy --model-id') _tgi_names -d "$word"; return ;;
         'deploy --revision') return ;;
         'deploy --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
-        'deploy --config') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --config') _tgi_names -f "$word"; return ;;
         'deploy --hostname') return ;;
         'deploy --port'|'deploy -p') return ;;
         'deploy --graceful-termination-timeout'|'deploy -g') return ;;
         'deploy --api-key') return ;;
-        'deploy --api-key-file') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --api-key-file') _tgi_names -f "$word"; return ;;
         'deploy --cors-allow-origin') return ;;
-        'deploy --ssl-certfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'deploy --ssl-keyfile') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --ssl-certfile') _tgi_names -f "$word"; return ;;
+        'deploy --ssl-keyfile') _tgi_names -f "$word"; return ;;
         'deploy --max-concurrent-requests') return ;;
         'deploy --max-input-tokens') return ;;
         'deploy --max-input-length') return ;;
@@ -449,20 +468,20 @@ _tgi() {
         'deploy --cuda-graphs') return ;;
         'deploy --state-prefill') COMPREPLY=($(compgen -W 'recurrent chunked' -- "$word")); return ;;
         'deploy --speculate') return ;;
-        'deploy --speculative-model') return ;;
+        'deploy --speculative-model') _tgi_names -d "$word"; return ;;
         'deploy --speculative-config') return ;;
         'deploy --num-shard') return ;;
         'deploy --cuda-memory-fraction') return ;;
-        'deploy --shard-uds-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --shard-uds-path') _tgi_names -f "$word"; return ;;
         'deploy --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'deploy --quantize-head-bits') return ;;
         'deploy --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'deploy --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'deploy --rope-factor') return ;;
-        'deploy --model-gguf') return ;;
-        'deploy --tokenizer-name') return ;;
-        'deploy --huggingface-hub-cache') COMPREPLY=($(compgen -f -- "$word")); return ;;
-        'deploy --weights-cache-override') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --model-gguf') _tgi_names -f "$word"; return ;;
+        'deploy --tokenizer-name') _tgi_names -d "$word"; return ;;
+        'deploy --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
+        'deploy --weights-cache-override') _tgi_names -d "$word"; return ;;
         'deploy --lora-adapters') return ;;
         'deploy --max-loras') return ;;
         'deploy --max-cpu-loras') return ;;
@@ -480,14 +499,14 @@ _tgi() {
         'deploy --watermark-delta') return ;;
         'deploy --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
         'deploy --allowed-media-domains') return ;;
-        'deploy --allowed-local-media-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --allowed-local-media-path') _tgi_names -d "$word"; return ;;
         'deploy --media-fetch-timeout') return ;;
         'deploy --max-image-fetch-size') return ;;
         'deploy --max-image-pixels') return ;;
         'deploy --max-images') return ;;
         'deploy --image-workers') return ;;
-        'deploy --chat-template') return ;;
-        'deploy --tokenizer-config-path') COMPREPLY=($(compgen -f -- "$word")); return ;;
+        'deploy --chat-template') _tgi_names -f "$word"; return ;;
+        'deploy --tokenizer-config-path') _tgi_names -f "$word"; return ;;
         'deploy --tool-call-parser') COMPREPLY=($(compgen -W 'auto none apertus cohere deepseek deepseek_v31 deepseek_v32 deepseek_v4 functionary functiongemma functools gemma4 gigachat3 gigachat31 glm45 glm47 granite granite_20b harmony hermes hunyuan_v3 internlm jamba kimi_k2 kimi_k3 lfm2 llama3_json longcat longcat_v2 minicpm5 minimax minimax_m2 mistral mistral_list nemotron olmo3 phi4_mini pythonic qwen3_coder seed_oss solar step3 xlam' -- "$word")); return ;;
         'deploy --reasoning-parser') COMPREPLY=($(compgen -W 'auto none apertus apriel cohere gemma4 granite harmony hunyuan_v3 kimi kimi_k3 longcat minimax_m3 mistral seed_oss solar think think_answer think_response' -- "$word")); return ;;
         'deploy --otlp-endpoint') return ;;
@@ -503,17 +522,34 @@ _tgi() {
         'deploy --ngrok-edge') return ;;
     esac
     case $command in
-        serve) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        env) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        download-weights) flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --model-gguf --tokenizer-name --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        warmup) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        quantize) flags='--revision --trust-remote-code --no-trust-remote-code --config --logger-level --json-output --no-json-output --inspect --upload-to-model-id --method --bits --groupsize --sym --asym --act-order --no-act-order --static-groups --group-aware --no-group-aware --mse --percdamp --format --calibration --samples --seq-len --seed --include --exclude --evaluate --resume --device --backend --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        bench) flags='--revision --config --tokenizer-name -t --master-shard-uds-path -m --url --api-key --header -H --route --serve-args --timeout --batch-size -b --sequence-length -s --decode-length -d --runs -r --concurrency -c --rate --ramp --sweep --trace --slo --slo-share --arrival --speed --duration --requests -n --warmups -w --input-tokens --output-tokens --prefix --prompts --conversations --think --ignore-eos --no-ignore-eos --extra-body --seed --temperature --top-k --top-p --typical-p --repetition-penalty --frequency-penalty --top-n-tokens --watermark --do-sample --output -o --csv --jsonl --html --markdown --svg --ui --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        model-server) flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        router) flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -d -- "$word")) ;;
-        connect) flags='--model --api-key-env --api-key --write --file --help -h'; COMPREPLY=($(compgen -W 'codex claude opencode qwen-code continue zed open-webui' -- "$word")) ;;
-        deploy) flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --storage --keys --no-keys --hf-token-file --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h'; COMPREPLY=($(compgen -W 'docker compose systemd k8s' -- "$word")) ;;
-        completion) flags='--help -h'; COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
+        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+            _tgi_names -d "$word" ;;
+        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+            _tgi_names -d "$word" ;;
+        'download-weights') flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --model-gguf --tokenizer-name --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h --help-all'
+            _tgi_names -d "$word" ;;
+        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
+            _tgi_names -d "$word" ;;
+        'quantize') flags='--revision --trust-remote-code --no-trust-remote-code --config --logger-level --json-output --no-json-output --inspect --upload-to-model-id --method --bits --groupsize --sym --asym --act-order --no-act-order --static-groups --group-aware --no-group-aware --mse --percdamp --format --calibration --samples --seq-len --seed --include --exclude --evaluate --resume --device --backend --help -h --help-all'
+            _tgi_names -d "$word" ;;
+        'bench') flags='--revision --config --tokenizer-name -t --master-shard-uds-path -m --url --api-key --header -H --route --serve-args --timeout --batch-size -b --sequence-length -s --decode-length -d --runs -r --concurrency -c --rate --ramp --sweep --trace --slo --slo-share --arrival --speed --duration --requests -n --warmups -w --input-tokens --output-tokens --prefix --images --prompts --conversations --think --ignore-eos --no-ignore-eos --extra-body --seed --temperature --top-k --top-p --typical-p --repetition-penalty --frequency-penalty --top-n-tokens --watermark --do-sample --output -o --csv --jsonl --html --markdown --svg --ui --help -h --help-all'
+            COMPREPLY=($(compgen -W 'view compare' -- "$word"))
+            _tgi_names -d "$word" ;;
+        'bench view') flags='--csv --html --markdown --svg --ui --help -h --help-all'
+            _tgi_names -f "$word" ;;
+        'bench compare') flags='--markdown --fail-on --help -h --help-all'
+            _tgi_names -f "$word" ;;
+        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h --help-all'
+            _tgi_names -d "$word" ;;
+        'router') flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+            _tgi_names -d "$word" ;;
+        'connect') flags='--model --api-key-env --api-key --write --file --help -h --help-all'
+            COMPREPLY=($(compgen -W 'codex claude opencode qwen-code continue zed open-webui' -- "$word")) ;;
+        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --storage --keys --no-keys --hf-token-file --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+            COMPREPLY=($(compgen -W 'docker compose systemd k8s' -- "$word"))
+            _tgi_names -d "$word" ;;
+        'completion') flags='--help -h --help-all'
+            COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback --help -h'
             COMPREPLY=($(compgen -W 'serve env download-weights warmup quantize bench model-server router connect deploy completion' -- "$word")) ;;
     esac

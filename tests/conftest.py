@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -21,6 +22,16 @@ settings.load_profile("untimed")
 # when it is imported. Tests of what several threads compute set their number themselves.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+FOLDERS = ("system", "parity", "benchmarks", "unit", "cli", "router")
+"""Those whose files take longest come first, so that no process is left with a long one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by folder; tests of a file keep their order."""
+    places = {name: place for place, name in enumerate(FOLDERS)}
+    here = Path(__file__).parent
+    items.sort(key=lambda item: places.get(item.path.relative_to(here).parts[0], len(places)))
 
 
 def freeze_heap() -> None:

@@ -28,6 +28,7 @@ _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskN
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
 _STDERR = 2
+_CLEAR_LINE = "\r\x1b[K"
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
@@ -58,17 +59,25 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _LineFormatter(logging.Formatter):
-    def __init__(self, role: str, colour: bool) -> None:
+    """Text lines.
+
+    Args:
+        start: Precedes each line.
+    """
+
+    def __init__(self, role: str, colour: bool, start: str = "") -> None:
         super().__init__()
         self.role = role
         self._colour = colour
+        self._start = start
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname:<7}"
         if self._colour:
             level = f"\x1b[{_COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {level} {getattr(record, 'role', self.role)}: {record.getMessage()}"
+        role = getattr(record, "role", self.role)
+        line = f"{self._start}{clock} {level} {role}: {record.getMessage()}"
         extras = _extras(record)
         if extras:
             line += " " + " ".join(f"{key}={value}" for key, value in extras.items())
@@ -114,8 +123,11 @@ def parse_directives(text: str) -> dict[str, int]:
 def setup(role: str, level: str = "INFO", json_output: bool = False) -> None:
     """Install this process's log handler, replacing any other. ``role`` names the process."""
     handler = logging.StreamHandler(sys.stderr)
-    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    handler.setFormatter(_JsonFormatter(role) if json_output else _LineFormatter(role, colour))
+    terminal = sys.stderr.isatty()
+    # Another process may be drawing a progress bar on the line that the cursor is on.
+    start = _CLEAR_LINE if terminal and os.environ.get("TERM", "dumb") != "dumb" else ""
+    lines = _LineFormatter(role, terminal and "NO_COLOR" not in os.environ, start)
+    handler.setFormatter(_JsonFormatter(role) if json_output else lines)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

@@ -32,8 +32,8 @@ def test_every_script_contains_every_visible_flag(
     monkeypatch.setenv("COLUMNS", "80")
     assert main.run(["completion", shell]) == ExitCode.OK
     script = capsys.readouterr().out
-    for command in ("serve", "download-weights", "warmup", "model-server", "router"):
-        main.run([command, "--help"])
+    for command in ("serve", "download-weights", "warmup", "model-server", "router", "bench"):
+        main.run([command, "--help-all"])
         for word in capsys.readouterr().out.split():
             if word.startswith("--") and word[2:].replace("-", "").isalpha():
                 flag = word[2:] if shell == "fish" else word
@@ -60,14 +60,36 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("tgi serve --dtype = b", ["bfloat16"]),
         ("tgi serve --port 3", []),
         ("tgi completion f", ["fish"]),
+        ("tgi serve --help-", ["--help-all"]),
+        ("tgi serve m", ["models"]),
+        ("tgi serve --chat-template chat", ["chat.jinja"]),
+        ("tgi bench ''", ["view", "compare", "models"]),
+        ("tgi bench v", ["view"]),
+        ("tgi bench --conc", ["--concurrency"]),
+        ("tgi bench view ''", ["chat.jinja", "models", "my run.json", "run.json"]),
+        ("tgi bench view run.json m", ["models", "my run.json"]),
+        ("tgi bench view --ui p", ["plain"]),
+        ("tgi bench compare r", ["run.json"]),
+        ("tgi bench compare --", ["--markdown", "--fail-on", "--help", "--help-all"]),
+        ("tgi bench compare run.json run.json --f", ["--fail-on"]),
+        ("tgi bench compare --markdown r", ["run.json"]),
+        ("tgi quantize m", ["models"]),
     ],
 )
-def test_bash_completes(words: str, expected: list[str]) -> None:
+def test_bash_completes(words: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for name in ("run.json", "my run.json", "chat.jinja"):
+        (tmp_path / name).touch()
     code = BASH.format(script=FOLDER / "tgi.bash", words=words)
     done = subprocess.run(
-        ["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=30, check=True
+        ["bash", "--norc", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        cwd=tmp_path,
     )
-    assert done.stdout.split() == expected
+    assert sorted(filter(None, done.stdout.splitlines())) == sorted(expected)
 
 
 @pytest.mark.parametrize(

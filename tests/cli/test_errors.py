@@ -76,6 +76,12 @@ def test_invalid_command_lines_are_usage_errors(
     assert_error(tgi(*arguments), ExitCode.USAGE, cause, remedy)
 
 
+def test_impossible_limits_are_found_before_anything_starts() -> None:
+    done = tgi("serve", "--max-input-tokens", "10", "--max-total-tokens", "5", "--port", "0")
+    assert_error(done, ExitCode.USAGE, "must be less than --max-total-tokens 5", "raise the latter")
+    assert "loading" not in done.stderr
+
+
 def test_an_invalid_variable_is_named() -> None:
     done = tgi("serve", MAX_BATCH_SIZE="many")
     assert_error(done, ExitCode.USAGE, "'many' is not a whole number", "MAX_BATCH_SIZE")

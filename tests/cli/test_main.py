@@ -19,6 +19,7 @@ from tgi_cli.errors import ExitCode
 from tgi_cli.launcher import serve as launcher
 from tgi_cli.launcher.child_process import inherited_environment
 from tgi_cli.model_server.config import ModelServerConfig
+from tgi_cli.process.installation import install_command
 from tgi_cli.process.spawn import write_config
 from tgi_cli.router.config import RouterConfig
 
@@ -451,7 +452,7 @@ def test_traces_require_a_collector_and_the_extra(
     assert "is not a URL" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
     assert main.run(["serve", "--otlp-endpoint", "http://collector:4317"]) == ExitCode.USAGE
-    assert "pip install 'tgi-cli[otlp]'" in capsys.readouterr().err
+    assert install_command("otlp") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "model-server"])

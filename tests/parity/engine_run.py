@@ -96,6 +96,7 @@ def run_engine(
         max_batch_prefill_tokens=CHUNK,
         max_batch_total_tokens=1024,
         max_batch_size=8,
+        speculate=0,  # nothing drafts here: the warm-up need not time it
     )
     new = NEW if num_shard == 1 else NEW_ON_SHARDS
     return with_worker(

@@ -108,9 +108,15 @@ SAMPLINGS = [
 """For each of the prompts."""
 
 
-def requests(llm: LLM, adapters: bool = False) -> Iterator[list[Completion]]:
+FEW = (SAMPLINGS[0], SAMPLINGS[2], SAMPLINGS[5])
+"""For engines that sample as others do: greedy, with penalties, with words that are excluded."""
+
+
+def requests(
+    llm: LLM, adapters: bool = False, samplings: Sequence[SamplingParams] = SAMPLINGS
+) -> Iterator[list[Completion]]:
     """The answers to requests of many kinds, a batch of each."""
-    for sampling in SAMPLINGS:
+    for sampling in samplings:
         yield llm.generate(PROMPTS[:3], sampling, max_new_tokens=40, ignore_eos=True)
     stops = range(0, VOCAB, 40)
     yield llm.generate(PROMPTS[:3], SAMPLED, max_new_tokens=40, n=3, stop_token_ids=stops)
@@ -132,7 +138,7 @@ def told(batches: Iterator[list[Completion]]) -> list[list[Any]]:
     ]
 
 
-def compare(make: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch, **more: bool) -> None:
+def compare(make: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     """Check that the answers are the same, and that drafts were accepted and rejected."""
     recorder = Recorder()
     monkeypatch.setattr(load, "create_speculator", lambda *_: recorder)
@@ -150,7 +156,7 @@ def compare(make: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch, **more: bo
         ):
             assert (one.token_ids, one.finish_reason) == (two.token_ids, two.finish_reason)
             assert one.logprobs == pytest.approx(two.logprobs, abs=1e-5)
-    assert made.drafted > made.accepted > 300
+    assert made.drafted > made.accepted > 200
 
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -172,7 +178,8 @@ if multiplies_bytes():
 def test_answers_are_the_same_with_drafts(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    compare(lambda: LLM(checkpoint, **(LIMITS | ENGINES[name])), monkeypatch)
+    samplings = SAMPLINGS if name == "plain" else FEW
+    compare(lambda: LLM(checkpoint, **(LIMITS | ENGINES[name])), monkeypatch, samplings=samplings)
 
 
 def test_answers_of_a_sliding_window_are_the_same(
@@ -184,7 +191,7 @@ def test_answers_of_a_sliding_window_are_the_same(
         "sliding_window": 24,
     }
     path = make_llama(tmp_path, vocab_size=VOCAB, tokenizer=demo.model_path(), **window)
-    compare(lambda: LLM(path, **LIMITS), monkeypatch)
+    compare(lambda: LLM(path, **LIMITS), monkeypatch, samplings=FEW)
 
 
 def test_answers_of_adapters_are_the_same(
@@ -194,6 +201,7 @@ def test_answers_of_adapters_are_the_same(
         lambda: LLM(checkpoint, lora_adapters={"first": adapter}, **LIMITS),
         monkeypatch,
         adapters=True,
+        samplings=FEW,
     )
 
 

@@ -84,20 +84,23 @@ def test_greedy_and_its_forks(llm: LLM, model: Any, prompts: list[list[int]]) ->
             assert completion.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
 
 
-# A likely stop id, so that hypotheses end at different lengths.
-@pytest.mark.parametrize("ends", [(), (17,), (17, 101)])
+# Likely stop ids, so that hypotheses end at different lengths.
 @pytest.mark.parametrize(
-    ("width", "early_stopping", "length_penalty"),
+    ("width", "early_stopping", "length_penalty", "ends"),
     [
-        (1, False, 1.0),
-        (2, False, 1.0),
-        (4, False, 1.0),
-        (8, False, 1.0),
-        (4, True, 1.0),
-        (4, "never", 1.0),
-        (4, False, 0.0),
-        (4, "never", 2.0),
-        (3, "never", -1.0),
+        (4, False, 1.0, ()),
+        (3, "never", -1.0, ()),
+        (2, False, 1.0, (17,)),
+        (4, "never", 1.0, (17,)),
+        (1, False, 1.0, (17, 101)),
+        (2, False, 1.0, (17, 101)),
+        (4, False, 1.0, (17, 101)),
+        (8, False, 1.0, (17, 101)),
+        (4, True, 1.0, (17, 101)),
+        (4, "never", 1.0, (17, 101)),
+        (4, False, 0.0, (17, 101)),
+        (4, "never", 2.0, (17, 101)),
+        (3, "never", -1.0, (17, 101)),
     ],
 )
 def test_beam_search(

@@ -1,4 +1,7 @@
-"""Classes that transformers' modules run over our caches: logits in mixed steps, by kind."""
+"""Classes that transformers' modules run over our caches: logits in mixed steps, by kind.
+
+More of them are in generic_cases.py, and run the whole engine.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +16,21 @@ from tests.tools.survey import survey
 from tgi_cli.models.hf.towers import towers_without_libraries
 
 KINDS = {
-    # Recurrent states, by functions of our own and by calls of the module for each sequence.
-    "BailingHybridForCausalLM": "states in",
-    "FalconH1ForCausalLM": "states in",
-    "FalconMambaForCausalLM": "states in",
-    "JambaForCausalLM": "states in",
-    "MambaForCausalLM": "states in",
-    "Mamba2ForCausalLM": "states in",
+    # Recurrent states, and attention beside them.
     "InklingForCausalLM": "windows [24, None]; states in",
     "Inkling2ForCausalLM": "windows [24, None]; states in",
-    "MiniMaxForCausalLM": "states in",
-    "Zamba2ForCausalLM": "states in",
-    "Qwen4ExpForCausalLM": "states in",
     "RecurrentGemmaForCausalLM": "windows [24]; states in",
     "RwkvForCausalLM": "states in 12 layers",
-    "xLSTMForCausalLM": "states in 3 layers",
-    "ZayaForCausalLM": "states in",
-    # Latent and sparse attention, values of another width, several attentions in a layer.
-    "AXK1ForCausalLM": "windows [None]",
-    "DiffLlamaForCausalLM": "windows [None]",
-    "DogeForCausalLM": "windows [None]",
-    "GlmMoeDsaForCausalLM": "windows [None]",
+    # Windows, values of another width, attention by code of their own.
     "MiMoV2FlashForCausalLM": "windows [24, None]",
-    # Attention by code of their own, with masks and biases that it makes.
-    "BloomForCausalLM": "windows [None]",
-    "GPTJForCausalLM": "windows [None]",
-    "GitForCausalLM": "windows [None]",
     "GPTNeoForCausalLM": "windows [24, None]",
-    "MptForCausalLM": "windows [None]",
-    # Positions that are counted from the cache's length, or from the padding token's number.
-    "BartForCausalLM": "windows [None]",
+    "GitForCausalLM": "windows [None]",
+    # Positions that are counted from the cache's length.
     "MarianForCausalLM": "windows [None]",
-    "RobertaForCausalLM": "windows [None]",
     # The text part of models that take images.
     "ChameleonForConditionalGeneration": "windows [None]",
     "Cohere2VisionForConditionalGeneration": "windows [24, None]",
     "Kosmos2_5ForConditionalGeneration": "windows [None]",
-    "Glm5NextForConditionalGeneration": "states in",
     "LlavaForConditionalGeneration": "windows [None]",
     "Phi4MultimodalForCausalLM": "windows [None]",
 }

@@ -166,6 +166,16 @@ async def test_successful_probes_are_logged_at_debug(
     assert (last["level"], last["status"], last["error"]) == ("ERROR", 503, "healthcheck")
 
 
+async def test_probes_of_a_server_that_shuts_down_are_no_errors(
+    app: Starlette, client: httpx.AsyncClient, lines: Lines
+) -> None:
+    app.state.router.admission.drain()
+    for path in ("/health", "/v2/health/ready"):
+        answer = await client.get(path)
+        assert answer.status_code == 503
+    assert [(line["level"], line["status"]) for line in lines()] == [("INFO", 503)] * 2
+
+
 @pytest.mark.parametrize(
     "given", [None, b"", b"two words", b"x" * 129, b'a"b', b"line\nforged", "schlüssel".encode()]
 )

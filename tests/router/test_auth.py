@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ OPEN = {
     for path in (
         "/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready",
         "/v2/models/{model}/ready", "/v2/models/{model}/versions/{version}/ready",
+        "/web-ui/{name}",
     )
 }  # fmt: skip
 OTHERS = [
@@ -135,7 +137,7 @@ async def test_two_authorization_headers_on_the_wire_are_401(
     writer.close()
 
 
-def test_public_endpoints_are_health_and_metrics() -> None:
+def test_public_endpoints_are_health_metrics_and_the_web_ui() -> None:
     assert {at for at, endpoint in ENDPOINTS.items() if endpoint.operation.public} == OPEN
 
 
@@ -143,10 +145,11 @@ def test_public_endpoints_are_health_and_metrics() -> None:
 async def test_every_route_is_guarded_or_public(
     client: httpx.AsyncClient, engine: FakeEngine, method: str, path: str
 ) -> None:
-    path = path.replace("{model}", "tgi").replace("{version}", "1")
-    answer = await client.request(method, path, json=BODY if method == "POST" else None)
+    examples = {"model": "tgi", "version": "1", "name": "app.js"}
+    url = re.sub(r"\{(\w+)\}", lambda found: examples.get(found[1], found[0]), path)
+    answer = await client.request(method, url, json=BODY if method == "POST" else None)
     guarded = answer.status_code == 401
-    assert guarded != ((method, path.replace("tgi", "{model}").replace("/1", "/{version}")) in OPEN)
+    assert guarded != ((method, path) in OPEN)
     assert answer.status_code in (200, 401)
     assert engine.requests == []
 

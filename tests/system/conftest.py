@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from tests.tools.server_process import ServerProcess
 StartServer = Callable[..., ServerProcess]
 
 
-@pytest.fixture(scope="session")
-def start_server() -> Iterator[StartServer]:
-    """Start ``tgi serve`` with arguments and variables; all are ended with the session."""
+@contextmanager
+def _servers() -> Iterator[StartServer]:
+    """Start ``tgi serve`` with arguments and variables; all are ended with the block."""
     started: list[ServerProcess] = []
     # Not tmp_path: the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as base:
@@ -27,14 +28,24 @@ def start_server() -> Iterator[StartServer]:
             started.append(server)
             return server
 
+        try:
+            yield start
+        finally:
+            for server in started:
+                server.kill()
+
+
+@pytest.fixture(scope="module")
+def start_server() -> Iterator[StartServer]:
+    """Start ``tgi serve`` with arguments and variables; all are ended with the module."""
+    with _servers() as start:
         yield start
-        for server in started:
-            server.kill()
 
 
 @pytest.fixture(scope="session")
-def server(start_server: StartServer) -> ServerProcess:
+def server() -> Iterator[ServerProcess]:
     """A server of the bundled model, shared by all tests that leave it as it is."""
-    server = start_server()
-    server.wait_ready()
-    return server
+    with _servers() as start:
+        server = start()
+        server.wait_ready()
+        yield server

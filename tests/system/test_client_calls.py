@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.system.clients.environment import INSTALL_SECONDS, make_environment, run_script
+from tests.system.conftest import StartServer
+from tests.tools.seeing_model import make_seeing_model
 from tests.tools.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
@@ -23,7 +25,7 @@ OWN = ["anthropic", "huggingface_hub", "openai"]
 OTHERS = [*OWN, "instructor", "langchain", "litellm", "text_generation"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def others() -> Iterator[Path]:
     """The Python that has the other releases."""
     with tempfile.TemporaryDirectory(prefix="tgi-test-") as base:
@@ -45,3 +47,12 @@ def test_the_newest(client: str, server: ServerProcess) -> None:
 @pytest.mark.parametrize("client", OTHERS)
 def test_others(client: str, others: Path, server: ServerProcess) -> None:
     assert_all_pass(run_script(others, client, server.url))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(INSTALL_SECONDS + 300)
+def test_others_with_images(others: Path, start_server: StartServer, tmp_path: Path) -> None:
+    limits = ("--max-total-tokens", "512", "--max-input-tokens", "480", "--dtype", "float32")
+    server = start_server("--model-id", str(make_seeing_model(tmp_path)), *limits)
+    server.wait_ready()
+    assert_all_pass(run_script(others, "images", server.url))

@@ -19,7 +19,7 @@ import pytest
 
 from tests.parity.cases import CASES
 from tests.system.conftest import StartServer
-from tests.system.test_mixed import answer, request
+from tests.system.test_mixed import FORMS, answer, request
 from tests.tools.checkpoints import make_llama
 from tests.tools.draft_heads import add_mtp, edit, make_eagle3, make_medusa, make_mlp_speculator
 from tests.tools.miniatures import make_miniature, write_byte_tokenizer
@@ -29,7 +29,7 @@ from tgi_cli.kernels import cpp_library
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-REQUESTS = 32
+REQUESTS = 2 * FORMS
 CONTEXT = 4096
 FLAGS = ("--dtype", "bfloat16", "--max-top-n-tokens", "5", "--no-measured-limits")
 TEMPLATE = (
@@ -155,15 +155,18 @@ def plain(start_server: StartServer) -> Callable[..., tuple[list[Any], dict[str,
 def check(
     server: ServerProcess, numbers: range, expected: tuple[list[Any], dict[str, Any]]
 ) -> tuple[float, float]:
-    """Compare all answers; returns how many tokens were drafted and accepted."""
+    """Compare all answers; returns how many tokens were drafted and accepted.
+
+    One request of each form is repeated alone.
+    """
 
     async def compare() -> tuple[float, float]:
         together, sampled = await asked(server, numbers)
         async with client_of(server.url) as client:
-            alone = [await answer(client, number) for number in numbers]
+            alone = [await answer(client, number) for number in numbers[:FORMS]]
             drafted = await drafts_of(client)
         for given in (together, alone):
-            wrong = [n for n in numbers if given[n] != expected[0][n]]
+            wrong = [n for n in range(len(given)) if given[n] != expected[0][n]]
             assert not wrong, {n: (request(n), given[n], expected[0][n]) for n in wrong[:2]}
         assert sampled["choices"] == expected[1]["choices"]
         told = sampled["timings"]
@@ -182,7 +185,7 @@ def test_answers_with_weights_that_draft_are_those_without(
     server = start_server(str(llama), *flags, *FLAGS, "--vllm-metrics")
     drafted, accepted = check(server, range(REQUESTS), expected)
     server.kill()
-    assert drafted > 50
+    assert drafted > 20
     if name == "the target itself":
         assert accepted > 0.7 * drafted
 
@@ -194,7 +197,7 @@ def test_answers_with_mtp_layers_are_those_without(
     server = start_server(str(deepseek), *config_of("mtp"), *FLAGS, "--vllm-metrics")
     drafted, _ = check(server, range(REQUESTS), expected)
     server.kill()
-    assert drafted > 50
+    assert drafted > 20
 
 
 def test_two_shards_draft_with_weights(start_server: StartServer, llama: Path, plain: Any) -> None:
@@ -205,7 +208,7 @@ def test_two_shards_draft_with_weights(start_server: StartServer, llama: Path, p
     )
     drafted, accepted = check(server, numbers, expected)
     server.kill()
-    assert drafted > 50
+    assert drafted > 20
     assert accepted > 0.5 * drafted
 
 

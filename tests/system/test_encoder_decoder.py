@@ -28,6 +28,7 @@ def test_a_t5_answers_over_http(start_server: StartServer, tmp_path: Path) -> No
     )
     server.wait_ready()
     client = InferenceClient(server.url)
+    http = httpx.Client(base_url=server.url, timeout=60)
     answer = client.text_generation(
         PROMPT, max_new_tokens=NEW, details=True, decoder_input_details=True
     )
@@ -36,21 +37,21 @@ def test_a_t5_answers_over_http(start_server: StartServer, tmp_path: Path) -> No
     assert [(each.id, each.logprob) for each in answer.details.prefill] == [(0, None)]
     streamed = client.text_generation(PROMPT, max_new_tokens=NEW, stream=True)
     assert "".join(streamed) == answer.generated_text
-    info = httpx.get(f"{server.url}/info").json()
+    info = http.get("/info").json()
     assert info["model_pipeline_tag"] == "text2text-generation"
     assert (info["max_total_tokens"], info["max_input_tokens"]) == (128, 127)
-    usage = httpx.post(
-        f"{server.url}/v1/completions",
+    usage = http.post(
+        "/v1/completions",
         json={"model": "tgi", "prompt": PROMPT, "max_tokens": NEW, "temperature": 0},
     ).json()["usage"]
     assert usage["prompt_tokens"] == len(ids)
-    chat = httpx.post(
-        f"{server.url}/v1/chat/completions",
+    chat = http.post(
+        "/v1/chat/completions",
         json={"model": "tgi", "messages": [{"role": "user", "content": "Hi"}]},
     )
     assert chat.status_code == 400, "there is no chat template"
-    several = httpx.post(
-        f"{server.url}/generate",
+    several = http.post(
+        "/generate",
         json={
             "inputs": PROMPT,
             "parameters": {"best_of": 2, "do_sample": True, "details": True,
@@ -58,8 +59,8 @@ def test_a_t5_answers_over_http(start_server: StartServer, tmp_path: Path) -> No
         },
     ).json()  # fmt: skip
     assert len(several["details"]["best_of_sequences"]) == 1
-    constrained = httpx.post(
-        f"{server.url}/generate",
+    constrained = http.post(
+        "/generate",
         json={
             "inputs": PROMPT,
             "parameters": {"grammar": {"type": "regex", "value": "[0-9]{3}"}, "max_new_tokens": 8},
@@ -67,3 +68,4 @@ def test_a_t5_answers_over_http(start_server: StartServer, tmp_path: Path) -> No
     ).json()["generated_text"]
     assert len(constrained) == 3
     assert constrained.isdigit()
+    http.close()

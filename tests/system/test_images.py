@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,6 @@ import pytest
 from huggingface_hub import InferenceClient
 from PIL import Image
 
-from tests.system.clients.environment import INSTALL_SECONDS, make_environment, run_script
 from tests.system.conftest import StartServer
 from tests.tools.grpc_reflection import ReflectionClient
 from tests.tools.seeing_model import IMAGE_TOKEN, make_seeing_model
@@ -269,14 +267,3 @@ def test_errors_leave_the_server_as_it_was(
     assert caught.value.param == "messages"
     assert caught.value.code == code
     assert ask(ai, picture(1)).choices[0].message.content == expected
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(INSTALL_SECONDS + 300)
-def test_other_clients(server: ServerProcess) -> None:
-    """Those of the environment that test_client_calls.py makes."""
-    with tempfile.TemporaryDirectory(prefix="tgi-test-") as base:
-        python = make_environment(Path(os.environ.get("TGI_TEST_CLIENTS") or base))
-        results = run_script(python, "images", server.url)
-    failures = [f"{call}:\n{failure}" for call, failure in results.items() if failure]
-    assert not failures, "\n".join(failures)

@@ -1,4 +1,4 @@
-"""Hundreds of different requests at once, with a cache that is far too small for all of them:
+"""Many different requests at once, with a cache that is far too small for all of them:
 each gets what it gets alone, to the last bit of its log-probabilities."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.tools.server_process import ServerProcess
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-REQUESTS = 300
+REQUESTS = 120
 CACHE_TOKENS = 2048
 FORMS = 12
 WORDS = (

@@ -74,7 +74,7 @@ def answers(port: int, process: subprocess.Popen[bytes]) -> list[dict[str, str]]
     def ask() -> bool:
         assert process.poll() is None
         try:
-            response = httpx.post(f"http://127.0.0.1:{port}/", json=QUERY)
+            response = httpx.post(f"http://127.0.0.1:{port}/", json=QUERY, timeout=60)
         except httpx.TransportError:
             return False
         if response.status_code == 200:
@@ -87,10 +87,10 @@ def answers(port: int, process: subprocess.Popen[bytes]) -> list[dict[str, str]]
 
 def test_a_launcher_and_a_second_router_on_its_shard(folder: Path, start: Start) -> None:
     model, shard = str(demo.model_path()), folder / "shard"
-    port, second = free_ports(1)[0], free_ports(1)[0]
+    port, second, master = free_ports(3)
     launcher = start(
         "text-generation-launcher",
-        *("--model-id", model, "--port", str(port), "--master-port", str(free_ports(1)[0])),
+        *("--model-id", model, "--port", str(port), "--master-port", str(master)),
         *("--shard-uds-path", str(shard), "--dtype", "float32", "--max-input-length", "100"),
         *("--max-total-tokens", "200", "--sharded", "false", "--hostname", "127.0.0.1"),
     )

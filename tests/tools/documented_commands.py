@@ -42,10 +42,12 @@ NEEDS = {
     "claude": "Claude Code; tests/system/test_agents.py runs it where it is installed",
     "codex": "Codex; tests/system/test_agents.py runs it where it is installed",
     "hf": "the Hugging Face hub",
+    "git": "a repository with changes",
     "install": "root",
     "openssl": "a file that only root may write",
     "kill": "the id of a process; tests/system/test_restart.py sends signals",
     "source": "the installed environment",
+    "export": "nothing: it sets a variable of the shell",
     "sh": "Docker: the script is `tgi deploy docker`'s",
 }
 """What commands need that are run by hand only, by program."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -126,9 +128,14 @@ def stop(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> Non
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of the loopback interface that are free at the moment."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    """TCP ports of the loopback interface that are free at the moment.
+
+    They are below those that Linux gives to sockets that name none, so that nobody takes one before
+    the server does (https://docs.kernel.org/networking/ip-sysctl.html, ip_local_port_range).
+    """
+    found: set[int] = set()
+    while len(found) < count:
+        port = secrets.choice(range(20_000, 32_768))
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.add(port)
+    return [*found]

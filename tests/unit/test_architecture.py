@@ -209,6 +209,7 @@ OWN_FILES = (
     "process/resident_memory.py",  # likewise
     "launcher/oom.py",  # the kernel's counters
     "router/api/docs.py",
+    "router/api/web_ui.py",
     "worker/sizing/memory.py",
     "quantize/block_runner.py",
     "quantize/calibration.py",  # of texts of any length the beginning

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging as std_logging
+import os
+import pty
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +46,31 @@ def test_text_lines_on_stderr_have_no_color_without_a_terminal(
     assert captured.out == ""
     assert "WARNING shard 0: slow ms=12" in captured.err
     assert "\x1b" not in captured.err
+
+
+def test_a_line_clears_the_progress_bar_of_another_process() -> None:
+    """Which leaves the cursor at the end of its line."""
+    parent, child = pty.openpty()
+    code = (
+        "import logging, tgi_cli.logging as logs; logs.setup('router');"
+        "logging.getLogger('tgi_cli').info('listening')"
+    )
+    for term, start in (("xterm", "\r\x1b[K"), ("dumb", "")):
+        os.write(child, b"loading 40%")
+        subprocess.run(
+            [sys.executable, "-c", code],
+            stderr=child,
+            env={**os.environ, "TERM": term, "NO_COLOR": "1"},
+            timeout=60,
+            check=True,
+        )
+        shown = b""
+        while b"listening" not in shown:
+            shown += os.read(parent, 1000)
+        _, _, line = shown.decode().partition("loading 40%")
+        assert re.fullmatch(re.escape(start) + r"\d\d:\d\d:\d\d INFO .*listening\s*", line)
+    os.close(parent)
+    os.close(child)
 
 
 def test_the_level_filters_messages(capsys: pytest.CaptureFixture[str]) -> None:

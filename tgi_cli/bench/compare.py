@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from statistics import NormalDist
 from typing import Literal, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_cli.bench.events import BenchRequestRecord, BenchRun, StepRecord
+from tgi_cli.bench.load.client_lag import worst_of
 from tgi_cli.bench.statistics.metrics import MERGED
 from tgi_cli.bench.statistics.observations import (
     METRICS,
@@ -21,6 +22,7 @@ from tgi_cli.bench.statistics.observations import (
     without_warmup,
 )
 from tgi_cli.bench.statistics.rates import SLICES, goodput_windows, resampled_rate, windows
+from tgi_cli.bench.statistics.resolution import unresolved
 from tgi_cli.bench.statistics.summary import resampled
 
 FAIL_ON = 0.05
@@ -115,11 +117,12 @@ def compare(a: BenchRun, b: BenchRun, fail_on: float | None = FAIL_ON) -> Compar
             pairs += [(label, *name, left[name], right[name]) for name in left if name in right]
     tail = (1 - CONFIDENCE) / 2 / max(len(pairs), 1)
     rows = [_compared(*pair, tail, fail_on) for pair in pairs]
+    notes = [*differences(a, b), *_uncompared(first, second)]
     unmatched = []
     for name, own, other in (("first", first, second), ("second", second, first)):
         only = [_label(record) for key, record in own.items() if key not in other]
         unmatched += [f"{label}: only in the {name} run" for label in only]
-    return Comparison(rows=rows, notes=differences(a, b), unmatched=unmatched, fail_on=fail_on)
+    return Comparison(rows=rows, notes=notes, unmatched=unmatched, fail_on=fail_on)
 
 
 def differences(a: BenchRun, b: BenchRun) -> list[str]:
@@ -143,6 +146,20 @@ def differences(a: BenchRun, b: BenchRun) -> list[str]:
             notes.append(f"events of the {name} run have several tokens: ITL is not compared")
         if any(record.client.behind for record in run.steps):
             notes.append(f"the load generator was the bottleneck in a step of the {name} run")
+    return notes
+
+
+def _uncompared(*runs: Mapping[tuple[str, float], StepRecord]) -> list[str]:
+    """A sentence for each latency that one of the runs cannot tell, and so is not compared."""
+    notes = []
+    for name, steps in zip(("first", "second"), runs, strict=True):
+        for record in steps.values():
+            observed = latencies_of(record.requests)
+            coarse = unresolved(record, observed)
+            for metric in dict.fromkeys(metric for metric, _ in _COMPARED):
+                start = f"{METRICS[metric].label} of {_label(record)} is not compared"
+                if metric in coarse:
+                    notes.append(f"{start}: in the {name} run, {coarse[metric]}")
     return notes
 
 
@@ -178,6 +195,12 @@ def _joined(a: StepRecord, b: StepRecord) -> StepRecord:
         duration=a.duration + b.duration,
         requests=[*a.requests, *moved],
         batches=[*a.batches, *b.batches],
+        client=worst_of([a.client, b.client]),
+        server={
+            name: a.server.get(name, 0.0) + b.server.get(name, 0.0)
+            for name in {*a.server, *b.server}
+            if name.endswith("_total")
+        },
     )
 
 
@@ -261,15 +284,19 @@ def _estimates(
     found[ANSWERED, "share"] = _Estimate(float(share.mean()), replicates, blocks)
     slice_of = slices[share > 0]
     observed = latencies_of(requests)
+    coarse = unresolved(record, observed)
     for name, group in groupby(_COMPARED, key=lambda pair: pair[0]):
         values, clusters = observed[name]
         if (name == "itl" and _merged(answered)) or not values.size or len(answered) < 2:
+            continue
+        if name in coarse:
             continue
         wanted = [p for _, p in group if values.size * (100 - p) / 100 >= BEYOND or p == 50]
         columns = resampled(values, slice_of[clusters], wanted, seed)[:, 1:]
         for percentile, replicates in zip(wanted, columns.T, strict=True):
             value = float(np.percentile(values, percentile))
-            found[name, f"p{percentile:g}"] = _Estimate(value, replicates, blocks)
+            if replicates.min() > 0:  # a ratio to nothing says nothing
+                found[name, f"p{percentile:g}"] = _Estimate(value, replicates, blocks)
     rates = windows(requests, record.duration, SLICES)
     if slo:
         rates["goodput"] = goodput_windows(requests, slo, record.duration, SLICES)

@@ -123,12 +123,14 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         lag_p99: Lag of its event loop; it falls behind from 0.1 s on.
+        lag_p50: The median of that, below which it resolves nothing; 0 in older records.
         cpu: Share of a core that its busiest process used.
         late_p99: Delay from when requests were due until they were dispatched.
         behind: Whether it was the bottleneck instead of the server, for ``reason``.
     """
 
     lag_p99: float = 0.0
+    lag_p50: float = 0.0
     cpu: float = 0.0
     late_p99: float = 0.0
     behind: bool = False

@@ -296,7 +296,8 @@ def peak_rate(
         alone = _metrics((yield client_step(1, bounds)), slo)
         if not meets(alone, enough):
             return [_unmet(alone, slo)]
-        rate = first or 1000.0 / alone.latencies["e2e"].mean
+        whole = alone.latencies.get("e2e")
+        rate = first or (1000.0 / whole.mean if whole else alone.rates["requests_per_second"])
         met: StepMetrics | None = None
         missed: float | None = None
         for _ in range(most - 1):

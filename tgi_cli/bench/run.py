@@ -176,6 +176,7 @@ class BenchJob:
 
     Attributes:
         url: URL of the HTTP server, once it is known.
+        model: Model's name, once the server has told it; empty before.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class BenchJob:
         self._runner: PlanRunner | None = None
         self._stopped = ""
         self.url: str | None = None
+        self.model = ""
         self.plan = plan_of(config.options)
 
     @property
@@ -283,6 +285,7 @@ class BenchJob:
                 revision=config.revision,
                 started_here=command,
             )
+            self.model = found.target.model
             if found.target.kind in ("tgi", "openai"):
                 self.url = found.target.address
             yield found

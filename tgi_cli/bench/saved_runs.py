@@ -31,7 +31,7 @@ from tgi_cli.bench.statistics.observations import (
 from tgi_cli.errors import ConfigError
 from tgi_cli.files import WORKLOAD_BYTES, FileRefusedError, read_bytes
 
-_UPGRADE = "open it with the tgi that wrote it, or upgrade: pip install --upgrade tgi-cli"
+_UPGRADE = "open it with the tgi that wrote it, or a newer one"
 
 
 class _RunVersion(msgspec.Struct):

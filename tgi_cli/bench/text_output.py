@@ -55,7 +55,9 @@ def line(metrics: StepMetrics) -> str:
     parts = []
     for name, label in (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "E2E")):
         summary = metrics.latencies.get(name)
-        if summary is not None:
+        if name in metrics.unresolved:
+            parts.append(f"{label} unresolved")
+        elif summary is not None:
             parts.append(f"{label} {summary.p50:.1f}/{summary.p99:.1f} ms")
     parts.append(f"{metrics.rates.get('output_tokens_per_second', 0.0):.1f} tokens/s")
     parts.append(f"{metrics.rates.get('requests_per_second', 0.0):.2f} requests/s")

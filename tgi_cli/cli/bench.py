@@ -12,15 +12,24 @@ from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import SettingsCommand, takes
 from tgi_cli.config.settings.setting import BENCH, COMPARE, VIEW
 from tgi_cli.errors import ConfigError, ExitCode, TgiError
+from tgi_cli.process.terminal import terminal_width
 
 if TYPE_CHECKING:
     from tgi_cli.bench.compare import Comparison
     from tgi_cli.bench.events import BenchRun, Event
     from tgi_cli.bench.plan import BenchOptions
     from tgi_cli.bench.run import BenchConfig
+    from tgi_cli.bench.settings import RequestSettings
 
 
-@takes(BENCH)
+@takes(
+    BENCH,
+    ("tgi bench ./my-model -b 1 -b 8 -s 128 -d 32", "batches on a shard"),
+    ("tgi bench --url http://host:3000 -o run.json", "increasing clients"),
+    ("tgi bench --url http://host:3000 --slo ttft:200,tpot:50", "highest rate"),
+    ("tgi bench view run.json", "open a saved run"),
+    ("tgi bench compare before.json after.json", "fails if worse"),
+)
 def bench(settings: ParsedSettings) -> None:
     """Benchmark a model, a shard or a server.
 
@@ -54,7 +63,13 @@ def bench(settings: ParsedSettings) -> None:
     _check_measured(run)
 
 
-@takes(VIEW)
+@takes(
+    VIEW,
+    ("tgi bench view run.json", "open a saved run"),
+    ("tgi bench view before.json after.json", "two runs side by side"),
+    ("tgi bench view http://127.0.0.1:3000", "watch a server"),
+    ("tgi bench view run.json --ui none --html run.html", "a report"),
+)
 def view(settings: ParsedSettings) -> None:
     """Open a saved run in the dashboard; without a terminal, print its tables.
 
@@ -86,7 +101,7 @@ def view(settings: ParsedSettings) -> None:
         from tgi_cli.bench.compare import compare as compared
         from tgi_cli.bench.reports import comparison
 
-        print(comparison(compared(baseline, run)), end="")
+        print(comparison(compared(baseline, run), _width()), end="")
 
 
 def _watch(url: str, ui: str, svg: Path | None) -> None:
@@ -98,7 +113,11 @@ def _watch(url: str, ui: str, svg: Path | None) -> None:
     dashboard.watch(url, svg=svg)
 
 
-@takes(COMPARE)
+@takes(
+    COMPARE,
+    ("tgi bench compare before.json after.json", "fails if worse"),
+    ("tgi bench compare before.json after.json --fail-on never", "only print"),
+)
 def compare(settings: ParsedSettings) -> None:
     """Compare two saved runs; the exit code is 1 if the second one is worse.
 
@@ -112,10 +131,9 @@ def compare(settings: ParsedSettings) -> None:
     _check_outputs(settings)
     threshold = _parse_percentage(settings["fail_on"])
     result: Comparison = compared(load(settings["first"]), load(settings["second"]), threshold)
-    text = comparison(result)
-    print(text, end="")
+    print(comparison(result, _width()), end="")
     if settings["markdown"] is not None:
-        write(settings["markdown"], text)
+        write(settings["markdown"], comparison(result))
     if result.regressions:
         raise typer.Exit(ExitCode.FAILURE)
 
@@ -141,22 +159,25 @@ class BenchCommand(SettingsCommand):
 
 
 bench.command_class = BenchCommand  # type: ignore[attr-defined]
+bench.commands = {"view": view, "compare": compare}  # type: ignore[attr-defined]
 
 
 def _use_dashboard(ui: str) -> bool:
     """Whether to show the dashboard. Raises ConfigError if it was requested and cannot run."""
     from importlib.util import find_spec
 
+    from tgi_cli.process.installation import install_command
+
     terminal = sys.stdin.isatty() and sys.stderr.isatty()  # tables may go to a file
     installed = all(find_spec(name) is not None for name in ("textual", "textual_plot"))
     if ui == "tui":
         if not installed:
-            raise ConfigError("--ui tui: textual is missing", "pip install 'tgi-cli[bench]'")
+            raise ConfigError("--ui tui: textual is missing", install_command("bench"))
         if not terminal:
             raise ConfigError("--ui tui: this is not a terminal", "use --ui plain")
         return True
     if ui == "auto" and terminal and not installed:
-        print("no dashboard: pip install 'tgi-cli[bench]' brings it", file=sys.stderr)
+        print(f"no dashboard: {install_command('bench')} brings it", file=sys.stderr)
     return ui == "auto" and terminal and installed
 
 
@@ -208,9 +229,10 @@ def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
     name = config.model or config.address or "the bundled model"
     return run_screen(
         ScreenOptions(
-            title=ScreenTitle(name, _details(config.options)),
+            title=ScreenTitle(name, _details(config.options, config.settings)),
             start=start,
             stop=stop,
+            model=lambda: jobs[0].model if jobs else "",
             url=lambda: jobs[0].url if jobs else None,
             headers=config.settings.all_headers,
             slo=config.options.slo,
@@ -219,13 +241,12 @@ def _run_in_dashboard(config: BenchConfig, svg: Path | None) -> BenchRun | None:
     )
 
 
-def _details(options: BenchOptions) -> tuple[str, ...]:
-    if options.load == "batch":
-        return (
-            f"Sequence Length: {options.input_tokens}",
-            f"Decode Length: {options.output_tokens}",
-        )
-    return (options.load,)
+def _details(options: BenchOptions, settings: RequestSettings) -> tuple[str, ...]:
+    from tgi_cli.bench.dashboard.run_state import lengths_of
+    from tgi_cli.bench.workloads.build import described
+
+    lengths = lengths_of(described(options, settings, ""))
+    return lengths if options.load == "batch" else (*lengths, options.load)
 
 
 def _save(run: BenchRun, settings: ParsedSettings, *, silent: bool) -> None:
@@ -239,13 +260,15 @@ def _save(run: BenchRun, settings: ParsedSettings, *, silent: bool) -> None:
         saved_runs.save_csv(run, csv)
     if html is not None:
         saved_runs.write(html, reports.html(run))
-    if markdown is None and silent:
-        return
-    text = reports.markdown(run)
     if markdown is not None:
-        saved_runs.write(markdown, text)
+        saved_runs.write(markdown, reports.markdown(run))
     if not silent:
-        print(text, end="")
+        print(reports.markdown(run, _width()), end="")
+
+
+def _width() -> int | None:
+    """The width of the terminal that stdout is, or None."""
+    return terminal_width() if sys.stdout.isatty() else None
 
 
 def _check_outputs(settings: ParsedSettings) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import typer
 
+from tgi_cli.cli import help
+
 
 class _PlainHelp:
     """A command whose ``--help`` has a default.
@@ -33,6 +35,14 @@ class PlainCommand(_PlainHelp, typer.core.TyperCommand):
 class PlainGroup(_PlainHelp, typer.core.TyperGroup):
     """The group of all commands."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
+        for entry in COMMANDS:
+            groups[entry.group].append((entry.name, entry.help))
+        about = self.callback.__doc__ or ""
+        formatter.write(help.command_list(about, {n: rows for n, rows in groups.items() if rows}))
+
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
@@ -41,12 +51,14 @@ class CommandEntry:
     Attributes:
         name: its name on the command line.
         help: the first sentence of its function's docstring.
+        group: the heading in ``GROUPS`` under which the help of ``tgi`` lists it.
         module: the module in ``tgi_cli.cli``, in which a function has the command's name.
             Default: that name, too.
     """
 
     name: str
     help: str
+    group: str = "Tools"
     module: str = ""
 
     def load(self) -> tuple[Callable[..., Any], type]:
@@ -57,32 +69,24 @@ class CommandEntry:
         return function, function.command_class
 
 
+GROUPS = ("Serve", "Prepare", "Measure", "Tools", "Parts of a server")
+"""The headings of the help of ``tgi``, in their order."""
+
 COMMANDS = (
-    CommandEntry("serve", "Serve a model over HTTP: the APIs of TGI, OpenAI and Anthropic."),
-    CommandEntry("env", "Show every setting of `tgi serve`, its value and its source."),
+    CommandEntry("serve", "Serve a model: the APIs of TGI, OpenAI and Anthropic.", "Serve"),
+    CommandEntry("env", "Show every setting of `tgi serve`, its value and its source.", "Serve"),
+    CommandEntry("download-weights", "Download a model; print the folder of its files.", "Prepare"),
+    CommandEntry("warmup", "Compile and measure ahead for a faster `tgi serve`.", "Prepare"),
+    CommandEntry("quantize", "Create a quantized checkpoint of a model.", "Prepare"),
+    CommandEntry("bench", "Benchmark a model, a shard or a server.", "Measure"),
     CommandEntry(
-        "download-weights", "Download the files that serving a model needs; print their folder."
+        "model-server", "Run a model behind a unix socket, for a router.", "Parts of a server"
     ),
+    CommandEntry("router", "Serve HTTP in front of a model server.", "Parts of a server"),
+    CommandEntry("connect", "Print or write the settings of a client, such as Codex."),
+    CommandEntry("deploy", "Print a server's file for Docker, systemd or Kubernetes."),
     CommandEntry(
-        "warmup",
-        "Compile kernels and measure limits ahead of time, so that `tgi serve` starts faster.",
-    ),
-    CommandEntry(
-        "quantize", "Create a quantized checkpoint of a model, for tgi, vLLM and transformers."
-    ),
-    CommandEntry("bench", "Benchmark a model, a shard or a server."),
-    CommandEntry("model-server", "Run a model behind a unix socket, for a router to connect to."),
-    CommandEntry("router", "Serve HTTP in front of a model server."),
-    CommandEntry(
-        "connect", "Print or write the settings that make a client use a server, as Codex's."
-    ),
-    CommandEntry(
-        "deploy", "Print the file that runs a server under Docker, Compose, systemd or Kubernetes."
-    ),
-    CommandEntry(
-        "completion",
-        "Print the script that completes tgi's commands and flags in a shell.",
-        module="completions",
+        "completion", "Print the script that completes commands in a shell.", module="completions"
     ),
 )
 """In the order in which help lists them."""

@@ -21,9 +21,15 @@ _SECONDS = 30.0
 _WINDOW_FIELDS = ("context_length", "max_model_len", "max_input_tokens")
 
 
-@takes(CONNECT)
+@takes(
+    CONNECT,
+    ("tgi connect codex", "print Codex's settings"),
+    ("tgi connect claude http://gpu:3000 --write", "into its file"),
+)
 def connect(settings: ParsedSettings) -> None:
-    """Print or write the settings that make a client use a server, as Codex's.
+    """Print or write the settings of a client, such as Codex.
+
+    With them, the client uses the server at URL.
 
     The model's name and context length are the server's. The settings name the environment
     variable that holds the API key; they contain the key only if --api-key gives it.

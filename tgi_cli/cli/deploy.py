@@ -37,9 +37,14 @@ _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"
 """Settings that name a file or a folder, or something else."""
 
 
-@takes(DEPLOY)
+@takes(
+    DEPLOY,
+    ("tgi deploy compose ./my-model -o compose.yaml", "a service of Compose"),
+    ("tgi deploy systemd org/model --port 8080", "a unit of systemd"),
+    ("tgi deploy k8s org/model --memory 16GiB", "objects of Kubernetes"),
+)
 def deploy(settings: ParsedSettings) -> None:
-    """Print the file that runs a server under Docker, Compose, systemd or Kubernetes.
+    """Print a server's file for Docker, systemd or Kubernetes.
 
     Takes the settings of `tgi serve`, which the server is to have. Nothing is downloaded or
     started; a model on this machine that `tgi warmup` has not measured is loaded once, to measure

@@ -13,12 +13,16 @@ from tgi_cli.config.settings.setting import DOWNLOAD
 from tgi_cli.errors import ConfigError, ExitCode
 
 
-@takes(DOWNLOAD)
+@takes(
+    DOWNLOAD,
+    ("tgi download-weights Qwen/Qwen3-0.6B", "into the hub's cache"),
+    ("tgi download-weights org/model --revision v1.1", "a tag, branch or commit"),
+)
 def download_weights(settings: ParsedSettings) -> None:
-    """Download the files that serving a model needs; print their folder.
+    """Download a model; print the folder of its files.
 
-    Resumes an interrupted download; verifies sizes and checksums. HF_TOKEN, HF_HUB_CACHE,
-    HF_HUB_OFFLINE and HF_ENDPOINT apply.
+    Downloads what serving needs. Resumes an interrupted download; verifies sizes and checksums.
+    HF_TOKEN, HF_HUB_CACHE, HF_HUB_OFFLINE and HF_ENDPOINT apply.
     """
     from tgi_cli import hub
 

@@ -15,7 +15,7 @@ HIDDEN = "********"
 _HEADS = ("setting", "value", "from")
 
 
-@takes(SERVE)
+@takes(SERVE, ("PORT=8080 tgi env --config tgi.yaml", "what a server would use"))
 def env(settings: ParsedSettings) -> None:
     """Show every setting of `tgi serve`, its value and its source.
 
@@ -68,7 +68,10 @@ def _print_table(rows: list[tuple[str, str, str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*_HEADS, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for head in _HEADS:
+        # A long value takes several lines; nothing is cut off.
+        table.add_column(head, no_wrap=head != "value", overflow="fold")
     for flag, value, origin in rows:
         table.add_row(flag, value, origin, style="dim" if origin == "default" else None)
-    Console(soft_wrap=True).print(table)
+    Console().print(table)

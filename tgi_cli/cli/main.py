@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from tgi_cli.cli.commands import COMMANDS, PlainGroup
+from tgi_cli.cli.help import Program
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.version import __version__
 
@@ -21,15 +22,12 @@ _WITHOUT_VARIABLES = ("quantize", "bench", "connect", "completion")
 
 
 def application(*names: str) -> typer.Typer:
-    """All commands: those in ``names`` with their flags, the others as entries of the list.
-
-    Only the help of a command has panels, since rich takes longer to import than all else.
-    """
+    """All commands: those in ``names`` with their flags, the others as entries of the list."""
     app = typer.Typer(
         cls=PlainGroup,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich" if names else None,
+        rich_markup_mode=None,  # rich takes longer to import than all else
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(tgi)
@@ -80,10 +78,16 @@ def _listed() -> None:
 _ClickError = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 
-def run(arguments: list[str], defaults: Mapping[str, Mapping[str, Any]] | None = None) -> int:
+def run(
+    arguments: list[str],
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    program: Program | None = None,
+) -> int:
     """Run one command line and return its exit code.
 
-    ``defaults`` are unparsed settings by command, overridden by all others.
+    Args:
+        defaults: Unparsed settings by command, overridden by all others.
+        program: The program whose name help and messages use. Default: ``tgi``.
     """
     words = _switches(arguments) or ["--help"]
     wanted = next((word for word in words if not word.startswith("-")), None)
@@ -91,7 +95,11 @@ def run(arguments: list[str], defaults: Mapping[str, Mapping[str, Any]] | None =
     command = typer.main.get_command(application(*names))
     try:
         status = command.main(
-            args=words, prog_name="tgi", standalone_mode=False, default_map=defaults
+            args=words,
+            prog_name="tgi",
+            standalone_mode=False,
+            default_map=defaults,
+            obj=program,
         )
     except TgiError as error:
         _report(error.cause, error.remedy, words)
@@ -135,7 +143,8 @@ def _usage(error: Any) -> tuple[str, str]:
     """Cause and remedy of a usage error, one line each."""
     text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     context = getattr(error, "ctx", None)
-    remedy = f"see {context.command_path if context else 'tgi'} --help"
+    path = context.command_path if context else "tgi"
+    remedy = f"see {context.obj.name if context and context.obj else path} --help"
     parameter = getattr(error, "param", None)
     if context and parameter:
         source = context.get_parameter_source(parameter.name)

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from tgi_cli.tgi_grpc.model_text import ModelText
 
 
-@takes(SERVER)
+@takes(
+    SERVER,
+    ("tgi model-server ./my-model", "on the user's socket"),
+    ("tgi model-server ./my-model --uds-path /run/tgi.sock", "on another"),
+)
 def model_server(settings: ParsedSettings) -> None:
-    """Run a model behind a unix socket, for a router to connect to.
+    """Run a model behind a unix socket, for a router.
 
     `tgi serve` starts a model server and a router; use this command to run them separately.
     """
@@ -48,6 +52,7 @@ def model_server(settings: ParsedSettings) -> None:
 
 def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServerConfig:
     from tgi_cli.cli.local_model import locate, locate_adapters, locate_drafter
+    from tgi_cli.config import check_settings
     from tgi_cli.model_server.config import ModelServerConfig
     from tgi_cli.process.runtime_dir import SOCKET, default_uds_path, runtime_folder
     from tgi_cli.process.unix_socket import make_folder
@@ -59,6 +64,7 @@ def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServe
     uds_path = uds_path or default_uds_path()
     make_folder(uds_path)
     serve = setup.serve_config(settings)
+    check_settings(serve)
     path = settings["model_path"]
     if path is None:
         serve, path = locate(serve)

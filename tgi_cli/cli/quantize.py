@@ -14,12 +14,17 @@ from tgi_cli.config.settings.setting import QUANTIZE
 from tgi_cli.errors import ExitCode
 
 
-@takes(QUANTIZE)
+@takes(
+    QUANTIZE,
+    ("tgi quantize org/model ./model-4bit", "GPTQ, 4 bits"),
+    ("tgi quantize org/model ./model-awq --method awq --evaluate", "compare, too"),
+    ("tgi quantize --inspect ./model-4bit", "describe it"),
+)
 def quantize(settings: ParsedSettings) -> None:
-    """Create a quantized checkpoint of a model, for tgi, vLLM and transformers.
+    """Create a quantized checkpoint of a model.
 
-    Holds one block of the model in memory at a time. OUTPUT_DIR appears once it is complete; an
-    interrupted run continues with --resume.
+    tgi, vLLM and transformers can load it. Holds one block of the model in memory at a time.
+    OUTPUT_DIR appears once it is complete; an interrupted run continues with --resume.
     """
     from tgi_cli.quantize.command import run
     from tgi_cli.quantize.options import QuantizeOptions

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from tgi_cli.router.config import RouterConfig
 
 
-@takes(ROUTER)
+@takes(
+    ROUTER,
+    ("tgi router ./my-model", "the user's server"),
+    ("tgi router ./my-model --engine-url unix:/run/tgi.sock", "another"),
+)
 def router(settings: ParsedSettings) -> None:
     """Serve HTTP in front of a model server.
 
@@ -40,15 +44,18 @@ def router(settings: ParsedSettings) -> None:
 
 def _config(settings: ParsedSettings) -> RouterConfig:
     from tgi_cli.cli.local_model import locate_model
+    from tgi_cli.config import check_input
     from tgi_cli.process import bind
     from tgi_cli.process.runtime_dir import default_uds_path
     from tgi_cli.router.config import RouterConfig
     from tgi_cli.rpc.tls import tls_files
 
+    model = setup.serve_config(settings)
+    if model.max_input_tokens is not None and model.max_total_tokens is not None:
+        check_input(model.max_input_tokens, model.max_total_tokens)
     checked = setup.front(settings)
     hostname = setup.listen_address(settings)
     socket_fd = bind.bind(hostname, settings["port"]).detach()
-    model = setup.serve_config(settings)
     path = settings["model_path"]
     if path is None:
         model, path = locate_model(model, weights=False)
@@ -66,4 +73,6 @@ def _config(settings: ParsedSettings) -> RouterConfig:
         "hostname": hostname,
         "socket_fd": socket_fd,
     }
-    return RouterConfig(**settings.fields_of(RouterConfig) | checked | own)
+    config = RouterConfig(**settings.fields_of(RouterConfig) | checked | own)
+    bind.warn_if_open(hostname, settings["port"], config.api_key, config.cors_allow_origin)
+    return config

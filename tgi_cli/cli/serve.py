@@ -16,9 +16,15 @@ from tgi_cli.config.settings.setting import SERVE
 log = logging.getLogger(__name__)
 
 
-@takes(SERVE)
+@takes(
+    SERVE,
+    ("tgi serve", "the bundled miniature model"),
+    ("tgi serve Qwen/Qwen3-0.6B --port 8080", "a model of the hub"),
+    ("tgi serve ./my-model --quantize int8", "a folder, quantized on load"),
+    ("API_KEY=secret tgi serve ./my-model", "clients need this key"),
+)
 def serve(settings: ParsedSettings) -> None:
-    """Serve a model over HTTP: the APIs of TGI, OpenAI and Anthropic.
+    """Serve a model: the APIs of TGI, OpenAI and Anthropic.
 
     Downloads the model if necessary. Without MODEL, serves a bundled miniature model.
     """

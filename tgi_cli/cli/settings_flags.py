@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tgi_cli.cli.commands import PlainCommand
+from tgi_cli.cli.help import CommandHelp, Example, Program
 from tgi_cli.cli.parsed_settings import FILE, NEGATION, ParsedSettings
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.setting import Setting
@@ -18,14 +19,21 @@ from tgi_cli.config.settings.setting import Setting
 _LISTS = ("--served-model-name",)
 """Flags that take several words, as in vLLM."""
 
+_HELP_ALL = "help_all"
+
 Runner = Callable[[ParsedSettings], None]
 
 
-def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
-    """A decorator: make a command of a function that takes the settings of ``command``."""
+def takes(command: str, *examples: Example) -> Callable[[Runner], Callable[..., None]]:
+    """A decorator: make a command of a function that takes the settings of ``command``.
+
+    Args:
+        examples: Command lines with their meanings, for the help.
+    """
 
     def declare(run: Runner) -> Callable[..., None]:
         def called(context: typer.Context, **values: Any) -> None:
+            values.pop(_HELP_ALL)
             run(ParsedSettings.read(command, context, values))
 
         parameters = [_parameter("context", typer.Context)]
@@ -38,10 +46,12 @@ def takes(command: str) -> Callable[[Runner], Callable[..., None]]:
                 parameters.append(
                     _parameter(NEGATION + setting.name, Annotated[bool, option], False)
                 )
+        parameters.append(_parameter(_HELP_ALL, Annotated[bool, _help_all_option()], False))
         update_wrapper(called, run)
         called.__annotations__ = {p.name: p.annotation for p in parameters}
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.settings = settings_of(command)  # type: ignore[attr-defined]
+        called.examples = examples  # type: ignore[attr-defined]
         called.command_class = SettingsCommand  # type: ignore[attr-defined]
         return called
 
@@ -64,10 +74,35 @@ class SettingsCommand(PlainCommand):
                 read = partial(_read, param, setting, param.process_value)
                 param.process_value = read  # type: ignore[method-assign]
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page of ``--help``."""
+        formatter.write(self.help_page(ctx).text())
+
+    def help_page(self, context: Any) -> CommandHelp:
+        """The command's help, in the name of the program that was started."""
+        program = context.obj if isinstance(context.obj, Program) else None
+        return CommandHelp(
+            path=program.name if program else context.command_path,
+            about=program.about if program else (self.callback.__doc__ or ""),
+            settings=getattr(self.callback, "settings", ()),
+            examples=() if program else getattr(self.callback, "examples", ()),
+            defaults=context.default_map or {},
+            notes=self.epilog or "",
+        )
+
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         """Parse the command line, on which flags of ``NAME...`` may have several words."""
         rest: list[str] = super().parse_args(context, repeat_flags(args))
         return rest
+
+
+def _help_all_option() -> Any:
+    def show(context: typer.Context, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            print(context.command.help_page(context).text(everything=True))  # type: ignore[attr-defined]
+            raise typer.Exit
+
+    return typer.Option("--help-all", hidden=True, is_eager=True, callback=show)
 
 
 def repeat_flags(args: list[str]) -> list[str]:

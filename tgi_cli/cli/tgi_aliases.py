@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from tgi_cli.cli.help import Program
 from tgi_cli.cli.main import run
 from tgi_cli.errors import ExitCode
 
@@ -33,9 +34,41 @@ SERVER_DEFAULTS: Mapping[str, str] = {
 }
 
 
+_LAUNCHER = Program(
+    "text-generation-launcher",
+    "Serve a model, with the flags and variables of TGI's launcher.\n\n"
+    "Runs `tgi serve` with TGI's default model and socket.",
+)
+_ROUTER = Program(
+    "text-generation-router",
+    "Serve HTTP in front of a shard, with the flags and variables of TGI's router.\n\n"
+    "Runs `tgi router` with TGI's defaults. `text-generation-router print-schema` prints the "
+    "OpenAPI document.",
+)
+_BENCHMARK = Program(
+    "text-generation-benchmark",
+    "Benchmark a shard, with the flags of TGI's benchmark.\n\n"
+    "Runs `tgi bench`: `-t MODEL` names the tokenizer and the running shard's socket is "
+    "/tmp/text-generation-server-0.",
+)
+_SHARD = Program(
+    "text-generation-server serve",
+    "Run a model behind a unix socket, with the flags of TGI's shard.\n\n"
+    "Runs `tgi model-server` with TGI's socket.",
+)
+_DOWNLOAD = Program(
+    "text-generation-server download-weights",
+    "Download a model; print the folder of its files.\n\nRuns `tgi download-weights`.",
+)
+_QUANTIZE = Program(
+    "text-generation-server quantize",
+    "Create a quantized checkpoint of a model.\n\nRuns `tgi quantize`.",
+)
+
+
 def launcher(arguments: Sequence[str] | None = None) -> int:
     """``text-generation-launcher``: ``tgi serve``."""
-    return _run("serve", _words(arguments), LAUNCHER_DEFAULTS)
+    return _run("serve", _words(arguments), _LAUNCHER, LAUNCHER_DEFAULTS)
 
 
 def router(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +79,7 @@ def router(arguments: Sequence[str] | None = None) -> int:
 
         print(schema())
         return ExitCode.OK
-    return _run("router", words, ROUTER_DEFAULTS)
+    return _run("router", words, _ROUTER, ROUTER_DEFAULTS)
 
 
 def server(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +88,7 @@ def server(arguments: Sequence[str] | None = None) -> int:
     if command == "serve":
         return _serve_shard(rest)
     if command in ("download-weights", "quantize"):
-        return _run(command, rest)
+        return _run(command, rest, _DOWNLOAD if command == "download-weights" else _QUANTIZE)
     if command in ("-h", "--help"):
         print(
             "Usage: text-generation-server COMMAND [ARGS]...\n\n"
@@ -69,17 +102,23 @@ def server(arguments: Sequence[str] | None = None) -> int:
 
 def benchmark(arguments: Sequence[str] | None = None) -> int:
     """``text-generation-benchmark``: ``tgi bench``."""
-    return _run("bench", _words(arguments))
+    return _run("bench", _words(arguments), _BENCHMARK)
 
 
 def _words(arguments: Sequence[str] | None) -> list[str]:
     return list(sys.argv[1:] if arguments is None else arguments)
 
 
-def _run(command: str, arguments: list[str], defaults: Mapping[str, str] | None = None) -> int:
+def _run(
+    command: str,
+    arguments: list[str],
+    program: Program,
+    defaults: Mapping[str, str] | None = None,
+) -> int:
     if arguments in (["--version"], ["-V"]):
         return run(arguments)
-    return run([command, *arguments], None if defaults is None else {command: dict(defaults)})
+    unparsed = None if defaults is None else {command: dict(defaults)}
+    return run([command, *arguments], unparsed, program)
 
 
 def _serve_shard(arguments: list[str]) -> int:
@@ -99,4 +138,4 @@ def _serve_shard(arguments: list[str]) -> int:
             )
             return ExitCode.USAGE
         defaults["num_shard"] = os.environ.get("WORLD_SIZE", "1")
-    return _run("model-server", words, defaults)
+    return _run("model-server", words, _SHARD, defaults)

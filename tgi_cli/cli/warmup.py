@@ -18,9 +18,15 @@ _MS, _RATE = "ms:.2f", "tokens_per_second:.1f"
 """Columns of the tables of steps."""
 
 
-@takes(WARMUP)
+@takes(
+    WARMUP,
+    ("tgi warmup ./my-model", "measure the limits, time steps"),
+    ("tgi warmup ./my-model --batch-sizes 1,8,32", "time these batches"),
+    ("tgi warmup --url http://127.0.0.1:3000", "warm up a running server"),
+    ("tgi warmup", "compile the kernels for this CPU"),
+)
 def warmup(settings: ParsedSettings) -> None:
-    """Compile kernels and measure limits ahead of time, so that `tgi serve` starts faster.
+    """Compile and measure ahead for a faster `tgi serve`.
 
     With MODEL: runs its largest steps, saves the limits for later starts with the same settings,
     and prints the duration of steps. With --url: sends prompts of all sizes to a running server.
@@ -79,10 +85,13 @@ def _measure(settings: ParsedSettings, compiled: dict[str, Any]) -> None:
     from rich.console import Console
 
     from tgi_cli.cli.local_model import locate
+    from tgi_cli.config import check_settings
     from tgi_cli.process.progress import ProgressReporter
     from tgi_cli.worker.sizing.step_timing import measure
 
-    config, path = locate(setup.serve_config(settings))
+    given = setup.serve_config(settings)
+    check_settings(given)
+    config, path = locate(given)
     progress = ProgressReporter(show_bar=False)
     with Console(stderr=True).status("") as status, progress:
         progress.start("loading weights", 0)
@@ -184,7 +193,7 @@ def _table(console: Any, heads: Sequence[str], rows: Iterable[Sequence[str]]) ->
         pad_edge=console.is_terminal,
     )
     for position, head in enumerate(heads):
-        table.add_column(head, justify="right" if position else "left")
+        table.add_column(head, justify="right" if position else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print()

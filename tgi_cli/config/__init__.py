@@ -3,6 +3,7 @@
 Neither is ever mutated; later findings, such as the number of KV blocks, are return values.
 """
 
+from tgi_cli.config.checks import check_input, check_settings
 from tgi_cli.config.resolve import BLOCK_SIZE, resolve
 from tgi_cli.config.schema import (
     DecoderFacts,
@@ -24,5 +25,7 @@ __all__ = [
     "EngineConfig",
     "ModelFacts",
     "ServeConfig",
+    "check_input",
+    "check_settings",
     "resolve",
 ]

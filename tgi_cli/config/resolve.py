@@ -6,6 +6,7 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
+from tgi_cli.config.checks import check_cache, check_input, check_settings
 from tgi_cli.config.resolve_drafts import resolve_drafts
 from tgi_cli.config.schema import (
     DecoderFacts,
@@ -65,15 +66,11 @@ def resolve(
         UnsupportedModelError: a quantization format or a sharding that is not supported.
     """
     _check_values(serve)
+    check_settings(serve)
     if serve.cuda_memory_fraction < 1 and device.kind != "cuda":
         log.warning(
             "--cuda-memory-fraction is for GPUs: on a CPU the cache takes half of the free memory, "
             "or --max-batch-total-tokens"
-        )
-    if serve.cross_check and serve.rope is not None:
-        raise ConfigError(
-            "--cross-check compares with transformers' unmodified model, without --rope-scaling",
-            "leave one of them off",
         )
     ratio, waiting = serve.waiting_served_ratio, serve.max_waiting_tokens
     options = {field.name: getattr(serve, field.name) for field in fields(EngineOptions)}
@@ -163,12 +160,7 @@ def _resolve_total_tokens(serve: ServeConfig, model: ModelFacts) -> int:
         )
     if total < 2:
         raise ConfigError("--max-total-tokens must be at least 2: one in, one out")
-    if cache is not None and cache < total:
-        raise ConfigError(
-            f"--max-batch-total-tokens {cache} cannot hold one request of "
-            f"--max-total-tokens {total}",
-            "raise the former or lower the latter",
-        )
+    check_cache(total, cache)
     return total
 
 
@@ -185,17 +177,10 @@ def _resolve_input_tokens(
                 f"set at most {encoded}",
             )
         max_input = encoded
-    if max_input >= total:
-        raise ConfigError(
-            f"--max-input-tokens {max_input} must be less than --max-total-tokens {total}"
-        )
-    prefill, cache = serve.max_batch_prefill_tokens, serve.max_batch_total_tokens
+    check_input(max_input, total)
+    prefill = serve.max_batch_prefill_tokens
     if prefill is None:
         prefill = DEFAULT_CPU_PREFILL_TOKENS if device.kind == "cpu" else DEFAULT_PREFILL_TOKENS
-    elif cache is not None and prefill > cache:
-        raise ConfigError(
-            f"--max-batch-prefill-tokens {prefill} must be at most --max-batch-total-tokens {cache}"
-        )
     if (serve.batching == "inflight" or decoder is not None) and prefill < max_input:
         # Prompts are not chunked: a step has to hold the longest.
         if serve.max_batch_prefill_tokens is None:
@@ -258,12 +243,6 @@ def _check_state_prefill(serve: ServeConfig, device: DeviceFacts, dtype: str) ->
         return
     if device.kind != "cuda":
         raise ConfigError(f"--state-prefill chunked is not for {device.kind}", "leave it off")
-    if serve.disable_custom_kernels:
-        raise ConfigError(
-            "--state-prefill chunked is computed by kernels, and --disable-custom-kernels "
-            "disables those",
-            "leave one of them off",
-        )
     if dtype == "float32":
         raise ConfigError(
             "--state-prefill chunked has no kernels for float32", "use --dtype bfloat16"
@@ -276,11 +255,6 @@ def _resolve_attention(serve: ServeConfig, device: DeviceFacts) -> str | None:
     if required not in (None, device.kind):
         here = ", ".join(name for name, kind in ATTENTIONS.items() if kind in (None, device.kind))
         raise ConfigError(f"--attention {requested} is not for {device.kind}", f"one of: {here}")
-    if serve.disable_custom_kernels and requested in ("native", "triton"):
-        raise ConfigError(
-            f"--attention {requested} is a kernel, and --disable-custom-kernels disables those",
-            "leave one of them off",
-        )
     return requested if required or requested == "torch" else None
 
 
@@ -289,11 +263,6 @@ def _resolve_quantize(requested: str | None, model: ModelFacts, device: DeviceFa
     found = model.quantization
     if requested is None:
         return None
-    if requested == "exl2":
-        raise UnsupportedModelError(
-            "exl2 mixes widths within a matrix, for exllamav2's kernels, which are CUDA only",
-            "serve a checkpoint quantized with gptq, awq or compressed-tensors",
-        )
     if requested == "marlin" and device.kind != "cuda":
         raise ConfigError("--quantize marlin names kernels of CUDA GPUs", "leave it off")
     if found is None and requested in ON_THE_FLY:
@@ -343,13 +312,7 @@ def _resolve_num_shard(serve: ServeConfig, model: ModelFacts, device: DeviceFact
 def _requested_shards(serve: ServeConfig, device: DeviceFacts) -> int:
     requested, sharded = serve.num_shard, serve.sharded
     if sharded is False:
-        if requested is not None and requested > 1:
-            raise ConfigError(
-                f"--num-shard {requested} and --no-sharded contradict each other", "leave one off"
-            )
         return 1
-    if sharded and requested == 1:
-        raise ConfigError("--sharded and --num-shard 1 contradict each other", "leave one off")
     if device.kind != "cuda":
         if sharded and requested is None:
             raise ConfigError(

@@ -362,11 +362,10 @@ class EngineInfo:
 
     Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
     whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
-    ``step_seconds`` an upper bound of the duration of a step, or 0 if unknown; ``speculate`` the
-    most draft tokens of a request in one step, or 0 without speculative decoding;
-    ``decoder_start_ids`` what the decoder of an encoder-decoder model is given before its answer,
-    empty for other models; ``vision`` whether prompts may have images; ``max_image_rows`` the most
-    tokens that one should take, or 0 without vision.
+    ``step_seconds`` the longest that a step takes, or 0 if unknown; ``speculate`` the most draft
+    tokens of a request in a step, or 0; ``decoder_start_ids`` what an encoder-decoder model's
+    decoder is given before its answer; ``vision`` whether prompts may have images;
+    ``max_image_rows`` the most tokens that one should take; ``kernels`` what computes on a CPU.
     """
 
     model_id: str
@@ -392,6 +391,7 @@ class EngineInfo:
     decoder_start_ids: tuple[int, ...] = ()
     vision: bool = False
     max_image_rows: int = 0
+    kernels: str = ""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:

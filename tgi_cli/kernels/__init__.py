@@ -3,9 +3,17 @@
 from tgi_cli.kernels.library import (
     cpp_library,
     custom_kernels_enabled,
+    describe_kernels,
     set_threads,
     threads,
     without_cpp_kernels,
 )
 
-__all__ = ["cpp_library", "custom_kernels_enabled", "set_threads", "threads", "without_cpp_kernels"]
+__all__ = [
+    "cpp_library",
+    "custom_kernels_enabled",
+    "describe_kernels",
+    "set_threads",
+    "threads",
+    "without_cpp_kernels",
+]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
+import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ _HERE = Path(__file__).parent
 
 class KernelsHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
     """Adds the libraries to a wheel, and makes it one for this platform if there are any.
+
+    The libraries have a C interface, so that the wheel is one for every version of Python.
 
     ``TGI_BUILD_KERNELS=0`` leaves them out; ``1`` makes it an error that they cannot be compiled.
     """
@@ -41,7 +46,22 @@ class KernelsHook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-igno
             self.app.display_warning(f"kernels for the CPU are left out: {error}")
             return
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        build_data["tag"] = f"py3-none-{platform_tag(paths)}"
         if version != "editable":
             for path in paths:
                 build_data["force_include"][str(path)] = f"tgi_cli/kernels/lib/{path.name}"
+
+
+def platform_tag(libraries: Iterable[Path]) -> str:
+    """The platform that the libraries run on: glibc from the version whose symbols they need.
+
+    https://packaging.python.org/en/latest/specifications/platform-compatibility-tags/#manylinux
+    """
+    platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    symbols = rb"GLIBC_2\.(\d+)"
+    versions = [
+        int(found) for path in libraries for found in re.findall(symbols, path.read_bytes())
+    ]
+    if not versions or not platform.startswith("linux_"):
+        return platform
+    return platform.replace("linux_", f"manylinux_2_{max(versions)}_", 1)

@@ -39,6 +39,20 @@ def custom_kernels_enabled() -> bool:
     return _wanted
 
 
+def describe_kernels() -> str:
+    """What computes on this CPU, in a few words, with the remedy if that is slow."""
+    level = best_level() if build.supported() else None
+    if not _wanted:
+        return "torch: slower, as DISABLE_CUSTOM_KERNELS is set"
+    if level is None:
+        return "torch: there are none for this processor"
+    if cpp_library() is not None:
+        return level.replace("_", " ")
+    if build.compiler() is None:
+        return "torch: slower; install g++, and tgi warmup compiles them"
+    return "torch: slower; tgi warmup compiles them"
+
+
 def best_level() -> str | None:
     """The best level whose features the processor has."""
     has = cpu_features()

@@ -52,7 +52,7 @@ def fields(
     names = (
         *("model_id", "revision", "dtype", "quantize", "device", "num_shard", "block_size"),
         *("max_batch_total_tokens", "max_input_tokens", "max_total_tokens"),
-        *("max_batch_prefill_tokens", "max_batch_size", "weight_bytes", "speculate"),
+        *("max_batch_prefill_tokens", "max_batch_size", "weight_bytes", "speculate", "kernels"),
     )
     return {name: getattr(info, name) for name in names} | {
         "kv_blocks": info.max_batch_total_tokens // info.block_size,
@@ -87,6 +87,7 @@ def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str
         ),
         ("step", f"up to {info.max_batch_prefill_tokens:,} prompt tokens{drafts}"),
         ("URL", url),
+        *([("kernels", info.kernels)] if info.kernels else []),
     ]
 
 
@@ -108,5 +109,7 @@ def show(table: Sequence[tuple[str, str]], file: TextIO) -> None:
     frame.add_column(style="dim", no_wrap=True)
     frame.add_column(overflow="fold")
     for name, text in table:
-        frame.add_row(name, Text(text, style="bold" if name == "URL" else ""))
+        slow = name == "kernels" and text.startswith("torch:")
+        style = "yellow" if slow else "bold" if name == "URL" else ""
+        frame.add_row(name, Text(text, style=style))
     console.print(frame)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tgi_cli.config import ServeConfig
+from tgi_cli.config import ServeConfig, check_settings
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import RouterError, ShardError, TgiError
 from tgi_cli.launcher.backoff import Restarts
@@ -52,14 +52,16 @@ def serve(
         The exit code: 0 after SIGTERM or Ctrl-C, or that of a child which reported why it ended.
 
     Raises:
-        TgiError: The port is taken, the model is unavailable, a child died without a report, or
-            the model server died too often.
+        TgiError: Settings contradict each other, the port is taken, the model is unavailable, a
+            child died without a report, or the model server died too often.
     """
     began = time.monotonic()
+    check_settings(config)
     with bind.bind(config.hostname, config.port) as sock:
-        with exiting_on(signal.SIGTERM):
+        with exiting_on(signal.SIGTERM, signal.SIGINT):
             config, model_path = run_in_fork(partial(locate, config))
         host, port = bind.local_address(sock)
+        bind.warn_if_open(config.hostname, port, router.api_key, router.cors_allow_origin)
         tls = router.ssl_certfile is not None
         supervisor = Supervisor(
             config.graceful_termination_timeout,

@@ -159,12 +159,12 @@ class Supervisor:
         that find it unhealthy.
         """
         again = self._served
-        while not self._quit.is_set() and server.running:
+        while not self._stopping.is_set() and server.running:
             can_serve = not again or heartbeat.read().state >= State.SERVING
             if can_serve and probe.ask(HEALTH) == 200:
                 self._events.put(_Ready(server))
                 return
-            self._quit.wait(_PROBE_SECONDS)
+            self._stopping.wait(_PROBE_SECONDS)
 
     def _on_ready(self, parts: ServerParts) -> None:
         if self._lost_at is not None:
@@ -230,7 +230,7 @@ class Supervisor:
         what = "finishing what is in flight (again: stop now)" if self._served else "stopping"
         log.info("%s: %s", number.name, what)
         in_time = self._stop()
-        if not in_time or (number == signal.SIGINT and not self._served):
+        if not in_time:
             return ExitCode.INTERRUPTED
         log.info("stopped")
         return ExitCode.OK

@@ -21,6 +21,7 @@ from tgi_cli.attention import StateMetadata
 from tgi_cli.attention.state_chunks import ChunkCall
 from tgi_cli.errors import ConfigError
 from tgi_cli.layers.gates import DeltaGates, GivenGates, StepSizes
+from tgi_cli.process.installation import install_command
 
 NORM_EPS = 1e-6
 """What their L2 norm adds to squares."""
@@ -47,7 +48,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"--state-prefill chunked needs the package fla-core ({error})",
-            "pip install 'tgi-cli[fla]', or leave it off",
+            f"{install_command('fla')}, or leave it off",
         ) from error
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
+import logging
 import socket
 
 from tgi_cli.errors import AddressInUseError, ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def bind(
@@ -68,3 +72,31 @@ def format_address(host: str, port: int) -> str:
 def url(host: str, port: int, tls: bool = False) -> str:
     """Return the address as a URL."""
     return f"{'https' if tls else 'http'}://{format_address(host, port)}"
+
+
+def warn_if_open(hostname: str, port: int, key: str | None, origins: tuple[str, ...]) -> None:
+    """Warn if other machines may use the model without a key, and name what limits that.
+
+    Args:
+        key: The API keys, or None.
+        origins: Origins whose pages may send requests; empty: all.
+    """
+    if key is not None or _is_loopback(hostname):
+        return
+    pages = "" if origins else ", and web pages of any origin in their browsers"
+    limits = "" if origins else ", --cors-allow-origin the pages"
+    log.warning(
+        "%s port %d is open without a key to all machines that reach it%s: --hostname 127.0.0.1 "
+        "limits it to this machine, --api-key to those with the key%s",
+        hostname,
+        port,
+        pages,
+        limits,
+    )
+
+
+def _is_loopback(hostname: str) -> bool:
+    try:
+        return ipaddress.ip_address(hostname).is_loopback
+    except ValueError:
+        return hostname == "localhost"

@@ -47,13 +47,14 @@ def delivered(
 
 
 @contextlib.contextmanager
-def exiting_on(number: signal.Signals) -> Iterator[None]:
-    """Exit with status 0 on a signal, while there is nothing to finish."""
-    before = signal.signal(number, lambda *_: sys.exit(0))
+def exiting_on(*numbers: signal.Signals) -> Iterator[None]:
+    """Exit with status 0 on one of these signals, while there is nothing to finish."""
+    before = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(number, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _nothing(_number: int, _frame: object) -> None:

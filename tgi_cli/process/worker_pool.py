@@ -103,9 +103,10 @@ class WorkerPool:
         self._remedy = remedy
         self._environment = {"MALLOC_ARENA_MAX": "1", **(environment or {})}
         self._hello = json.dumps({"setup": setup, **asdict(limits)}).encode()
-        self._threads = ThreadPoolExecutor(
-            limits.processes, thread_name_prefix=module.rpartition(".")[2]
-        )
+        name = module.rpartition(".")[2]
+        self._threads = ThreadPoolExecutor(limits.processes, thread_name_prefix=name)
+        # Of their own, so that large jobs that wait for a process take no thread of small ones.
+        self._large_threads = ThreadPoolExecutor(limits.processes, thread_name_prefix=name)
         self._changed = threading.Condition()
         """Guards the fields below."""
         self._idle: list[PoolChild] = []
@@ -159,7 +160,9 @@ class WorkerPool:
             if self._closed:
                 raise self._ended()
             self._waiting += 1
-            job = self._threads.submit(self._run, body, latest, tries)
+            large = size_of(body) > _LARGE_BYTES
+            threads = self._large_threads if large else self._threads
+            job = threads.submit(self._run, body, latest, tries)
         job.add_done_callback(self._given_up)
         return await asyncio.wrap_future(job)
 
@@ -178,7 +181,8 @@ class WorkerPool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._large_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._end()
 
     def _given_up(self, job: Future[dict[str, Any]]) -> None:

@@ -21,6 +21,7 @@ from tgi_cli import demo
 from tgi_cli.errors import ConfigError, HubError, ModelError, ModelNotFoundError, OfflineError
 from tgi_cli.files import WORKLOAD_BYTES, decode_json, require_file
 from tgi_cli.hub.client import HubEnvironment, transport_errors
+from tgi_cli.process.installation import install_command
 from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateLimitError
 from tgi_cli.text.conversation import adapt
@@ -285,7 +286,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ConfigError(
-            "reading parquet files requires pyarrow", "pip install 'tgi-cli[quantize]'"
+            "reading parquet files requires pyarrow", install_command("quantize")
         ) from error
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):

@@ -31,6 +31,7 @@ from tgi_cli.router.api import (
     tgi,
     tokenize,
     vertex,
+    web_ui,
 )
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.engine_restart import DynamicAdapters, EngineRestart
@@ -70,6 +71,7 @@ ROUTES = [
     *vertex.ROUTES,
     *kserve.ROUTES,
     *service.ROUTES,
+    *web_ui.ROUTES,
     *docs.ROUTES,
 ]
 """All routes but those that Vertex AI's environment names."""

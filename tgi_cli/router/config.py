@@ -48,6 +48,7 @@ class RouterConfig:
         cors_allow_origin: origins of pages that may use the server. Default: all.
         ssl_certfile, ssl_keyfile: PEM files of the certificate and the key, which may be in the
             same file. Default: no TLS.
+        disable_web_ui: serve no page at ``/``.
         otlp_endpoint: OpenTelemetry collector for traces, over gRPC. Default: no traces.
         otlp_service_name: name of the server in traces.
         vllm_metrics: add the metrics that gateways read under vLLM's names.
@@ -103,6 +104,7 @@ class RouterConfig:
     cors_allow_origin: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
+    disable_web_ui: bool = False
     otlp_endpoint: str | None = None
     otlp_service_name: str = default("otlp_service_name")
     vllm_metrics: bool = False

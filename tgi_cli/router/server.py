@@ -37,6 +37,7 @@ _ARENAS = 2
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 """Timeout of idle connections, longer than that of clients so that they close first."""
+_NO_ENGINE = "`tgi model-server MODEL` starts one, --engine-url names another address"
 _STOPPING = "the server is shutting down"
 _SAME_SIGNAL_SECONDS = 1.0
 """Time within which signals count as one: a service manager that signals all processes also
@@ -110,6 +111,7 @@ class _Router:
             None,
             stall_seconds=config.watchdog_timeout,
             tls=config.engine_tls,
+            hint=_NO_ENGINE if config.parent_fd is None else "",
         )
         try:
             vision = await asyncio.to_thread(

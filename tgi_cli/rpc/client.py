@@ -35,6 +35,8 @@ from tgi_cli.rpc.tls import TlsFiles
 log = logging.getLogger(__name__)
 
 
+_HINT_SECONDS = 1.0
+"""Seconds before the first log line about waiting, if it has a hint."""
 _LOG_SECONDS = 10.0
 """Seconds between two log lines about waiting."""
 _LIST_SECONDS = 5.0
@@ -78,6 +80,7 @@ class GrpcEngineClient:
         *,
         stall_seconds: float = 60.0,
         tls: TlsFiles | None = None,
+        hint: str = "",
     ) -> GrpcEngineClient:
         """Wait for the engine at ``target`` and open the session.
 
@@ -87,6 +90,7 @@ class GrpcEngineClient:
             stall_seconds: Seconds without progress while requests are live, after which the
                 session ends; longer for an engine with longer steps. 0 for never.
             tls: TLS files for TCP, or None for an unencrypted connection.
+            hint: What to do if no engine is there; logged while it does not answer.
 
         Raises:
             ConfigError: The address is invalid, or TLS cannot use the files.
@@ -106,10 +110,13 @@ class GrpcEngineClient:
                         f"no model server answered at {target} within {timeout:g} s",
                         "is it still loading? see its log",
                     )
-                await asyncio.wait([opened], timeout=min(left, _LOG_SECONDS))
-                waited += min(left, _LOG_SECONDS)
+                # Who has started no engine should not have to wait for that message.
+                pause = min(left, _LOG_SECONDS if waited or not hint else _HINT_SECONDS)
+                await asyncio.wait([opened], timeout=pause)
+                waited += pause
                 if not opened.done():
-                    log.info("waiting for the model server at %s", target)
+                    more = f"; {hint}" if hint else ""
+                    log.info("waiting for the model server at %s%s", target, more)
             opened.result()
         except BaseException:
             await client.close()

@@ -11,7 +11,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters", "grammar", "quantize", "num_shard", "step_seconds", "instance", "speculate", "decoder_start_ids", "vision", "max_image_rows")
+    __slots__ = ("model_id", "revision", "model_type", "dtype", "device", "vocab_size", "eos_token_ids", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "block_size", "weight_bytes", "load_seconds", "adapters", "grammar", "quantize", "num_shard", "step_seconds", "instance", "speculate", "decoder_start_ids", "vision", "max_image_rows", "kernels")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class InfoResponse(_message.Message):
     DECODER_START_IDS_FIELD_NUMBER: _ClassVar[int]
     VISION_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     revision: str
     model_type: str
@@ -62,7 +63,8 @@ class InfoResponse(_message.Message):
     decoder_start_ids: _containers.RepeatedScalarFieldContainer[int]
     vision: bool
     max_image_rows: int
-    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., grammar: bool = ..., quantize: _Optional[str] = ..., num_shard: _Optional[int] = ..., step_seconds: _Optional[float] = ..., instance: _Optional[str] = ..., speculate: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., vision: bool = ..., max_image_rows: _Optional[int] = ...) -> None: ...
+    kernels: str
+    def __init__(self, model_id: _Optional[str] = ..., revision: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_input_tokens: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_batch_prefill_tokens: _Optional[int] = ..., max_batch_total_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., block_size: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., grammar: bool = ..., quantize: _Optional[str] = ..., num_shard: _Optional[int] = ..., step_seconds: _Optional[float] = ..., instance: _Optional[str] = ..., speculate: _Optional[int] = ..., decoder_start_ids: _Optional[_Iterable[int]] = ..., vision: bool = ..., max_image_rows: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("max_loras", "loaded")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.process.installation import install_command
 from tgi_cli.text.tokenizer import read_json
 from tgi_cli.vision.image_format import ImageFormat
 from tgi_cli.vision.images import ImageProcessor
@@ -67,7 +68,7 @@ def image_processor(
     """
     if importlib.util.find_spec("PIL") is None:
         raise UnsupportedModelError(
-            "this model takes no images: Pillow is not installed", "pip install 'tgi-cli[vision]'"
+            "this model takes no images: Pillow is not installed", install_command("vision")
         )
     setup = Setup(
         processor=_load(folder),

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.process.installation import install_command
 from tgi_cli.process.worker_pool import (
     LimitError,
     Limits,
@@ -95,7 +96,7 @@ class ImageService:
         if find_spec("PIL") is None:
             raise UnsupportedModelError(
                 "this model takes no images: Pillow is not installed",
-                "pip install 'tgi-cli[vision]'",
+                install_command("vision"),
             )
         self._limits = limits
         self._fetcher = MediaFetcher(limits) if fetcher is None else fetcher

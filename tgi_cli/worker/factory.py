@@ -110,11 +110,6 @@ def make_worker(
     model_config = read_config(config.model_path, config.trust_remote_code)
     model_config = scale_rope(model_config, config.rope)
     facts = model_facts(model_config)
-    if config.cross_check and config.load_format == "dummy":
-        raise ConfigError(
-            "--load-format dummy has no weights that --cross-check could compare",
-            "give one of the two",
-        )
     quantized = config.quantize or facts.quantization not in (None, "mxfp4")
     if config.cross_check and (quantized or config.head_bits):
         raise ConfigError(

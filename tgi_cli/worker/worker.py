@@ -16,6 +16,7 @@ from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.step import PendingResult, Step, StepTime
 from tgi_cli.errors import TgiError
+from tgi_cli.kernels import describe_kernels
 from tgi_cli.models import CausalLM
 from tgi_cli.sampling.sampler import greedy
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, graph_sizes
@@ -357,4 +358,5 @@ class ModelWorker:
             decoder_start_ids=() if config.decoder is None else (config.decoder.start_id,),
             vision=capacity.encoder is not None,
             max_image_rows=0 if capacity.encoder is None else max_image_rows(config),
+            kernels=describe_kernels() if config.device == "cpu" else "",
         )

@@ -77,6 +77,27 @@ def test_torch_does_where_nothing_was_compiled(
     assert library._load.__wrapped__() is None
 
 
+@pytest.mark.parametrize(("compiler", "says"), [("sh", ""), ("no-such-compiler", "install g++")])
+def test_what_computes_is_told_with_the_remedy(
+    compiler: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "supported", lambda: True)
+    monkeypatch.setattr(library, "best_level", lambda: "avx2")
+    monkeypatch.setattr(library, "cpp_library", lambda: None)
+    monkeypatch.setenv("CXX", compiler)
+    told = library.describe_kernels()
+    assert told.startswith("torch: slower;")
+    assert "tgi warmup compiles them" in told
+    assert says in told
+    monkeypatch.setattr(library, "cpp_library", lambda: object())
+    assert library.describe_kernels() == "avx2"
+    monkeypatch.setattr(library, "best_level", lambda: None)
+    assert library.describe_kernels() == "torch: there are none for this processor"
+
+
 def test_an_unloadable_library_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from tgi_cli.launcher import banner
 
 URL = "http://127.0.0.1:3000"
 LARGE = replace(INFO, weight_bytes=16_060_522_496, quantize="gptq", num_shard=2, revision="a" * 40)
+SLOW = replace(LARGE, kernels="torch: slower; tgi warmup compiles them")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ class Terminal(io.StringIO):
 
 def test_text_has_a_line_per_setting() -> None:
     out = io.StringIO()
-    banner.show(banner.rows(ServeConfig(model_id="m"), LARGE, URL), out)
+    banner.show(banner.rows(ServeConfig(model_id="m"), SLOW, URL), out)
     lines = {line[:14].strip(): line[14:].strip() for line in out.getvalue().splitlines()}
     assert lines == {
         "model": "org/model (aaaaaaaaaaaa), 16.1 GB of weights",
@@ -51,7 +52,9 @@ def test_text_has_a_line_per_setting() -> None:
         "concurrency": "128 requests, 8 of them running",
         "step": "up to 64 prompt tokens, 3 drafts per sequence",
         "URL": URL,
+        "kernels": "torch: slower; tgi warmup compiles them",
     }
+    assert list(lines)[-1] == "kernels"
 
 
 def test_a_terminal_shows_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:

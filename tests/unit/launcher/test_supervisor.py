@@ -230,9 +230,10 @@ def test_ctrl_c_after_it_was_ready_is_success(stage: Stage) -> None:
     assert stage.run(WAITS, ANSWERS) == ExitCode.OK
 
 
-def test_ctrl_c_before_it_was_ready_is_an_interruption(stage: Stage) -> None:
-    signal_when(stage.both_up, signal.SIGINT)
-    assert stage.run(WAITS, WAITS) == ExitCode.INTERRUPTED
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_was_ready_is_success(stage: Stage, number: signal.Signals) -> None:
+    signal_when(stage.both_up, number)
+    assert stage.run(WAITS, WAITS) == ExitCode.OK
     assert not stage.ready.exists()
 
 

@@ -459,6 +459,16 @@ async def test_connecting_times_out_without_a_server(socket_path: Path) -> None:
         await GrpcEngineClient.connect(f"unix:{socket_path}", timeout=0.3)
 
 
+async def test_who_waits_for_a_server_is_told_how_to_start_one(
+    socket_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tgi_cli.rpc.client._HINT_SECONDS", 0.1)
+    target = f"unix:{socket_path}"
+    with caplog.at_level("INFO", "tgi_cli.rpc.client"), pytest.raises(ShardError):
+        await GrpcEngineClient.connect(target, timeout=0.3, hint="start one")
+    assert caplog.messages == [f"waiting for the model server at {target}; start one"] * 2
+
+
 async def test_connecting_waits_for_the_server(engine: ScriptedEngine, socket_path: Path) -> None:
     connecting = asyncio.create_task(GrpcEngineClient.connect(f"unix:{socket_path}", 20))
     await asyncio.sleep(0.2)

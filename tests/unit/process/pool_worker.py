@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from tgi_cli.process.pool_worker import Reply, serve
@@ -17,6 +18,8 @@ def _begin(setup: Any) -> Any:
         job = json.loads(body.rstrip(b"\0"))
         if "sleep" in job:
             time.sleep(job["sleep"])
+        while "until" in job and not Path(job["until"]).exists():
+            time.sleep(0.01)
         if "take" in job:
             taken = b"x" * (job["take"] << 20)
             del taken

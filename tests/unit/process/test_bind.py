@@ -53,3 +53,32 @@ def test_the_reported_address_can_be_opened() -> None:
     assert bind.url(host, 80) == "http://127.0.0.1:80"
     assert bind.url("::1", 80) == "http://[::1]:80"
     assert port > 0
+
+
+@pytest.mark.parametrize(
+    ("hostname", "key", "origins", "named"),
+    [
+        ("0.0.0.0", None, (), ["--hostname 127.0.0.1", "--api-key", "--cors-allow-origin"]),
+        ("::", None, (), ["--hostname 127.0.0.1", "--api-key", "--cors-allow-origin"]),
+        ("10.0.0.7", None, ("https://a.example",), ["--hostname 127.0.0.1", "--api-key"]),
+        ("127.0.0.1", None, (), None),
+        ("::1", None, (), None),
+        ("localhost", None, (), None),
+        ("0.0.0.0", "secret", (), None),
+    ],
+)
+def test_an_open_server_is_warned_of_in_one_line(
+    hostname: str,
+    key: str | None,
+    origins: tuple[str, ...],
+    named: list[str] | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bind.warn_if_open(hostname, 3000, key, origins)
+    flags = ("--hostname 127.0.0.1", "--api-key", "--cors-allow-origin")
+    if named is None:
+        assert caplog.messages == []
+        return
+    (message,) = caplog.messages
+    assert f"{hostname} port 3000 is open without a key" in message
+    assert [flag for flag in flags if flag in message] == named

@@ -176,26 +176,29 @@ def test_a_defect_is_an_answer_and_ends_the_process(
     assert pool.run(job())["pid"] != pid
 
 
-async def test_concurrent_jobs_are_limited_to_the_processes(make: MakePool) -> None:
+async def test_concurrent_jobs_are_limited_to_the_processes(make: MakePool, tmp_path: Path) -> None:
     pool = make(processes=2, wait_seconds=0.3)
     await pool.run_async(job())
-    slow = [asyncio.ensure_future(pool.run_async(job(sleep=1.5))) for _ in range(2)]
+    gate = tmp_path / "gate"
+    slow = [asyncio.ensure_future(pool.run_async(job(until=str(gate)))) for _ in range(2)]
     await asyncio.sleep(0.1)
     until(lambda: len(pool.process_ids) == 2)
     late = await asyncio.gather(*(pool.run_async(job()) for _ in range(4)), return_exceptions=True)
     assert [type(error) for error in late] == [WorkersBusy] * 4
+    gate.touch()
     assert len({answer["pid"] for answer in await asyncio.gather(*slow)}) == 2
     assert (await pool.run_async(job()))["pid"] in pool.process_ids
 
 
-async def test_large_jobs_leave_a_process_for_small_ones(make: MakePool) -> None:
+async def test_large_jobs_leave_a_process_for_small_ones(make: MakePool, tmp_path: Path) -> None:
     pool = make(processes=2)
-    large = [
-        asyncio.ensure_future(pool.run_async(job(sleep=1.0, echo="x" * 100_000))) for _ in range(3)
-    ]
-    await asyncio.sleep(0.5)
+    gate = tmp_path / "gate"
+    body = job(until=str(gate), echo="x" * 100_000)
+    large = [asyncio.ensure_future(pool.run_async(body)) for _ in range(3)]
+    await asyncio.sleep(0.2)
     assert (await pool.run_async(job()))["echo"] is None
-    assert not all(task.done() for task in large)
+    assert not any(task.done() for task in large)
+    gate.touch()
     assert len(await asyncio.gather(*large)) == 3
 
 

@@ -14,6 +14,7 @@ import torch
 
 from tgi_cli import demo
 from tgi_cli.errors import ConfigError, ModelError, OfflineError
+from tgi_cli.process.installation import install_command
 from tgi_cli.process.worker_pool import Limits
 from tgi_cli.quantize import calibration
 from tgi_cli.quantize.calibration import Calibration, choose_file, heldout_windows, load_calibration
@@ -102,7 +103,7 @@ def test_parquet_without_pyarrow_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match="requires pyarrow") as raised:
         draw(tmp_path / "a.parquet")
-    assert "tgi-cli[quantize]" in raised.value.remedy
+    assert raised.value.remedy == install_command("quantize")
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 from tests.tools.event_loop_gap import loop_gap
 from tests.unit.vision.hostile_files import FILES, MAX_PIXELS, Refused, written
 from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.process.installation import install_command
 from tgi_cli.process.worker_pool import Limits
 from tgi_cli.text.images import ImagePart
 from tgi_cli.vision import service as module
@@ -96,7 +97,7 @@ class TestDescription:
             UnsupportedModelError, match="takes no images: Pillow is not installed"
         ) as caught:
             make()
-        assert caught.value.remedy == "pip install 'tgi-cli[vision]'"
+        assert caught.value.remedy == install_command("vision")
 
     def test_limits_follow_the_largest_image(self) -> None:
         small = worker_limits(ImageLimits(max_image_pixels=1_000_000, image_workers=3))

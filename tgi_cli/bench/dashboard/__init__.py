@@ -14,6 +14,7 @@ from tgi_cli.bench.dashboard.run_state import ScreenTitle
 from tgi_cli.bench.dashboard.views import ScreenOptions, ViewName
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.errors import ConfigError
+from tgi_cli.process.installation import install_command
 
 if TYPE_CHECKING:
     from tgi_cli.bench.dashboard.app import BenchApp
@@ -63,6 +64,6 @@ def _app(options: ScreenOptions) -> BenchApp:
             raise
         raise ConfigError(
             "the dashboard needs Textual, which is not installed",
-            "pip install 'tgi-cli[bench]', or use --ui plain",
+            f"{install_command('bench')}, or use --ui plain",
         ) from error
     return BenchApp(options)

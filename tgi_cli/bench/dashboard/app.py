@@ -17,6 +17,7 @@ from textual.containers import Horizontal
 from textual.widgets import ContentSwitcher, Tab
 
 from tgi_cli.bench.dashboard import widgets
+from tgi_cli.bench.dashboard.keys import KeysScreen
 from tgi_cli.bench.dashboard.metrics import MetricsCache
 from tgi_cli.bench.dashboard.poller import INTERVAL, ServerPoller
 from tgi_cli.bench.dashboard.run_state import EventQueue, RunState, StepState
@@ -55,6 +56,7 @@ class BenchApp(App[None]):
         Binding("minus", "zoom(-1)", "Zoom out"),
         Binding("f", "follow", "Follow the running step"),
         Binding("d", "background", "Dark or light"),
+        Binding("question_mark,f1", "keys", "Keys"),
         *(
             Binding(str(number), f"open('{name}')", name.capitalize())
             for number, name in enumerate(VIEWS, start=1)
@@ -168,8 +170,10 @@ class BenchApp(App[None]):
             self.run_state.apply(event)
         if over and self.run_state.run is None and self.run_state.fatal is None:
             self._note_failure()
-        if self.run_state.run is not None and self.run_state.run.target.model:
-            self.heading = replace(self.heading, model=self.run_state.run.target.model)
+        run = self.run_state.run
+        model = run.target.model if run is not None else self._options.model()
+        if model:
+            self.heading = replace(self.heading, model=model)
         if self.following and self.run_state.running is not None:
             self.shown = self.run_state.running
         elif self.shown not in self.run_state.steps:
@@ -194,11 +198,11 @@ class BenchApp(App[None]):
         self.paint()
 
     async def _ask(self) -> None:
-        """Scrape the server, from the first time that its view is open."""
+        """Scrape the server: during a run from its start, else once its view is open."""
         run = self.run_state.run
         if self._options.url is None or (run is not None and run.target.started_here):
             return  # a server that the run started ends with it
-        if self._poller is None and self.current == "server":
+        if self._poller is None and (self._unfinished or self.current == "server"):
             url = self._options.url if isinstance(self._options.url, str) else self._options.url()
             self._poller = ServerPoller(url, self._options.headers) if url else None
         if self._poller is not None:
@@ -291,6 +295,11 @@ class BenchApp(App[None]):
         """Toggle the dark background."""
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
         self.paint()
+
+    def action_keys(self) -> None:
+        """List the keys."""
+        if not isinstance(self.screen, KeysScreen):
+            self.push_screen(KeysScreen())
 
     async def action_open(self, name: ViewName) -> None:
         """Open a view."""

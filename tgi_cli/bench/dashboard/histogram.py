@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
@@ -16,7 +18,13 @@ HISTOGRAM_ZOOM = len(_SPANS) - 1
 
 
 def draw_histogram(
-    values: NDArray[np.float64], width: int, height: int, *, style: str, zoom: int = 0
+    values: NDArray[np.float64],
+    width: int,
+    height: int,
+    *,
+    style: str,
+    zoom: int = 0,
+    unresolved: str = "",
 ) -> Text:
     """Draw a line for each bin: lower edge, bar, count.
 
@@ -24,7 +32,11 @@ def draw_histogram(
         values: Values ``[n]``.
         width, height: Size in cells.
         zoom: How much of the tails to omit, 0 to ``HISTOGRAM_ZOOM``.
+        unresolved: Why there are no values, if the client could not resolve them.
     """
+    if unresolved:
+        words = textwrap.wrap(f"unresolved: {unresolved}", max(width - 1, 8))
+        return Text("\n".join(words[:height]), style="dim")
     if not len(values) or width < 8 or height < 2:
         return Text("no values yet", style="dim")
     shown = within(values, zoom)

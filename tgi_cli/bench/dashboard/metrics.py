@@ -15,6 +15,7 @@ from tgi_cli.bench.events import BenchRequestRecord, StepRecord
 from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
 from tgi_cli.bench.statistics.observations import batch_values, latencies_of, without_warmup
 from tgi_cli.bench.statistics.rates import windows
+from tgi_cli.bench.statistics.resolution import unresolved
 from tgi_cli.bench.statistics.summary import Summary, summarize
 
 SHARE = 0.1
@@ -39,6 +40,7 @@ class StepPanel:
         counts: Other numbers by name, the rate of a step of requests first.
         values: Values of the histogram, float64 ``[n]``, ms.
         latency, throughput: Points of the chart, float64 ``[n]``, ms and tokens/s.
+        unresolved: Why there are no values, if the client could not resolve them.
     """
 
     heading: str
@@ -48,6 +50,7 @@ class StepPanel:
     values: Floats = field(default_factory=lambda: NONE)
     latency: Floats = field(default_factory=lambda: NONE)
     throughput: Floats = field(default_factory=lambda: NONE)
+    unresolved: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,11 +96,13 @@ def panels(record: StepRecord) -> StepPanels:
 
 def _of_requests(record: StepRecord) -> StepPanels:
     observed = latencies_of(record.requests)
+    coarse = unresolved(record, observed)
     requests = without_warmup(record.requests)
     failed = sum(request.error is not None for request in requests)
     rates = {name: float(found.mean()) for name, found in _rates(record, failed).items()}
     read, written = rates.get("input_tokens_per_second"), rates.get("output_tokens_per_second")
-    first, gaps = _summary(observed["ttft"].values), _summary(observed["itl"].values)
+    values = {name: NONE if name in coarse else observed[name].values for name in observed}
+    first, gaps = _summary(values["ttft"]), _summary(values["itl"])
     return StepPanels(
         StepPanel(
             "First token",
@@ -110,16 +115,18 @@ def _of_requests(record: StepRecord) -> StepPanels:
                     "image tok": _image_tokens(requests),
                 }
             ),
-            observed["ttft"].values,
+            values["ttft"],
             *_point(first, read),
+            coarse.get("ttft", ""),
         ),
         StepPanel(
             "Decode",
-            {"E2E ms": _summary(observed["e2e"].values), "ITL ms": gaps},
+            {"E2E ms": _summary(values["e2e"]), "ITL ms": gaps},
             None,
             _known({"tokens/s": written, "failed": float(failed) if requests else None}),
-            observed["itl"].values,
+            values["itl"],
             *_point(gaps, written),
+            coarse.get("itl", ""),
         ),
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tgi_cli.bench import events
 from tgi_cli.bench.statistics.observations import measured_seconds
@@ -22,7 +23,10 @@ LIVE_BATCHES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ScreenTitle:
-    """The first line: the model, and what all steps share (``Sequence Length: 10``)."""
+    """The first line: the model, and what all steps share (``Sequence Length: 10``).
+
+    Of the details, the last ones are left out where the line is too short.
+    """
 
     model: str
     details: tuple[str, ...] = ()
@@ -30,11 +34,21 @@ class ScreenTitle:
     @classmethod
     def of(cls, run: events.BenchRun) -> ScreenTitle:
         """The title of a saved run."""
-        names = {"sequence_length": "Sequence Length", "decode_length": "Decode Length"}
-        workload = run.workload
-        details = [f"{name}: {workload[key]}" for key, name in names.items() if workload.get(key)]
+        lengths = lengths_of(run.workload)
         target = f"{run.target.kind} {run.target.address}".strip()
-        return cls(run.target.model, tuple(details or [target]))
+        details = lengths if "sequence_length" in run.workload else (*lengths, target)
+        return cls(run.target.model, details)
+
+
+def lengths_of(workload: Mapping[str, Any]) -> tuple[str, ...]:
+    """The lengths of a workload (``BenchRun.workload``), by text-generation-benchmark's names."""
+    names = {
+        "sequence_length": "Sequence Length",
+        "decode_length": "Decode Length",
+        "input_tokens": "Input Length",
+        "output_tokens": "Output Length",
+    }
+    return tuple(f"{name}: {workload[key]}" for key, name in names.items() if workload.get(key))
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -12,8 +13,11 @@ from textual.widget import Widget
 from textual.widgets import Static, Tab
 
 from tgi_cli.bench.dashboard.formatting import error_style, step_color, warning_style
-from tgi_cli.bench.dashboard.run_state import RunState, ScreenTitle, StepState
+from tgi_cli.bench.dashboard.run_state import ScreenTitle
 from tgi_cli.bench.dashboard.views import ViewState
+
+_MODEL = 20
+"""Columns of the first line that the model's name keeps."""
 
 Draw = Callable[[int, int], Text]
 
@@ -108,7 +112,10 @@ def head_line(title: ScreenTitle, status: str, width: int) -> Text:
 
     A long name loses its beginning, since the end distinguishes models.
     """
-    rest = "".join(f" | {detail}" for detail in title.details)
+    details = list(title.details)
+    while len(details) > 1 and sum(cell_len(each) + 3 for each in details) > width - _MODEL:
+        details.pop()
+    rest = "".join(f" | {detail}" for detail in details)
     space = max(width - cell_len(rest), 12)
     model = title.model
     while cell_len(model) > space and model:
@@ -151,7 +158,7 @@ def step_labels(state: ViewState) -> list[Text]:
 def key_help() -> Text:
     """The help on keys, in 22 columns."""
     text = Text(no_wrap=True)
-    for key, meaning in (("←→", " step "), ("+-", " zoom "), ("q", " quit")):
+    for key, meaning in (("←→", " step "), ("?", " keys "), ("q", " quit")):
         text.append(key, style="bold")
         text.append(meaning)
     return text
@@ -174,13 +181,18 @@ def message_line(state: ViewState, leaving: bool) -> Text:
         return Text(_one_line(count + run_state.error), style=error_style(dark))
     if run_state.waiting_for:
         return Text(_one_line(run_state.waiting_for), style="dim")
-    notes = _notes(run_state, state.shown)
+    notes = _notes(state)
     return Text(_one_line("; ".join(notes)), style=warning_style(dark))
 
 
-def _notes(run_state: RunState, shown: StepState | None) -> list[str]:
+def _notes(state: ViewState) -> list[str]:
     notes = []
+    run_state, shown = state.run_state, state.shown
     record = shown.record if shown is not None else None
+    panels = state.metrics.panels(shown) if shown is not None else None
+    if panels is not None:
+        for panel, name in ((panels.prefill, "TTFT"), (panels.decode, "ITL")):
+            notes += [f"{name} is unresolved: {panel.unresolved}"] if panel.unresolved else []
     if record is not None and record.client.behind:
         reason = record.client.reason or "its event loop lagged"
         notes.append(f"the client was the bottleneck: {reason}")
@@ -194,6 +206,13 @@ def truncated(text: Text, width: int) -> Text:
     line = text.copy()
     line.truncate(width, overflow="ellipsis")
     return line
+
+
+def append_notes(text: Text, notes: Iterable[str], width: int, style: str) -> None:
+    """Append notes, each from a line of its own on, wrapped to the width."""
+    for note in notes:
+        lines = textwrap.wrap(f"! {note}", max(width, 20), subsequent_indent="  ")
+        text.append("\n".join(lines) + "\n", style=style)
 
 
 def _one_line(text: str) -> str:

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from tgi_cli.bench.events import ClientHealth
 
 _TICK = 0.01
@@ -36,7 +38,8 @@ class LagMonitor:
         self._task.cancel()
         wall = time.perf_counter() - self._wall
         share = (time.process_time() - self._cpu) / wall if wall > 0 else 0.0
-        return assess(percentile(self._lags, 0.99), share, percentile(late, 0.99), wall)
+        found = assess(percentile(self._lags, 0.99), share, percentile(late, 0.99), wall)
+        return msgspec.structs.replace(found, lag_p50=percentile(self._lags, 0.5))
 
     async def _tick(self) -> None:
         while True:
@@ -65,6 +68,7 @@ def worst_of(clients: Sequence[ClientHealth]) -> ClientHealth:
     worst = [client for client in clients if client.behind]
     return ClientHealth(
         lag_p99=max(client.lag_p99 for client in clients),
+        lag_p50=max(client.lag_p50 for client in clients),
         cpu=max(client.cpu for client in clients),
         late_p99=max(client.late_p99 for client in clients),
         behind=bool(worst),

@@ -93,6 +93,15 @@ class AxisScale:
         return [number * step for number in range(first, last + 1)]
 
 
+def spaced(values: Iterable[float], axis: AxisScale, least: float = 26.0) -> list[float]:
+    """Those of the values that are at least so many pixels from the one before."""
+    ticks: list[float] = []
+    for value in sorted(values):
+        if not ticks or axis(value) - axis(ticks[-1]) >= least:
+            ticks.append(value)
+    return ticks
+
+
 class ChartPoint(NamedTuple):
     """A point with a label beside it, a tooltip, and a vertical interval."""
 
@@ -115,7 +124,11 @@ class ChartLine:
 
 @dataclass
 class LineChart:
-    """Lines over two axes; linear axes begin at 0."""
+    """Lines over two axes; linear axes begin at 0.
+
+    Attributes:
+        x_values: Whether the ticks of the x axis are the points' values, as far as they fit.
+    """
 
     heading: str
     x_label: str
@@ -124,6 +137,7 @@ class LineChart:
     text: str = ""
     x_log: bool = False
     y_log: bool = False
+    x_values: bool = False
     width: int = 560
     height: int = 320
 
@@ -140,8 +154,9 @@ class LineChart:
         x = self._scale([point.x for point in points], self.x_log, _LEFT, self.width - _RIGHT)
         y = self._scale(ys, self.y_log, self.height - _BOTTOM, _TOP)
         labels = self._labels(points, x, y)
+        ticks = spaced({point.x for point in points}, x) if self.x_values else x.ticks()
         macros = TEMPLATES.get_template("charts.svg").module
-        return macros.line_chart(self, x, y, labels)  # type: ignore[attr-defined, no-any-return]
+        return macros.line_chart(self, x, y, ticks, labels)  # type: ignore[attr-defined, no-any-return]
 
     @staticmethod
     def _scale(values: list[float], log: bool, start: float, end: float) -> AxisScale:
@@ -200,6 +215,11 @@ class TimelineChart:
         return 7 if len(self.rows) > 60 else 11
 
     @property
+    def row_ticks(self) -> list[int]:
+        """The rows that are numbered, from 0."""
+        return list(range(0, len(self.rows), 10 if len(self.rows) > 20 else 5))
+
+    @property
     def height(self) -> int:
         """Pixels of the whole chart."""
         return _TOP + self.row_height * len(self.rows) + _BOTTOM
@@ -222,16 +242,21 @@ def charts_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[LineChart | T
             values = [(r.step.title, batch_values(r.batches)[name]) for r in batches]
             charts += _distribution(f"{label} latency", values)
     loads = [step for step in steps if step.latencies]
-    if len(loads) > 1:
+    if len([step for step in loads if "e2e" in step.latencies]) > 1:
         charts.append(_throughput_over_latency(loads))
+    if len(loads) > 1:
         charts += [
             chart for name in ("ttft", "itl") for chart in _latency_by_load(loads, name, run)
         ]
         charts += _goodput(loads) if run.slo else []
     records = [record for record, step in pairs if step.latencies]
     for name in ("ttft", "itl"):
-        values = [(r.step.title, latencies_of(r.requests)[name].values) for r in records]
-        charts += _distribution(METRICS[name].label, values) if records else []
+        values = [
+            (record.step.title, latencies_of(record.requests)[name].values)
+            for record, step in pairs
+            if name in step.latencies
+        ]
+        charts += _distribution(METRICS[name].label, values)
     return charts + [_timeline(record) for record in _spread(records)]
 
 
@@ -271,7 +296,7 @@ def _main_kind(steps: Sequence[StepMetrics]) -> tuple[list[StepMetrics], str, bo
 
 def _throughput_over_latency(steps: Sequence[StepMetrics]) -> LineChart:
     lines = []
-    kinds = _by_kind(steps)
+    kinds = _by_kind([step for step in steps if "e2e" in step.latencies])
     for kind, chosen in kinds.items():
         knee = find_knee(chosen) if kind == "concurrency" else None
         points = []
@@ -307,7 +332,8 @@ def _latency_by_load(steps: Sequence[StepMetrics], name: str, run: BenchRun) -> 
         ends = [ChartPoint(step.step.value, run.slo[name]) for step in (steps[0], steps[-1])]
         lines.append(ChartLine(ends, f"limit {run.slo[name]:g} ms", markers=False, dashed=True))
     text = "Bars are 95 % bootstrap intervals."
-    return [LineChart(f"{label} by load", x_label, f"{label}, ms", lines, text, x_log, True)]
+    y_label = f"{label}, ms"
+    return [LineChart(f"{label} by load", x_label, y_label, lines, text, x_log, True, True)]
 
 
 def _goodput(steps: Sequence[StepMetrics]) -> list[LineChart]:
@@ -316,7 +342,8 @@ def _goodput(steps: Sequence[StepMetrics]) -> list[LineChart]:
     for rate, name in (("requests_per_second", "all"), ("goodput", "within the limits")):
         loads = [(step.step.value, step.rates[rate]) for step in steps if "goodput" in step.rates]
         lines.append(ChartLine([ChartPoint(x, y, f"{x:g}: {y:.3g}/s") for x, y in loads], name))
-    return [LineChart("Goodput by load", x_label, "responses per second", lines)]
+    y_label = "responses per second"
+    return [LineChart("Goodput by load", x_label, y_label, lines, x_values=True)]
 
 
 def _spread(values: Sequence[_T]) -> list[_T]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.reports.charts import TEMPLATES, charts_of
-from tgi_cli.bench.reports.markdown import distinct_latencies, notes_of
+from tgi_cli.bench.reports.markdown import distinct_latencies, notes_of, unresolved_latencies
 from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
 from tgi_cli.bench.statistics.observations import METRICS
 
@@ -28,7 +28,7 @@ def html(run: BenchRun) -> str:
             else:
                 interval = summary.intervals.get("mean")
                 rates.append((step.step, METRICS[name], summary.mean, interval))
-    measured = {name for s in steps for name in (*s.latencies, *s.rates, *s.batches)}
+    measured = {n for s in steps for n in (*s.latencies, *s.unresolved, *s.rates, *s.batches)}
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.created))
     count = f"{len(run.steps)} step{'' if len(run.steps) == 1 else 's'}"
     return TEMPLATES.get_template("page.html").render(
@@ -39,6 +39,11 @@ def html(run: BenchRun) -> str:
         cards=_best(steps),
         charts=charts_of(run, steps),
         latencies=latencies,
+        unresolved=[
+            (step.step, METRICS[name], step.unresolved[name])
+            for step in steps
+            for name in unresolved_latencies(step)
+        ],
         rates=rates,
         errors=_errors(run),
         facts=_facts(run),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,20 +15,52 @@ from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
 from tgi_cli.bench.statistics.observations import METRICS, batch_values
 from tgi_cli.bench.statistics.summary import Summary, summarize
 
+_HANGING: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False}
+UNRESOLVED = "unresolved"
+"""In place of a latency that the client could not resolve."""
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, merge: bool = False) -> str:
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    merge: bool = False,
+    width: int | None = None,
+    keys: int = 1,
+) -> str:
     """Format a markdown table.
 
     Args:
         merge: Leave a cell empty if it equals the one above, as TGI's benchmark does.
+        width: Columns of the terminal, or None for a file. A wider table is divided into several,
+            below one another.
+        keys: Number of first columns that each of these has.
     """
     shown = _merged(rows) if merge else [list(row) for row in rows]
     shown = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in shown]
     widths = [max(map(len, column)) for column in zip(header, *shown, strict=True)]
-    lines = [_line(header, widths)]
-    lines.append("|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    lines += [_line(row, widths) for row in shown]
-    return "\n".join(lines)
+    parts = []
+    for columns in _parts(widths, width, keys):
+        chosen = [widths[column] for column in columns]
+        lines = [_line([header[column] for column in columns], chosen)]
+        lines.append("|" + "|".join("-" * (each + 2) for each in chosen) + "|")
+        lines += [_line([row[column] for column in columns], chosen) for row in shown]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _parts(widths: Sequence[int], most: int | None, keys: int) -> list[list[int]]:
+    """The columns of each table: all, or as many beside the keys as fit."""
+    first = list(range(keys))
+    parts: list[list[int]] = []
+    left = 0
+    for column in range(keys, len(widths)):
+        if not parts or (most is not None and widths[column] + 3 > left):
+            parts.append([*first])
+            left = (most or 0) - 1 - sum(widths[key] + 3 for key in first)
+        parts[-1].append(column)
+        left -= widths[column] + 3
+    return parts or [first]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -57,7 +90,7 @@ _OPTIONAL = {
 }
 
 
-def tgi_tables(run: BenchRun) -> str:
+def tgi_tables(run: BenchRun, width: int | None = None) -> str:
     """The tables of text-generation-benchmark: parameters, latency, throughput.
 
     The format is exactly TGI's (github.com/huggingface/text-generation-inference,
@@ -84,8 +117,8 @@ def tgi_tables(run: BenchRun) -> str:
     return "\n\n".join(
         [
             table(["Parameter", "Value"], parameters),
-            table([*extremes, "p50", "p90", "p99"], latency, merge=True),
-            table(extremes, throughput, merge=True),
+            table([*extremes, "p50", "p90", "p99"], latency, merge=True, width=width, keys=2),
+            table(extremes, throughput, merge=True, width=width, keys=2),
         ]
     )
 
@@ -107,17 +140,26 @@ def _six(summary: Summary | None) -> list[str]:
     return [*_three(summary, "ms"), *(f"{cut:.2f} ms" if summary else "NaN ms" for cut in cuts)]
 
 
-def markdown(run: BenchRun) -> str:
-    """The whole run: TGI's tables of batches, tables of requests, and notes."""
+def markdown(run: BenchRun, width: int | None = None) -> str:
+    """The whole run: TGI's tables of batches, tables of requests, and notes.
+
+    Args:
+        width: Columns of the terminal that it is for, or None for a file.
+    """
     steps = [step_metrics(record, run.slo) for record in run.steps]
     parts = []
     if any(step.batches for step in steps):
-        parts.append(tgi_tables(run))
+        parts.append(tgi_tables(run, width))
     if loads := [step for step in steps if step.requests]:
-        parts += [load_table(loads), percentile_table(loads)]
+        parts += [load_table(loads, width), percentile_table(loads, width)]
     if notes := notes_of(run, steps):
-        parts.append("\n".join(f"- {note}" for note in notes))
+        parts.append("\n".join(_item(note, width) for note in notes))
     return "\n\n".join(parts) + "\n" if parts else "no step of the run has any metrics\n"
+
+
+def _item(note: str, width: int | None) -> str:
+    """An item of a list, wrapped to the width of the terminal."""
+    return f"- {note}" if width is None else textwrap.fill(f"- {note}", width, **_HANGING)
 
 
 def notes_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[str]:
@@ -129,7 +171,7 @@ def notes_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[str]:
     return list(dict.fromkeys(note for note in notes if note))
 
 
-def load_table(metrics: Sequence[StepMetrics]) -> str:
+def load_table(metrics: Sequence[StepMetrics], width: int | None = None) -> str:
     """A row per step: throughput and median latencies."""
     columns: list[tuple[str, Callable[[StepMetrics], str]]] = [
         ("Load", lambda step: step.step.title),
@@ -152,25 +194,39 @@ def load_table(metrics: Sequence[StepMetrics]) -> str:
         label = METRICS[name].label
         columns.append((f"{label} p50", lambda step, name=name: _middle(step, name)))  # type: ignore[misc]
     rows = [[cell(step) for _, cell in columns] for step in metrics]
-    return table([label for label, _ in columns], rows)
+    return table([label for label, _ in columns], rows, width=width)
 
 
-def percentile_table(metrics: Sequence[StepMetrics]) -> str:
-    """A row per step and latency: mean and percentiles in ms, with intervals."""
+def percentile_table(metrics: Sequence[StepMetrics], width: int | None = None) -> str:
+    """A row per step and latency: mean and percentiles in ms, with intervals if these fit."""
+    whole = _percentile_table(metrics, None, intervals=True)
+    if width is None or whole.index("\n") <= width:
+        return whole
+    return _percentile_table(metrics, width, intervals=False)
+
+
+def _percentile_table(metrics: Sequence[StepMetrics], width: int | None, *, intervals: bool) -> str:
+    def shown(summary: Summary, name: str) -> str:
+        return _with_interval(summary, name) if intervals else f"{getattr(summary, name):.1f}"
+
     rows = []
     for step in metrics:
         for name, summary in distinct_latencies(step).items():
             rows.append(
                 [
                     *(step.step.title, METRICS[name].label, str(summary.count)),
-                    _with_interval(summary, "mean"),
+                    shown(summary, "mean"),
                     *(f"{getattr(summary, p):.1f}" for p in ("p50", "p90", "p95")),
-                    _with_interval(summary, "p99"),
+                    shown(summary, "p99"),
                     *(f"{summary.p999:.1f}", f"{summary.maximum:.1f}"),
                 ]
             )
+        rows += [
+            [step.step.title, METRICS[name].label, UNRESOLVED, *["-"] * 7]
+            for name in unresolved_latencies(step)
+        ]
     header = ["Load", "ms", "Values", "Mean", "p50", "p90", "p95", "p99", "p99.9", "Highest"]
-    return table(header, rows, merge=False)
+    return table(header, rows, width=width, keys=2)
 
 
 def distinct_latencies(step: StepMetrics) -> dict[str, Summary]:
@@ -183,6 +239,11 @@ def distinct_latencies(step: StepMetrics) -> dict[str, Summary]:
         for name, summary in step.latencies.items()
         if name != "late" and not name.endswith("scheduled")
     }
+
+
+def unresolved_latencies(step: StepMetrics) -> list[str]:
+    """The latencies that are not given, without those from schedule."""
+    return [name for name in step.unresolved if not name.endswith("scheduled")]
 
 
 def _with_interval(summary: Summary, name: str) -> str:
@@ -211,18 +272,24 @@ def _share(value: float | None) -> str:
 
 
 def _middle(step: StepMetrics, name: str) -> str:
+    if name in step.unresolved:
+        return UNRESOLVED
     return f"{step.latencies[name].p50:.1f} ms" if name in step.latencies else "-"
 
 
-def comparison(result: Comparison) -> str:
-    """A comparison as markdown, after the differences between the runs."""
+def comparison(result: Comparison, width: int | None = None) -> str:
+    """A comparison as markdown, after the differences between the runs.
+
+    Args:
+        width: Columns of the terminal that it is for, or None for a file.
+    """
     parts = []
-    if result.notes or result.unmatched:
-        parts.append("\n".join(f"- WARNING: {note}" for note in result.notes + result.unmatched))
+    if notes := result.notes + result.unmatched:
+        parts.append("\n".join(_item(f"WARNING: {note}", width) for note in notes))
     if result.rows:
         rows = [_row(row) for row in result.rows]
         header = ["Load", "Metric", "First", "Second", "Change", "Interval", "Verdict"]
-        parts.append(table(header, rows, merge=False))
+        parts.append(table(header, rows, width=width, keys=2))
     else:
         parts.append("the runs have no step in common")
     parts.append(verdict(result))
@@ -239,7 +306,7 @@ def verdict(result: Comparison) -> str:
     worst = max(failed, key=lambda row: max(row.ratio, 1 / row.ratio if row.ratio else np.inf))
     return (
         f"REGRESSION: {text}; the largest: {figure_name(worst)} of {worst.step}, "
-        f"{worst.ratio - 1:+.1%}"
+        f"{change(worst.ratio)}"
     )
 
 
@@ -257,5 +324,12 @@ def _row(row: ComparedMetric) -> list[str]:
     text = {"same": "not significant", "better": "better", "worse": "WORSE"}[row.verdict]
     return [
         *(row.step, figure_name(row), f"{row.a:{unit}}", f"{row.b:{unit}}"),
-        *(f"{row.ratio - 1:+.1%}", f"{row.low - 1:+.1%} to {row.high - 1:+.1%}", text),
+        *(change(row.ratio), f"{change(row.low)} to {change(row.high)}", text),
     ]
+
+
+def change(ratio: float) -> str:
+    """Format a ratio as a change: +12.3%, x12, > x1000."""
+    if ratio >= 1000:
+        return "> x1000"
+    return f"x{ratio:.0f}" if ratio >= 10 else f"{ratio - 1:+.1%}"

@@ -8,7 +8,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tgi_cli.bench.events import BenchRequestRecord, BenchStep, StepRecord
-from tgi_cli.bench.statistics.observations import batch_values, latencies_of, without_warmup
+from tgi_cli.bench.statistics.observations import (
+    METRICS,
+    batch_values,
+    latencies_of,
+    without_warmup,
+)
 from tgi_cli.bench.statistics.rates import (
     SLICES,
     goodput_windows,
@@ -16,6 +21,7 @@ from tgi_cli.bench.statistics.rates import (
     rate_interval,
     windows,
 )
+from tgi_cli.bench.statistics.resolution import doubtful, unresolved
 from tgi_cli.bench.statistics.summary import Summary, summarize
 from tgi_cli.config.settings import default
 from tgi_cli.config.settings.setting import BENCH
@@ -37,7 +43,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
         errors: Number of errors by kind.
         input_tokens, output_tokens: Tokens of the successful requests.
         image_tokens: Of ``input_tokens``, those of images and of the template around them.
-        latencies: Latencies by metric in ms; those without a value are absent.
+        latencies: Latencies by metric in ms; those without a value are absent, and those that the
+            client could not resolve.
+        unresolved: The latter, with the reasons.
         rates: Rates by metric, per second; ``goodput`` only with limits.
         rate_intervals: 95 % bootstrap intervals of the rates.
         batches: Metrics of the runs of a batch.
@@ -63,6 +71,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     image_tokens: int
     latencies: dict[str, Summary]
+    unresolved: dict[str, str]
     rates: dict[str, float]
     rate_intervals: dict[str, tuple[float, float]]
     batches: dict[str, Summary]
@@ -94,9 +103,11 @@ def step_metrics(
     answered = [request for request in requests if request.error is None]
     errors = Counter(request.error for request in requests if request.error is not None)
     observed = latencies_of(record.requests)
+    coarse = unresolved(record, observed)
     latencies = {
         name: summarize(values, clusters if name == "itl" else None, intervals=intervals)
         for name, (values, clusters) in observed.items()
+        if name not in coarse
     }
     gaps = observed["itl"].values
     rates, rate_intervals = _rates(record, requests, slo or {}, intervals) if requests else ({}, {})
@@ -118,6 +129,7 @@ def step_metrics(
         output_tokens=output,
         image_tokens=sum(request.image_tokens for request in answered),
         latencies={name: summary for name, summary in latencies.items() if summary},
+        unresolved=coarse,
         rates=rates,
         rate_intervals=rate_intervals,
         batches={name: summary for name, summary in batches.items() if summary},
@@ -130,7 +142,21 @@ def step_metrics(
         counted_by=dict(Counter(request.counted_by for request in answered)),
         warnings=[],
     )
-    return msgspec.structs.replace(metrics, warnings=_warnings(record, metrics))
+    warnings = _warnings(record, metrics)
+    warnings += [
+        f"{METRICS[name].label} is unresolved: {reason}"
+        for name, reason in coarse.items()
+        if not name.endswith("scheduled")
+    ]
+    doubts = {n: reason for n, reason in doubtful(record, observed).items() if n in latencies}
+    warnings += [
+        f"{METRICS[name].label} p99: {reason}"
+        for name, reason in doubts.items()
+        if not name.endswith("scheduled")
+    ]
+    if missing := [METRICS[name].label for name in slo or {} if name in coarse]:
+        warnings.append(f"the limit on {' and '.join(missing)} cannot be checked")
+    return msgspec.structs.replace(metrics, warnings=warnings)
 
 
 def _acceptance(server: Mapping[str, float]) -> float | None:
@@ -179,7 +205,7 @@ def _warnings(record: StepRecord, metrics: StepMetrics) -> list[str]:
         )
     if metrics.tokens_per_event > MERGED:
         warnings.append(f"{metrics.tokens_per_event:.2f} tokens per event: gaps are between events")
-    if metrics.together > TOGETHER:
+    if metrics.together > TOGETHER and "itl" not in metrics.unresolved:
         warnings.append(
             f"{metrics.together:.0%} of the events arrived together with the one before: their "
             "ITL is 0, compare TPOT"

@@ -8,18 +8,19 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
     }
     $flags = @{
         '' = @({{ root.flags | powershell_words }})
-{% for command in commands %}
-        '{{ command.name }}' = @({{ command.flags | powershell_words }})
+{% for command in every %}
+        '{{ command.path }}' = @({{ command.flags | powershell_words }})
 {% endfor %}
     }
+    # Where there is nothing, PowerShell completes files.
     $values = @{
-{% for command in commands %}
-{% if command.operand %}
-        '{{ command.name }}' = @({{ command.operand | powershell_words }})
+{% for command in every %}
+{% if command.words %}
+        '{{ command.path }}' = @({{ command.words | powershell_words }})
 {% endif %}
 {% for setting in command.options if setting.kind.choices %}
 {% for name in setting.flags %}
-        '{{ command.name }} {{ name }}' = @({{ setting.kind.choices | powershell_words }})
+        '{{ command.path }} {{ name }}' = @({{ setting.kind.choices | powershell_words }})
 {% endfor %}
 {% endfor %}
 {% endfor %}
@@ -27,6 +28,8 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
     $words = @($ast.CommandElements | Select-Object -Skip 1 | ForEach-Object { "$_" })
     if ($word -and $words.Count) { $words = @($words | Select-Object -SkipLast 1) }
     $command = [string]($words | Where-Object { $help.ContainsKey($_) } | Select-Object -First 1)
+    $inner = "$command " + [string]($words | Select-Object -Skip ([array]::IndexOf($words, $command) + 1) -First 1)
+    if ($command -and $flags.ContainsKey($inner)) { $command = $inner }
     $previous = [string]($words | Select-Object -Last 1)
     if ($values.ContainsKey("$command $previous")) {
         $found = $values["$command $previous"]

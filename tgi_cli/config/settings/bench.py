@@ -27,27 +27,35 @@ BENCH_SETTINGS = (
             text("MODEL"),
             "Model to benchmark, an id on the hub or a local folder: a server is started for it. "
             "With --url, the model that requests name.",
+            brief="Id on the hub, or a local folder.",
             argument=True,
         ),
         tokenizer_name=Setting(
-            text(),
+            text("MODEL"),
             "Tokenizer that counts tokens: a model id or a local folder. Default: the target's.",
             short="t",
             variables=("TOKENIZER_NAME",),
+            brief="Tokenizer that counts tokens.",
         ),
         master_shard_uds_path=Setting(
-            text(),
+            text("PATH"),
             "Benchmark the shard behind this Unix socket, without a router. With -t alone: "
             "/tmp/text-generation-server-0.",
             short="m",
             variables=("MASTER_SHARD_UDS_PATH",),
+            brief="Benchmark the shard behind this socket.",
         ),
-        url=Setting(text("URL"), "Benchmark a running HTTP server of any vendor."),
+        url=Setting(
+            text("URL"),
+            "Benchmark a running HTTP server of any vendor.",
+            brief="Benchmark a running server of any vendor.",
+        ),
         api_key=Setting(
             words("KEY"),
             "API key, sent as a bearer token; of several, the first.",
             secret=True,
             variables=("API_KEY",),
+            brief="API key, sent as a bearer token.",
         ),
         header=Setting(
             words("NAME:VALUE"), "Extra request header; may be repeated.", short="H", secret=True
@@ -57,6 +65,7 @@ BENCH_SETTINGS = (
             "API to benchmark: tgi (/generate_stream), completions, chat, or auto (whichever the "
             "server has).",
             "auto",
+            brief="tgi, completions, chat or auto.",
         ),
         serve_args=Setting(text("'FLAGS'"), "Additional flags for the server that is started.", ""),
         timeout=Setting(SECONDS, "Request timeout.", 600.0),
@@ -69,27 +78,53 @@ BENCH_SETTINGS = (
             "Batch size; may be repeated. Default: 1 2 4 8 16 32.",
             short="b",
             variables=(),
+            brief="Batch size; may be repeated.",
         ),
-        sequence_length=Setting(whole(1), "Prompt tokens. Default: 10.", short="s"),
-        decode_length=Setting(whole(1), "Tokens to generate. Default: 8.", short="d"),
-        runs=Setting(whole(1), "Runs per batch size. Default: 10.", short="r"),
+        sequence_length=Setting(
+            whole(1), "Prompt tokens. Default: 10.", short="s", brief="Prompt tokens. Default: 10."
+        ),
+        decode_length=Setting(
+            whole(1),
+            "Tokens to generate. Default: 8.",
+            short="d",
+            brief="Tokens to generate. Default: 8.",
+        ),
+        runs=Setting(
+            whole(1),
+            "Runs per batch size. Default: 10.",
+            short="r",
+            brief="Runs per batch size. Default: 10.",
+        ),
     ),
     *panel(
         "Load (choose one)",
         (BENCH,),
         variables=(),
-        concurrency=Setting(text("N,N"), "Concurrent clients (closed loop).", short="c"),
-        rate=Setting(text("X,X"), "Requests per second (open loop)."),
+        concurrency=Setting(
+            text("N,N"),
+            "Concurrent clients (closed loop).",
+            short="c",
+            brief="Concurrent clients, as 1,8,64.",
+        ),
+        rate=Setting(
+            text("X,X"), "Requests per second (open loop).", brief="Requests per second, as 0.5,2."
+        ),
         ramp=Setting(text("X:X"), "Request rate that rises from one value to another."),
-        sweep=Setting(SWITCH, "Increase concurrency until throughput no longer improves."),
+        sweep=Setting(
+            SWITCH,
+            "Increase concurrency until throughput no longer improves.",
+            brief="More clients until throughput no longer grows.",
+        ),
         trace=Setting(
             path("FILE"),
             "Replay recorded requests: JSON lines, in Mooncake's format or with at and prompt.",
+            brief="Replay recorded requests.",
         ),
         slo=Setting(
             text("LIMITS"),
             "Latency objectives such as ttft:200,tpot:50 (ms; also itl, e2e). Alone: search for "
             "the highest rate that meets them; with another load: report goodput.",
+            brief="Find the highest rate within ttft:200,tpot:50.",
         ),
         slo_share=Setting(SHARE, "Share of requests that must meet --slo in that search.", 0.9),
         arrival=Setting(
@@ -103,14 +138,21 @@ BENCH_SETTINGS = (
         "Step length",
         (BENCH,),
         variables=(),
-        duration=Setting(SECONDS, "Seconds per step. Default: 30, without --requests."),
-        requests=Setting(whole(1), "Maximum requests per step.", short="n"),
+        duration=Setting(
+            SECONDS,
+            "Seconds per step. Default: 30, without --requests.",
+            brief="Seconds per step. Default: 30.",
+        ),
+        requests=Setting(
+            whole(1), "Maximum requests per step.", short="n", brief="Maximum requests per step."
+        ),
         warmups=Setting(
             whole(0),
             "Warm-up runs per batch size, or warm-up requests per client or rate, not measured.",
             1,
             short="w",
             variables=("WARMUPS",),
+            brief="Runs or requests not measured.",
         ),
     ),
     *panel(
@@ -121,9 +163,12 @@ BENCH_SETTINGS = (
             text("LENGTHS"),
             "Prompt lengths: 256, uniform:64,256, normal:512,128 or lognormal:512,128,MIN,MAX. "
             "Default: 256.",
+            brief="Prompt lengths, as 256 or uniform:64,256.",
         ),
         output_tokens=Setting(
-            text("LENGTHS"), "Output lengths, in the same forms. Default: 128, or those of a file."
+            text("LENGTHS"),
+            "Output lengths, in the same forms. Default: 128, or those of a file.",
+            brief="Output lengths, in the same forms.",
         ),
         prefix=Setting(
             text("N[:SHARE[:K]]"),
@@ -138,10 +183,12 @@ BENCH_SETTINGS = (
         prompts=Setting(
             path("FILE"),
             "Prompts: lines (.txt), JSON lines (.jsonl) or ShareGPT conversations (.json).",
+            brief="Prompts from a file.",
         ),
         conversations=Setting(
             text("TURNS"),
             "Turns per conversation, each with the answers before it: a number, or LENGTHS.",
+            brief="Turns per conversation.",
         ),
         think=Setting(SECONDS, "Pause between an answer and the next turn.", 0.0),
         ignore_eos=Setting(
@@ -172,18 +219,29 @@ BENCH_SETTINGS = (
             "Save everything as JSON, for view and compare.",
             commands=(BENCH,),
             short="o",
+            brief="Save everything as JSON, for view and compare.",
         ),
         csv=Setting(
             path("FILE"), "Write a CSV row per step, and one per request to FILE-requests."
         ),
         jsonl=Setting(path("FILE"), "Write events as they happen.", commands=(BENCH,)),
-        html=Setting(path("FILE"), "Write a self-contained HTML page with charts."),
-        markdown=Setting(path("FILE"), "Also write the tables.", commands=(*_REPORTS, COMPARE)),
+        html=Setting(
+            path("FILE"),
+            "Write a self-contained HTML page with charts.",
+            brief="Write a page with charts.",
+        ),
+        markdown=Setting(
+            path("FILE"),
+            "Also write the tables.",
+            commands=(*_REPORTS, COMPARE),
+            brief="Also write the tables.",
+        ),
         svg=Setting(path("FILE"), "Save the final screenshot of the dashboard."),
         ui=Setting(
             one_of("UI", "auto", "tui", "plain", "none"),
             "Output on the terminal: tui (dashboard), plain (a line per step), none, or auto.",
             "auto",
+            brief="tui, plain, none or auto.",
         ),
         file=Setting(
             text("FILE"),
@@ -193,7 +251,7 @@ BENCH_SETTINGS = (
             required=True,
         ),
         other=Setting(
-            path("FILE"), "Second run, to compare with.", commands=(VIEW,), argument=True
+            path("OTHER"), "Second run, to compare with.", commands=(VIEW,), argument=True
         ),
         first=Setting(
             path("A"), "Baseline run.", commands=(COMPARE,), argument=True, required=True

@@ -13,6 +13,7 @@ CONNECTION_SETTINGS = (
             text("URL"),
             "Address of the model server: unix:/PATH, tcp://HOST:PORT, or grpcs://HOST:PORT (TLS). "
             "Default: the socket of the user's model server.",
+            brief="Address of the model server.",
         ),
         master_shard_uds_path=Setting(
             path(),
@@ -24,6 +25,7 @@ CONNECTION_SETTINGS = (
             "Also listen on TCP, for a router on another machine: tcp://HOST:PORT. See the TLS "
             "flags.",
             commands=(SERVER,),
+            brief="Also listen on tcp://HOST:PORT.",
         ),
         insecure_tcp=Setting(
             SWITCH,

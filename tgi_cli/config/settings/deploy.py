@@ -17,7 +17,12 @@ DEPLOY_SETTINGS = panel(
         argument=True,
         required=True,
     ),
-    output=Setting(path("FILE"), "Write to this file instead of printing it.", short="o"),
+    output=Setting(
+        path("FILE"),
+        "Write to this file instead of printing it.",
+        short="o",
+        brief="Write to this file.",
+    ),
     force=Setting(SWITCH, "Replace the file if it exists."),
     name=Setting(
         text("NAME"), "Name of the container, the service or the Kubernetes objects.", "tgi"
@@ -30,13 +35,14 @@ DEPLOY_SETTINGS = panel(
         memory(),
         "Memory limit, as 16GiB. Default on a CPU: weights, steps and cache as measured on this "
         "machine, which a server would take here.",
+        brief="Memory limit, as 16GiB.",
     ),
     cpus=Setting(whole(1, 4096), "Limit of cores. Default: those of this machine."),
     cpuset_cpus=Setting(
         text("LIST"), "Cores to bind the server to, as 0-7 (docker, compose, systemd)."
     ),
     cpuset_mems=Setting(text("LIST"), "NUMA nodes to take memory from, as 0 (docker, systemd)."),
-    gpus=Setting(whole(0, 64), "NVIDIA GPUs to give to the server.", 0),
+    gpus=Setting(whole(0, 64), "NVIDIA GPUs to give to the server.", 0, brief="NVIDIA GPUs."),
     storage=Setting(memory(), "Size of the volume for models (k8s). Default: 100GiB."),
     keys=Setting(
         SWITCH,

@@ -57,10 +57,15 @@ ENGINE_SETTINGS = (
         "Limits",
         _ALL,
         max_concurrent_requests=Setting(
-            whole(1), "Maximum requests in flight; further ones get status 429.", 128
+            whole(1),
+            "Maximum requests in flight; further ones get status 429.",
+            128,
+            brief="Requests in flight (else 429).",
         ),
         max_input_tokens=Setting(
-            whole(1), "Maximum prompt tokens per request. Default: max-total-tokens - 1."
+            whole(1),
+            "Maximum prompt tokens per request. Default: max-total-tokens - 1.",
+            brief="Prompt tokens per request.",
         ),
         max_input_length=Setting(
             whole(1), "Deprecated name of --max-input-tokens.", alias_of="max_input_tokens"
@@ -69,6 +74,7 @@ ENGINE_SETTINGS = (
             whole(2),
             "Maximum prompt and generated tokens per request. Default: the model's context, or "
             "what fits into memory.",
+            brief="Prompt and new tokens per request.",
         ),
         max_batch_prefill_tokens=Setting(
             whole(1),
@@ -80,6 +86,7 @@ ENGINE_SETTINGS = (
             whole(1),
             "KV cache size in tokens. Default: what fits into memory, as measured at startup.",
             note=_SCHEDULED,
+            brief="KV cache size. Default: what fits.",
         ),
         max_batch_size=Setting(
             whole(1),
@@ -179,6 +186,7 @@ ENGINE_SETTINGS = (
             "in the prompt, the answer and recent answers; as many are verified as make the step "
             "worth it, and the output does not change. Default: auto, "
             f"{DEFAULT_CPU_DRAFTS} on a CPU and 0 on a GPU.",
+            brief="Draft tokens per sequence; 0: none.",
         ),
         speculative_model=Setting(
             text("MODEL"),
@@ -206,9 +214,13 @@ ENGINE_SETTINGS = (
             "Number of shards, each a process on its own device. Default: the number of GPUs in "
             "CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES, else 1; with --sharded, all.",
             variables=("NUM_SHARD", "SM_NUM_GPUS"),
+            brief="Devices to shard the model over.",
         ),
         cuda_memory_fraction=Setting(
-            FRACTION, "Share of a GPU's memory to use; the KV cache shrinks accordingly.", 1.0
+            FRACTION,
+            "Share of a GPU's memory to use; the KV cache shrinks accordingly.",
+            1.0,
+            brief="Share of a GPU's memory to use.",
         ),
         uds_path=Setting(
             path(),
@@ -216,6 +228,7 @@ ENGINE_SETTINGS = (
             "tgi/engine.sock in XDG_RUNTIME_DIR.",
             commands=(SERVER,),
             variables=(),
+            brief="Unix socket to listen on.",
         ),
         shard_uds_path=Setting(
             path("PREFIX"),

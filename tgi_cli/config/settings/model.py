@@ -57,13 +57,14 @@ MODEL_SETTINGS = (
             text("MODEL"),
             "Model id on the Hugging Face hub, or a local folder. GGUF: ID:TAG, as "
             "org/name:Q4_K_M, or a file.",
+            brief="Id on the hub, a folder or a GGUF file.",
             argument=True,
             alias_of="model_id",
             variables=("MODEL_ID", "HF_MODEL_ID"),
         ),
-        model_id=Setting(text(), "The same as MODEL.", variables=()),
+        model_id=Setting(text("MODEL"), "The same as MODEL.", variables=()),
         tokenizer_name=Setting(
-            text(),
+            text("MODEL"),
             "The same as MODEL, by the name of TGI's router.",
             commands=(ROUTER,),
             alias_of="model_id",
@@ -73,11 +74,13 @@ MODEL_SETTINGS = (
             "Branch, tag, commit or refs/pr/N of the model.",
             commands=COMMANDS,
             variables=("REVISION", "HF_MODEL_REVISION"),
+            brief="Branch, tag or commit of the model.",
         ),
         dtype=Setting(
             one_of("TYPE", "auto", "float16", "half", "bfloat16", "float32", "float"),
             "Data type of weights, activations and KV cache: auto, bfloat16, float16, float32.",
             commands=_ENGINE,
+            brief="auto, bfloat16, float16 or float32.",
         ),
         trust_remote_code=Setting(
             SWITCH,
@@ -85,12 +88,14 @@ MODEL_SETTINGS = (
             commands=(*SERVING, QUANTIZE),
             negative=True,
             variables=("TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"),
+            brief="Run Python code that comes with the model.",
         ),
         config=Setting(
             path("YAML"),
             "Read settings from this file. Flags and environment variables override it.",
             commands=COMMANDS,
             variables=("TGI_CONFIG",),
+            brief="Read settings from this file.",
         ),
     ),
 )
@@ -105,6 +110,7 @@ LOADING_SETTINGS = (
             "bitsandbytes-nf4, bitsandbytes-fp4, fp8. The format of a quantized checkpoint (gptq, "
             "awq, compressed-tensors, ...) is detected; the flag only confirms it.",
             variables=("QUANTIZE", "HF_MODEL_QUANTIZE"),
+            brief="Quantize on load, as int8 or fp8.",
         ),
         quantize_head=Setting(
             SWITCH,
@@ -145,11 +151,13 @@ LOADING_SETTINGS = (
             text("FILE"),
             "GGUF file with the weights, or ID:TAG on the hub. MODEL, if given, then names the "
             "tokenizer.",
+            brief="GGUF file with the weights.",
             commands=(*_ENGINE, DOWNLOAD),
         ),
         tokenizer_name=Setting(
             text("MODEL"),
             "Model id or folder whose tokenizer replaces that of a GGUF file.",
+            brief="Tokenizer for a GGUF file.",
             commands=(*_ENGINE, DOWNLOAD),
         ),
         disable_custom_kernels=Setting(
@@ -176,9 +184,19 @@ LOADING_SETTINGS = (
             variables=(),
         ),
         url=Setting(
-            text("URL"), "Warm up a running server instead.", commands=(WARMUP,), variables=()
+            text("URL"),
+            "Warm up a running server instead.",
+            commands=(WARMUP,),
+            variables=(),
+            brief="Warm up a running server instead.",
         ),
-        batch_sizes=Setting(SIZES, "Batch sizes, as 1,2,4.", commands=(WARMUP,), variables=()),
+        batch_sizes=Setting(
+            SIZES,
+            "Batch sizes, as 1,2,4.",
+            commands=(WARMUP,),
+            variables=(),
+            brief="Batch sizes to time, as 1,2,4.",
+        ),
     ),
     *panel(
         "Download",
@@ -196,6 +214,7 @@ LOADING_SETTINGS = (
             ITEMS,
             "LoRA adapters that requests may use, comma-separated: id, id@revision or name=path.",
             (),
+            brief="LoRA adapters that requests may use.",
         ),
         max_loras=Setting(
             whole(1, 1024),

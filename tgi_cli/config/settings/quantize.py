@@ -45,8 +45,14 @@ QUANTIZE_SETTINGS = (
             "Folder to create, or with --format gguf the file.",
             argument=True,
         ),
-        inspect=Setting(SWITCH, "Describe the checkpoint instead of quantizing it."),
-        upload_to_model_id=Setting(text("MODEL_ID"), "Upload the result to this repository."),
+        inspect=Setting(
+            SWITCH,
+            "Describe the checkpoint instead of quantizing it.",
+            brief="Describe the checkpoint.",
+        ),
+        upload_to_model_id=Setting(
+            text("REPO"), "Upload the result to this repository.", brief="Upload the result."
+        ),
     ),
     *panel(
         "Quantization",
@@ -56,13 +62,19 @@ QUANTIZE_SETTINGS = (
             one_of("METHOD", "gptq", "awq", "rtn", "fp8", "int8"),
             "Algorithm: gptq or awq (with calibration), rtn (round to nearest), fp8 or int8. "
             "Default: gptq, with --format gguf rtn.",
+            brief="gptq, awq, rtn, fp8 or int8.",
         ),
-        bits=Setting(one_of_numbers(2, 3, 4, 8), "2, 3, 4 or 8. Default: 4, with fp8 and int8 8."),
+        bits=Setting(
+            one_of_numbers(2, 3, 4, 8),
+            "2, 3, 4 or 8. Default: 4, with fp8 and int8 8.",
+            brief="2, 3, 4 or 8. Default: 4, with fp8 and int8 8.",
+        ),
         groupsize=Setting(
             _GROUP_SIZE,
             "Inputs per scale; -1: one scale per row; fp8 also 0: one scale per weight. Default: "
             "128, with fp8 and int8 -1.",
             alias_of="group_size",
+            brief="Inputs per scale. Default: 128.",
         ),
         group_size=Setting(_GROUP_SIZE, "The same as --groupsize.", hidden=True),
         sym=Setting(
@@ -70,11 +82,13 @@ QUANTIZE_SETTINGS = (
             "Symmetric quantization, or asymmetric with zero points. Default: --sym, with awq "
             "--asym.",
             negative="--asym",
+            brief="Symmetric, or with zero points.",
         ),
         act_order=Setting(
             SWITCH,
             "gptq: quantize columns by decreasing activation size; costs a gather when serving.",
             negative=True,
+            brief="gptq: order columns by activation.",
         ),
         desc_act=Setting(
             SWITCH, "The same as --act-order.", negative=True, alias_of="act_order", hidden=True
@@ -94,6 +108,7 @@ QUANTIZE_SETTINGS = (
             one_of("FORMAT", "gptq", "gptq_v2", "awq", "compressed-tensors", "gguf"),
             "Checkpoint format: gptq, gptq_v2, awq, compressed-tensors (fp8, int8) or gguf (Q4_0 "
             "or, with --bits 8, Q8_0). Default: the method's, with --asym gptq_v2.",
+            brief="Checkpoint format. Default: the method's.",
         ),
     ),
     *panel(
@@ -105,10 +120,15 @@ QUANTIZE_SETTINGS = (
             "Calibration text: .txt, .jsonl, .parquet, a data set on the hub (NAME or "
             "NAME:SUBSET), or bundled. Default: wikitext2, or the bundled text if the hub is "
             "unavailable.",
+            brief="Text file or data set. Default: wikitext2.",
         ),
-        samples=Setting(whole(1), "Number of calibration samples.", 128),
+        samples=Setting(
+            whole(1), "Number of calibration samples.", 128, brief="Calibration samples."
+        ),
         seq_len=Setting(
-            whole(2), "Tokens per sample. Default: 2048, less for short texts and contexts."
+            whole(2),
+            "Tokens per sample. Default: 2048, less for short texts and contexts.",
+            brief="Tokens per sample. Default: 2048.",
         ),
         seed=Setting(whole(0), "Random seed of the samples.", 0),
     ),
@@ -119,7 +139,11 @@ QUANTIZE_SETTINGS = (
         include=Setting(
             words("PATTERN"), "Quantize only layers that match, as '*.down_proj'; may be repeated."
         ),
-        exclude=Setting(words("PATTERN"), "Do not quantize layers that match; may be repeated."),
+        exclude=Setting(
+            words("PATTERN"),
+            "Do not quantize layers that match; may be repeated.",
+            brief="Do not quantize layers that match.",
+        ),
     ),
     *panel(
         "Execution",
@@ -128,11 +152,13 @@ QUANTIZE_SETTINGS = (
         evaluate=Setting(
             SWITCH,
             "Compare with the original afterwards: perplexity, KL divergence, top-1 agreement.",
+            brief="Compare with the original afterwards.",
         ),
-        resume=Setting(SWITCH, "Resume an interrupted run."),
+        resume=Setting(SWITCH, "Resume an interrupted run.", brief="Resume an interrupted run."),
         device=Setting(
             one_of("DEVICE", "cpu", "cuda"),
             "Device to compute on: cpu or cuda. Default: cuda if available.",
+            brief="cpu or cuda.",
         ),
         backend=Setting(
             one_of("BACKEND", "builtin", "gptqmodel"),

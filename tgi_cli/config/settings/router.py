@@ -96,13 +96,16 @@ _TRACES = {SERVER: "traces are the router's: give it to `tgi router`"}
 NETWORK_SETTINGS = panel(
     "Network",
     _HTTP,
-    hostname=Setting(text("HOST"), "Address to listen on.", "0.0.0.0"),
+    hostname=Setting(
+        text("HOST"), "Address to listen on.", "0.0.0.0", brief="Address to listen on."
+    ),
     port=Setting(
         whole(0, 65535),
         "HTTP port; 0: any free port.",
         3000,
         short="p",
         variables=("AIP_HTTP_PORT", "PORT"),
+        brief="HTTP port; 0: any free port.",
     ),
     graceful_termination_timeout=Setting(
         whole(0),
@@ -118,6 +121,7 @@ NETWORK_SETTINGS = panel(
         "shows flags.",
         commands=(*_HTTP, WARMUP),
         secret=True,
+        brief="Key that clients must send.",
     ),
     api_key_file=Setting(
         path("FILE"),
@@ -128,8 +132,18 @@ NETWORK_SETTINGS = panel(
         words("URL"),
         "Origin that CORS allows (https://HOST); repeat the flag or separate by commas. Default: "
         "all.",
+        brief="Origin that CORS allows. Default: all.",
     ),
-    ssl_certfile=Setting(path("PEM"), "Serve HTTPS with this certificate chain."),
+    disable_web_ui=Setting(
+        SWITCH,
+        "Serve no page at /: browsers get what other clients of GET / get.",
+        brief="Serve no page for browsers at /.",
+    ),
+    ssl_certfile=Setting(
+        path("PEM"),
+        "Serve HTTPS with this certificate chain.",
+        brief="Serve HTTPS with this certificate.",
+    ),
     ssl_keyfile=Setting(path("PEM"), "Private key of the certificate. Default: in the same file."),
 )
 
@@ -141,6 +155,7 @@ ROUTER_SETTINGS = (
             words("NAME..."),
             "Names of the model on /v1 routes: the first is reported, all are accepted, requests "
             "with others get 404. Default: the model's id, and any name is accepted.",
+            brief="Names of the model on /v1 routes.",
         ),
         max_best_of=Setting(whole(1, 4096), "Maximum best_of.", 2),
         max_stop_sequences=Setting(whole(0), "Maximum stop sequences per request.", 4),
@@ -183,6 +198,7 @@ ROUTER_SETTINGS = (
             SWITCH,
             "Fetch images from http and https URLs of public addresses. Without it, and without "
             "--allowed-media-domains, images must be in the request (data: URLs).",
+            brief="Fetch images from public URLs.",
         ),
         allowed_media_domains=Setting(
             words("HOST"),
@@ -265,9 +281,14 @@ ROUTER_SETTINGS = (
             "INFO",
             commands=(*SERVING, QUANTIZE),
             variables=("LOG_LEVEL", "LOGGER_LEVEL"),
+            brief="debug, info, warning or error.",
         ),
         json_output=Setting(
-            SWITCH, "Write logs and results as JSON.", commands=(*SERVING, QUANTIZE), negative=True
+            SWITCH,
+            "Write logs and results as JSON.",
+            commands=(*SERVING, QUANTIZE),
+            negative=True,
+            brief="Write logs and results as JSON.",
         ),
         env=Setting(
             SWITCH,

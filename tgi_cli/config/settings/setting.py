@@ -28,6 +28,8 @@ class Setting:
     Attributes:
         kind: the kind of its values.
         help: one or two sentences.
+        brief: a few words instead, for the page of common flags; empty for flags that only the
+            whole help shows.
         default: its value if it is not set, or None if that depends on model or device. Default:
             that of its kind.
         name: its key, and the field of :class:`tgi_cli.config.ServeConfig` and its like.
@@ -48,6 +50,7 @@ class Setting:
     kind: ValueKind
     help: str
     default: Any = None
+    brief: str = ""
     name: str = ""
     commands: tuple[str, ...] = ()
     panel: str = ""

@@ -19,6 +19,7 @@ from tgi_cli.router.http.endpoint import Operation, RequestContext
 from tgi_cli.router.state import RouterState
 
 _MOST_LISTED = 1000
+_SEES = Modalities(modality="text+image->text", input_modalities=("text", "image"))
 
 
 async def _models(state: RouterState) -> dict[str, ModelCard]:
@@ -49,7 +50,7 @@ def _card(name: str, state: RouterState) -> ModelCard:
         context_length=info.max_total_tokens,
         max_input_tokens=info.max_input_tokens,
         max_tokens=info.max_total_tokens - 1,
-        architecture=Modalities(),
+        architecture=Modalities() if state.images is None else _SEES,
     )
 
 

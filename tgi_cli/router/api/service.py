@@ -14,6 +14,7 @@ from tgi_cli.router.api.schemas.tokenize import Version
 from tgi_cli.router.http.bodies import json_response
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.http.errors import ApiError
+from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.engine_metrics import (
     load_lines,
     lora_lines,
@@ -31,14 +32,12 @@ async def health(context: RequestContext[None]) -> Response:
     return Response(status_code=200)
 
 
-async def root(context: RequestContext[None]) -> Response:
-    """As ``/health``; HEAD asks only whether the address answers."""
-    return Response() if context.request.method == "HEAD" else await health(context)
-
-
 async def check_health(state: RouterState) -> None:
     """Raise ApiError, 503, if the engine is gone or stalled, or the router is draining."""
-    if state.admission.draining or not state.client.connected or not await state.client.healthy():
+    draining = state.admission.draining
+    if draining or not state.client.connected or not await state.client.healthy():
+        if draining and (request := access_log.record()) is not None:
+            request.expected = True
         raise ApiError(503, "unhealthy", "healthcheck", headers={"retry-after": "5"})
 
 
@@ -109,7 +108,6 @@ ROUTES = [
     Endpoint("/health", health, HEALTH, method="GET"),
     Endpoint("/ping", health, HEALTH, method="GET"),
     Endpoint("/ping", health, replace(HEALTH, public=False)),
-    Endpoint("/", root, HEALTH, method="GET"),
     Endpoint("/info", info, replace(SERVICE, answer=(Info,)), method="GET"),
     Endpoint("/version", version, replace(SERVICE, answer=(Version,)), method="GET"),
     Endpoint(

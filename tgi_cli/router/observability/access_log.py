@@ -22,8 +22,11 @@ from tgi_cli.router.http.errors import ApiError
 logger = logging.getLogger(__name__)
 
 _PATH_CHARACTERS = 128
-_QUIET = ("/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready")
-"""Routes of probes, whose successes are logged at level DEBUG."""
+_QUIET = (
+    "/", "/health", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready",
+    "/web-ui/{name:path}",
+)  # fmt: skip
+"""Routes of probes and of the web UI's files, whose successes are logged at level DEBUG."""
 _OURS = ("generation", "incomplete_generation", "internal")
 """Types of errors whose messages never repeat what clients sent."""
 
@@ -62,6 +65,7 @@ class AccessRecord:
         generations: its sequences, in order.
         error: why it failed, perhaps within a stream whose status is 200.
         dropped: the client disconnected before the end.
+        expected: its failure is none of the server: a health check while it shuts down.
     """
 
     request_id: str
@@ -72,6 +76,7 @@ class AccessRecord:
     generations: list[LoggedGeneration] = field(default_factory=list)
     error: ApiError | None = None
     dropped: bool = False
+    expected: bool = False
     trace_id: str = ""
     began: float = field(default_factory=time.perf_counter)
     began_ns: int = field(default_factory=time.time_ns)
@@ -151,6 +156,7 @@ def write(request: AccessRecord) -> None:
     """Log the request."""
     error = request.error
     failed = request.status >= 500 or (error is not None and error.status in (424, 500, 504))
+    failed = failed and not request.expected
     quiet = request.route in _QUIET and request.method != "POST" and request.status == 200
     level = logging.ERROR if failed else logging.DEBUG if quiet else logging.INFO
     if not logger.isEnabledFor(level):

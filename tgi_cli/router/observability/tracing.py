@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tgi_cli.errors import ConfigError
+from tgi_cli.process.installation import install_command
 from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.access_log import AccessRecord
@@ -37,7 +38,7 @@ def check(endpoint: str) -> None:
     except ModuleNotFoundError as error:
         raise ConfigError(
             "--otlp-endpoint needs the OpenTelemetry SDK, which is not installed",
-            "pip install 'tgi-cli[otlp]'",
+            install_command("otlp"),
         ) from error
 
 

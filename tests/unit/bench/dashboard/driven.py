@@ -18,13 +18,17 @@ TITLE = ScreenTitle(MODEL, ("Sequence Length: 10", "Decode Length: 8"))
 class PilotedApp:
     """A run that tells what it is told to, and ends when it is told to."""
 
-    def __init__(self, result: BenchRun | None = None, stops: bool = True) -> None:
+    def __init__(
+        self, result: BenchRun | None = None, stops: bool = True, **options: object
+    ) -> None:
         self.result = result or batch_run()
         self.ended = threading.Event()
         self.stopped = 0
         self.stops = stops
         self.failure: BaseException | None = None
-        self.app = BenchApp(ScreenOptions(title=TITLE, start=self.start, stop=self.stop))
+        self.app = BenchApp(
+            ScreenOptions(title=TITLE, start=self.start, stop=self.stop, **options)  # type: ignore[arg-type]
+        )
 
     def start(self, emit: object) -> BenchRun:
         assert self.ended.wait(20)

@@ -189,6 +189,12 @@ def test_a_long_model_name_loses_its_front_and_the_lengths_stay() -> None:
     assert wide.endswith("3 in flight")
 
 
+def test_details_that_do_not_fit_are_left_out_whole() -> None:
+    title = ScreenTitle("m" * 30, ("Input Length: 256", "Output Length: 128", "at a long address"))
+    line = widgets.head_line(title, "", 80).plain
+    assert line.rstrip().endswith("m | Input Length: 256 | Output Length: 128")
+
+
 def test_colours_differ_and_come_round() -> None:
     for dark in (True, False):
         assert len({step_color(index, dark) for index in range(COLORS)}) == COLORS

@@ -12,6 +12,7 @@ from tests.unit.bench.dashboard.script import (
     step_events,
 )
 from tgi_cli.bench.dashboard.charts import LatencyChart
+from tgi_cli.bench.dashboard.keys import KEYS, KeysScreen
 from tgi_cli.bench.dashboard.views import VIEWS
 from tgi_cli.bench.dashboard.views.requests import Timeline
 
@@ -190,3 +191,19 @@ async def test_dark_and_light() -> None:
         assert app.export_screenshot() != dark
         await pilot.press("d")
         assert app.current_theme.dark
+
+
+async def test_a_question_mark_lists_the_keys_until_another_key() -> None:
+    app = saved(batch_run())
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "? keys" in cells(app)[-1]
+        await pilot.press("question_mark")
+        await pilot.pause()
+        listed = shown(app)
+        for key, meaning in KEYS:
+            assert key in listed
+            assert meaning in listed
+        assert isinstance(app.screen, KeysScreen)
+        await pilot.press("x")
+        await pilot.pause()
+        assert not isinstance(app.screen, KeysScreen)

@@ -2,12 +2,14 @@ import builtins
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from tests.unit.bench.dashboard.cells import of_picture
 from tests.unit.bench.dashboard.script import batch_run, http_run
 from tgi_cli.bench import dashboard
 from tgi_cli.errors import ConfigError
+from tgi_cli.process.installation import install_command
 
 
 def test_the_title_of_a_saved_run() -> None:
@@ -16,6 +18,13 @@ def test_the_title_of_a_saved_run() -> None:
         "Decode Length: 8",
     )
     assert dashboard.ScreenTitle.of(http_run()).details == ("tgi http://127.0.0.1:3000",)
+    workload = {"load": "rate", "input_tokens": "256", "output_tokens": "uniform:64,128"}
+    loaded = msgspec.structs.replace(http_run(), workload=workload)
+    assert dashboard.ScreenTitle.of(loaded).details == (
+        "Input Length: 256",
+        "Output Length: uniform:64,128",
+        "tgi http://127.0.0.1:3000",
+    )
 
 
 def test_a_picture_needs_no_terminal() -> None:
@@ -51,4 +60,4 @@ def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ConfigError) as raised:
         dashboard.watch("http://127.0.0.1:1")
-    assert "tgi-cli[bench]" in raised.value.remedy
+    assert install_command("bench") in raised.value.remedy

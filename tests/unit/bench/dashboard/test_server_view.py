@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from tests.unit.bench.dashboard.cells import cells
+from tests.unit.bench.dashboard.cells import cells, shown
+from tests.unit.bench.dashboard.driven import PilotedApp
 from tests.unit.bench.dashboard.script import http_run
 from tests.unit.bench.dashboard.views import SIZES, server
+from tgi_cli.bench.dashboard import app as application
 from tgi_cli.bench.dashboard.app import BenchApp
 from tgi_cli.bench.dashboard.run_state import ScreenTitle
 from tgi_cli.bench.dashboard.views import ScreenOptions
@@ -35,3 +38,34 @@ async def test_accepted_drafts_are_shown_of_a_server_that_has_any(
     screen = "\n".join(lines)
     assert all(f"{title}: " in screen for title in TITLES)
     assert ("Drafts accepted: 75.0 %" in screen) == drafts
+
+
+async def test_a_run_is_sampled_from_its_start_until_its_server_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = server()
+    monkeypatch.setattr(application, "ServerPoller", lambda url, headers: asked)
+    run = http_run()
+    own = msgspec.structs.replace(run.target, started_here=["tgi", "serve"])
+    driven = PilotedApp(msgspec.structs.replace(run, target=own), url=lambda: run.target.address)
+    app = driven.app
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert app.current == "steps"
+        for _ in range(5):
+            await app._ask()
+            await app.workers.wait_for_complete()
+        driven.end()
+        await driven.tell()
+        taken = len(asked.history.samples)
+        assert taken >= 5
+        asked.history.error = "connection refused"  # as the server ends with its run
+        await pilot.press("4")
+        await app._ask()
+        await app.settle()
+        await pilot.pause()
+        assert len(asked.history.samples) == taken
+        screen = shown(app)
+        assert "of the run" in screen
+        assert all(f"{title}: " in screen for title in TITLES)
+        assert "refused" not in screen
+        assert "No server" not in screen

@@ -50,6 +50,7 @@ class ScreenOptions:
         stop: Asks the run to end soon. The screen's thread calls it when the user quits; a second
             q leaves at once, without the run.
         run: A saved run, instead of ``start``.
+        model: Returns the model's name once the server has told it, before that an empty string.
         url: The measured server; the server view reads its ``/metrics``, with ``headers``.
         other: A saved, earlier run to compare with.
         slo: Limits by metric in ms. Default: those of ``run``.
@@ -62,6 +63,7 @@ class ScreenOptions:
     start: Callable[[Emit], BenchRun] | None = None
     stop: Callable[[], None] | None = None
     run: BenchRun | None = None
+    model: Callable[[], str] = str
     url: Url = None
     headers: Mapping[str, str] | None = None
     other: BenchRun | None = None

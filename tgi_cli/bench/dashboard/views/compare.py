@@ -9,7 +9,7 @@ from rich.text import Text
 from tgi_cli.bench.compare import ComparedMetric, Comparison, compare
 from tgi_cli.bench.dashboard.formatting import SHORT_LABELS, error_style, fitted, warning_style
 from tgi_cli.bench.dashboard.views import ViewState
-from tgi_cli.bench.dashboard.widgets import TextView
+from tgi_cli.bench.dashboard.widgets import TextView, append_notes
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.statistics.observations import METRICS
 
@@ -58,7 +58,8 @@ def draw_comparison(found: Comparison, width: int, *, dark: bool = True) -> Text
     for row in found.rows:
         if row.step != step:
             step = row.step
-            text.append(f"{step:<{label}}"[:label], style="bold")
+            beside = len(step) < label
+            text.append(f"{step:<{label}}" if beside else f"{step}\n{'':{label}}", style="bold")
             text.append(f"{heads[label:]}\n", style="dim")
         text.append(f"{name_of(row, label - 1):<{label}}")
         text.append(f"{fitted(row.a, 9):>10}{fitted(row.b, 9):>10}{change(row.ratio):>9}")
@@ -72,8 +73,7 @@ def draw_comparison(found: Comparison, width: int, *, dark: bool = True) -> Text
         text.append(f"{worse} of {len(found.rows)} metrics are worse.\n", style=styles["worse"])
     elif found.rows:
         text.append("No metric is worse.\n", style=styles["better"])
-    for note in (*found.unmatched, *found.notes):
-        text.append(f"! {note}\n", style=warning_style(dark))
+    append_notes(text, (*found.unmatched, *found.notes), width, warning_style(dark))
     text.rstrip()
     return text
 
@@ -82,12 +82,12 @@ def name_of(row: ComparedMetric, width: int) -> str:
     """The label of a metric with its statistic, and its unit if it fits."""
     metric = METRICS.get(row.metric)
     if metric is None:
-        return row.metric[:width]
+        return row.metric
     name = f"{metric.label} {row.statistic}"
     if len(name) > width:
         name = f"{SHORT_LABELS.get(row.metric, metric.label)} {row.statistic}"
     whole = f"{name}, {metric.unit}"
-    return whole if len(whole) <= width else name[:width]
+    return whole if len(whole) <= width else name
 
 
 def change(ratio: float) -> str:

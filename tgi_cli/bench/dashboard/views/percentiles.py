@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tgi_cli.bench.dashboard.formatting import error_style, fitted, warning_style
 from tgi_cli.bench.dashboard.views import ViewState
-from tgi_cli.bench.dashboard.widgets import TextView
+from tgi_cli.bench.dashboard.widgets import TextView, append_notes
 from tgi_cli.bench.statistics.metrics import StepMetrics
 from tgi_cli.bench.statistics.observations import METRICS
 from tgi_cli.bench.statistics.summary import Summary
@@ -61,13 +61,15 @@ def draw_percentiles(
             text.append(f"{unit:<{_LABEL}}{heads}\n", style="bold")
         for name, summary in rows.items():
             _append_row(text, METRICS[name].label, summary, column)
+        if unit == "ms":
+            for name in metrics.unresolved:
+                text.append(f"{METRICS[name].label:<{_LABEL}}{'unresolved':>{column}}\n")
     if metrics.rates:
         text.append("\n")
         _append_rates(text, metrics, width)
     text.append("\n")
     _append_counts(text, metrics, slo, error_style(dark))
-    for warning in metrics.warnings:
-        text.append(f"! {warning}\n", style=warning_style(dark))
+    append_notes(text, metrics.warnings, width, warning_style(dark))
     if running:
         text.append("The intervals are shown when the step has ended.", style="dim")
     elif metrics.latencies or metrics.batches:

@@ -212,7 +212,7 @@ class Timeline(ScrollView, can_focus=True):
             used = len("".join(parts))
             note = f"✕ {row.error}"
             if used + len(note) > space + _RIGHT:
-                note = note[: max(space + _RIGHT - used, 1)]
+                note = f"{note[: max(space + _RIGHT - used - 1, 1)]}…"
             return [
                 Segment(label, dim),
                 *(Segment(part, style) for part in parts),

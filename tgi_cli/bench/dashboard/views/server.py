@@ -104,14 +104,17 @@ def _drawn(plot: _ServerPlot, history: ServerHistory, style: str, width: int, he
 
 def state_of(state: ViewState) -> Text:
     """The line above the charts; for a saved run, the recorded metrics of the server."""
-    history = state.history
-    if history is not None:
-        if history.error:
+    history, run = state.history, state.run_state.run
+    ended = run is not None and bool(run.target.started_here)
+    if history is not None and (history.samples or not ended):
+        if history.error and not ended:
             return Text(f"{history.url}: {history.error}", style=error_style(state.dark))
         if not history.samples:
             return Text(f"{history.url}: connecting ...", style="dim")
-        span = history.samples[-1].at - history.samples[0].at
-        return Text(f"{history.url}, the last {seconds(span)}", style="dim")
+        span = seconds(history.samples[-1].at - history.samples[0].at)
+        if ended:  # with the run
+            return Text(f"{history.url}, the last {span} of the run", style="dim")
+        return Text(f"{history.url}, the last {span}", style="dim")
     metrics = state.shown.record.server if state.shown and state.shown.record else {}
     if not metrics:
         return Text(

@@ -81,7 +81,8 @@ class StepsView(Vertical):
             drawing = self.query_one(f"#{kind}-histogram", DrawnText)
             drawing.border_title = heading_of_histogram(panel, heading)
             zoom = min(state.zoom, histogram.HISTOGRAM_ZOOM)
-            drawing.show(partial(histogram.draw_histogram, panel.values, style=style, zoom=zoom))
+            draw = partial(histogram.draw_histogram, panel.values, style=style, zoom=zoom)
+            drawing.show(partial(draw, unresolved=panel.unresolved))
             self._paint_chart(kind, heading, state)
 
     def _paint_gauge(
