@@ -42,6 +42,9 @@ TYPES = (
     "TQ2_0",
 )
 
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4, "head_dim": 32}
+"""Of rows of whole blocks of 256."""
+
 FAMILIES = (
     "Llama 3",
     "Qwen 2",
@@ -74,10 +77,12 @@ FAMILIES = (
 )
 
 _WITHOUT = {
+    "Gemma 2": {"query_pre_attn_scalar": 16},
+    "Gemma 3": {"query_pre_attn_scalar": 16},
     "Mixtral": {"sliding_window": None},
-    "Qwen 3 MoE, windows": {"use_sliding_window": False, "sliding_window": None},
+    "Qwen 3 MoE, windows": {"sliding_window": None, "norm_topk_prob": True},
 }
-"""Options that files cannot express, off."""
+"""Options that files cannot express, off or as files imply them."""
 
 
 def mixed(name: str) -> str:
@@ -91,7 +96,7 @@ def mixed(name: str) -> str:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With rows of whole blocks of 256."""
     path = tmp_path_factory.mktemp("llama")
-    return make_llama(path, hidden_size=256, intermediate_size=512, num_key_value_heads=4)
+    return make_llama(path, **WIDE)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -109,7 +114,8 @@ def test_types(kind: str, llama: Path, tmp_path: Path) -> None:
 def test_families(name: str, tmp_path: Path) -> None:
     plain, path, twin = (tmp_path / each for each in ("plain", "gguf", "twin"))
     case = CASES[name]
-    case = replace(case, values={**case.values, **_WITHOUT.get(name, {})})
+    stored = {} if name == "Mixtral" else case.stored  # which leaves out the base of angles
+    case = replace(case, values={**case.values, **_WITHOUT.get(name, {})}, stored=stored)
     make_checkpoint(case, plain)
     write_gguf(plain, path, "Q8_0", twin)
     config = read_config(path)
@@ -136,22 +142,17 @@ def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_layers_of_several_types_are_one_program(tied: bool, tmp_path: Path) -> None:
     """In bfloat16, with products of codes; the embedding stays coded, tied or not."""
-    plain = make_llama(
-        tmp_path / "plain",
-        hidden_size=256,
-        intermediate_size=512,
-        num_key_value_heads=4,
-        tie_word_embeddings=tied,
-    )
+    plain = make_llama(tmp_path / "plain", **WIDE, tie_word_embeddings=tied)
     path, twin = tmp_path / "gguf", tmp_path / "twin"
     write_gguf(plain, path, mixed, twin)
     ids = random_ids(40, seed=1)
     wanted = expected(twin, ids)
     model = load(path, torch.bfloat16)
-    run = PagedRun(model, torch.bfloat16, "cpu")
+    run = PagedRun(model, torch.bfloat16, None)
     assert run.program is not None
     got = run.step({"a": ids})["a"]
-    assert (got - wanted).norm() / wanted.norm() < 0.02
+    dense = PagedRun(load(twin, torch.bfloat16), torch.bfloat16, None).step({"a": ids})["a"]
+    assert (got - wanted).norm() < 1.2 * (dense - wanted).norm()
     table = model.model.embed_tokens
     assert table.weight is None
     assert table.mapped is None

@@ -101,7 +101,9 @@ def write_gguf(
         stored, values = [], []
         for part in parts:
             numbers = part.apply(tensors[part.name])
-            given = chosen if numbers.ndim > 1 else "F32"
+            elements, _ = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[chosen]]
+            fits = numbers.ndim > 1 and numbers.shape[-1] % elements == 0
+            given = chosen if fits else "F32"
             data, meant = quantized(numbers, given, rng)
             stored.append(data)
             values.append(meant)
@@ -241,7 +243,7 @@ def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[
         before, _, rest = name.partition(".experts.")
         _, _, module = rest.partition(".")
         stack = f"{before}.experts.{module}"
-        if kind == "mixtral":
+        if kind in ("mixtral", "lfm2_moe"):
             stack = stack.replace("model.layers", "layers")
             stack = stack.replace("block_sparse_moe", "feed_forward")
         return [(stack, _Part(name, stacked=True))]

@@ -55,6 +55,7 @@ def gpt_neox(keys: ArchitectureKeys) -> Config:
         "layer_norm_eps": keys.real("attention.layer_norm_epsilon"),
         "rotary_pct": keys.whole("rope.dimension_count", keys.head_dim) / keys.head_dim,
         "rotary_emb_base": keys.real("rope.freq_base", 10000.0),
+        "attention_bias": keys.has_tensor("blk.0.attn_qkv.bias"),
         "use_parallel_residual": keys.flag("use_parallel_residual", True),
         "hidden_act": "gelu",
     }

@@ -110,9 +110,8 @@ def _views(
             own = (size, *shape[1:])
             final: tuple[int, ...] | None = None
             if part.middle and len(shape) == 2:
-                final = (size, 1, *shape[1:])
-            elif part.single and len(shape) == 1:
-                final = (1, size)
+                final = (size, 1, shape[1])
+            final = (1, size) if part.single and len(shape) == 1 else final
             yield WeightView(
                 name if part.bare or not suffix else f"{name}.{suffix}",
                 tensor,

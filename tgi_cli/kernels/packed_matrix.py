@@ -61,12 +61,11 @@ class ScaleLevels:
 
     def rows(self, select: Callable[[Tensor], Tensor]) -> ScaleLevels:
         """Apply ``select``, which maps tensors [out, ...] to some of their outputs."""
-        every = (self.codes, self.scales, self.minima, self.minimum_scales)
-        codes, scales, minima, minimum_scales = (
-            None if each is None else select(each) for each in every
+        scales, minima, minimum_scales = (
+            None if each is None else select(each)
+            for each in (self.scales, self.minima, self.minimum_scales)
         )
-        assert codes is not None
-        return ScaleLevels(codes, scales, minima, minimum_scales, self.shift)
+        return ScaleLevels(select(self.codes), scales, minima, minimum_scales, self.shift)
 
     def is_like(self, other: ScaleLevels) -> bool:
         """Whether the outputs of both can be concatenated."""

@@ -86,7 +86,7 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensor(stored: StoredTensor) -> Tensor:
-    """A tensor that is stored as it is, rows of one, or bytes of a file."""
+    """A tensor that is stored as it is, or rows of one."""
     if stored.span is not None:
         return map_bytes(stored.file, *stored.span)
     try:

@@ -27,6 +27,7 @@ from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.models.weight_map import Source
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
 from tgi_cli.quantize.checkpoint_map import TensorIndex, locate_tensors, unstack_experts
 
 
@@ -146,8 +147,8 @@ class OffloadedModel:
         entry = self.stored[stored]
         if entry.read is None:
             return read_tensor(entry)
-        found = entry.read(*map(read_tensor, entry.parts))
-        return found if isinstance(found, Tensor) else found.dequantize(torch.float32)
+        weight = entry.read(*map(read_tensor, entry.parts))
+        return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight
 
     def materialize(self, path: str, recurse: bool = True) -> None:
         """Read the weights of the module at ``path``.
