@@ -16,7 +16,7 @@ _tgi() {
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-            serve|env|download-weights|warmup|quantize|bench|model-server|router|connect|deploy|completion) command=${COMP_WORDS[i]}; break ;;
+            serve|chat|env|download-weights|warmup|quantize|bench|model-server|router|connect|deploy|completion) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     if ((i + 1 < COMP_CWORD)); then
@@ -105,6 +105,17 @@ _tgi() {
         'serve --usage-stats') COMPREPLY=($(compgen -W 'on off no-stack' -- "$word")); return ;;
         'serve --ngrok-authtoken') return ;;
         'serve --ngrok-edge') return ;;
+        'chat --model'|'chat -m') return ;;
+        'chat --api-key') return ;;
+        'chat --serve-args') return ;;
+        'chat --timeout') return ;;
+        'chat --prompt'|'chat -p') return ;;
+        'chat --system'|'chat -s') return ;;
+        'chat --image'|'chat -i') _tgi_names -f "$word"; return ;;
+        'chat --load') _tgi_names -f "$word"; return ;;
+        'chat --temperature'|'chat -t') return ;;
+        'chat --max-tokens'|'chat -n') return ;;
+        'chat --set') return ;;
         'env --model-id') _tgi_names -d "$word"; return ;;
         'env --revision') return ;;
         'env --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
@@ -512,6 +523,8 @@ _tgi() {
     case $command in
         'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
+        'chat') flags='--model -m --api-key --serve-args --timeout --prompt -p --system -s --image -i --load --no-history --temperature -t --max-tokens -n --set --help -h --help-all'
+            _tgi_names -d "$word" ;;
         'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'download-weights') flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h --help-all'
@@ -539,7 +552,7 @@ _tgi() {
         'completion') flags='--help -h --help-all'
             COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback --help -h'
-            COMPREPLY=($(compgen -W 'serve env download-weights warmup quantize bench model-server router connect deploy completion' -- "$word")) ;;
+            COMPREPLY=($(compgen -W 'serve chat env download-weights warmup quantize bench model-server router connect deploy completion' -- "$word")) ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$word"))

@@ -104,7 +104,9 @@ def _fill_vocabulary(file: Path, size: int) -> None:
     """Give every id of a model a word, so that its answers have a text."""
     tokenizer = json.loads(file.read_text())
     words: dict[str, int] = tokenizer["model"]["vocab"]
-    taken = {*words.values(), *(added["id"] for added in tokenizer["added_tokens"])}
+    # Added tokens that are no words would be numbered anew, behind all words.
+    words |= {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
+    taken = set(words.values())
     words |= {f"w{index}": index for index in range(size) if index not in taken}
     file.write_text(json.dumps(tokenizer))
 

@@ -27,7 +27,7 @@ import torch
 
 from tgi_cli import kernels
 from tgi_cli.config import ServeConfig
-from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step, TokenAppend
+from tgi_cli.engine.step import FRESH, NO_EXTRAS, NewRow, Step, TokenAppend
 from tgi_cli.kernels.memory import allocate
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.factory import load_worker
@@ -77,6 +77,10 @@ class Profile:
 
     def run(self, step: Step) -> dict[str, float]:
         """Run a step; return the milliseconds of each part, and of ``all``."""
+        if self.worker.model.state_specs:  # a slot for each row
+            slots = zip(step.rows, step.starts, strict=True)
+            step.state_in = [row if start else FRESH for row, start in slots]
+            step.state_out = list(step.rows)
         ctypes.memset(self.seconds, 0, ctypes.sizeof(self.seconds))
         self.head = 0.0
         began = time.perf_counter()

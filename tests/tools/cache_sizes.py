@@ -200,7 +200,7 @@ MODELS: dict[str, Published] = {
         "JambaConfig", {}, CacheSizes(mamba_state(28, 8192, 16), attention_bytes(4, 8, 128))
     ),
     "DeepSeek-V2-Lite": _published(
-        "deepseek-v2-lite", CacheSizes(0, latent_bytes(27, 512, 64)), num_hidden_layers=27
+        "deepseek-v2-lite", CacheSizes(0, latent_bytes(27, 512, 64))
     ),
     "DeepSeek-V3": Published(
         "DeepseekV3Config", {}, CacheSizes(0, latent_bytes(61, 512, 64))

@@ -25,14 +25,14 @@ class Shape:
     Attributes:
         config: name of transformers' configuration class.
         values: its arguments.
-        layers_cut_from: the published number of layers, where ``values`` has fewer to fit into
+        experts_cut_from: the published number of experts, where ``values`` has fewer to fit into
             memory.
         model: name of transformers' class that makes the model.
     """
 
     config: str
     values: Mapping[str, Any]
-    layers_cut_from: int | None = None
+    experts_cut_from: int | None = None
     model: str = "AutoModelForCausalLM"
 
 
@@ -108,10 +108,10 @@ PUBLISHED = {
             "hidden_size": 2048,
             "intermediate_size": 10944,
             "moe_intermediate_size": 1408,
-            "num_hidden_layers": 9,
+            "num_hidden_layers": 27,
             "num_attention_heads": 16,
             "num_key_value_heads": 16,
-            "n_routed_experts": 64,
+            "n_routed_experts": 16,
             "n_shared_experts": 2,
             "num_experts_per_tok": 6,
             "first_k_dense_replace": 1,
@@ -128,10 +128,11 @@ PUBLISHED = {
             "max_position_embeddings": 163840,
             "tie_word_embeddings": False,
         },
-        layers_cut_from=27,
+        experts_cut_from=64,
     ),
 }
-"""By name. DeepSeek-V2-Lite's 31 GB are cut to 9 layers."""
+"""By name. DeepSeek-V2-Lite's 31 GB are cut to 16 of 64 experts: llama.cpp tells it from V2 by its
+number of layers."""
 
 
 def _smolvlm(**decoder: int) -> Shape:

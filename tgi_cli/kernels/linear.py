@@ -94,6 +94,7 @@ class LinearArgs(ctypes.Structure):
         ("epilogue", c_int32),
         ("activation", c_int32),
         ("scale", c_float),
+        ("beside", c_int32),
     )
 
 

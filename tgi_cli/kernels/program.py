@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
+from tgi_cli.kernels.experts import PackedExperts
 from tgi_cli.kernels.heads import HeadMatrices
 from tgi_cli.kernels.library import cpp_library, threads
 from tgi_cli.kernels.linear import PackedMatrix
-from tgi_cli.kernels.program_args import MixArgs, OpArgs, OpKind, ProgramInputs, RunArgs, ViewArgs
+from tgi_cli.kernels.program_args import MixArgs, OpArgs, OpKind, ProgramInputs, RunArgs
 from tgi_cli.kernels.program_parts import (
     SPAN_CODES,
     BufferView,
@@ -27,6 +28,7 @@ from tgi_cli.kernels.program_parts import (
     RecurrenceViews,
     Rope,
     ScoreRule,
+    view_args,
 )
 from tgi_cli.kernels.recurrence import ConvolutionLayer, GateLayer, RecurrenceLayer
 
@@ -86,7 +88,7 @@ class Program:
             label, OpKind.NORM, source, target, width=norm.width, norm=norm.kind, eps=norm.eps
         )
         op.weight, op.bias = self._keep(norm.weight), self._keep(norm.bias)
-        op.residual = _view(residual)
+        op.residual = view_args(residual)
         op.scale = scale
 
     def linear(
@@ -293,6 +295,13 @@ class Program:
         args = MixArgs(mix.streams, mix.sources, mix.width, mix.plus)
         op.mix = self._keep_layer(mix, args)
 
+    def experts(
+        self, label: str, source: BufferView, target: BufferView, experts: PackedExperts
+    ) -> None:
+        """target = source through the experts that the layer's own routing chooses; not source."""
+        op = self._add(label, OpKind.EXPERTS, source, target)
+        op.mixture = self._keep_layer(experts, experts.args)
+
     def cut(self) -> None:
         """End a part: between it and the next one, its caller does something with its result."""
         self._cuts.append(len(self._ops))
@@ -357,7 +366,7 @@ class Program:
         **fields: Any,
     ) -> OpArgs:
         op = OpArgs(kind=kind, **{"scale": 1.0, **fields})
-        op.input, op.output, op.residual = _view(source), _view(target), _view(None)
+        op.input, op.output, op.residual = view_args(source), view_args(target), view_args(None)
         op.rope = -1
         _set_others(op)
         if layout is not None:
@@ -380,13 +389,9 @@ class Program:
         return tensor.data_ptr()
 
 
-def _view(view: BufferView | None) -> ViewArgs:
-    return ViewArgs(-1, 0) if view is None else ViewArgs(view.buffer, view.offset)
-
-
 def _set_others(op: OpArgs, *views: BufferView | None) -> None:
     for i in range(len(op.others)):
-        op.others[i] = _view(views[i] if i < len(views) else None)
+        op.others[i] = view_args(views[i] if i < len(views) else None)
 
 
 def _set_rope(op: OpArgs, rope: Rope | None) -> None:

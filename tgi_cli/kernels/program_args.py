@@ -26,6 +26,7 @@ class OpKind(IntEnum):
     MULTIPLY = 9
     SPARSE = 10
     MIX = 11
+    EXPERTS = 12
 
 
 class ViewArgs(Structure):
@@ -87,6 +88,7 @@ class OpArgs(Structure):
         ("head_input", c_int64),
         ("head_output", c_int64),
         ("mix", c_void_p),
+        ("mixture", c_void_p),
     )
 
 

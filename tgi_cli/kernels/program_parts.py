@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tgi_cli.kernels.program_args import NormKind
+from tgi_cli.kernels.program_args import NormKind, ViewArgs
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,11 @@ class BufferView:
 
     def at(self, offset: int) -> BufferView:
         return BufferView(self.buffer, self.offset + offset)
+
+
+def view_args(view: BufferView | None) -> ViewArgs:
+    """For C++; None is a view of nothing."""
+    return ViewArgs(-1, 0) if view is None else ViewArgs(view.buffer, view.offset)
 
 
 RESIDUAL = BufferView(0)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.kernels.experts import PackedBlock, PackedExperts
+from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue, PackedMatrix
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build, Loadable
 from tgi_cli.layers.grouped import Groups, can_fuse, expert_linear, grouped_linear
@@ -74,6 +76,7 @@ class Expert(nn.Module):
         self.gated = gated
         self.gate_up_proj = _GateUp(build, hidden_size, parts, bias)
         self.down_proj = _Down(build, size, hidden_size, bias)
+        self.gate_up_proj.paired = gated and activation in ACTIVATIONS
         leave_sum(self.down_proj)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,9 +98,9 @@ class Expert(nn.Module):
 class Experts(nn.Module):
     """All experts of a layer, each with the weights of a layer of its own.
 
-    On a CPU they are computed one by one, as the host knows which of them have tokens, by the
-    kernel of the quantization method. Elsewhere weights, dense or quantized, are in one stack per
-    projection, of which the experts' own are views, and are multiplied in groups.
+    On a CPU whose kernels are compiled, one call computes all experts that have tokens; without
+    them, experts are computed one by one. Elsewhere weights, dense or quantized, are in one stack
+    per projection, of which the experts' own are views, and are multiplied in groups.
 
     Milliseconds of one core, bf16, of a layer of Qwen3-30B-A3B (128 experts, 8 per token, H 2048,
     I 768), gpt-oss-20b (32, 4, H and I 2880) and a small Mixtral (8, 2, H 1024, I 3584), by
@@ -141,6 +144,7 @@ class Experts(nn.Module):
         self._unfinished = 2 * num_experts
         self.gate_up: Stack | None = None
         self.down: Stack | None = None
+        self.packed: PackedExperts | None = None
 
     def _allocate(self, device: torch.device) -> None:
         """Give all experts memory when the first one needs it."""
@@ -150,7 +154,11 @@ class Experts(nn.Module):
     def _count_finished(self) -> None:
         """Stack what a quantization method has made of the weights, once all are loaded."""
         self._unfinished -= 1
-        if self._unfinished == 0 and self.gate_up is None and not self._stays_apart():
+        if self._unfinished or self.gate_up is not None:
+            return
+        if self._stays_apart():
+            self.packed = self._pack()
+        else:
             self.gate_up = Stack.of_loaded([expert.gate_up_proj for expert in self.every])
             self.down = Stack.of_loaded([expert.down_proj for expert in self.every])
 
@@ -159,6 +167,24 @@ class Experts(nn.Module):
         packed = [expert.down_proj.packed for expert in self.every]
         on_gpu = any(weight is not None and weight.is_cuda for weight in weights)
         return not on_gpu and not any(isinstance(each, TritonMatmul) for each in packed)
+
+    def _pack(self) -> PackedExperts | None:
+        """All experts for one call of the C++ kernels, if these compute their products."""
+        first = self.every[0]
+        if first.activation == CLAMPED_SWIGLU:
+            epilogue, activation = Epilogue.STORE, 0
+        elif first.activation not in ACTIVATIONS:
+            return None
+        else:
+            epilogue = Epilogue.GATED if first.gated else Epilogue.ACTIVATE
+            activation = ACTIVATIONS[first.activation]
+        blocks = []
+        for expert in self.every:
+            block = packed_block(expert.gate_up_proj, expert.down_proj)
+            if block is None or block.up.paired != (epilogue is Epilogue.GATED):
+                return None
+            blocks.append(block)
+        return PackedExperts(blocks, epilogue, activation, self.scale_inputs)
 
     def stack(self, device: torch.device) -> None:
         """Allocate one stack for all experts' parameters."""
@@ -173,6 +199,8 @@ class Experts(nn.Module):
         stacks = [each.weight for each in (self.gate_up, self.down) if each is not None]
         if any(can_fuse(hidden, chosen, weight) for weight in stacks):
             return self._fused(hidden, weights, chosen)
+        if self.packed is not None:
+            return self.packed(hidden, weights.to(hidden.dtype), chosen)
         groups = Groups.sort(chosen, len(self.every))
         rows = hidden.index_select(0, groups.tokens)
         weights = weights.to(hidden.dtype)
@@ -280,6 +308,14 @@ def _gathered(layers: Sequence[_GateUp | _Down], name: str) -> Tensor:
     for layer, own in zip(layers, stack, strict=True):
         setattr(layer, name, nn.Parameter(own, requires_grad=False))
     return stack
+
+
+def packed_block(up: ColumnParallelLinear, down: RowParallelLinear) -> PackedBlock | None:
+    """A feed-forward block for the C++ kernels; None if other kernels compute its products."""
+    if not isinstance(up.packed, PackedMatrix) or not isinstance(down.packed, PackedMatrix):
+        return None
+    # The first shard adds the bias.
+    return PackedBlock(up.packed, down.packed, up.bias, None if down.shard.rank else down.bias)
 
 
 def leave_sum(layer: RowParallelLinear) -> None:

@@ -7,14 +7,17 @@ After "Outrageously Large Neural Networks" (https://arxiv.org/abs/1701.06538) an
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tgi_cli.kernels.experts import SCORES, PackedExperts, PackedRouting
+from tgi_cli.kernels.linear import ACTIVATIONS, PackedMatrix
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build
-from tgi_cli.layers.experts import Experts, leave_sum
+from tgi_cli.layers.experts import Experts, leave_sum, packed_block
 from tgi_cli.layers.linear import ReplicatedLinear
 from tgi_cli.layers.mlp import MLP, GatedMLP
 from tgi_cli.layers.norm import RMSNorm, UnitRMSNorm
@@ -73,7 +76,9 @@ class MoE(nn.Module):
         self.top_k = self.routing.top_k
         self.shard = build.shard
         dtype = torch.float32 if router_float32 else build.dtype
-        self.router = Router(hidden_size, num_experts, router_bias, dtype, router_correction)
+        self.router = Router(
+            hidden_size, num_experts, router_bias, dtype, router_correction, build.dtype
+        )
         width = latent_size or hidden_size
         self.experts = Experts(
             build,
@@ -104,8 +109,11 @@ class MoE(nn.Module):
 
     def forward(self, hidden: Tensor, routed: Tensor | None = None) -> Tensor:
         """``routed``: what the router sees, [T, H]. Default: ``hidden``."""
-        logits = self.router(hidden if routed is None else routed)
-        weights, chosen = self._route(logits)
+        if routed is None and self.whole is not None:
+            logits = None if self.whole.makes_logits else self.router(hidden).float()
+            return self.shard.all_reduce(self.whole.route(hidden, logits))
+        scores = self.router(hidden if routed is None else routed)
+        weights, chosen = self._route(scores)
         if self.expert_scales is not None:
             weights = weights * self.expert_scales.weight[chosen]
         rows = hidden if self.latent_down is None else self.latent_down(hidden)
@@ -120,6 +128,45 @@ class MoE(nn.Module):
                 shared = shared.mul_(gate.to(shared.dtype))
             output = output.add_(shared)
         return self.shard.all_reduce(output)
+
+    @cached_property
+    def whole(self) -> PackedExperts | None:
+        """The layer, which is loaded, in one call of the C++ kernels; None if it takes several."""
+        experts, shared = self.experts.packed, self.shared_expert
+        if experts is None or self.expert_scales is not None or self.latent_down is not None:
+            return None
+        block, activation = None, 0
+        if shared is not None:
+            if not isinstance(shared, GatedMLP) or self.shared_expert_gate is not None:
+                return None
+            block = packed_block(shared.gate_up_proj, shared.down_proj)
+            lora = shared.gate_up_proj.lora is not None or shared.down_proj.lora is not None
+            known = shared.activation in ACTIVATIONS and shared.cutoff is None
+            if block is None or not block.up.paired or lora or not known:
+                return None
+            activation = ACTIVATIONS[shared.activation]
+        matrix, routing = self.router.packed, self.routing
+        return PackedExperts(
+            experts.blocks,
+            experts.epilogue,
+            experts.activation,
+            experts.scale_inputs,
+            routing=PackedRouting(
+                matrix if isinstance(matrix, PackedMatrix) else None,
+                self.router.bias,
+                self.router.wide_weight,
+                self.router.correction,
+                SCORES[routing.router],
+                routing.normalize,
+                routing.num_groups,
+                routing.top_groups,
+                routing.best_of_group,
+                routing.scaling,
+            ),
+            top_k=self.top_k,
+            shared=block,
+            shared_activation=activation,
+        )
 
     def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if logits.is_cuda and ops.triton_kernels() is not None:

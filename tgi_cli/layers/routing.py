@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tgi_cli.kernels import cpp_library
+from tgi_cli.kernels.experts import router_logits
 from tgi_cli.layers.base import Build, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import ReplicatedLinear
 from tgi_cli.quantization import Unquantized
@@ -58,8 +60,11 @@ class Router(ReplicatedLinear):
         bias: bool,
         dtype: torch.dtype,
         corrected: bool,
+        inputs: torch.dtype | None = None,
     ) -> None:
         super().__init__(Build(dtype, Unquantized()), hidden_size, num_experts, bias)
+        self.inputs = inputs or dtype
+        """dtype of what it is given."""
         self.correction = empty_parameter(num_experts, dtype=torch.float32) if corrected else None
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
@@ -67,7 +72,21 @@ class Router(ReplicatedLinear):
         if self.correction is not None:
             yield self.slot(f"{path}.correction", "correction", (len(self.correction),))
 
+    @property
+    def wide_weight(self) -> Tensor | None:
+        """The weight in float32 by which the C++ kernels multiply bfloat16, without a bias."""
+        wide = self.dtype == torch.float32 and self.inputs == torch.bfloat16
+        if not wide or self.bias is not None or self.weight is None or not self.weight.is_cpu:
+            return None
+        return None if cpp_library() is None else self.weight.detach()
+
+    def finish(self) -> None:
+        if self.wide_weight is None:
+            super().finish()
+
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16 and (weight := self.wide_weight) is not None:
+            return router_logits(x, weight)
         return super().forward(x.to(self.dtype))
 
 

@@ -2,8 +2,8 @@
 
 The program computes what the modules compute, with the same roundings. The modules remain the
 oracle, and run models whose weights are not packed for the kernels, models with several shards, and
-steps with adapters. Experts, which depend on what a router chooses, run as modules
-between the parts of a program.
+steps with adapters. Mixtures of experts that no operation computes run as modules between the
+parts of a program.
 """
 
 from __future__ import annotations
@@ -258,7 +258,15 @@ class _Compiler:
                 scale,
                 lambda output: emit_mixer(emitter, label, mixer, rope, normed, output),
             )
-        if isinstance(mlp, MoE | MLPAndExperts):
+        if isinstance(mlp, MoE) and mlp.whole is not None and mlp.whole.makes_logits:
+            whole = mlp.whole
+            source = emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, emitter.normed)
+            emitter.program.experts(f"{path}.experts", source, emitter.branch, whole)
+            if layer.mlp_output_norm is not None:
+                norm = layer.mlp_output_norm
+                emitter.norm(f"{path}.mlp_output_norm", norm, emitter.branch, emitter.branch)
+            emitter.waiting = (emitter.branch, scale)
+        elif isinstance(mlp, MoE | MLPAndExperts):
             given = emitter.take_waiting(f"{path}.mlp_norm", layer.mlp_norm, OUTPUT)
             emitter.program.cut()
             part = ExpertsPart(mlp, given == RESIDUAL, layer.mlp_output_norm, scale)

@@ -104,6 +104,7 @@ struct Linear {
   int32_t epilogue;
   int32_t activation;
   float scale;  // ADD: of what is added (1: none)
+  int32_t beside;  // products beside it in the same stage, which make work for all threads; may be 0
 };
 
 }  // namespace tgi

@@ -40,7 +40,7 @@ struct Cut {
     int64_t rows = ceil_div(linear.rows, blocks);
     int64_t cost = weight.panel_bytes() / 22 + rows * weight.in * PANEL / 100;
     int64_t least = std::min(ceil_div(1000, cost + 1), MAX_PANELS);
-    int64_t length = std::clamp(panels * blocks / 32, least, MAX_PANELS);
+    int64_t length = std::clamp(panels * blocks * (1 + linear.beside) / 32, least, MAX_PANELS);
     stretches = ceil_div(panels, ceil_div(length, together) * together);
   }
 

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "convolution.h"
+#include "experts.h"
 #include "gate.h"
 #include "matrix.h"
 #include "recurrence.h"
@@ -23,6 +24,7 @@ enum Kind : int32_t {
   MULTIPLY = 9,
   SPARSE = 10,
   MIX = 11,
+  EXPERTS = 12,
 };
 
 // A part of the rows of a buffer; a negative one is none.
@@ -81,6 +83,8 @@ struct Op {
   // output [width] = activation(gate) * up of the input [2 * width], where of gates their mean and
   // `scale` standard deviations are taken off. MIX: input is x, others are base and factors.
   const Mix* mix;
+  // EXPERTS: from the input to the output; its routing makes the logits.
+  const Experts* mixture;
 };
 
 struct Run {
