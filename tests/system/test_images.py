@@ -82,6 +82,25 @@ def ai(server: ServerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=60)
 
 
+def test_tgi_chat_sends_files(server: ServerProcess, ai: openai.OpenAI, tmp_path: Path) -> None:
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(png(picture(3)))
+    command = [sys.executable, "-m", "tgi_cli", "chat", server.url, "-i", str(photo)]
+    done = subprocess.run(
+        [*command, "-p", QUESTION, "-n", str(TOKENS), "-t", "0"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    answer = ai.chat.completions.create(
+        model="tgi", messages=chat(picture(3)), max_tokens=TOKENS, temperature=0
+    )
+    expected = answer.choices[0].message.content
+    assert expected
+    assert done.stdout.decode().strip("\n") == expected.strip("\n")
+
+
 @pytest.fixture(scope="module")
 def expected(ai: openai.OpenAI) -> str:
     """The answer of a chat about the first picture."""

@@ -283,7 +283,7 @@ def test_scales_of_long_groups_are_divided(level: str) -> None:
 
 def test_groups_that_cannot_be_taken(level: str) -> None:
     codes = torch.zeros(8, 100, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="multiple of 32"):
+    with pytest.raises(ValueError, match="multiple of 16"):
         pack_codes(codes, torch.ones(8, 5), None, 4, 20)
 
 
