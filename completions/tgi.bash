@@ -16,7 +16,7 @@ _tgi() {
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-            serve|env|download-weights|warmup|quantize|bench|model-server|router|connect|deploy|completion) command=${COMP_WORDS[i]}; break ;;
+            serve|chat|env|download-weights|warmup|quantize|bench|model-server|router|connect|deploy|completion) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     if ((i + 1 < COMP_CWORD)); then
@@ -65,6 +65,8 @@ _tgi() {
         'serve --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'serve --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'serve --rope-factor') return ;;
+        'serve --model-gguf') _tgi_names -f "$word"; return ;;
+        'serve --tokenizer-name') _tgi_names -d "$word"; return ;;
         'serve --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
         'serve --weights-cache-override') _tgi_names -d "$word"; return ;;
         'serve --lora-adapters') return ;;
@@ -105,6 +107,17 @@ _tgi() {
         'serve --usage-stats') COMPREPLY=($(compgen -W 'on off no-stack' -- "$word")); return ;;
         'serve --ngrok-authtoken') return ;;
         'serve --ngrok-edge') return ;;
+        'chat --model'|'chat -m') return ;;
+        'chat --api-key') return ;;
+        'chat --serve-args') return ;;
+        'chat --timeout') return ;;
+        'chat --prompt'|'chat -p') return ;;
+        'chat --system'|'chat -s') return ;;
+        'chat --image'|'chat -i') _tgi_names -f "$word"; return ;;
+        'chat --load') _tgi_names -f "$word"; return ;;
+        'chat --temperature'|'chat -t') return ;;
+        'chat --max-tokens'|'chat -n') return ;;
+        'chat --set') return ;;
         'env --model-id') _tgi_names -d "$word"; return ;;
         'env --revision') return ;;
         'env --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
@@ -145,6 +158,8 @@ _tgi() {
         'env --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'env --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'env --rope-factor') return ;;
+        'env --model-gguf') _tgi_names -f "$word"; return ;;
+        'env --tokenizer-name') _tgi_names -d "$word"; return ;;
         'env --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
         'env --weights-cache-override') _tgi_names -d "$word"; return ;;
         'env --lora-adapters') return ;;
@@ -188,6 +203,8 @@ _tgi() {
         'download-weights --model-id') _tgi_names -d "$word"; return ;;
         'download-weights --revision') return ;;
         'download-weights --config') _tgi_names -f "$word"; return ;;
+        'download-weights --model-gguf') _tgi_names -f "$word"; return ;;
+        'download-weights --tokenizer-name') _tgi_names -d "$word"; return ;;
         'download-weights --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
         'download-weights --extension') return ;;
         'download-weights --logger-level') return ;;
@@ -223,6 +240,8 @@ _tgi() {
         'warmup --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'warmup --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'warmup --rope-factor') return ;;
+        'warmup --model-gguf') _tgi_names -f "$word"; return ;;
+        'warmup --tokenizer-name') _tgi_names -d "$word"; return ;;
         'warmup --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
         'warmup --weights-cache-override') _tgi_names -d "$word"; return ;;
         'warmup --url') return ;;
@@ -240,7 +259,7 @@ _tgi() {
         'quantize --bits') return ;;
         'quantize --groupsize') return ;;
         'quantize --percdamp') return ;;
-        'quantize --format') COMPREPLY=($(compgen -W 'gptq gptq_v2 awq compressed-tensors' -- "$word")); return ;;
+        'quantize --format') COMPREPLY=($(compgen -W 'gptq gptq_v2 awq compressed-tensors gguf' -- "$word")); return ;;
         'quantize --calibration') _tgi_names -f "$word"; return ;;
         'quantize --samples') return ;;
         'quantize --seq-len') return ;;
@@ -338,6 +357,8 @@ _tgi() {
         'model-server --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'model-server --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'model-server --rope-factor') return ;;
+        'model-server --model-gguf') _tgi_names -f "$word"; return ;;
+        'model-server --tokenizer-name') _tgi_names -d "$word"; return ;;
         'model-server --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
         'model-server --weights-cache-override') _tgi_names -d "$word"; return ;;
         'model-server --lora-adapters') return ;;
@@ -468,6 +489,8 @@ _tgi() {
         'deploy --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
         'deploy --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'deploy --rope-factor') return ;;
+        'deploy --model-gguf') _tgi_names -f "$word"; return ;;
+        'deploy --tokenizer-name') _tgi_names -d "$word"; return ;;
         'deploy --huggingface-hub-cache') _tgi_names -d "$word"; return ;;
         'deploy --weights-cache-override') _tgi_names -d "$word"; return ;;
         'deploy --lora-adapters') return ;;
@@ -510,13 +533,15 @@ _tgi() {
         'deploy --ngrok-edge') return ;;
     esac
     case $command in
-        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'chat') flags='--model -m --api-key --serve-args --timeout --prompt -p --system -s --image -i --load --no-history --temperature -t --max-tokens -n --set --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'download-weights') flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h --help-all'
+        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
+        'download-weights') flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --model-gguf --tokenizer-name --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h --help-all'
+            _tgi_names -d "$word" ;;
+        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
             _tgi_names -d "$word" ;;
         'quantize') flags='--revision --trust-remote-code --no-trust-remote-code --config --logger-level --json-output --no-json-output --inspect --upload-to-model-id --method --bits --groupsize --sym --asym --act-order --no-act-order --static-groups --group-aware --no-group-aware --mse --percdamp --format --calibration --samples --seq-len --seed --include --exclude --evaluate --resume --device --backend --help -h --help-all'
             _tgi_names -d "$word" ;;
@@ -527,19 +552,19 @@ _tgi() {
             _tgi_names -f "$word" ;;
         'bench compare') flags='--markdown --fail-on --help -h --help-all'
             _tgi_names -f "$word" ;;
-        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h --help-all'
+        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h --help-all'
             _tgi_names -d "$word" ;;
         'router') flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'connect') flags='--model --api-key-env --api-key --write --file --help -h --help-all'
             COMPREPLY=($(compgen -W 'codex claude opencode qwen-code continue zed open-webui' -- "$word")) ;;
-        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --storage --keys --no-keys --hf-token-file --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --storage --keys --no-keys --hf-token-file --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             COMPREPLY=($(compgen -W 'docker compose systemd k8s' -- "$word"))
             _tgi_names -d "$word" ;;
         'completion') flags='--help -h --help-all'
             COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;
         *) flags='--version -V --traceback --help -h'
-            COMPREPLY=($(compgen -W 'serve env download-weights warmup quantize bench model-server router connect deploy completion' -- "$word")) ;;
+            COMPREPLY=($(compgen -W 'serve chat env download-weights warmup quantize bench model-server router connect deploy completion' -- "$word")) ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$word"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -22,6 +23,19 @@ settings.load_profile("untimed")
 # when it is imported. Tests of what several threads compute set their number themselves.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _silence() -> None:
+    """Drop what is written to stderr from here on.
+
+    At the end of a process that has used Triton, its bindings list every type and function that the
+    interpreter still knew (https://nanobind.readthedocs.io/en/latest/refleaks.html). They offer no
+    switch for it to Python.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+atexit.register(_silence)  # first, and thus run last
 
 FOLDERS = ("system", "parity", "benchmarks", "unit", "cli", "router")
 """Those whose files take longest come first, so that no process is left with a long one."""

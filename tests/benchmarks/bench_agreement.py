@@ -43,9 +43,9 @@ from tgi_cli import demo
 from tgi_cli.bench import saved_runs
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.events import BenchRun
-from tgi_cli.bench.managed_server import start_server
 from tgi_cli.bench.reports.markdown import comparison, table, verdict
 from tgi_cli.bench.statistics.metrics import step_metrics
+from tgi_cli.process.managed_server import start_server
 
 Figures = dict[str, float]
 NAMES = ("requests", "ttft_p50", "tpot_p50", "e2e_p50", "requests_per_second", "tokens_per_second")

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tgi_cli.kernels.linear import PackedMatrix, linear, pack_bf16, pack_codes
+from tgi_cli.kernels.linear import linear, pack_bf16, pack_codes
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization.unquantized import onednn_linear, pack_onednn
 
 SHAPES = [

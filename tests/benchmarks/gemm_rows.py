@@ -26,15 +26,9 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels import cpp_library, library
-from tgi_cli.kernels.linear import (
-    MatrixStruct,
-    PackedMatrix,
-    linear,
-    pack_bf16,
-    pack_codes,
-    quantize_inputs,
-)
+from tgi_cli.kernels.linear import linear, pack_bf16, pack_codes, quantize_inputs
 from tgi_cli.kernels.memory import allocate
+from tgi_cli.kernels.packed_matrix import MatrixStruct, PackedMatrix
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 32, 64)
 SHAPES = ("576x3072", "1024x6144")

@@ -132,6 +132,10 @@ def test_files_that_flags_name_are_mounted(
     assert [volume["source"] for volume in volumes] == ["data", f"{tmp_path}/chat.jinja"]
 
 
+def test_the_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--port" in failure(capsys, "k8s", "--port", "0")
+
+
 def test_a_model_with_dashes_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
     text = deploy(capsys, "compose", "--model-id=--help", "--memory", "4GiB")
     assert command(text)[1] == "--model-id=--help"

@@ -77,6 +77,8 @@ def test_json_output_makes_the_log_json(hub: HubServer, tmp_path: Path) -> None:
         (["./nowhere"], {}, 3, "no folder ./nowhere"),
         (["org/m", "--logger-level", "loud"], {}, 2, "loud"),
         (["org/m", "--no-such-option"], {}, 2, "no-such-option"),
+        (["org/gguf:Q5_0"], {}, 3, "name one of Q4_0 (4 B), Q8_0 (4 B)"),
+        (["org/gguf:Q4_0"], {}, 3, "m-Q4_0.gguf cannot be read: it is truncated"),
     ],
 )
 def test_errors_are_short_and_have_their_own_codes(
@@ -87,6 +89,7 @@ def test_errors_are_short_and_have_their_own_codes(
     code: int,
     complaint: str,
 ) -> None:
+    hub.add("org/gguf", {"m-Q4_0.gguf": b"GGUF", "m-Q8_0.gguf": b"GGUF"})
     done = run(hub, tmp_path, *arguments, **more)
     assert done.returncode == code
     assert done.stdout == ""

@@ -26,7 +26,7 @@ from tgi_cli.models.image_support import SEEING
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.sizing.kv_cache import Capacity
 
-ENGINES = ("SmolVLM", "LLaVA-NeXT", "Mistral Small 3", "InternVL 3", "Qwen2.5-VL", "Qwen3-VL")
+ENGINES = ("SmolVLM", "Mistral Small 3", "InternVL 3", "Qwen2.5-VL", "Qwen3-VL")
 ENGINES += ("Gemma 3", "PaliGemma", "Qwen 3.5")
 SHARDED = ("SmolVLM", "Qwen3-VL", "Gemma 3")
 SERVED, CHUNK, NEW = 256, 24, 28

@@ -105,6 +105,7 @@ OWN_ANSWERS: list[tuple[str, dict[str, Any] | None]] = [
     ("GET /ping", None),
     ("GET /docs", None),
     ("GET /api-doc/openapi.json", None),
+    ("GET /web-ui/{name}", None),
 ]
 NATIVE = ("POST /", "POST /generate", "POST /generate_stream", "POST /invocations")
 BODY = {"inputs": "hi"}
@@ -124,7 +125,7 @@ async def call(
     client: httpx.AsyncClient, operation: str, body: dict[str, Any] | None
 ) -> httpx.Response:
     method, _, path = operation.partition(" ")
-    names = {"model": "tgi", "version": "1"}
+    names = {"model": "tgi", "version": "1", "name": "app.js"}
     if "{response_id}" in path:
         stored = await client.post("/v1/responses", json={"input": "hi", "background": True})
         names["response_id"] = stored.json()["id"]

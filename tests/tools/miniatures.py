@@ -13,9 +13,10 @@ from torch import Tensor
 
 from tests.parity.cases import Case
 from tests.parity.families import make_checkpoint
-from tgi_cli.models.checkpoint import QUANTIZED, merge_quantized, read_headers, read_tensor
+from tgi_cli.models.checkpoint import merge_quantized, read_headers, read_tensor
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format
+from tgi_cli.models.stored_tensor import QUANTIZED
 
 
 def make_miniature(case: Case, path: Path) -> Path:

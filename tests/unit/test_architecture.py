@@ -22,6 +22,7 @@ PACKAGES = [
     "launcher",
     "deploy",
     "bench",
+    "chat",
     "router",
     "llm",
     "quantize",
@@ -150,6 +151,7 @@ def test_modules_import_each_other_in_one_direction_only() -> None:
     "package",
     [
         "bench",
+        "chat",
         "engine",
         "router",
         "llm",
@@ -202,7 +204,7 @@ OWN_FILES = (
     "demo/",  # ours
     "device/",  # /proc, /sys
     "kernels/",
-    "bench/managed_server.py",
+    "process/managed_server.py",
     "bench/token_counter.py",
     "cli/reference.py",
     "process/machine.py",  # /proc

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from tgi_cli.bench import events
-from tgi_cli.bench.managed_server import start_server
 from tgi_cli.bench.plan import BenchOptions, BenchPlan, RequestsOfStep, plan_of
 from tgi_cli.bench.saved_runs import EventLog, RunStarted, cut_short
 from tgi_cli.bench.settings import RequestSettings
@@ -21,6 +20,7 @@ from tgi_cli.bench.step_driver import LoadDriver
 from tgi_cli.bench.targets import ResolvedTarget, resolve_target
 from tgi_cli.bench.workloads.build import described, notes_of, requests_of
 from tgi_cli.process import machine
+from tgi_cli.process.managed_server import start_server
 from tgi_cli.version import __version__
 
 INTERRUPTED = "interrupted"

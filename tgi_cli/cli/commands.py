@@ -74,6 +74,7 @@ GROUPS = ("Serve", "Prepare", "Measure", "Tools", "Parts of a server")
 
 COMMANDS = (
     CommandEntry("serve", "Serve a model: the APIs of TGI, OpenAI and Anthropic.", "Serve"),
+    CommandEntry("chat", "Chat with a model in the terminal, or in a pipe.", "Serve"),
     CommandEntry("env", "Show every setting of `tgi serve`, its value and its source.", "Serve"),
     CommandEntry("download-weights", "Download a model; print the folder of its files.", "Prepare"),
     CommandEntry("warmup", "Compile and measure ahead for a faster `tgi serve`.", "Prepare"),

@@ -56,6 +56,8 @@ def deploy(settings: ParsedSettings) -> None:
             f"{settings.source_of('api_key')}: keys are not written into files for everybody",
             "put them into a file, one per line, and name it by --api-key-file",
         )
+    if not settings["port"]:
+        raise ConfigError("--port 0 leaves the port open, which has to be published", "name one")
     text = _render(settings, _deployment(settings))
     output: Path | None = settings["output"]
     if output is None:
@@ -115,7 +117,7 @@ def _deployment(settings: ParsedSettings) -> Deployment:
         ),
         name=settings["name"],
         image=settings["image"] or f"tgi-cli:{__version__}",
-        port=serve.port or 3000,
+        port=serve.port,
         hostname=serve.hostname,
         drain_seconds=serve.graceful_termination_timeout,
         memory=memory,

@@ -28,16 +28,18 @@ def download_weights(settings: ParsedSettings) -> None:
 
     quiet, json_output = settings["quiet"], settings["json_output"]
     setup.prepare(settings, "download", "WARNING" if quiet else settings["logger_level"])
-    if not settings["model_id"]:
+    if not settings["model_id"] and settings["model_gguf"] is None:
         raise ConfigError("MODEL is missing", "give a model id on the hub, or a local folder")
     try:
         model = hub.resolve_model(
-            settings["model_id"],
+            settings["model_id"] or "",
             revision=settings["revision"],
             trust_remote_code=settings["trust_remote_code"],
             extension=settings["extension"],
             auto_convert=settings["auto_convert"],
             merge_lora=settings["merge_lora"],
+            gguf=settings["model_gguf"],
+            tokenizer=settings["tokenizer_name"],
             progress=hub.download_progress(quiet=quiet, json_output=json_output),
         )
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ def locate_model(config: ServeConfig, weights: bool = True) -> tuple[ServeConfig
     """
     from tgi_cli import demo, hub
 
-    if not config.model_id:
+    if not config.model_id and config.model_gguf is None:
         log.info("no model named: serving the bundled miniature model, %s", demo.MODEL_ID)
         return replace(config, model_id=demo.MODEL_ID, revision=None), demo.model_path()
     model = hub.resolve_model(
@@ -30,6 +30,8 @@ def locate_model(config: ServeConfig, weights: bool = True) -> tuple[ServeConfig
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         weights=weights and config.load_format != "dummy",
+        gguf=config.model_gguf,
+        tokenizer=config.tokenizer_name,
         progress=hub.download_progress(json_output=config.json_output),
     )
     return replace(config, model_id=model.model_id, revision=model.revision or None), model.path
@@ -68,7 +70,7 @@ def locate(config: ServeConfig) -> tuple[ServeConfig, Path]:
     from tgi_cli.models.speculators.locate import locate_base
 
     def find(model_id: str) -> tuple[ServeConfig, Path]:
-        return locate_model(replace(config, model_id=model_id, revision=None))
+        return locate_model(replace(config, model_id=model_id, revision=None, model_gguf=None))
 
     (found, path), heads = locate_base(locate_model(config), lambda each: each[1], find)
     return locate_drafter(locate_adapters(found), heads), path

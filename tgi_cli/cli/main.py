@@ -18,7 +18,7 @@ from tgi_cli.version import __version__
 TRACEBACK_VARIABLE = "TGI_TRACEBACK"
 _ENVIRONMENT = "Every flag has an environment variable, MAX_INPUT_TOKENS for --max-input-tokens \
 and so on. Flags override variables, variables override the file of --config."
-_WITHOUT_VARIABLES = ("quantize", "bench", "connect", "completion")
+_WITHOUT_VARIABLES = ("chat", "quantize", "bench", "connect", "completion")
 
 
 def application(*names: str) -> typer.Typer:

@@ -54,6 +54,10 @@ class ServeConfig(EngineOptions):
     """Settings as the user made them; None where a default depends on model or device."""
 
     revision: str | None = None
+    model_gguf: str | None = None
+    """GGUF file with the weights; ``model_id`` then names the tokenizer, if it is given."""
+    tokenizer_name: str | None = None
+    """Id or folder whose tokenizer replaces that of a GGUF file."""
     dtype: str | None = None
     hostname: str = default("hostname")
     port: int = default("port")

@@ -22,9 +22,13 @@ _MOST_FACTORS = 1 << 12
 
 def llama_shape(keys: ArchitectureKeys) -> Config:
     """What most architectures have in common, by Llama's names."""
+    if keys.has("feed_forward_length") or not experts(keys):
+        width = max(keys.wholes("feed_forward_length", keys.num_layers))
+    else:
+        width = expert_size(keys)  # no layer has a single block
     return {
         "hidden_size": keys.whole("embedding_length"),
-        "intermediate_size": max(keys.wholes("feed_forward_length", keys.num_layers)),
+        "intermediate_size": width,
         "num_hidden_layers": keys.num_layers,
         "num_attention_heads": keys.num_heads,
         "num_key_value_heads": keys.num_kv_heads,
@@ -124,6 +128,13 @@ def expert_size(keys: ArchitectureKeys) -> int:
     if keys.has("expert_feed_forward_length"):
         return keys.whole("expert_feed_forward_length")
     return keys.shape("blk.0.ffn_down_exps.weight")[-1]
+
+
+def shared_expert_size(keys: ArchitectureKeys) -> int:
+    """Width of the expert that every token passes."""
+    if keys.has("expert_shared_feed_forward_length"):
+        return keys.whole("expert_shared_feed_forward_length")
+    return keys.shape("blk.0.ffn_down_shexp.weight")[-1]
 
 
 def layer_types(keys: ArchitectureKeys, full_every: int) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.gguf import gpt_configs
 from tgi_cli.gguf.config_parts import (
     Config,
     expert_size,
@@ -15,6 +16,7 @@ from tgi_cli.gguf.config_parts import (
     layer_types,
     llama_shape,
     partial_rotary,
+    shared_expert_size,
 )
 from tgi_cli.gguf.keys import ArchitectureKeys
 from tgi_cli.gguf.reader import GGUFFile
@@ -104,21 +106,26 @@ def _qwen2(keys: ArchitectureKeys) -> Config:
 
 
 def _qwen3(keys: ArchitectureKeys) -> Config:
-    return llama_shape(keys) | {"model_type": "qwen3"}
+    return llama_shape(keys) | {
+        "model_type": "qwen3",
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+    }
 
 
 def _qwen2_moe(keys: ArchitectureKeys) -> Config:
-    shared = "expert_shared_feed_forward_length"
-    size = keys.whole(shared) if keys.has(shared) else keys.shape("blk.0.ffn_down_shexp.weight")[-1]
     return _qwen_moe(keys) | {
         "model_type": "qwen2_moe",
         "norm_topk_prob": False,
-        "shared_expert_intermediate_size": size,
+        "shared_expert_intermediate_size": shared_expert_size(keys),
     }
 
 
 def _qwen3_moe(keys: ArchitectureKeys) -> Config:
-    return _qwen_moe(keys) | {"model_type": "qwen3_moe", "norm_topk_prob": True}
+    return _qwen_moe(keys) | {
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+    }
 
 
 def _qwen_moe(keys: ArchitectureKeys) -> Config:
@@ -128,6 +135,42 @@ def _qwen_moe(keys: ArchitectureKeys) -> Config:
         "moe_intermediate_size": expert_size(keys),
         "decoder_sparse_step": 1,
     }
+
+
+def _qwen35(keys: ArchitectureKeys) -> Config:
+    config = llama_shape(keys) | {
+        "model_type": "qwen3_5_text",
+        "layer_types": _linear_layers(keys),
+        "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.whole("ssm.state_size"),
+        "linear_num_key_heads": keys.whole("ssm.group_count"),
+        "linear_num_value_heads": keys.whole("ssm.time_step_rank"),
+        "linear_value_head_dim": keys.whole("ssm.inner_size") // keys.whole("ssm.time_step_rank"),
+        **partial_rotary(keys),
+    }
+    sections = keys.file.values(f"{keys.architecture}.rope.dimension_sections", int)
+    if sections:
+        config["rope_parameters"] = {"mrope_section": sections[:3]}
+    if keys.architecture == "qwen35":
+        return config
+    return config | {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": experts(keys),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "moe_intermediate_size": expert_size(keys),
+        "shared_expert_intermediate_size": shared_expert_size(keys),
+        "norm_topk_prob": True,
+    }
+
+
+def _linear_layers(keys: ArchitectureKeys) -> list[str]:
+    """Which layers have linear attention: all but the last of every few, unless a key says so."""
+    every = keys.whole("full_attention_interval", 4)
+    linear = [bool((layer + 1) % every) for layer in range(keys.num_layers)]
+    stated = keys.file.metadata.get(f"{keys.architecture}.attention.recurrent_layers")
+    if isinstance(stated, list) and len(stated) >= keys.num_layers:
+        linear = [bool(each) for each in stated[: keys.num_layers]]
+    return ["linear_attention" if each else "full_attention" for each in linear]
 
 
 def _gemma(keys: ArchitectureKeys) -> Config:
@@ -224,77 +267,6 @@ def _seed_oss(keys: ArchitectureKeys) -> Config:
     }
 
 
-def _starcoder2(keys: ArchitectureKeys) -> Config:
-    return llama_shape(keys) | {
-        "model_type": "starcoder2",
-        "norm_epsilon": keys.real("attention.layer_norm_epsilon"),
-        "use_bias": keys.has_tensor("blk.0.attn_q.bias"),
-        "hidden_act": "gelu_pytorch_tanh",
-        "sliding_window": keys.whole("attention.sliding_window", 0, 0) or None,
-    }
-
-
-def _gpt2(keys: ArchitectureKeys) -> Config:
-    """GPT-2 and GPT-BigCode, whose keys and values have one head."""
-    config = {
-        "n_embd": keys.whole("embedding_length"),
-        "n_head": keys.num_heads,
-        "n_layer": keys.num_layers,
-        "n_positions": keys.whole("context_length"),
-        "n_inner": keys.whole("feed_forward_length"),
-        "layer_norm_epsilon": keys.real("attention.layer_norm_epsilon"),
-    }
-    if keys.architecture == "gpt2":
-        return config | {"model_type": "gpt2", "activation_function": "gelu_new"}
-    if keys.num_kv_heads != 1:
-        raise UnsupportedModelError(
-            f"{keys.file.path}: {keys.architecture} with {keys.num_kv_heads} key-value heads is "
-            "not supported",
-            "serve the model's safetensors",
-        )
-    return config | {
-        "model_type": "gpt_bigcode",
-        "activation_function": "gelu_pytorch_tanh",
-        "multi_query": True,
-    }
-
-
-def _gpt_neox(keys: ArchitectureKeys) -> Config:
-    return {
-        "model_type": "gpt_neox",
-        "hidden_size": keys.whole("embedding_length"),
-        "intermediate_size": keys.whole("feed_forward_length"),
-        "num_hidden_layers": keys.num_layers,
-        "num_attention_heads": keys.num_heads,
-        "max_position_embeddings": keys.whole("context_length"),
-        "layer_norm_eps": keys.real("attention.layer_norm_epsilon"),
-        "rotary_pct": keys.whole("rope.dimension_count", keys.head_dim) / keys.head_dim,
-        "rotary_emb_base": keys.real("rope.freq_base", 10000.0),
-        "use_parallel_residual": keys.flag("use_parallel_residual", True),
-        "hidden_act": "gelu",
-    }
-
-
-def _falcon(keys: ArchitectureKeys) -> Config:
-    two_norms = keys.has_tensor("blk.0.attn_norm_2.weight")
-    return {
-        "model_type": "falcon",
-        "hidden_size": keys.whole("embedding_length"),
-        "ffn_hidden_size": keys.whole("feed_forward_length"),
-        "num_hidden_layers": keys.num_layers,
-        "num_attention_heads": keys.num_heads,
-        "num_kv_heads": keys.num_kv_heads,
-        "new_decoder_architecture": two_norms,
-        "multi_query": keys.num_kv_heads == 1,
-        "parallel_attn": True,
-        "bias": keys.has_tensor("blk.0.attn_qkv.bias"),
-        "alibi": False,
-        "max_position_embeddings": keys.whole("context_length"),
-        "layer_norm_epsilon": keys.real("attention.layer_norm_epsilon"),
-        "rope_theta": keys.real("rope.freq_base", 10000.0),
-    }
-
-
 def _gpt_oss(keys: ArchitectureKeys) -> Config:
     config = llama_shape(keys)
     if "rope_scaling" in config:
@@ -338,13 +310,13 @@ def _lfm2(keys: ArchitectureKeys) -> Config:
 
 
 ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
-    "falcon": ("FalconForCausalLM", _falcon),
+    "falcon": ("FalconForCausalLM", gpt_configs.falcon),
     "gemma": ("GemmaForCausalLM", _gemma),
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
     "gemma3": ("Gemma3ForCausalLM", _gemma3),
     "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
-    "gpt2": ("GPT2LMHeadModel", _gpt2),
-    "gptneox": ("GPTNeoXForCausalLM", _gpt_neox),
+    "gpt2": ("GPT2LMHeadModel", gpt_configs.gpt2),
+    "gptneox": ("GPTNeoXForCausalLM", gpt_configs.gpt_neox),
     "granite": ("GraniteForCausalLM", _granite),
     "lfm2": ("Lfm2ForCausalLM", _lfm2),
     "lfm2moe": ("Lfm2MoeForCausalLM", _lfm2),
@@ -355,9 +327,11 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
     "qwen3": ("Qwen3ForCausalLM", _qwen3),
     "qwen3moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
+    "qwen35": ("Qwen3_5ForCausalLM", _qwen35),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", _qwen35),
     "seed_oss": ("SeedOssForCausalLM", _seed_oss),
     "smollm3": ("SmolLM3ForCausalLM", _smollm3),
-    "starcoder": ("GPTBigCodeForCausalLM", _gpt2),
-    "starcoder2": ("Starcoder2ForCausalLM", _starcoder2),
+    "starcoder": ("GPTBigCodeForCausalLM", gpt_configs.gpt2),
+    "starcoder2": ("Starcoder2ForCausalLM", gpt_configs.starcoder2),
 }
 """llama.cpp's names, transformers' classes, and what reads the keys."""

@@ -240,6 +240,12 @@ class _Header:
             raise self.invalid(f"it states a text of {length} bytes")
         return self.take(length).decode()
 
+    def name(self) -> str:
+        name = self.text(_LONGEST_NAME)
+        if not name:
+            raise self.invalid("it has a key or a tensor without a name")
+        return name
+
     def value(self, kind: int, depth: int = 0) -> Value:
         if kind == _STRING:
             return self.text()
@@ -289,7 +295,7 @@ class _Header:
             raise self.invalid(f"it states {num_tensors} tensors and {num_keys} keys")
         metadata: dict[str, Value] = {}
         for _ in range(num_keys):
-            key = self.text(_LONGEST_NAME)
+            key = self.name()
             if key in metadata:
                 raise self.invalid(f"it has the key {_short(key)} twice")
             metadata[key] = self.value(self.number("I"))
@@ -308,7 +314,7 @@ class _Header:
 
     def entry(self, alignment: int) -> tuple[str, tuple[int, ...], TensorType, int, int]:
         """A tensor's name, shape, type, offset within the data, and size."""
-        name = self.text(_LONGEST_NAME)
+        name = self.name()
         num_dims = self.number("I")
         if num_dims > _MOST_DIMENSIONS:
             raise self.invalid(f"its tensor {_short(name)} has {num_dims} dimensions")

@@ -261,7 +261,7 @@ def missing_weights_error(source: object, extension: str, names: list[str]) -> M
     """Build the error for a folder or repository without weights, with advice on what it has."""
     endings = {Path(name).suffix for name in names}
     if ".gguf" in endings:
-        remedy = "GGUF is not supported: name the model that the GGUF files were made from"
+        remedy = "its GGUF files are not a language model's: name another repository"
     elif extension != ".safetensors" and endings & {".safetensors", ".bin"}:
         remedy = "leave out --extension to take the weights that are there"
     else:

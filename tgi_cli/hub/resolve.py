@@ -6,16 +6,23 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tgi_cli.errors import ModelError, ModelNotFoundError, OfflineError
-from tgi_cli.hub import child_process, model_files
-from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, require_space
+from tgi_cli.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelError,
+    ModelNotFoundError,
+    OfflineError,
+)
+from tgi_cli.hub import child_process, gguf_model, model_files
+from tgi_cli.hub.cache import RepoCache, require_space
 from tgi_cli.hub.client import HubEnvironment
+from tgi_cli.hub.derived_folders import beside_cache, create_once, files_key
 from tgi_cli.hub.download import download, download_progress
+from tgi_cli.hub.gguf_files import GGUF, is_model_file, split_tag
 from tgi_cli.hub.repository import Repository, fetch_repository
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.units import format_size
@@ -51,6 +58,7 @@ class _ResolveOptions:
     merge_lora: bool
     weights: bool
     progress: ProgressReporter
+    tokenizer: Path | None
 
 
 def resolve_model(
@@ -63,6 +71,8 @@ def resolve_model(
     merge_lora: bool = False,
     weights: bool = True,
     overridable: bool = True,
+    gguf: str | None = None,
+    tokenizer: str | None = None,
     progress: ProgressReporter | None = None,
 ) -> LocalModel:
     """Resolve ``model_id`` to a folder; download, convert or merge first if necessary.
@@ -71,8 +81,11 @@ def resolve_model(
     downloaded. If the hub cannot be reached, a complete snapshot in the cache is used. If
     :data:`OVERRIDE` names a folder, its weights replace the model's.
 
+    A GGUF file is served from a folder with a link to it and with the files that its metadata stand
+    for. Of a repository or a folder with several, ``model_id:TAG`` names one.
+
     Args:
-        model_id: a folder, or an id on the hub.
+        model_id: a folder, a GGUF file, or an id on the hub.
         revision: branch, tag, commit or ``refs/pr/N``. Default: main.
         trust_remote_code: download code, too.
         extension: of the weights.
@@ -80,6 +93,9 @@ def resolve_model(
         merge_lora: merge a PEFT adapter into its base instead of returning its folder.
         weights: require weights, not only the configuration and the tokenizer.
         overridable: let :data:`OVERRIDE` replace the weights, which it does for the served model.
+        gguf: a GGUF file, local or as ``model_id`` names one, with the weights; ``model_id`` then
+            stands for its tokenizer, if it is not empty.
+        tokenizer: a folder or an id, whose tokenizer replaces that of a GGUF file.
         progress: of the download.
 
     Raises:
@@ -97,13 +113,20 @@ def resolve_model(
             progress=progress,
         )
         return replace(model, path=_combine(model.path, Path(override).expanduser()))
+    progress = progress or download_progress(quiet=True)
+    if gguf is not None:
+        model = resolve_model(
+            gguf, revision=revision, tokenizer=tokenizer or model_id or None, progress=progress
+        )
+        return replace(model, model_id=model_id or gguf)
     options = _ResolveOptions(
         trust_remote_code,
         extension if extension.startswith(".") else f".{extension}",
         auto_convert,
         merge_lora,
         weights,
-        progress or download_progress(quiet=True),
+        progress,
+        _tokenizer_folder(tokenizer, trust_remote_code, progress),
     )
     folder = Path(model_id).expanduser()
     try:
@@ -111,6 +134,10 @@ def resolve_model(
             return LocalModel(_from_folder(folder, model_id, options), model_id, "")
     except OSError as error:
         raise ModelError(f"{error.filename or model_id}: {error.strerror or error}") from error
+    name, tag = split_tag(model_id)
+    if tag is not None and Path(name).expanduser().is_dir():
+        path = gguf_model.from_folder(Path(name).expanduser(), tag, options.tokenizer)
+        return LocalModel(path, model_id, "")
     if model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
         raise ModelNotFoundError(f"there is no folder {model_id}", "check the path")
     if not model_id.strip():
@@ -118,9 +145,25 @@ def resolve_model(
     return _from_hub(model_id, revision, options)
 
 
+def _tokenizer_folder(
+    name: str | None, trust_remote_code: bool, progress: ProgressReporter
+) -> Path | None:
+    if name is None:
+        return None
+    if Path(name).expanduser().is_dir():
+        return Path(name).expanduser()
+    return resolve_model(
+        name, trust_remote_code=trust_remote_code, weights=False, progress=progress
+    ).path
+
+
 def _from_folder(folder: Path, model_id: str, options: _ResolveOptions) -> Path:
     if not folder.is_dir():
-        raise ModelError(f"{model_id} is a file", "name the folder that holds config.json")
+        if folder.name.lower().endswith(GGUF):
+            return gguf_model.from_file(folder, options.tokenizer)
+        raise ModelError(
+            f"{model_id} is a file", "name the folder that holds config.json, or a GGUF file"
+        )
     names = model_files.file_names(folder)
     if not names:
         raise ModelError(
@@ -128,6 +171,9 @@ def _from_folder(folder: Path, model_id: str, options: _ResolveOptions) -> Path:
             "name a folder with config.json and weights; if you mean a model on the hub, "
             "run this elsewhere or move the folder away",
         )
+    if _is_gguf(names, options) and not model_files.is_adapter(names):
+        return gguf_model.from_folder(folder, None, options.tokenizer)
+    _require_no_tokenizer(model_id, options)
     if not options.weights:
         model_files.read_json(folder / "config.json")
         return folder
@@ -147,13 +193,35 @@ def _from_folder(folder: Path, model_id: str, options: _ResolveOptions) -> Path:
     return folder
 
 
-def _from_hub(model_id: str, revision: str | None, options: _ResolveOptions) -> LocalModel:
+def _is_gguf(names: Sequence[str], options: _ResolveOptions) -> bool:
+    """Whether the weights are GGUF files, and no others are there."""
+    extensions = {SAFETENSORS, ".bin", options.extension}
+    others = any(model_files.weight_files(names, extension)[0] for extension in extensions - {GGUF})
+    return not others and any(map(is_model_file, names))
+
+
+def _require_no_tokenizer(model_id: str, options: _ResolveOptions) -> None:
+    if options.tokenizer is not None:
+        raise ConfigError(
+            f"--tokenizer-name applies to GGUF files, and {model_id} is a checkpoint of another "
+            "format",
+            "leave it out",
+        )
+
+
+def _from_hub(named: str, revision: str | None, options: _ResolveOptions) -> LocalModel:
     hub = HubEnvironment.read()
+    model_id, tag = split_tag(named)
     try:
         repository = fetch_repository(model_id, revision, hub)
     except OfflineError as error:
-        return _from_cache(model_id, revision, hub, options, error)
+        found = _from_cache(model_id, tag, revision, hub, options, error)
+        return replace(found, model_id=named)
     names = list(repository.files)
+    if tag is not None or (_is_gguf(names, options) and not model_files.is_adapter(names)):
+        path = gguf_model.from_repository(repository, tag, hub, options.progress, options.tokenizer)
+        return LocalModel(path, named, repository.commit)
+    _require_no_tokenizer(named, options)
     if model_files.is_adapter(names):
         chosen = model_files.select_adapter_files(names)
         folder = _download(repository, chosen, hub, options)
@@ -199,6 +267,7 @@ def _download(
 
 def _from_cache(
     model_id: str,
+    tag: str | None,
     revision: str | None,
     hub: HubEnvironment,
     options: _ResolveOptions,
@@ -215,6 +284,13 @@ def _from_cache(
     else:
         logger.warning("%s; using the cached snapshot %s of %s", error.cause, commit, model_id)
     names = model_files.file_names(folder)
+    gguf_names = gguf_model.names_of(folder)
+    if tag is not None or _is_gguf([*names, *gguf_names], options):
+        try:
+            path = gguf_model.from_folder(folder, tag, options.tokenizer)
+        except (ModelNotFoundError, CheckpointError):  # of the repository, not all files are here
+            raise error from None
+        return LocalModel(path, model_id, commit)
     if model_files.is_adapter(names):
         return LocalModel(_adapter(folder, model_id, commit, options), model_id, commit)
     if model_files.is_complete(folder, options.extension) or (
@@ -247,14 +323,14 @@ def _convert_folder(folder: Path) -> Path:
         return folder
     # The key changes with the files, so that no stale conversion is served.
     sources = [folder / name for name in model_files.file_names(folder)]
-    target = _beside_cache("tgi-converted") / f"{folder.resolve().name}-{_key(sources)}"
+    target = beside_cache("tgi-converted") / f"{folder.resolve().name}-{files_key(sources)}"
 
     def fill(scratch: Path) -> None:
         for name in model_files.select_files(model_files.file_names(folder), ".bin", True).small:
             shutil.copyfile(folder / name, scratch / name)
         _convert(folder, scratch)
 
-    return _create_once(target, fill)
+    return create_once(target, fill, _complete)
 
 
 def _combine(folder: Path, weights: Path) -> Path:
@@ -268,19 +344,17 @@ def _combine(folder: Path, weights: Path) -> Path:
     own = [name for name in model_files.file_names(weights) if name.endswith(ends)]
     rest = [name for name in model_files.file_names(folder) if not name.endswith((*ends, ".bin"))]
     sources = [*(folder / name for name in rest), *(weights / name for name in own)]
-    target = _beside_cache("tgi-combined") / f"{folder.name}-{_key(sources)}"
+    target = beside_cache("tgi-combined") / f"{folder.name}-{files_key(sources)}"
 
     def fill(scratch: Path) -> None:
         for source in sources:
             (scratch / source.name).symlink_to(source.resolve())
 
-    return _create_once(target, fill)
+    return create_once(target, fill, _complete)
 
 
-def _key(sources: Sequence[Path]) -> str:
-    """A key that changes with the files."""
-    stamp = "".join(f"{path}{path.stat().st_size}{path.stat().st_mtime_ns}" for path in sources)
-    return hashlib.sha256(stamp.encode()).hexdigest()[:12]
+def _complete(folder: Path) -> object:
+    return model_files.check_model(folder, SAFETENSORS)
 
 
 def _convert(source: Path, target: Path) -> None:
@@ -309,7 +383,7 @@ def _adapter(folder: Path, name: str, commit: str, options: _ResolveOptions) -> 
         progress=options.progress,
     )
     key = base.revision[:12] or hashlib.sha256(str(base.path.resolve()).encode()).hexdigest()[:12]
-    target = _beside_cache("tgi-merged") / name.replace("/", "--") / f"{commit[:12]}-{key}"
+    target = beside_cache("tgi-merged") / name.replace("/", "--") / f"{commit[:12]}-{key}"
 
     def fill(scratch: Path) -> None:
         size = sum(path.stat().st_size for path in model_files.check_model(base.path, SAFETENSORS))
@@ -317,29 +391,4 @@ def _adapter(folder: Path, name: str, commit: str, options: _ResolveOptions) -> 
         logger.info("merging %s into %s", name, base_id)
         child_process.run("tgi_cli.hub.merge_lora", folder, base.path, scratch)
 
-    return _create_once(target, fill)
-
-
-def _beside_cache(name: str) -> Path:
-    """A folder of ours next to the hub's cache, on the disk that the user chose for models."""
-    return HubEnvironment.read().cache.absolute().parent / name
-
-
-def _create_once(target: Path, fill: Callable[[Path], None]) -> Path:
-    """Create ``target`` with ``fill``, atomically; an existing one is used as it is."""
-    try:
-        with file_lock(target.parent / f".{target.name}.lock"):
-            if target.is_dir():
-                logger.info("using %s, created earlier", target)
-            else:
-                scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-                try:
-                    fill(scratch)
-                    model_files.check_model(scratch, SAFETENSORS)
-                    scratch.chmod(0o755)
-                    scratch.rename(target)
-                finally:
-                    shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        raise disk_error(error, target.parent) from error
-    return target
+    return create_once(target, fill, _complete)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels.library import cpp_library, threads
-from tgi_cli.kernels.linear import Epilogue, PackedMatrix
+from tgi_cli.kernels.linear import Epilogue
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 
 SCORES = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_topk": 2}
 """By the names of :class:`tgi_cli.layers.routing.Routing`."""

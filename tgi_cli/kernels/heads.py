@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels.library import cpp_library, threads
-from tgi_cli.kernels.linear import Epilogue, LinearArgs, MatrixStruct, PackedMatrix, pack_bf16
+from tgi_cli.kernels.linear import Epilogue, LinearArgs, pack_bf16
+from tgi_cli.kernels.packed_matrix import MatrixStruct, PackedMatrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from tgi_cli.kernels.library import cpp_library, threads
-from tgi_cli.kernels.memory import allocate
+from tgi_cli.kernels.packed_matrix import PackedMatrix, ScaleLevels, allocate_matrix
 
-_PANEL = 32
+MIN_GROUP = 16
+"""Least number of inputs that may share a scale; every other number is a multiple of it."""
 _LONGEST_GROUP = 512
 _FORMATS = {16: 0, 8: 1, 4: 2}
 """By bits, of bfloat16 and of integers."""
 _E4M3 = 3
-_CHUNKS = {0: (2, 128), 1: (4, 128), 2: (8, 128), 3: (2, 64)}
-"""By format, the inputs of a chunk and its bytes, as in matrix.h."""
-
 ACTIVATIONS = {
     "silu": 0,
     "swish": 0,
@@ -63,23 +60,6 @@ class Epilogue(IntEnum):
     """p in float32"""
 
 
-class MatrixStruct(ctypes.Structure):
-    """``Matrix`` of cpp/matrix.h."""
-
-    _fields_ = (
-        ("format", c_int32),
-        ("paired", c_int32),
-        ("outputs", c_int64),
-        ("inputs", c_int64),
-        ("group", c_int64),
-        ("data", c_void_p),
-        ("scales", c_void_p),
-        ("zeros", c_void_p),
-        ("table", c_void_p),
-        ("input_bits", c_int32),
-    )
-
-
 class LinearArgs(ctypes.Structure):
     """``Linear`` of cpp/matrix.h."""
 
@@ -98,41 +78,6 @@ class LinearArgs(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedMatrix:
-    """A weight [out, in] in panels, which stay where they are as long as this object lives.
-
-    Attributes:
-        bits: of a number: 16 (bfloat16), 8 or 4.
-        out: outputs, gate and up together if ``paired``.
-        inputs: of a row.
-        paired: outputs 0 to out / 2 are gates of the others and are packed beside them.
-        group: inputs that share a scale; 0: all do, or there are none.
-        data: uint8, the panels.
-        scales: float32 [panels, groups, 32], or None for bfloat16.
-        zeros: subtracted from a number before it is scaled, like ``scales``; None for zero.
-        table: bfloat16 [32], the values of codes of 4 bits, twice. Default: the code less 8.
-        struct: for C++; its address is :attr:`address`.
-    """
-
-    bits: int
-    out: int
-    inputs: int
-    paired: bool
-    group: int
-    data: Tensor
-    scales: Tensor | None
-    zeros: Tensor | None
-    table: Tensor | None
-    struct: MatrixStruct
-    address: int
-
-    @property
-    def nbytes(self) -> int:
-        """Of all that a product reads."""
-        return sum(t.nbytes for t in (self.data, self.scales, self.zeros) if t is not None)
-
-
 def pack_bf16(weight: Tensor, paired: bool = False) -> PackedMatrix:
     """Pack bfloat16 [out, in]; ``paired``: the first half of the outputs are the others' gates.
 
@@ -143,7 +88,7 @@ def pack_bf16(weight: Tensor, paired: bool = False) -> PackedMatrix:
     out, inputs = weight.shape
     if weight.stride(-1) != 1:
         weight = weight.contiguous()
-    matrix = _allocate(16, out, inputs, paired)
+    matrix = allocate_matrix(16, out, inputs, paired)
     _library().tgi_pack_bf16(
         c_void_p(matrix.address),
         c_void_p(weight.data_ptr()),
@@ -162,6 +107,7 @@ def pack_codes(
     paired: bool = False,
     table: Tensor | None = None,
     e4m3: bool = False,
+    levels: ScaleLevels | None = None,
 ) -> PackedMatrix:
     """Pack a weight (code - zero) * scale, or the values of its codes times a scale.
 
@@ -170,9 +116,10 @@ def pack_codes(
         scales: [out, groups], used as float32.
         zeros: like ``scales``, the code of 0. Default: the middle, 2^(bits - 1).
         bits: 8 or 4.
-        group: inputs that share a scale, a multiple of 32; 0: one per output.
+        group: inputs that share a scale, a multiple of 16; 0: one per output.
         table: bfloat16 [16], the values of codes of 4 bits; then there are no ``zeros``.
         e4m3: codes are of 8 bits and e4m3, none of them NaN; then there are no ``zeros``.
+        levels: of the scales; then ``scales`` and ``zeros`` are not read.
 
     Raises:
         RuntimeError: there are no kernels here.
@@ -182,17 +129,23 @@ def pack_codes(
     assert table is None or (bits == 4 and zeros is None)
     assert not e4m3 or (bits == 8 and zeros is None)
     out, inputs = codes.shape
-    if group == 0 or group >= inputs:
-        group = 0 if zeros is None else _whole(inputs)
-    group, repeats = _divided(group)
-    groups = -(-inputs // group) if group else 1
-    scales = scales.repeat_interleave(repeats, 1)[:, :groups]
-    if zeros is not None:
-        zeros = zeros.repeat_interleave(repeats, 1)[:, :groups] - 2 ** (bits - 1)
+    wide: Tensor | None = scales
+    if levels is not None:
+        wide, zeros = levels.scales, levels.minimum_scales
+    else:
+        if group == 0 or group >= inputs:
+            group = 0 if zeros is None else _whole(inputs)
+        group, repeats = _divided(group)
+        groups = -(-inputs // group) if group else 1
+        wide = scales.repeat_interleave(repeats, 1)[:, :groups]
+        if zeros is not None:
+            zeros = zeros.repeat_interleave(repeats, 1)[:, :groups] - 2 ** (bits - 1)
     if codes.stride(-1) != 1:
         codes = codes.contiguous()
     number_format = _E4M3 if e4m3 else _FORMATS[bits]
-    matrix = _allocate(bits, out, inputs, paired, group, scales, zeros, table, number_format)
+    matrix = allocate_matrix(
+        bits, out, inputs, paired, group, wide, zeros, table, number_format, levels
+    )
     _library().tgi_pack_codes(
         c_void_p(matrix.address),
         c_void_p(codes.data_ptr()),
@@ -231,12 +184,13 @@ def unpack(matrix: PackedMatrix) -> Tensor:
 
 
 def rows(matrix: PackedMatrix, ids: Tensor) -> Tensor:
-    """Rows of the weight that a matrix in bfloat16 was made of, to the bit: int64 [T] -> [T, in].
+    """Rows of the weight that a matrix was made of: int64 [T] -> bfloat16 [T, in].
+
+    Numbers in bfloat16 are the same to the bit, those of codes are computed in float32.
 
     Raises:
         IndexError: there is no such row.
     """
-    assert matrix.bits == 16
     assert not matrix.paired
     ids = ids.long().contiguous()
     count = len(ids)
@@ -318,68 +272,8 @@ def _divided(group: int) -> tuple[int, int]:
     """
     if group == 0:
         return 0, 1
-    for parts in range(1, group // 32 + 1):
+    for parts in range(1, group // MIN_GROUP + 1):
         length, rest = divmod(group, parts)
-        if rest == 0 and length % 32 == 0 and length <= _LONGEST_GROUP:
+        if rest == 0 and length % MIN_GROUP == 0 and length <= _LONGEST_GROUP:
             return length, parts
-    raise ValueError(f"groups of {group} inputs are not a multiple of 32")
-
-
-def _allocate(
-    bits: int,
-    out: int,
-    inputs: int,
-    paired: bool,
-    group: int = 0,
-    scales: Tensor | None = None,
-    zeros: Tensor | None = None,
-    table: Tensor | None = None,
-    number_format: int = 0,
-) -> PackedMatrix:
-    """A matrix with memory for its numbers, uninitialized."""
-    order = _order(out, paired)
-    chunk, chunk_bytes = _CHUNKS[number_format]
-    panels = len(order) // _PANEL
-    if bits == 4:  # two alternate
-        panels += panels % 2
-    size = panels * -(-inputs // chunk) * chunk_bytes
-    data = allocate(size)
-    scales, zeros = _in_panels(scales, order), _in_panels(zeros, order)
-    table = None if table is None else torch.cat((table, table)).bfloat16()
-    struct = MatrixStruct(
-        number_format,
-        paired,
-        out,
-        inputs,
-        group,
-        data.data_ptr(),
-        None if scales is None else scales.data_ptr(),
-        None if zeros is None else zeros.data_ptr(),
-        None if table is None else table.data_ptr(),
-        16,
-    )
-    address = ctypes.addressof(struct)
-    return PackedMatrix(
-        bits, out, inputs, paired, group, data, scales, zeros, table, struct, address
-    )
-
-
-def _order(out: int, paired: bool) -> Tensor:
-    """Which output is where in the panels; -1: none."""
-    if not paired:
-        order = torch.arange(-(-out // _PANEL) * _PANEL)
-        return order.masked_fill_(order >= out, -1)
-    assert out % 2 == 0
-    gates = torch.arange(-(-out // _PANEL) * (_PANEL // 2))
-    both = torch.stack((gates, gates + out // 2)).masked_fill_(gates >= out // 2, -1)
-    return both.view(2, -1, _PANEL // 2).transpose(0, 1).flatten()
-
-
-def _in_panels(values: Tensor | None, order: Tensor) -> Tensor | None:
-    """Values [out, groups] as float32 [panels, groups, 32]."""
-    if values is None:
-        return None
-    padded = torch.cat((values.float(), torch.zeros(1, values.shape[1])))  # -1 is the last
-    panels = padded[order].view(-1, _PANEL, values.shape[1]).transpose(1, 2)
-    packed = allocate(panels.nbytes).view(torch.float32).view(panels.shape)
-    return packed.copy_(panels)
+    raise ValueError(f"groups of {group} inputs are not a multiple of {MIN_GROUP}")

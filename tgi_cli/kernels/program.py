@@ -16,7 +16,7 @@ from torch import Tensor
 from tgi_cli.kernels.experts import PackedExperts
 from tgi_cli.kernels.heads import HeadMatrices
 from tgi_cli.kernels.library import cpp_library, threads
-from tgi_cli.kernels.linear import PackedMatrix
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.kernels.program_args import MixArgs, OpArgs, OpKind, ProgramInputs, RunArgs
 from tgi_cli.kernels.program_parts import (
     SPAN_CODES,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.kernels.linear import PackedMatrix
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization import QuantizationMethod
 
 if TYPE_CHECKING:

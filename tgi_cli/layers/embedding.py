@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.device.memory import release_pages
-from tgi_cli.kernels.linear import Epilogue, PackedMatrix, linear, rows
+from tgi_cli.kernels.linear import Epilogue, linear, rows
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import LinearBase
+from tgi_cli.quantization.matmul import CppMatmul, make_matmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
@@ -33,6 +35,9 @@ class Embedding(Loadable):
     If a tied head has a packed copy of its own (see :class:`LMHead`), the table need not be in
     memory a second time: vectors are then read from the packed copy, or, if that is not exact to
     the bit, from the checkpoint's mapped file.
+
+    A quantized table stays so where the CPU's kernels read its rows: in a tied head's packed copy,
+    or else in one of its own.
     """
 
     def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
@@ -48,10 +53,12 @@ class Embedding(Loadable):
         self.may_stay_mapped = False
         self.mapped: Tensor | None = None
         self.head: PackedMatrix | None = None
-        """The packed weight of a tied head, whose rows are the vectors."""
+        """The packed weight of a tied head, or of its own, whose rows are the vectors."""
+        self.quantized: QuantizedWeight | None = None
+        """This shard's table, until it or a tied head is packed."""
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{path}.weight", self.shape, self._fill, self._keep)
+        yield WeightSlot(f"{path}.weight", self.shape, self._fill, self._keep, takes_quantized=True)
 
     def materialize(self, device: torch.device) -> None:
         self.device = device  # memory is taken later, and only if it is needed
@@ -62,10 +69,38 @@ class Embedding(Loadable):
         self.mapped, self.weight = tensor[self.start : self.end], None
         return True
 
-    def _fill(self, tensor: Tensor) -> None:
+    def _fill(self, tensor: Tensor | QuantizedWeight) -> None:
+        if isinstance(tensor, QuantizedWeight):
+            self.quantized = tensor[self.start : self.end].padded(self.rows)
+            self.weight = None
+            return
         super().materialize(self.device)
         assert self.weight is not None
         _fill_rows(self.weight, tensor, self.start, self.end)
+
+    def finish(self) -> None:
+        if self.quantized is not None and not self.may_stay_mapped:
+            matmul = None
+            if self.device.type == "cpu":
+                matmul = make_matmul(self.quantized, self.dtype, self.device)
+            if isinstance(matmul, CppMatmul) and matmul.order is None:
+                self.head, self.quantized = matmul.matrix, None
+            else:
+                self._dequantize()
+
+    def _dequantize(self) -> None:
+        assert self.quantized is not None
+        table = self.quantized.dequantize(self.dtype).to(self.device)
+        self.weight, self.quantized = nn.Parameter(table, requires_grad=False), None
+
+    def settle_quantized(self, head_weight: nn.Parameter | None, packed: object) -> None:
+        """Share a tied head's weight, which was made of this table's codes."""
+        if isinstance(packed, PackedMatrix):
+            self.head, self.quantized = packed, None
+        elif head_weight is not None:
+            self.weight, self.quantized = head_weight, None
+        else:
+            self._dequantize()
 
     def table(self) -> Tensor:
         """[rows of this shard, hidden], in the model's dtype."""
@@ -187,6 +222,10 @@ class LMHead(LinearBase):
         tied = self._tied[0]
         if tied is None:
             super().finish()
+        elif tied.quantized is not None:
+            self.method.fill(self, slice(0, self.out_features), tied.quantized)
+            super().finish()
+            tied.settle_quantized(self.weight, self.packed)
         elif self.is_quantized:
             # As from a checkpoint, weights are quantized on the host.
             self.method.fill(self, slice(0, self.out_features), tied.table().cpu())

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.kernels.experts import PackedBlock, PackedExperts
-from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue, PackedMatrix
+from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build, Loadable
 from tgi_cli.layers.grouped import Groups, can_fuse, expert_linear, grouped_linear

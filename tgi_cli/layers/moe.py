@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.kernels.experts import SCORES, PackedExperts, PackedRouting
-from tgi_cli.kernels.linear import ACTIVATIONS, PackedMatrix
+from tgi_cli.kernels.linear import ACTIVATIONS
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers import ops
 from tgi_cli.layers.base import Build
 from tgi_cli.layers.experts import Experts, leave_sum, packed_block

@@ -3,50 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
-from tgi_cli.models.weight_files import INDEX, file_header, unreadable, weight_files
+from tgi_cli.models.gguf_weights import gguf_tensors
+from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
+from tgi_cli.models.tensor_readers import map_bytes
+from tgi_cli.models.weight_files import (
+    INDEX,
+    file_header,
+    gguf_headers,
+    unreadable,
+    weight_files,
+)
 from tgi_cli.quantization.formats import CheckpointFormat
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 _PEEKED = 1 << 16
 """Size limit of a tensor that describes how others are quantized."""
 
 _SHOWN = 5
 """Names in an error message; the others are counted."""
-
-QUANTIZED = "quantized"
-"""The dtype of weights which are made of several tensors."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor of the checkpoint, known from its file's header.
-
-    A quantized weight counts as one: it is read from its ``parts``. So do rows of one matrix of a
-    stack: they are a ``part`` of the tensor ``name`` (its index, the first row and the last + 1).
-    """
-
-    name: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-    parts: tuple[StoredTensor, ...] = ()
-    read: Callable[..., QuantizedWeight] | None = None
-    about: str = ""
-    """How a quantized weight is quantized, for reports."""
-    part: tuple[int, int, int] | None = None
-
-    @property
-    def pieces(self) -> tuple[StoredTensor, ...]:
-        """The tensors of files that it is read from."""
-        return (self,) if self.read is None else self.parts
 
 
 def merge_quantized(
@@ -83,6 +62,9 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint, by name. Reads no weights."""
     files = weight_files(path)
     if not files:
+        gguf = gguf_headers(path)
+        if gguf is not None:
+            return gguf_tensors(gguf)
         raise CheckpointError(
             f"{path} has no model.safetensors and no {INDEX}",
             "download the model, or convert its weights to safetensors",
@@ -105,6 +87,8 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
 
 def read_tensor(stored: StoredTensor) -> Tensor:
     """A tensor that is stored as it is, or rows of one."""
+    if stored.span is not None:
+        return map_bytes(stored.file, *stored.span)
     try:
         with safe_open(stored.file, framework="pt") as tensors:
             if stored.part is not None:

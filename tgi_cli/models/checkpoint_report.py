@@ -10,15 +10,10 @@ from pathlib import Path
 import torch
 
 from tgi_cli.device import describe as device_facts
-from tgi_cli.models.checkpoint import (
-    QUANTIZED,
-    StoredTensor,
-    merge_quantized,
-    read_headers,
-    read_tensor,
-)
+from tgi_cli.models.checkpoint import merge_quantized, read_headers, read_tensor
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format, quantization_name
+from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.quantization.matmul import make_matmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
@@ -141,7 +136,8 @@ def _group_of(
 def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> str:
     """The kernel that computes with a weight, found by creating it."""
     assert tensor.read is not None
-    weight: QuantizedWeight = tensor.read(*map(read_tensor, tensor.parts))
+    weight = tensor.read(*map(read_tensor, tensor.parts))
+    assert isinstance(weight, QuantizedWeight)
     product = make_matmul(weight, dtype, device)
     if isinstance(product, str):
         return f"dense, as {product}"

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.attention import KVSpec
-from tgi_cli.kernels.linear import Epilogue, PackedMatrix
+from tgi_cli.kernels.linear import Epilogue
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.kernels.program import Program
 from tgi_cli.kernels.program_args import NormKind
 from tgi_cli.kernels.program_parts import RESIDUAL, BufferView, NormWeights
 from tgi_cli.layers import LayerNorm, RMSNorm
 from tgi_cli.layers.linear import LinearBase
+from tgi_cli.quantization.matmul import ConcatMatmul
 
 
 class UnsupportedLayer(Exception):
@@ -124,27 +126,39 @@ class Emitter:
         activation: int = 0,
         scale: float = 1.0,
     ) -> None:
-        """target = epilogue(layer(source))."""
-        matrix = layer.packed
-        if not isinstance(matrix, PackedMatrix):
+        """target = epilogue(layer(source)).
+
+        A layer whose outputs are packed in parts of several formats is a product for each.
+        """
+        parts = _packed_parts(layer)
+        if not parts:
             raise UnsupportedLayer(f"{label}: its weight is not packed for the kernels")
-        if epilogue is Epilogue.GATED and not matrix.paired:
+        if epilogue is Epilogue.GATED and not (len(parts) == 1 and parts[0][1].paired):
             raise UnsupportedLayer(f"{label}: gate and up are not packed in pairs")
         bias = None if layer.bias is None else layer.bias.detach()
         if bias is not None and bias.dtype != torch.bfloat16:
             raise UnsupportedLayer(f"{label}: a bias in {bias.dtype}")
-        self.program.linear(
-            label,
-            source,
-            target,
-            matrix,
-            bias,
-            epilogue=epilogue,
-            activation=activation,
-            scale=scale,
-        )
+        for first, matrix in parts:
+            self.program.linear(
+                label,
+                source,
+                target.at(first),
+                matrix,
+                None if bias is None else bias[first : first + matrix.out],
+                epilogue=epilogue,
+                activation=activation,
+                scale=scale,
+            )
 
     def project(self, label: str, layer: LinearBase, source: BufferView, output: Output) -> None:
         """The last product of a block."""
         target, epilogue, scale = output.target, output.epilogue, output.scale
         self.linear(label, layer, source, target, epilogue, scale=scale)
+
+
+def _packed_parts(layer: LinearBase) -> list[tuple[int, PackedMatrix]]:
+    """First outputs and matrices of a layer; empty if a part is not packed for the kernels."""
+    packed: object = layer.packed
+    if isinstance(packed, PackedMatrix):
+        return [(0, packed)]
+    return packed.matrices if isinstance(packed, ConcatMatmul) else []

@@ -15,7 +15,8 @@ from tgi_cli.attention import KVScales, KVSpec
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.layers.attention import Attention
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.checkpoint import StoredTensor, read_headers, read_tensor
+from tgi_cli.models.checkpoint import read_headers, read_tensor
+from tgi_cli.models.stored_tensor import StoredTensor
 
 _NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:\w+\.)?([kv])_scale")
 

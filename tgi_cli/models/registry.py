@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tgi_cli.config import ModelFacts
 from tgi_cli.errors import ConfigError, ModelError
+from tgi_cli.gguf.model_config import METHOD as GGUF
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.families.wrapped import wraps_family
 from tgi_cli.models.image_support import sees
@@ -94,13 +95,16 @@ def has_encoder(config: ModelConfig) -> bool:
 
 
 def reads_quantized(config: ModelConfig) -> bool:
-    """Whether the checkpoint is quantized and the model's family reads it itself."""
+    """Whether the checkpoint is quantized and read tensor by tensor.
+
+    The model's family does it, or the file says of each tensor what it is.
+    """
     method = (config.quantization or {}).get("quant_method")
-    return (FAMILIES.get(config.architecture), method) in _UNPACKED
+    return method == GGUF or (FAMILIES.get(config.architecture), method) in _UNPACKED
 
 
 def checkpoint_format(config: ModelConfig) -> CheckpointFormat | None:
-    """How the checkpoint's weights are quantized; None if they are plain or a family reads them.
+    """How the checkpoint's weights are quantized as several tensors each; None if they are not.
 
     Raises:
         UnsupportedModelError: in a way that cannot be read.

@@ -9,16 +9,15 @@ exact comparison. No torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tgi_cli.errors import ModelError
-from tgi_cli.hub.safetensors_header import TensorEntry
 from tgi_cli.models.config import shown
-from tgi_cli.models.weight_files import file_header, weight_files
+from tgi_cli.models.weight_files import file_header, gguf_headers, weight_files
 
 _LAYERS = re.compile(r"(^|_)(layers?|depth|blocks)$")
 _EXPERTS = re.compile(r"(^|_)experts$")
@@ -53,12 +52,12 @@ class Outline:
     stacked: int
 
     @classmethod
-    def of(cls, entries: list[TensorEntry]) -> Outline:
-        """Summarize the headers of tensors."""
+    def of(cls, shapes: Sequence[tuple[int, ...]]) -> Outline:
+        """Summarize the shapes of tensors."""
         return cls(
-            len(entries),
-            max((size for entry in entries for size in entry.shape), default=0),
-            sum(entry.shape[0] for entry in entries if len(entry.shape) > 2),
+            len(shapes),
+            max((size for shape in shapes for size in shape), default=0),
+            sum(shape[0] for shape in shapes if len(shape) > 2),
         )
 
 
@@ -70,19 +69,22 @@ def read_outline(path: Path) -> Outline | None:
     """
     found = [(file.name, file.stat()) for file in path.glob("*.safetensors*") if file.is_file()]
     # Called whenever the configuration is read, and the headers of a large model are MBs.
+    if not found:
+        gguf = gguf_headers(path)
+        return None if gguf is None else Outline.of([each.shape for each in gguf.tensors.values()])
     return _outline(path, frozenset((name, one.st_size, one.st_mtime_ns) for name, one in found))
 
 
 @lru_cache(maxsize=4)
 def _outline(path: Path, state: frozenset[tuple[str, int, int]]) -> Outline | None:
     """The same, cached; ``state`` changes with the files."""
-    entries = [
-        entry
+    shapes = [
+        entry.shape
         for file in sorted(weight_files(path))
         if file.is_file()  # the loader reports absent files
         for entry in file_header(file).values()
     ]
-    return Outline.of(entries) if entries else None
+    return Outline.of(shapes) if shapes else None
 
 
 def check_sizes(path: Path, raw: Mapping[str, Any], quantized: bool, builtin: bool = False) -> None:

@@ -8,6 +8,7 @@ the disk as they are touched, by one thread, and copied again by the driver
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tgi_cli.hub.safetensors_header import TensorEntry
-from tgi_cli.models.checkpoint import StoredTensor
+from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.models.weight_files import file_header, unreadable
 
 _MAPPED_BYTES = 16 << 20
@@ -79,6 +80,8 @@ class MappedReader:
         self._read = 0
 
     def read(self, stored: StoredTensor) -> Tensor:
+        if stored.span is not None:
+            return map_bytes(stored.file, *stored.span)
         if self._read >= _MAPPED_BYTES:
             self.close()
         try:
@@ -152,20 +155,41 @@ class ReadAhead:
                 self._submit(stored)
 
     def _submit(self, stored: StoredTensor) -> None:
-        if stored.file not in self._headers:
-            self._headers[stored.file] = file_header(stored.file)
-        entry = self._headers[stored.file][stored.name]
-        memory = torch.empty(entry.size, dtype=torch.uint8, pin_memory=self._pin)
+        start, size = stored.span or self._safetensors_span(stored)
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
         target = memoryview(memory.numpy())  # type: ignore[arg-type]
         parts = [
             self._pool.submit(
-                _read_into, target[begin : begin + _PART_BYTES], stored.file, entry.start + begin
+                _read_into, target[begin : begin + _PART_BYTES], stored.file, start + begin
             )
-            for begin in range(0, entry.size, _PART_BYTES)
+            for begin in range(0, size, _PART_BYTES)
         ]
-        tensor = memory.view(_DTYPES[stored.dtype]).view(entry.shape)
+        tensor = memory.view(_DTYPES[stored.dtype]).view(stored.shape)
         self._pending.append(_Pending(stored, tensor, parts))
-        self._ahead += entry.size
+        self._ahead += size
+
+    def _safetensors_span(self, stored: StoredTensor) -> tuple[int, int]:
+        if stored.file not in self._headers:
+            self._headers[stored.file] = file_header(stored.file)
+        entry = self._headers[stored.file][stored.name]
+        return entry.start, entry.size
+
+
+def map_bytes(file: Path, start: int, size: int) -> Tensor:
+    """Bytes of a file as uint8 [size], mapped for as long as the tensor is referred to.
+
+    A mapping for each tensor: its pages are resident only as long as it is.
+    """
+    offset = start % mmap.ALLOCATIONGRANULARITY
+    try:
+        with file.open("rb") as stream:
+            # Private and writable as far as torch is concerned, which warns of memory that is not.
+            mapped = mmap.mmap(
+                stream.fileno(), size + offset, access=mmap.ACCESS_COPY, offset=start - offset
+            )
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error) from error
+    return torch.frombuffer(mapped, dtype=torch.uint8, offset=offset)
 
 
 def _read_into(target: memoryview, file: Path, offset: int) -> None:

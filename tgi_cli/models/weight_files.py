@@ -1,13 +1,15 @@
-"""The safetensors files of a checkpoint, and the tensors that their headers list. No torch.
+"""The files of a checkpoint, and the tensors that their headers list. No torch.
 
 https://huggingface.co/docs/safetensors/index#format
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from tgi_cli.errors import CheckpointError, CorruptFileError
+from tgi_cli.gguf.reader import GGUFFile, read_gguf, shard_paths
 from tgi_cli.hub.model_files import weight_map
 from tgi_cli.hub.safetensors_header import TensorEntry, read_header
 
@@ -44,6 +46,34 @@ def file_header(file: Path) -> dict[str, TensorEntry]:
     """
     try:
         return dict(sorted(read_header(file).items()))
+    except (OSError, CorruptFileError) as error:
+        raise unreadable(file, error) from error
+
+
+def gguf_headers(path: Path) -> GGUFFile | None:
+    """The headers of the GGUF file, or of its parts, in a folder; None if it has none.
+
+    Raises:
+        CheckpointError: the file cannot be read, or there are several.
+        UnsupportedModelError: it is of a kind that is not supported.
+    """
+    found = [(file, file.stat()) for file in sorted(path.glob("*.gguf")) if file.is_file()]
+    if not found:
+        return None
+    parts = {shard_paths(file) for file, _ in found}
+    if len(parts) > 1:
+        names = ", ".join(each[0].name for each in sorted(parts)[:3])
+        raise CheckpointError(f"{path} has several GGUF files: {names}", "name one of them")
+    # Read whenever the configuration is, and the headers of a large vocabulary take a second.
+    state = frozenset((file.name, one.st_size, one.st_mtime_ns) for file, one in found)
+    return _gguf_headers(found[0][0], state)
+
+
+@lru_cache(maxsize=4)
+def _gguf_headers(file: Path, state: frozenset[tuple[str, int, int]]) -> GGUFFile:
+    """The same, cached; ``state`` changes with the files."""
+    try:
+        return read_gguf(file)
     except (OSError, CorruptFileError) as error:
         raise unreadable(file, error) from error
 

@@ -16,7 +16,8 @@ import torch
 from tgi_cli.errors import CheckpointError
 from tgi_cli.layers import Loadable, WeightSlot
 from tgi_cli.models.base import LoadableModel
-from tgi_cli.models.checkpoint import QUANTIZED, StoredTensor, some
+from tgi_cli.models.checkpoint import some
+from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.models.tensor_readers import MappedReader, ReadAhead, TensorReader
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
@@ -167,7 +168,9 @@ def _fill_slot(filling: SlotAssignment, reader: TensorReader) -> None:
         slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
         return
     tensor = source.view(*map(_dense, read))
-    plain = source == Source(source.names) and read[0] is tensor
+    # What is read as parts of a file may have been copied, and be aligned to nothing.
+    whole = filling.stored[0].read is None
+    plain = whole and source == Source(source.names) and read[0] is tensor
     if not (plain and slot.keep is not None and slot.keep(tensor)):
         slot.fill(tensor)
 

@@ -78,20 +78,18 @@ def warn_if_open(hostname: str, port: int, key: str | None, origins: tuple[str, 
     """Warn if other machines may use the model without a key, and name what limits that.
 
     Args:
+        hostname: The address that the server listens on.
         key: The API keys, or None.
         origins: Origins whose pages may send requests; empty: all.
     """
     if key is not None or _is_loopback(hostname):
         return
-    pages = "" if origins else ", and web pages of any origin in their browsers"
-    limits = "" if origins else ", --cors-allow-origin the pages"
+    pages, limit = ("", "") if origins else (" and web pages", ", --cors-allow-origin")
     log.warning(
-        "%s port %d is open without a key to all machines that reach it%s: --hostname 127.0.0.1 "
-        "limits it to this machine, --api-key to those with the key%s",
-        hostname,
+        "port %d is open to all machines%s without a key: --api-key, --hostname 127.0.0.1%s",
         port,
         pages,
-        limits,
+        limit,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -14,6 +15,11 @@ log = logging.getLogger(__name__)
 
 _REFRESH_PER_SECOND = 4
 """Redraws of the bar. Each takes the interpreter lock from the thread that does the work."""
+
+
+INTERVAL_VARIABLE = "TGI_PROGRESS_INTERVAL"
+"""Environment variable with the seconds between log lines, for a parent process that draws a bar
+of its own from the log."""
 
 
 class ProgressReporter:
@@ -41,7 +47,8 @@ class ProgressReporter:
     ) -> None:
         self.show_bar = sys.stderr.isatty() if show_bar is None else show_bar
         self._unit = unit
-        self._log_interval = log_interval
+        variable = os.environ.get(INTERVAL_VARIABLE)
+        self._log_interval = float(variable) if variable and log_interval else log_interval
         self._delay = delay
         self._transient = transient
         self._lock = threading.RLock()

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.kernels.linear import PackedMatrix
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
@@ -74,6 +74,11 @@ class QuantizedMatmul(ABC):
     """
 
     kernel: str
+
+    @property
+    def matrix_alone(self) -> PackedMatrix | None:
+        """The matrix of our kernels, if the product is one with it and nothing else."""
+        return None
 
     @abstractmethod
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...

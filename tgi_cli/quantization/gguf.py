@@ -7,7 +7,7 @@ https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.gguf.tensor_types import TensorType
+from tgi_cli.kernels.packed_matrix import ScaleLevels
 from tgi_cli.quantization import mxfp4
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
 
@@ -29,8 +30,12 @@ FLOATS = {
 }
 """Types that are no blocks."""
 
-_Parts = tuple[Tensor, Tensor, Tensor | None]
-"""uint8 codes [rows, blocks, elements], float32 scales and minima [rows, blocks, groups]."""
+_Scales = Tensor | tuple[Tensor, Tensor]
+"""float16 or float32 [rows, blocks, groups]; or in two levels: float32 [rows, blocks, 1], whole
+numbers."""
+
+_Parts = tuple[Tensor, _Scales, _Scales | None]
+"""uint8 codes [rows, blocks, elements], scales, and minima."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +66,69 @@ def read_blocks(kind: TensorType, shape: tuple[int, int], data: Tensor) -> Quant
     """A weight [out, in] of one of :data:`LAYOUTS`, of its bytes uint8 [size]."""
     layout, (outputs, inputs) = LAYOUTS[kind.name], shape
     blocks = data.view(outputs, inputs // kind.elements, kind.size)
-    codes = torch.empty(outputs, inputs, dtype=torch.uint8)
-    scales = torch.empty(outputs, inputs // layout.group)
-    zeros: Tensor | None = None
+    out = _Collected(outputs, inputs, layout)
     step = max(1, _ELEMENTS // max(1, inputs))
     for start in range(0, outputs, step):
         rows = slice(start, start + step)
-        part, factors, minima = layout.decode(blocks[rows])
-        codes[rows], scales[rows] = part.flatten(1), factors.flatten(1)
-        if minima is not None:
-            zeros = torch.empty_like(scales) if zeros is None else zeros
-            zeros[rows] = _zeros(codes[rows], scales[rows], minima.flatten(1))
+        out.put(rows, *layout.decode(blocks[rows]))
     groups = contiguous_groups(inputs, layout.group)
     table = None if layout.table is None else layout.table()
-    return QuantizedWeight(codes, scales, zeros, groups, layout.bits, table)
+    return QuantizedWeight(
+        out.codes, out.scales, out.zeros, groups, layout.bits, table, levels=out.levels
+    )
+
+
+class _Collected:
+    """Codes and scales of a weight, some rows after the others."""
+
+    def __init__(self, outputs: int, inputs: int, layout: BlockLayout) -> None:
+        self.outputs = outputs
+        self.codes = torch.empty(outputs, inputs, dtype=torch.uint8)
+        self.scales = torch.empty(outputs, inputs // layout.group, dtype=torch.float32)
+        self.zeros: Tensor | None = None
+        self.levels: ScaleLevels | None = None
+
+    def put(
+        self, rows: slice, codes: Tensor, scales: _Scales, minima: _Scales | None = None
+    ) -> None:
+        self.codes[rows], self.scales[rows] = codes.flatten(1), _product(scales).flatten(1)
+        if isinstance(scales, tuple) or scales.dtype == torch.float16:
+            parts = (*_levels(scales), *((None, None) if minima is None else _levels(minima)))
+            if self.levels is None:
+                self.levels = self._empty_levels(parts)
+            held = self.levels
+            every = (held.codes, held.scales, held.minima, held.minimum_scales)
+            for whole, part in zip(every, parts, strict=True):
+                if whole is not None and part is not None:
+                    whole[rows] = part.flatten(1)
+        if minima is not None:
+            if self.zeros is None:
+                self.zeros = torch.empty_like(self.scales)
+            offsets = _product(minima).flatten(1)
+            self.zeros[rows] = _zeros(self.codes[rows], self.scales[rows], offsets)
+
+    def _empty_levels(self, parts: Sequence[Tensor | None]) -> ScaleLevels:
+        codes, scales, minima, minimum_scales = (
+            None
+            if part is None
+            else torch.empty(self.outputs, part.shape[1] * part.shape[2], dtype=part.dtype)
+            for part in parts
+        )
+        assert codes is not None
+        shift = 0 if scales is None else (codes.shape[1] // scales.shape[1]).bit_length() - 1
+        minima = minima if minima is None or codes.dtype != torch.int8 else minima.byte()
+        return ScaleLevels(codes, scales, minima, minimum_scales, shift)
+
+
+def _levels(scales: _Scales) -> tuple[Tensor, Tensor | None]:
+    """What is kept of a group, and of a supergroup."""
+    if isinstance(scales, tuple):
+        return scales[1].to(torch.int8), scales[0]
+    return scales, None
+
+
+def _product(scales: _Scales) -> Tensor:
+    return scales[0] * scales[1] if isinstance(scales, tuple) else scales.float()
 
 
 def _zeros(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
@@ -89,8 +143,13 @@ def _zeros(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
-    """The float16 at an offset of each block, as float32 [rows, blocks, 1]."""
-    return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
+    """The float16 at an offset of each block, [rows, blocks, 1]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16)
+
+
+def _real(blocks: Tensor, start: int) -> Tensor:
+    """The same as float32."""
+    return _half(blocks, start).float()
 
 
 def _fields(data: Tensor, shifts: range, mask: int, width: int) -> Tensor:
@@ -148,15 +207,15 @@ def _q8_0(blocks: Tensor) -> _Parts:
 
 def _q2_k(blocks: Tensor) -> _Parts:
     both = blocks[..., :16]
-    scales = _half(blocks, 80) * (both & 15).float()
-    return _pairs(blocks[..., 16:80], 32), scales, _half(blocks, 82) * (both >> 4).float()
+    scales = _real(blocks, 80), (both & 15).float()
+    return _pairs(blocks[..., 16:80], 32), scales, (_real(blocks, 82), (both >> 4).float())
 
 
 def _q3_k(blocks: Tensor) -> _Parts:
     packed = blocks[..., 96:108]
     scales = _nibbles(packed[..., :8], 8) | _pairs(packed[..., 8:], 4) << 4
     codes = _pairs(blocks[..., 32:96], 32) | _flags(blocks[..., :32], 32) << 2
-    return codes, _half(blocks, 108) * _signed(scales, 32), None
+    return codes, (_real(blocks, 108), _signed(scales, 32)), None
 
 
 def _scales_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,25 +229,25 @@ def _scales_of_k(packed: Tensor) -> tuple[Tensor, Tensor]:
 def _q4_k(blocks: Tensor) -> _Parts:
     scales, minima = _scales_of_k(blocks[..., 4:16])
     codes = _nibbles(blocks[..., 16:], 32)
-    return codes, _half(blocks, 0) * scales, _half(blocks, 2) * minima
+    return codes, (_real(blocks, 0), scales), (_real(blocks, 2), minima)
 
 
 def _q5_k(blocks: Tensor) -> _Parts:
     scales, minima = _scales_of_k(blocks[..., 4:16])
     codes = _nibbles(blocks[..., 48:], 32) | _flags(blocks[..., 16:48], 32) << 4
-    return codes, _half(blocks, 0) * scales, _half(blocks, 2) * minima
+    return codes, (_real(blocks, 0), scales), (_real(blocks, 2), minima)
 
 
 def _q6_k(blocks: Tensor) -> _Parts:
     codes = _nibbles(blocks[..., :128], 64) | _pairs(blocks[..., 128:192], 32) << 4
-    return codes + (128 - 32), _half(blocks, 208) * _signed(blocks[..., 192:208]), None
+    return codes + (128 - 32), (_real(blocks, 208), _signed(blocks[..., 192:208])), None
 
 
 def _iq4_xs(blocks: Tensor) -> _Parts:
     high = blocks[..., 2:4, None].bitwise_right_shift(torch.arange(0, 8, 2, dtype=torch.uint8)) & 3
     low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1)
     scales = low.flatten(-2) | high.flatten(-2) << 4
-    return _nibbles(blocks[..., 8:], 16), _half(blocks, 0) * _signed(scales, 32), None
+    return _nibbles(blocks[..., 8:], 16), (_real(blocks, 0), _signed(scales, 32)), None
 
 
 def _mxfp4(blocks: Tensor) -> _Parts:

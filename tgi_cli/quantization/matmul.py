@@ -7,13 +7,13 @@ dequantized as it is loaded, for a reason that is logged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tgi_cli.kernels import cpp_library
-from tgi_cli.kernels.linear import linear, pack_codes, quantize_inputs
+from tgi_cli.kernels.linear import MIN_GROUP, linear, pack_codes, quantize_inputs
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.base import QuantizedMatmul
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
@@ -23,6 +23,7 @@ from tgi_cli.quantization.quantized_weight import (
     bfloat16_table,
     group_inputs,
 )
+from tgi_cli.quantization.widening import widen_to_4_bits
 
 _TORCH_GROUPS = (256, 128, 64, 32)
 """Group sizes that torch's kernels for 4 bits support."""
@@ -42,16 +43,21 @@ class CppMatmul(QuantizedMatmul):
         e4m3 = bits == 8 and weight.table is not None
         self.kernel = "our kernels for fp8" if e4m3 else f"our kernels for {bits} bits"
         self.order = weight.order
-        scales, table = weight.scales, None
+        scales, table, levels = weight.scales, None, weight.levels if group else None
         if weight.table is not None and not e4m3:
             table, factor = bfloat16_table(weight.table)
             scales = scales / factor
+            levels = levels if factor == 1.0 else None
         self.matrix = pack_codes(
-            weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3
+            weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3, levels
         )
         self.quantizes_activations = input_bits == 8 and quantize_inputs(self.matrix)
         if self.quantizes_activations:
             self.kernel += ", activations of 8 bits"
+
+    @property
+    def matrix_alone(self) -> PackedMatrix | None:
+        return self.matrix if self.order is None else None
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x if self.order is None else x.index_select(1, self.order), self.matrix, bias)
@@ -59,8 +65,8 @@ class CppMatmul(QuantizedMatmul):
     @property
     def tensors(self) -> Sequence[Tensor]:
         matrix = self.matrix
-        tensors = (matrix.data, matrix.scales, matrix.zeros, matrix.table, self.order)
-        return [each for each in tensors if each is not None]
+        others = [each for each in (matrix.table, self.order) if each is not None]
+        return [*matrix.tensors, *others]
 
 
 class TorchInt4Matmul(QuantizedMatmul):
@@ -130,18 +136,15 @@ class ConcatMatmul(QuantizedMatmul):
         )
 
     @property
+    def matrices(self) -> list[tuple[int, PackedMatrix]]:
+        """First outputs and matrices of the products; empty if they are not all of our kernels."""
+        found = [(rows.start, each.matrix_alone) for rows, each in self.products]
+        known = [(first, matrix) for first, matrix in found if matrix is not None]
+        return known if len(known) == len(found) else []
+
+    @property
     def tensors(self) -> Sequence[Tensor]:
         return [tensor for _, each in self.products for tensor in each.tensors]
-
-
-def widen_to_4_bits(weight: QuantizedWeight) -> QuantizedWeight:
-    """Convert codes of 2 and 3 bits to codes of 4 with the same values."""
-    if weight.bits not in (2, 3) or weight.table is not None:
-        return weight
-    codes = weight.codes
-    if weight.zeros is None:
-        codes = codes + (8 - 2 ** (weight.bits - 1))
-    return replace(weight, codes=codes, bits=4)
 
 
 def _has_cpp_kernel(weight: QuantizedWeight) -> bool:
@@ -180,7 +183,7 @@ def make_matmul(
     arranged = group_inputs(weight)
     outputs, inputs = weight.shape
     whole = arranged.group == inputs
-    if ours and (whole or arranged.group % 32 == 0):
+    if ours and (whole or arranged.group % MIN_GROUP == 0):
         return CppMatmul(arranged, weight.bits, paired, input_bits)
     if weight.table is not None:
         return f"there is no kernel for groups of {arranged.group}"

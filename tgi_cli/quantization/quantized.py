@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.kernels.linear import PackedMatrix, linear
+from tgi_cli.kernels.linear import linear
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization import bitsandbytes
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod, QuantizedMatmul
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
-from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, make_matmul, widen_to_4_bits
+from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, make_matmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, concat_outputs, quantize_int8
 from tgi_cli.quantization.unquantized import Unquantized
+from tgi_cli.quantization.widening import make_alike, widen_to_4_bits
 
 Quantizer = Callable[[Tensor], QuantizedWeight]
 """Quantizes a weight [out, in]."""
@@ -82,7 +84,10 @@ class Quantized(QuantizationMethod):
         self._parts.setdefault(layer, []).append((rows, weight))
 
     def process_after_loading(self, layer: LinearWeights) -> None:
-        parts = _merged(self._parts.pop(layer, []))
+        parts = self._parts.pop(layer, [])
+        if layer.paired:
+            parts = _pairable(parts)
+        parts = _merged(parts)
         paired = layer.paired and len(parts) == 1
         matrices = [
             (rows, weight if isinstance(weight, Tensor) else self._matrix(weight, paired))
@@ -104,7 +109,7 @@ class Quantized(QuantizationMethod):
         ]
         only = products[0][1] if len(products) == 1 else ConcatMatmul(products)
         # A whole model can be lowered to a program of bare matrices.
-        packed: Any = only.matrix if isinstance(only, CppMatmul) and only.order is None else only
+        packed: Any = only.matrix_alone or only
         layer.packed = packed
 
     def _matrix(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
@@ -208,9 +213,24 @@ class _PlainMatmul(QuantizedMatmul):
         return self.plain.apply(self, x, bias)
 
     @property
+    def matrix_alone(self) -> PackedMatrix | None:
+        return self.packed if isinstance(self.packed, PackedMatrix) else None
+
+    @property
     def tensors(self) -> list[Tensor]:
         packed = self.packed.data if isinstance(self.packed, PackedMatrix) else self.packed
         return [each for each in (self.weight, packed) if each is not None]
+
+
+def _pairable(parts: list[_Part]) -> list[_Part]:
+    """A gate and what it gates in one format, if they are quantized in two."""
+    if len(parts) != 2:
+        return parts
+    (first, a), (second, b) = parts
+    if isinstance(a, Tensor) or isinstance(b, Tensor) or a.is_like(b):
+        return parts
+    pair = make_alike(a, b)
+    return parts if pair is None else [(first, pair[0]), (second, pair[1])]
 
 
 def _merged(parts: list[_Part]) -> list[_Part]:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tgi_cli.kernels.packed_matrix import ScaleLevels
+
 _DEQUANTIZED_ELEMENTS = 1 << 22
 """Elements that are dequantized at a time: 16 MiB of float32."""
 
@@ -32,6 +34,7 @@ class QuantizedWeight:
         groups: int64 [in], the group of each input, in any order.
         bits: of a code: 2, 3, 4 or 8.
         table: float32 [2 ** bits], or None if codes are integers.
+        levels: the scales, and minima in place of zeros, as float16 or in two levels; or None.
         fp8_inputs: whether the checkpoint asks for inputs that are rounded to e4m3; kernels for
             CPUs do not.
     """
@@ -43,6 +46,7 @@ class QuantizedWeight:
     bits: int
     table: Tensor | None = None
     fp8_inputs: bool = False
+    levels: ScaleLevels | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,12 +62,17 @@ class QuantizedWeight:
         """Slice outputs (one slice), or outputs and inputs (two slices), as of a tensor."""
         rows, columns = key if isinstance(key, tuple) else (key, slice(None))
         sliced = self.rows(lambda tensor: tensor[rows])
-        return replace(sliced, codes=sliced.codes[:, columns], groups=self.groups[columns])
+        codes = sliced.codes[:, columns]
+        whole = codes.shape[1] == self.shape[1]
+        levels = sliced.levels if whole else None
+        return replace(sliced, codes=codes, groups=self.groups[columns], levels=levels)
 
     def rows(self, select: Callable[[Tensor], Tensor]) -> QuantizedWeight:
         """Apply ``select``, which maps tensors [out, ...] to some of their outputs."""
         zeros = None if self.zeros is None else select(self.zeros)
-        return replace(self, codes=select(self.codes), scales=select(self.scales), zeros=zeros)
+        levels = None if self.levels is None else self.levels.rows(select)
+        codes, scales = select(self.codes), select(self.scales)
+        return replace(self, codes=codes, scales=scales, zeros=zeros, levels=levels)
 
     def padded(self, rows: int) -> QuantizedWeight:
         """Append outputs of 0, up to ``rows``."""
@@ -116,7 +125,27 @@ def concat_outputs(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         )
     codes = torch.cat([part.codes for part in parts])
     scales = torch.cat([part.scales for part in parts])
-    return replace(parts[0], codes=codes, scales=scales, zeros=zeros)
+    levels = _concat_levels([part.levels for part in parts])
+    return replace(parts[0], codes=codes, scales=scales, zeros=zeros, levels=levels)
+
+
+def _concat_levels(parts: Sequence[ScaleLevels | None]) -> ScaleLevels | None:
+    """None unless all of them have levels, and of one form."""
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts) or not all(found[0].is_like(part) for part in found):
+        return None
+
+    def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        present = [each for each in tensors if each is not None]
+        return torch.cat(present) if present else None
+
+    return ScaleLevels(
+        torch.cat([part.codes for part in found]),
+        joined([part.scales for part in found]),
+        joined([part.minima for part in found]),
+        joined([part.minimum_scales for part in found]),
+        found[0].shift,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +159,7 @@ class GroupedWeight:
         group: inputs that share a scale.
         order: int32 [in], the layer's input for each column, or None for the original order.
         table: as in :class:`QuantizedWeight`.
+        levels: likewise.
     """
 
     codes: Tensor
@@ -138,6 +168,7 @@ class GroupedWeight:
     group: int
     order: Tensor | None
     table: Tensor | None
+    levels: ScaleLevels | None = None
 
 
 def group_inputs(weight: QuantizedWeight) -> GroupedWeight:
@@ -157,7 +188,10 @@ def group_inputs(weight: QuantizedWeight) -> GroupedWeight:
     scales = weight.scales.index_select(1, starts)
     zeros = None if weight.zeros is None else weight.zeros.index_select(1, starts)
     order = None if order is None else order.int()
-    return GroupedWeight(codes, scales, zeros, size, order, weight.table)
+    levels = weight.levels
+    if levels is not None and (order is not None or levels.codes.shape[1] != scales.shape[1]):
+        levels = None
+    return GroupedWeight(codes, scales, zeros, size, order, weight.table, levels)
 
 
 def contiguous_groups(inputs: int, size: int) -> Tensor:

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from tgi_cli.kernels import cpp_library
-from tgi_cli.kernels.linear import PackedMatrix, pack_bf16
 from tgi_cli.kernels.linear import linear as native_linear
+from tgi_cli.kernels.linear import pack_bf16
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod
 
 

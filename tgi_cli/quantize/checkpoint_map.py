@@ -25,8 +25,8 @@ from transformers.core_model_loading import (
     apply_renamings,
 )
 
-from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.hf.names import sources
+from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.models.weight_map import Source
 
 TensorIndex = tuple[int | slice, ...]

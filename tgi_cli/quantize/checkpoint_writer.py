@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tgi_cli.hub.safetensors_header import TensorEntry, read_header
-from tgi_cli.models.checkpoint import StoredTensor
 from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.quantization.algorithms.layout import quantization_config, quantize_config
 from tgi_cli.quantization.algorithms.recipe import Recipe
 

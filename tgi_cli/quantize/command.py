@@ -11,6 +11,7 @@ from tgi_cli.models.checkpoint_report import describe
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.quantization.algorithms.recipe import Recipe, check_recipe, default_format
 from tgi_cli.quantize import gptqmodel, pipeline
+from tgi_cli.quantize.gguf_output import check_options, output_path, quantize_to_gguf
 from tgi_cli.quantize.options import QuantizeOptions
 from tgi_cli.quantize.pipeline import QuantizeJob
 from tgi_cli.quantize.report import show_inspection, show_result
@@ -34,10 +35,13 @@ def run(options: QuantizeOptions, command_line: str) -> None:
         return
     if options.output_dir is None:
         raise ConfigError("OUTPUT_DIR is missing", "tgi quantize MODEL_ID OUTPUT_DIR")
-    recipe = recipe_from(options)
-    check_recipe(recipe)
     if options.upload_to_model_id is not None:
         check_upload(options.upload_to_model_id)
+    if options.format == "gguf":
+        _write_gguf(options)
+        return
+    recipe = recipe_from(options)
+    check_recipe(recipe)
     job = QuantizeJob(
         _fetch_model(options), options.output_dir, recipe, options, command_line=command_line
     )
@@ -59,7 +63,7 @@ def run(options: QuantizeOptions, command_line: str) -> None:
 
 def recipe_from(options: QuantizeOptions) -> Recipe:
     """The recipe, with the method's defaults for unset options."""
-    method = options.method
+    method = options.method or "gptq"
     bytewise = method in ("fp8", "int8")
     sym = method != "awq" if options.sym is None else options.sym
     group_size, group_aware = options.group_size, options.group_aware
@@ -79,6 +83,21 @@ def recipe_from(options: QuantizeOptions) -> Recipe:
         percdamp=options.percdamp,
         format=options.format or default_format(method, sym),
     )
+
+
+def _write_gguf(options: QuantizeOptions) -> None:
+    output_path(options, check_options(options))
+    progress = ProgressReporter(
+        "tensors",
+        show_bar=False if options.json_output else None,
+        log_interval=30.0,
+        transient=True,
+    )
+    result = quantize_to_gguf(_fetch_model(options), options, progress)
+    url = None
+    if options.upload_to_model_id is not None:
+        url = upload(result.path, options.upload_to_model_id)
+    show_result(result, options.json_output, url)
 
 
 def _fetch_model(options: QuantizeOptions) -> Path:
@@ -112,7 +131,7 @@ def check_upload(model_id: str) -> None:
 
 
 def upload(folder: Path, model_id: str) -> str:
-    """Upload the files of ``folder`` to the repository ``model_id``, created if necessary.
+    """Upload a file or folder to the repository ``model_id``, which is created if necessary.
 
     Returns its URL.
 
@@ -130,9 +149,16 @@ def upload(folder: Path, model_id: str) -> str:
     api = HfApi(endpoint=environment.endpoint, token=environment.token)
     try:
         url = api.create_repo(model_id, exist_ok=True)
-        api.upload_folder(
-            repo_id=model_id, folder_path=folder, commit_message="Upload a quantized checkpoint"
-        )
+        message = "Upload a quantized checkpoint"
+        if folder.is_file():
+            api.upload_file(
+                path_or_fileobj=folder,
+                path_in_repo=folder.name,
+                repo_id=model_id,
+                commit_message=message,
+            )
+        else:
+            api.upload_folder(repo_id=model_id, folder_path=folder, commit_message=message)
     except HfHubHTTPError as error:
         raise HubError(f"{environment.endpoint} refuses {model_id}: {error}", remedy) from error
     except connection_errors as error:

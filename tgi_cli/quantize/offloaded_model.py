@@ -20,18 +20,12 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.pytorch_utils import Conv1D
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.models.checkpoint import (
-    QUANTIZED,
-    StoredTensor,
-    merge_quantized,
-    read_headers,
-    read_tensor,
-    some,
-)
+from tgi_cli.models.checkpoint import merge_quantized, read_headers, read_tensor, some
 from tgi_cli.models.config import ModelConfig, read_config
 from tgi_cli.models.hf.names import sources
 from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.size_check import check_sizes
+from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.quantized_weight import QuantizedWeight
 from tgi_cli.quantize.checkpoint_map import TensorIndex, locate_tensors, unstack_experts
@@ -153,8 +147,8 @@ class OffloadedModel:
         entry = self.stored[stored]
         if entry.read is None:
             return read_tensor(entry)
-        weight: QuantizedWeight = entry.read(*map(read_tensor, entry.parts))
-        return weight.dequantize(torch.float32)
+        weight = entry.read(*map(read_tensor, entry.parts))
+        return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight
 
     def materialize(self, path: str, recurse: bool = True) -> None:
         """Read the weights of the module at ``path``.

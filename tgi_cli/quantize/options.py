@@ -10,7 +10,7 @@ from tgi_cli.config.settings import default
 from tgi_cli.config.settings.setting import QUANTIZE
 
 Method = Literal["gptq", "awq", "rtn", "fp8", "int8"]
-Layout = Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]
+Layout = Literal["gptq", "gptq_v2", "awq", "compressed-tensors", "gguf"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,9 @@ class QuantizeOptions:
 
     Attributes:
         model_id: a model id on the hub, or a folder.
-        output_dir: the folder to create; required unless ``inspect`` is set.
+        output_dir: the folder to create, or a GGUF file; required unless ``inspect`` is set.
         inspect: describe the checkpoint and write nothing.
-        method: how weights are quantized.
+        method: how weights are quantized. Default: ``gptq``, and ``rtn`` for GGUF.
         bits: 2, 3, 4 or 8. Default: 4, or 8 for fp8 and int8.
         group_size: inputs that share a scale; -1 for whole rows. Default: 128, or -1 for fp8 and
             int8.
@@ -48,7 +48,7 @@ class QuantizeOptions:
     model_id: str
     output_dir: Path | None = None
     inspect: bool = False
-    method: Method = default("method", QUANTIZE)
+    method: Method | None = None
     bits: int | None = None
     group_size: int | None = None
     sym: bool | None = None

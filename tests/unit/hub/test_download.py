@@ -249,7 +249,7 @@ def test_missing_shards_of_the_index_are_named(hub: HubServer) -> None:
 @pytest.mark.parametrize(
     ("files", "remedy"),
     [
-        ({"config.json": CONFIG, "m.gguf": b"GGUF"}, "GGUF"),
+        ({"config.json": CONFIG, "mmproj-F16.gguf": b"GGUF"}, "GGUF"),
         ({"config.json": CONFIG, "tf_model.h5": b"x"}, "safetensors"),
     ],
 )

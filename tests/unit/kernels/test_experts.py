@@ -19,12 +19,12 @@ from tgi_cli.kernels.experts import (
 from tgi_cli.kernels.linear import (
     ACTIVATIONS,
     Epilogue,
-    PackedMatrix,
     linear,
     pack_bf16,
     pack_codes,
     quantize_inputs,
 )
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers.experts import clamped_swiglu
 from tgi_cli.layers.routing import Routing, route
 

@@ -10,7 +10,6 @@ from tgi_cli.kernels import library, without_cpp_kernels
 from tgi_cli.kernels.linear import (
     ACTIVATIONS,
     Epilogue,
-    PackedMatrix,
     linear,
     multiplies_bytes,
     pack_bf16,
@@ -19,6 +18,7 @@ from tgi_cli.kernels.linear import (
     unpack,
 )
 from tgi_cli.kernels.linear import rows as rows_of
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers import ops
 
 ROWS = [*range(15), 33, 100]
@@ -283,7 +283,7 @@ def test_scales_of_long_groups_are_divided(level: str) -> None:
 
 def test_groups_that_cannot_be_taken(level: str) -> None:
     codes = torch.zeros(8, 100, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="multiple of 32"):
+    with pytest.raises(ValueError, match="multiple of 16"):
         pack_codes(codes, torch.ones(8, 5), None, 4, 20)
 
 

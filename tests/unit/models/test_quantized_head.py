@@ -18,7 +18,7 @@ from tests.tools.paged_run import PagedRun, random_ids
 from tests.tools.thread_shards import on_shards
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
-from tgi_cli.kernels.linear import PackedMatrix
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.models import CausalLM, load_model, read_config
 from tgi_cli.quantization import bitsandbytes, quantized_weight
 from tgi_cli.quantization.quantized_weight import quantize_int8

@@ -12,7 +12,8 @@ from torch import Tensor
 from tests.tools.checkpoints import make_llama
 from tgi_cli.errors import CheckpointError
 from tgi_cli.models import load_model, read_config, tensor_readers, weight_filling
-from tgi_cli.models.checkpoint import StoredTensor, read_headers
+from tgi_cli.models.checkpoint import read_headers
+from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.models.tensor_readers import MappedReader, ReadAhead
 
 TENSORS = {

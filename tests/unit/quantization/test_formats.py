@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.tools import quantized
 from tests.tools.quantized import Layout
 from tgi_cli.errors import CheckpointError, ModelError, UnsupportedModelError
-from tgi_cli.models.checkpoint import StoredTensor
+from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.quantization.bitsandbytes import TABLES
 from tgi_cli.quantization.detect import detect_format
 from tgi_cli.quantization.quantized_weight import QuantizedWeight

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import linear
 
 from tgi_cli.kernels import cpp_library, without_cpp_kernels
-from tgi_cli.kernels.linear import PackedMatrix
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers import Build, ColumnParallelLinear, LMHead, Projection
 from tgi_cli.layers.embedding import Embedding
 from tgi_cli.quantization import Unquantized, unquantized

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tgi_cli.quantization import bitsandbytes, fp8, mxfp4
 from tgi_cli.quantization.cuda_matmul import TritonMatmul
-from tgi_cli.quantization.matmul import widen_to_4_bits
 from tgi_cli.quantization.quantized_weight import (
     QuantizedWeight,
     contiguous_groups,
@@ -31,6 +30,7 @@ from tgi_cli.quantization.tiled_weight import (
 )
 from tgi_cli.quantization.triton_product import triton_product
 from tgi_cli.quantization.triton_quantize import quantize_rows as quantize_rows_kernel
+from tgi_cli.quantization.widening import widen_to_4_bits
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

@@ -18,7 +18,8 @@ from transformers.core_model_loading import (
 )
 
 from tests.parity.cases import SMALL
-from tgi_cli.models.checkpoint import StoredTensor, read_headers, read_tensor
+from tgi_cli.models.checkpoint import read_headers, read_tensor
+from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.quantize import checkpoint_map
 from tgi_cli.quantize.checkpoint_map import unstack_experts
 from tgi_cli.quantize.checkpoint_writer import take_part, tensors_in, write_file

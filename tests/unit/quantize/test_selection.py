@@ -12,7 +12,7 @@ from tests.parity.families import make_checkpoint
 from tests.tools.checkpoints import make_llama
 from tests.tools.paged_run import CPU, random_ids
 from tgi_cli.errors import ConfigError
-from tgi_cli.models.checkpoint import StoredTensor
+from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization.algorithms.recipe import Recipe
 from tgi_cli.quantize.block_runner import BlockRunner

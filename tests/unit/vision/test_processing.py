@@ -74,8 +74,6 @@ def processed(
 
 
 def refused_by(miniature: Miniature, image: Image.Image) -> bool:
-    if miniature.model_type == "mistral3" and max(image.size) <= 28:
-        return True  # by transformers' model, which takes no image of one row
     try:
         miniature.oracle(miniature.format.placeholder, [image])
     except ValueError:

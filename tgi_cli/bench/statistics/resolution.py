@@ -41,9 +41,11 @@ def unresolved(record: StepRecord, observed: Mapping[str, LatencyValues]) -> dic
             )
     share = bursts(record, observed)
     if share > BURSTS:
+        # Without the server's metrics, as while a step runs, drafts are not known.
+        drafts = "" if record.server else "drafts of the server, or "
         reasons["itl"] = (
-            f"{share:.0%} of the events arrived with the one before: the client or the network was "
-            "too slow to tell them apart"
+            f"{share:.0%} of the events arrived with the one before: {drafts}the client or the "
+            "network was too slow to tell them apart"
         )
     return reasons
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tgi_cli.config.settings.bench import BENCH_SETTINGS
+from tgi_cli.config.settings.chat import CHAT_SETTINGS
 from tgi_cli.config.settings.connect import CONNECT_SETTINGS
 from tgi_cli.config.settings.connection import CONNECTION_SETTINGS
 from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS
@@ -29,6 +30,7 @@ SETTINGS: tuple[Setting, ...] = (
     *INHERITED_SETTINGS,
     *BENCH_SETTINGS,
     *QUANTIZE_SETTINGS,
+    *CHAT_SETTINGS,
     *CONNECT_SETTINGS,
     *DEPLOY_SETTINGS,
     *COMPLETION_SETTINGS,

@@ -55,8 +55,9 @@ MODEL_SETTINGS = (
         SERVING,
         model=Setting(
             text("MODEL"),
-            "Model id on the Hugging Face hub, or a local folder.",
-            brief="Id on the hub, or a local folder.",
+            "Model id on the Hugging Face hub, or a local folder. GGUF: ID:TAG, as "
+            "org/name:Q4_K_M, or a file.",
+            brief="Id on the hub, a folder or a GGUF file.",
             argument=True,
             alias_of="model_id",
             variables=("MODEL_ID", "HF_MODEL_ID"),
@@ -145,6 +146,19 @@ LOADING_SETTINGS = (
         ),
         rope_factor=Setting(
             FACTOR, "RoPE scaling factor; without --rope-scaling, linear. Default: 1."
+        ),
+        model_gguf=Setting(
+            text("FILE"),
+            "GGUF file with the weights, or ID:TAG on the hub. MODEL, if given, then names the "
+            "tokenizer.",
+            brief="GGUF file with the weights.",
+            commands=(*_ENGINE, DOWNLOAD),
+        ),
+        tokenizer_name=Setting(
+            text("MODEL"),
+            "Model id or folder whose tokenizer replaces that of a GGUF file.",
+            brief="Tokenizer for a GGUF file.",
+            commands=(*_ENGINE, DOWNLOAD),
         ),
         disable_custom_kernels=Setting(
             SWITCH,

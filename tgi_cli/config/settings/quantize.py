@@ -40,7 +40,11 @@ QUANTIZE_SETTINGS = (
             argument=True,
             required=True,
         ),
-        output_dir=Setting(path("OUTPUT_DIR"), "Folder to create.", argument=True),
+        output_dir=Setting(
+            path("OUTPUT_DIR"),
+            "Folder to create, or with --format gguf the file.",
+            argument=True,
+        ),
         inspect=Setting(
             SWITCH,
             "Describe the checkpoint instead of quantizing it.",
@@ -56,8 +60,8 @@ QUANTIZE_SETTINGS = (
         variables=(),
         method=Setting(
             one_of("METHOD", "gptq", "awq", "rtn", "fp8", "int8"),
-            "Algorithm: gptq or awq (with calibration), rtn (round to nearest), fp8 or int8.",
-            "gptq",
+            "Algorithm: gptq or awq (with calibration), rtn (round to nearest), fp8 or int8. "
+            "Default: gptq, with --format gguf rtn.",
             brief="gptq, awq, rtn, fp8 or int8.",
         ),
         bits=Setting(
@@ -101,9 +105,9 @@ QUANTIZE_SETTINGS = (
             RATIO, "gptq: dampening, as a share of the Hessian's mean diagonal.", 0.01
         ),
         format=Setting(
-            one_of("FORMAT", "gptq", "gptq_v2", "awq", "compressed-tensors"),
-            "Checkpoint format: gptq, gptq_v2, awq or compressed-tensors (fp8 and int8). Default: "
-            "the method's, with --asym gptq_v2.",
+            one_of("FORMAT", "gptq", "gptq_v2", "awq", "compressed-tensors", "gguf"),
+            "Checkpoint format: gptq, gptq_v2, awq, compressed-tensors (fp8, int8) or gguf (Q4_0 "
+            "or, with --bits 8, Q8_0). Default: the method's, with --asym gptq_v2.",
             brief="Checkpoint format. Default: the method's.",
         ),
     ),

@@ -18,7 +18,7 @@ COMMANDS = (*SERVING, BENCH, QUANTIZE)
 """Commands that take ``--config``; a configuration file may have a section for each."""
 
 VIEW, COMPARE, COMPLETION = "bench view", "bench compare", "completion"
-CONNECT, DEPLOY = "connect", "deploy"
+CONNECT, DEPLOY, CHAT = "connect", "deploy", "chat"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t QUANTIZED_BYTES = 4 << 20;  // of rows that are quantized at a time
 constexpr int64_t MARGIN = 32;  // keeps the rows of a slab off each other's cache sets
-constexpr int64_t MIN_GROUP = 32;
+constexpr int64_t MIN_GROUP = 16;
 
 // What 4-bit codes stand for where no table says it: -8 to 7, twice.
 constexpr bf16 INTEGERS[32] = {
@@ -114,7 +114,7 @@ void run_pairs(const Linear& linear, const Piece& piece) {
       x = scratch.x;
     }
     const int64_t slab_groups = weight.group ? ceil_div(length, weight.group) : 1;
-    if (weight.zeros)
+    if (weight.zeros || weight.minimum_codes)
       for (int64_t row = 0; row < rows; ++row)
         for (int64_t g = 0; g < slab_groups; ++g)
           scratch.x_sums[row * slab_groups + g] =
@@ -135,7 +135,9 @@ void run_pairs(const Linear& linear, const Piece& piece) {
       tile.group_chunks = weight.group ? weight.group / chunk : chunks;
       tile.first = from == 0;
       tile.table = weight.table ? weight.table : INTEGERS;
-      if (weight.group) {
+      if (weight.scale_codes) {
+        tile.levels = Levels(weight, panel, from / weight.group);
+      } else if (weight.group) {
         const int64_t at = (panel * weight.groups() + from / weight.group) * PANEL;
         tile.scales = weight.scales + at;
         tile.zeros = weight.zeros ? weight.zeros + at : nullptr;

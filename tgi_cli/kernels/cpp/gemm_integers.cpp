@@ -36,7 +36,10 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
       tile.chunks = chunks;
       tile.block_chunks = block / chunk;
       tile.sums_stride = rows * PANEL;
-      if (weight.group) {
+      if (weight.scale_codes) {
+        tile.levels = Levels(weight, panel, from / weight.group);
+        tile.group_blocks = weight.group / block;
+      } else if (weight.group) {
         const int64_t at = (panel * weight.groups() + from / weight.group) * PANEL;
         tile.scales = weight.scales + at;
         tile.zeros = weight.zeros ? weight.zeros + at : nullptr;

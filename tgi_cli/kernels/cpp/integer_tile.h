@@ -28,6 +28,7 @@ struct IntegerTile {
   const float* zeros;
   int64_t scales_stride;
   int64_t group_blocks;
+  Levels levels;
 };
 
 // Panels of codes, read as bytes: those of four inputs for each of 16 outputs.
@@ -55,8 +56,9 @@ TGI_INLINE u32x16 add_fours(u32x16 sum, u32x16 codes, int32_t four) {
   return (u32x16)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(four));
 }
 
-// What scales the sum of a block: the row's scale, a group's scale as well, its zero as well.
-enum Scaling { OF_ROWS, OF_GROUPS, WITH_ZEROS };
+// What scales the sum of a block: the row's scale, a group's scale as well, its zero as well; scales
+// in two levels, with minima.
+enum Scaling { OF_ROWS, OF_GROUPS, WITH_ZEROS, TWO_LEVELS, WITH_MINIMA };
 
 template <class Codes, int PLANES, int ROWS>
 void multiply_integers(const IntegerTile& tile) {
@@ -81,7 +83,7 @@ void multiply_integers(const IntegerTile& tile) {
   const bool divides = AT_ONCE < PLANES && ahead.step > 64;
   const int64_t step = divides ? ahead.step / 2 : ahead.step;
   const bool two_lines = step > 64;
-  int64_t in_group = 0;
+  int64_t in_group = 0, group = 0;
 
   for (int64_t left = tile.chunks; left > 0; left -= tile.block_chunks) {
     const int64_t chunks = left < tile.block_chunks ? left : tile.block_chunks;
@@ -143,8 +145,10 @@ void multiply_integers(const IntegerTile& tile) {
         f32x16 scale[VECTORS], zero[VECTORS];
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; ++v) {
-          if (how != OF_ROWS) scale[v] = load(scales + of_panel + 16 * v);
+          if (how == OF_GROUPS || how == WITH_ZEROS) scale[v] = load(scales + of_panel + 16 * v);
           if (how == WITH_ZEROS) zero[v] = load(zeros + of_panel + 16 * v);
+          if (how == TWO_LEVELS || how == WITH_MINIMA) scale[v] = tile.levels.scale(group, p, v);
+          if (how == WITH_MINIMA) zero[v] = tile.levels.offset(group, p, v, scale[v]);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r, to += PANEL) {
@@ -157,12 +161,19 @@ void multiply_integers(const IntegerTile& tile) {
           for (int v = 0; v < VECTORS; ++v) {
             f32x16 sum = __builtin_convertvector((i32x16)(sums[r][v] + uint32_t(offset)), f32x16);
             if (how == WITH_ZEROS) sum = fused(zero[v], splat(float(offset) * (1.0f / Codes::MIDDLE)), sum);
-            const f32x16 factor = how == OF_ROWS ? splat(row_scale) : scale[v] * row_scale;
+            if (how == WITH_MINIMA)
+              sum = fused(zero[v], splat(float(offset) * (1.0f / Codes::MIDDLE)), scale[v] * sum);
+            const f32x16 factor =
+                how == OF_ROWS || how == WITH_MINIMA ? splat(row_scale) : scale[v] * row_scale;
             store(to + 16 * v, fused(factor, sum, load(to + 16 * v)));
           }
         }
       };
-      if (zeros)
+      if (tile.levels.minima)
+        add_block(WITH_MINIMA);
+      else if (tile.levels.codes)
+        add_block(TWO_LEVELS);
+      else if (zeros)
         add_block(WITH_ZEROS);
       else if (scales)
         add_block(OF_GROUPS);
@@ -173,9 +184,10 @@ void multiply_integers(const IntegerTile& tile) {
 #pragma GCC unroll 8
     for (int i = 0; i < POINTERS; ++i) numbers[i] += PLANES * plane;
     scale_of += 4;
-    if (scales && ++in_group == tile.group_blocks) {
+    if (tile.group_blocks && ++in_group == tile.group_blocks) {
       in_group = 0;
-      scales += PANEL;
+      ++group;
+      if (scales) scales += PANEL;
       if (zeros) zeros += PANEL;
     }
   }

@@ -34,6 +34,12 @@ struct Matrix {
   const float* zeros;    // like scales: subtracted from a number before it is scaled; or null
   const bf16* table;     // INT4: what codes stand for, all 16 twice; null: themselves less 8
   int32_t input_bits;    // 8: x may be rounded to 8 bits where bytes are multiplied; else 16
+  // Scales of groups that are not float32: numbers are scale * code - minimum. They are float16, or in two
+  // levels: a small integer times the float32 of a supergroup, of which there is one for 2^super_shift
+  // groups; `scales` has those, and `zeros` the minima's.
+  int32_t super_shift;
+  const void* scale_codes;    // per panel and group, 32 each: float16, or int8 if there are supergroups; or null
+  const void* minimum_codes;  // float16 or uint8 likewise; or null if there are no minima
 
   // Outputs are padded to whole panels, of gate and up each by itself where they are paired.
   int64_t panels() const {
@@ -45,6 +51,9 @@ struct Matrix {
   int64_t chunks() const { return (in + chunk_inputs() - 1) / chunk_inputs(); }
   int64_t panel_bytes() const { return chunks() * chunk_bytes(); }
   int64_t groups() const { return group ? (in + group - 1) / group : 1; }
+  int64_t supergroups() const { return (groups() + (int64_t(1) << super_shift) - 1) >> super_shift; }
+  // The code of an integer 0.
+  int middle() const { return format == INT8 ? 128 : 8; }
   // Of 4-bit codes the chunks of two panels alternate: a single row needs the sums of both to keep
   // the processor busy, and memory is read best in one stream.
   int64_t interleaved() const { return format == INT4 ? 2 : 1; }
@@ -54,7 +63,7 @@ struct Matrix {
     if (!BYTE_PRODUCTS || (format != INT8 && (format != INT4 || table))) return 0;
     return input_bits == 8 ? 1 : format == INT8 ? 2 : 0;
   }
-  // Inputs whose numbers of x share a scale then, a multiple of 32, as groups are.
+  // Inputs whose numbers of x share a scale then, a multiple of 16, as groups are.
   int64_t block() const {
     if (planes() == 2 && !group) {
       const int64_t blocks = (in + MAX_BLOCK - 1) / MAX_BLOCK;

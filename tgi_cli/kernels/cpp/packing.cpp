@@ -43,6 +43,33 @@ void each_output(const Matrix& matrix, int64_t panel, const Visit& visit) {
 // 16 pairs at a time, so that a panel's part stays in the cache while its outputs come one by one.
 constexpr int64_t STRETCH = 32;
 
+// What an integer, or a table's number, of an output and a group stands for.
+struct Scaled {
+  float scale, zero, minimum;
+
+  Scaled(const Matrix& m, int64_t panel, int64_t group, int output) : scale(1), zero(0), minimum(0) {
+    if (!m.scales && !m.scale_codes) return;
+    if (!m.scale_codes) {
+      const int64_t at = (panel * m.groups() + group) * PANEL + output;
+      scale = m.scales[at];
+      if (m.zeros) zero = m.zeros[at];
+      return;
+    }
+    const int64_t at = (panel * m.groups() + group) * PANEL + output;
+    if (m.minimum_codes) zero = float(-m.middle());
+    if (!m.scales) {
+      scale = half_to_float(static_cast<const uint16_t*>(m.scale_codes)[at]);
+      if (m.minimum_codes) minimum = half_to_float(static_cast<const uint16_t*>(m.minimum_codes)[at]);
+      return;
+    }
+    const int64_t wide = (panel * m.supergroups() + (group >> m.super_shift)) * PANEL + output;
+    scale = m.scales[wide] * float(static_cast<const int8_t*>(m.scale_codes)[at]);
+    if (m.minimum_codes) minimum = m.zeros[wide] * float(static_cast<const uint8_t*>(m.minimum_codes)[at]);
+  }
+
+  float operator()(float number) const { return (number - zero) * scale - minimum; }
+};
+
 // Numbers of rows that are worth a ticket.
 constexpr int64_t ROW_TICKET = 8192;
 
@@ -108,20 +135,50 @@ TGI_EXPORT void tgi_unpack(const Matrix* matrix, float* weight, int threads) {
           int code = from[place.byte] >> place.shift & 15;
           number = m.table ? to_float(m.table[code]) : float(code - 8);
         }
-        if (m.scales) {
-          int64_t at = (panel * m.groups() + (m.group ? i / m.group : 0)) * PANEL + output;
-          number = (number - (m.zeros ? m.zeros[at] : 0.0f)) * m.scales[at];
-        }
-        weight[row * m.in + i] = number;
+        weight[row * m.in + i] = Scaled(m, panel, m.group ? i / m.group : 0, output)(number);
       }
     });
   });
 }
 
-// Rows `ids` of a bf16 matrix that is not paired, to y with `stride` between rows: -1, or where in
+namespace tgi {
+namespace {
+
+// Row `row` of codes, as bfloat16.
+void decode_row(const Matrix& m, int64_t row, bf16* to) {
+  const int64_t panel = row / PANEL, stride = m.chunk_stride(), chunk = m.chunk_inputs();
+  const int output = int(row % PANEL);
+  const int64_t group = m.group ? m.group : m.in;
+  for (int64_t from = 0; from < m.in; from += group) {
+    const int64_t end = from + group < m.in ? from + group : m.in;
+    const Scaled scaled(m, panel, from / group, output);
+    for (int64_t first = from; first < end; first += chunk) {
+      const uint8_t* bytes = m.panel(panel) + first / chunk * stride;
+      const int64_t count = end - first < chunk ? end - first : chunk;
+      for (int64_t i = 0; i < count; ++i) {
+        const Place place = place_of(m.format, output, i);
+        float number;
+        if (m.format == INT8)
+          number = float(bytes[place.byte] - 128);
+        else if (m.format == FP8)
+          number = to_float(fp8_to_bf16(bytes[place.byte], E4M3));
+        else {
+          const int code = bytes[place.byte] >> place.shift & 15;
+          number = m.table ? to_float(m.table[code]) : float(code - 8);
+        }
+        to[first + i] = to_bf16(scaled(number));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tgi
+
+// Rows `ids` of a matrix that is not paired, to y with `stride` between rows: -1, or where in
 // ids the first one is that there is no row for; then nothing was written. A row is read from as many
-// lines of the cache as it has pairs: one of 576 numbers takes 3 to 6 us more than a plain table's,
-// and 512 of them, on one core that others used, too, 1.2 ms more.
+// lines of the cache as it has pairs: one of 576 numbers in bf16 takes 3 to 6 us more than a plain
+// table's, and 512 of them, on one core that others used, too, 1.2 ms more.
 TGI_EXPORT int64_t tgi_rows(const Matrix* matrix, const int64_t* ids, int64_t count, bf16* y,
                             int64_t stride, int threads) {
   const Matrix& m = *matrix;
@@ -131,9 +188,13 @@ TGI_EXPORT int64_t tgi_rows(const Matrix* matrix, const int64_t* ids, int64_t co
   share_out(threads, (count + share - 1) / share, [&](int64_t ticket, int) {
     const int64_t end = (ticket + 1) * share < count ? (ticket + 1) * share : count;
     for (int64_t row = ticket * share; row < end; ++row) {
+      bf16* to = y + row * stride;
+      if (m.format != BF16) {
+        decode_row(m, ids[row], to);
+        continue;
+      }
       const Place place = place_of(BF16, int(ids[row] % PANEL), 0);
       const uint8_t* from = m.panel(ids[row] / PANEL) + place.byte;
-      bf16* to = y + row * stride;
       int64_t pair = 0;
       for (; pair < m.in / 2; ++pair) std::memcpy(to + 2 * pair, from + pair * m.chunk_bytes(), 4);
       if (m.in % 2) std::memcpy(to + 2 * pair, from + pair * m.chunk_bytes(), 2);

@@ -33,6 +33,18 @@ TGI_INLINE float to_float(bf16 x) {
 
 TGI_INLINE float to_float(float x) { return x; }
 
+// A float16 number.
+TGI_INLINE float half_to_float(uint16_t half) {
+#if defined(__F16C__)
+  return _cvtsh_ss(half);
+#else
+  const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
+  float magnitude = exponent ? std::ldexp(float(1024 + fraction), int(exponent) - 25) : std::ldexp(float(fraction), -24);
+  if (exponent == 31) magnitude = fraction ? NAN : INFINITY;
+  return half >> 15 ? -magnitude : magnitude;
+#endif
+}
+
 // To the nearest, ties to even, as torch rounds; a NaN stays one.
 TGI_INLINE bf16 to_bf16(float value) {
   uint32_t bits;

@@ -50,6 +50,83 @@ TGI_INLINE Vector read(const void* from) {
   return x;
 }
 
+// Bytes as float32 numbers.
+template <bool SIGNED>
+TGI_INLINE Floats floats_of(const void* from) {
+#if defined(__AVX512F__)
+  const __m128i bytes = read<__m128i>(from);
+  return (Floats)_mm512_cvtepi32_ps(SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(from));
+  return (Floats)_mm256_cvtepi32_ps(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+  Floats numbers;
+  for (int i = 0; i < WIDTH; ++i)
+    numbers[i] = SIGNED ? float(static_cast<const int8_t*>(from)[i]) : float(static_cast<const uint8_t*>(from)[i]);
+  return numbers;
+#endif
+}
+
+// Float16 numbers as float32.
+TGI_INLINE Floats floats_of_halves(const void* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(read<__m256i>(from));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(read<__m128i>(from));
+#else
+  Floats numbers;
+  for (int i = 0; i < WIDTH; ++i) numbers[i] = half_to_float(static_cast<const uint16_t*>(from)[i]);
+  return numbers;
+#endif
+}
+
+// Scales that are float16 or in two levels (Matrix), from a panel's first group on.
+struct Levels {
+  const uint8_t* codes;     // null: scales are float32
+  const uint8_t* minima;    // or null
+  const float* scales;      // of supergroups; null: codes are float16
+  const float* min_scales;  // or null
+  int64_t code_stride, scale_stride;  // to the next panel's
+  int64_t group;            // the first one that is multiplied
+  int shift;
+  float middle;
+
+  Levels() = default;
+  Levels(const Matrix& weight, int64_t panel, int64_t first)
+      : codes(nullptr),
+        minima(nullptr),
+        scales(nullptr),
+        min_scales(nullptr),
+        code_stride(weight.groups() * PANEL),
+        scale_stride(weight.supergroups() * PANEL),
+        group(first),
+        shift(weight.super_shift),
+        middle(float(weight.middle())) {
+    if (!weight.scales) code_stride *= 2;
+    codes = static_cast<const uint8_t*>(weight.scale_codes) + panel * code_stride;
+    if (weight.minimum_codes) minima = static_cast<const uint8_t*>(weight.minimum_codes) + panel * code_stride;
+    if (weight.scales) scales = weight.scales + panel * scale_stride;
+    if (weight.zeros) min_scales = weight.zeros + panel * scale_stride;
+  }
+
+  // The scales of vector v of a panel's outputs, of the index-th group from `group` on.
+  TGI_INLINE Floats scale(int64_t index, int64_t panel, int v) const {
+    const int64_t at = group + index;
+    if (!scales) return floats_of_halves(codes + panel * code_stride + 2 * (at * PANEL + WIDTH * v));
+    return read<Floats>(scales + panel * scale_stride + (at >> shift) * PANEL + WIDTH * v) *
+           floats_of<true>(codes + panel * code_stride + at * PANEL + WIDTH * v);
+  }
+  // What times the sum of x is taken off: the minima, less what codes are short of their middle.
+  TGI_INLINE Floats offset(int64_t index, int64_t panel, int v, Floats scale) const {
+    const int64_t at = group + index;
+    const Floats minimum =
+        min_scales ? read<Floats>(min_scales + panel * scale_stride + (at >> shift) * PANEL + WIDTH * v) *
+                         floats_of<false>(minima + panel * code_stride + at * PANEL + WIDTH * v)
+                   : floats_of_halves(minima + panel * code_stride + 2 * (at * PANEL + WIDTH * v));
+    return minimum - scale * middle;
+  }
+};
+
 // Small integers as pairs of bfloat16 numbers.
 TGI_INLINE Words pairs_of(Integers even, Integers odd) {
   Words first = (Words)__builtin_convertvector(even, Floats);
@@ -84,6 +161,7 @@ struct Tile {
   const float* zeros;   // like scales, or null
   int64_t scales_stride;
   const float* x_sums;  // [rows][groups]
+  Levels levels;        // if it has codes: instead of scales and zeros
   const bf16* table;    // of Int4Panel: what its codes stand for, all 16 twice
 };
 
@@ -233,7 +311,8 @@ void multiply(const Tile& tile) {
   for (int i = 0; i < POINTERS; ++i) rows[i] = tile.x + 3 * i * stride;
 
   bool first = tile.first;
-  const bool scaled = tile.scales;
+  const bool two_levels = tile.levels.codes;
+  const bool scaled = tile.scales || two_levels;
   const Panel format(tile);
   int64_t chunks = tile.chunks;
   for (int64_t group = 0; group < tile.groups; ++group) {
@@ -290,6 +369,24 @@ void multiply(const Tile& tile) {
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) std::memcpy(kept(r, v), &sums[r][v], sizeof(Floats));
       return;
+    }
+    if (two_levels) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        const int64_t of = v / PANEL_VECTORS, vector = v % PANEL_VECTORS + FIRST;
+        const Floats scale = tile.levels.scale(group, of, int(vector));
+        Floats offset{};
+        if (tile.levels.minima) offset = tile.levels.offset(group, of, int(vector), scale);
+        const float* x_sums = tile.x_sums + group;
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+          Floats sum = multiply_add(scale, sums[r][v], first ? Floats{} : read<Floats>(kept(r, v)));
+          if (tile.levels.minima) sum = multiply_add(offset, Floats{} - x_sums[r * tile.groups], sum);
+          std::memcpy(kept(r, v), &sum, sizeof sum);
+        }
+      }
+      first = false;
+      continue;
     }
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {

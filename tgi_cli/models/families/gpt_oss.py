@@ -2,7 +2,7 @@
 
 Every other layer has a window, every head a sink. Experts have biases and an activation of their
 own; checkpoints have all of a layer's in one tensor, gates and ups in turns, in four bits as
-published.
+published; GGUF files have them apart.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read(config: ModelConfig) -> DecoderSpec:
     rope = config_fields.rope_parameters(config, 150000.0)
     if not config.get("rope_parameters", dict, {}) and not config.get("rope_scaling", dict, {}):
         rope = _ROPE | rope
-    quantized = config.get("quantization_config", dict, {}).get("quant_method") == "mxfp4"
+    method = config.get("quantization_config", dict, {}).get("quant_method")
     return DecoderSpec(
         vocab_size=config.positive("vocab_size"),
         hidden_size=config.positive("hidden_size"),
@@ -81,7 +81,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         final_norm=norm,
         ropes=(config_fields.rope_spec(config, head_dim, context, rope),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=partial(_source, quantized),
+        source=NAMES if method == "gguf" else partial(_source, method == "mxfp4"),
     )
 
 

@@ -17,8 +17,9 @@ from torch.nn.functional import linear as torch_linear
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue, PackedMatrix
+from tgi_cli.kernels.linear import ACTIVATIONS, Epilogue
 from tgi_cli.kernels.linear import linear as packed_linear
+from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers import Build, ops
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection
 

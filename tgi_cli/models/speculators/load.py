@@ -10,7 +10,7 @@ from tgi_cli.device.memory import large_blocks_apart
 from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
-from tgi_cli.models.checkpoint import StoredTensor, merge_quantized
+from tgi_cli.models.checkpoint import merge_quantized
 from tgi_cli.models.config import shown_error
 from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.speculators.base import Proposer, TargetStates
@@ -24,6 +24,7 @@ from tgi_cli.models.speculators.mlp import MLPSpeculator, read_mlp_speculator
 from tgi_cli.models.speculators.mtp import MTPLayer
 from tgi_cli.models.speculators.mtp_config import read_mtp
 from tgi_cli.models.speculators.pairs import PairProposer
+from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.models.weight_filling import fill_model
 from tgi_cli.quantization import QuantizationMethod, Quantized, Unquantized
 from tgi_cli.quantization.detect import quantizer_for

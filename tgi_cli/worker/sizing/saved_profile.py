@@ -52,7 +52,7 @@ _NOT_IN_KEY = frozenset(
     ]
 )
 """Fields of a configuration that the figures do not depend on."""
-_FILES = ("config.json", "*.safetensors", "*quant*config.json", "*.py")
+_FILES = ("config.json", "*.safetensors", "*.gguf", "*quant*config.json", "*.py")
 """Files of a model's folder that the figures depend on."""
 
 

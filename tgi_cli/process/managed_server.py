@@ -1,4 +1,4 @@
-"""A server that the run starts, waits for, and stops in any case."""
+"""A server that a command starts for itself, waits for, and stops in any case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +34,19 @@ class ManagedServer:
         socket: Socket of its shard, or None if it has none.
         command: Command that started it.
         log: File with its log, one JSON object per line; removed with the server.
+        process: Its process.
     """
 
     url: str
     socket: Path | None
     command: list[str]
     log: Path
+    process: asyncio.subprocess.Process
+
+    def failure(self) -> TgiError | None:
+        """Why it ended, or None while it runs."""
+        status = self.process.returncode
+        return None if status is None else _failure(status, self.log, "")
 
 
 @asynccontextmanager
@@ -48,6 +55,7 @@ async def start_server(
     arguments: Sequence[str] = (),
     *,
     shard: bool = False,
+    environment: Mapping[str, str] | None = None,
     log_line: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[ManagedServer]:
     """Run ``tgi serve MODEL`` on a free port of 127.0.0.1 until the end of the block.
@@ -56,6 +64,7 @@ async def start_server(
         model: Model id or folder; empty for the bundled model.
         arguments: Additional arguments for ``tgi serve``.
         shard: Whether its model server opens a socket to be driven directly.
+        environment: Variables added to those of this process.
         log_line: Called with the lines of its log during the start.
 
     Raises:
@@ -63,7 +72,7 @@ async def start_server(
     """
     # Short, because the path of a socket has at most 100 bytes; private, because the socket
     # controls the model.
-    folder = Path(tempfile.mkdtemp(prefix="tgi-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="tgi-server-"))
     log = folder / "server.log"
     command = ["serve", *([model] if model else []), "--port=0", "--hostname=127.0.0.1"]
     command.append(f"--graceful-termination-timeout={_GRACE_SECONDS}")
@@ -80,12 +89,12 @@ async def start_server(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=child_environment(),
+                env={**child_environment(), **(environment or {})},
                 start_new_session=True,  # Ctrl-C on the terminal is for this process
             )
         url = await _wait_until_ready(process, log, log_line)
         socket = folder / "shard-0" if shard else None
-        yield ManagedServer(url, socket, ["tgi", *command], log)
+        yield ManagedServer(url, socket, ["tgi", *command], log, process)
     finally:
         if process is not None:
             await _stop(process)
@@ -109,7 +118,7 @@ async def _wait_until_ready(
                 if message.startswith("ready: ") and isinstance(fields.get("url"), str):
                     return str(fields["url"])
             if ended:
-                raise _failure(process.returncode or 0, log)
+                raise _failure(process.returncode or 0, log, " before it was ready")
             await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -122,8 +131,8 @@ def _fields(line: str) -> dict[str, Any]:
     return {}
 
 
-def _failure(status: int, log: Path) -> TgiError:
-    """The error with which the server ended."""
+def _failure(status: int, log: Path, when: str) -> TgiError:
+    """The error with which the server ended; ``when`` completes the sentence that says so."""
     own = [kind for kind in TgiError.__subclasses__() if kind.__module__ == TgiError.__module__]
     kinds = {kind.exit_code: kind for kind in own}
     kind = kinds.get(ExitCode(status), TgiError) if status in set(ExitCode) else TgiError
@@ -133,7 +142,7 @@ def _failure(status: int, log: Path) -> TgiError:
         if "remedy" in fields:
             return kind(f"tgi serve: {fields.get('message')}", str(fields["remedy"]))
     last = " | ".join(str(_fields(line).get("message", line)) for line in lines[-_LAST_LINES:])
-    cause = f"tgi serve ended with status {status} before it was ready"
+    cause = f"tgi serve ended with status {status}{when}"
     return kind(f"{cause}: {last}".removesuffix(": "))
 
 

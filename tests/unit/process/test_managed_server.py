@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tgi_cli.bench.managed_server import start_server
 from tgi_cli.bench.settings import RequestSettings
 from tgi_cli.bench.targets import resolve_target
 from tgi_cli.errors import ConfigError, ModelError
+from tgi_cli.process.managed_server import start_server
 
 
 @pytest.mark.system
@@ -56,7 +56,7 @@ async def test_flags_that_cannot_be_are_its_errors() -> None:
 
 BENCH = """
 import asyncio, sys
-from tgi_cli.bench.managed_server import start_server
+from tgi_cli.process.managed_server import start_server
 async def main():
     async with start_server("", log_line=lambda line: print(line, flush=True)) as server:
         print(server.url, flush=True)

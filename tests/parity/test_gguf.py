@@ -1,0 +1,163 @@
+"""GGUF files against transformers' model of what their blocks stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parity.cases import CASES
+from tests.parity.engine_run import NEW, run_engine
+from tests.parity.families import Oracle, make_checkpoint, prompts_of
+from tests.tools.checkpoints import make_llama
+from tests.tools.gguf_files import write_gguf
+from tests.tools.paged_run import PagedRun, expected, load, random_ids
+from tests.tools.thread_shards import sharded_logits
+from tgi_cli.kernels.packed_matrix import PackedMatrix
+from tgi_cli.models import model_facts, read_config
+
+TOLERANCE = 1e-4
+"""Of logits in float32, whose standard deviation is about 1."""
+
+TYPES = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+    "TQ1_0",
+    "TQ2_0",
+)
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4, "head_dim": 32}
+"""Of rows of whole blocks of 256."""
+
+FAMILIES = (
+    "Llama 3",
+    "Qwen 2",
+    "Qwen 3",
+    "Gemma",
+    "Gemma 2",
+    "Gemma 3",
+    "Phi-3",
+    "Phi-4",
+    "Granite",
+    "OLMo 2",
+    "OLMo 3",
+    "SmolLM 3",
+    "Seed-OSS",
+    "GPT-2",
+    "GPT-BigCode",
+    "GPT-NeoX",
+    "GPT-NeoX, sequential",
+    "Falcon, multi-query",
+    "Falcon, grouped",
+    "StarCoder 2",
+    "Mixtral",
+    "Qwen 2 MoE",
+    "Qwen 3 MoE, windows",
+    "Qwen 3.5",
+    "Qwen 3.5 MoE",
+    "gpt-oss",
+    "LFM 2",
+    "LFM 2 MoE",
+)
+
+_WITHOUT = {
+    "Gemma 2": {"query_pre_attn_scalar": 16},
+    "Gemma 3": {"query_pre_attn_scalar": 16},
+    "Mixtral": {"sliding_window": None},
+    "Qwen 3 MoE, windows": {"sliding_window": None, "norm_topk_prob": True},
+}
+"""Options that files cannot express, off or as files imply them."""
+
+
+def mixed(name: str) -> str:
+    """Types as in files of the kind Q4_K_M."""
+    if "attn_v" in name or "ffn_down" in name or name == "output.weight":
+        return "Q6_K"
+    return "Q5_0" if "ffn_up" in name else "Q4_K"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With rows of whole blocks of 256."""
+    path = tmp_path_factory.mktemp("llama")
+    return make_llama(path, **WIDE)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_types(kind: str, llama: Path, tmp_path: Path) -> None:
+    path, twin = tmp_path / "gguf", tmp_path / "twin"
+    write_gguf(llama, path, kind, twin)
+    ids = random_ids(40, seed=1)
+    wanted = expected(twin, ids)
+    got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    assert wanted.std() > 0.1, "the tolerance is to mean something"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str, tmp_path: Path) -> None:
+    plain, path, twin = (tmp_path / each for each in ("plain", "gguf", "twin"))
+    case = CASES[name]
+    stored = {} if name == "Mixtral" else case.stored  # which leaves out the base of angles
+    case = replace(case, values={**case.values, **_WITHOUT.get(name, {})}, stored=stored)
+    make_checkpoint(case, plain)
+    write_gguf(plain, path, "Q8_0", twin)
+    config = read_config(path)
+    assert model_facts(config).quantization == "gguf"
+    ids = random_ids(100, seed=1)
+    wanted = Oracle(twin, case).logits(ids)
+    got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
+    for logits in sharded_logits(path, 2, [ids]):
+        torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
+    plain, path, twin = (tmp_path / each for each in ("plain", "gguf", "twin"))
+    case = CASES["Qwen 2"]
+    write_gguf(make_checkpoint(case, plain), path, "Q5_1", twin)
+    oracle, prompts = Oracle(twin, case), prompts_of(case)
+    run = run_engine(path, prompts)
+    assert [len(answer) for answer in run.answers] == [NEW] * len(prompts)
+    pairs = zip(prompts, run.answers, strict=True)
+    assert run.answers == [oracle.greedy(*pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_layers_of_several_types_are_one_program(tied: bool, tmp_path: Path) -> None:
+    """In bfloat16, with products of codes; the embedding stays coded, tied or not."""
+    plain = make_llama(tmp_path / "plain", **WIDE, tie_word_embeddings=tied)
+    path, twin = tmp_path / "gguf", tmp_path / "twin"
+    write_gguf(plain, path, mixed, twin)
+    ids = random_ids(40, seed=1)
+    wanted = expected(twin, ids)
+    model = load(path, torch.bfloat16)
+    run = PagedRun(model, torch.bfloat16, None)
+    assert run.program is not None
+    got = run.step({"a": ids})["a"]
+    dense = PagedRun(load(twin, torch.bfloat16), torch.bfloat16, None).step({"a": ids})["a"]
+    assert (got - wanted).norm() < 1.2 * (dense - wanted).norm()
+    table = model.model.embed_tokens
+    assert table.weight is None
+    assert table.mapped is None
+    assert isinstance(table.head, PackedMatrix)
+    assert table.head.bits == 4
+    assert (table.head is model.lm_head.packed) == tied
+    stored = load(twin).model.embed_tokens(torch.arange(256))
+    assert torch.equal(table(torch.arange(256)), stored.bfloat16())

@@ -1,0 +1,219 @@
+"""config.json of a file's keys."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.gguf.test_reader import (
+    ARRAY,
+    BOOL,
+    FLOAT32,
+    STRING,
+    UINT32,
+    array,
+    header,
+    key,
+    text,
+)
+from tgi_cli.errors import ModelError, UnsupportedModelError
+from tgi_cli.gguf.model_config import ARCHITECTURES, model_config
+from tgi_cli.gguf.reader import GGUFFile, read_gguf
+from tgi_cli.models.registry import FAMILIES
+
+LLAMA = {
+    "block_count": 2,
+    "context_length": 1024,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 5e5,
+}
+
+
+def encoded(name: str, value: Any) -> bytes:
+    if isinstance(value, bool):
+        return key(name, BOOL, bytes([value]))
+    if isinstance(value, int):
+        return key(name, UINT32, struct.pack("<I", value))
+    if isinstance(value, float):
+        return key(name, FLOAT32, struct.pack("<f", value))
+    if isinstance(value, str):
+        return key(name, STRING, text(value))
+    kind = BOOL if isinstance(value[0], bool) else UINT32
+    data = bytes(value) if kind == BOOL else struct.pack(f"<{len(value)}I", *value)
+    return key(name, ARRAY, array(kind, len(value), data))
+
+
+def make(
+    folder: Path,
+    architecture: str,
+    keys: Mapping[str, Any],
+    tensors: Sequence[tuple[str, Sequence[int]]] = (),
+    data: bytes = b"",
+) -> GGUFFile:
+    """A file in float32 with a table of 10 tokens, and ``tensors`` by dimensions as stored."""
+    every = [("token_embd.weight", (64, 10)), *tensors]
+    placed, offset = [], 0
+    for name, dims in every:
+        placed.append((name, dims, 0, offset))
+        size = 4
+        for each in dims:
+            size *= each
+        offset += -(-size // 32) * 32
+    entries = [encoded("general.architecture", architecture)]
+    for name, value in keys.items():
+        full = name if name.startswith("tokenizer.") else f"{architecture}.{name}"
+        entries.append(encoded(full, value))
+    content = header(entries, placed, data=offset)
+    (folder / "model.gguf").write_bytes(content[: len(content) - len(data)] + data)
+    return read_gguf(folder / "model.gguf")
+
+
+def test_llama(tmp_path: Path) -> None:
+    keys = LLAMA | {"tokenizer.ggml.eos_token_id": 7, "tokenizer.ggml.bos_token_id": 99}
+    assert model_config(make(tmp_path, "llama", keys)) == {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 10,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        "eos_token_id": 7,
+        "quantization_config": {"quant_method": "gguf"},
+    }
+
+
+def test_biases_and_a_head_are_seen_by_their_tensors(tmp_path: Path) -> None:
+    tensors = [("output.weight", (64, 10)), ("blk.0.attn_q.bias", (64,))]
+    config = model_config(make(tmp_path, "llama", LLAMA, tensors))
+    assert config["tie_word_embeddings"] is False
+    assert config["attention_bias"] is True
+
+
+def test_layers_that_only_draft_are_left_out(tmp_path: Path) -> None:
+    keys = LLAMA | {"block_count": 3, "nextn_predict_layers": 1}
+    assert model_config(make(tmp_path, "llama", keys))["num_hidden_layers"] == 2
+
+
+def test_rope_freqs_are_divisors(tmp_path: Path) -> None:
+    divisors = struct.pack("<8f", 1, 1, 1, 1.5, 2, 4, 8, 8)
+    file = make(tmp_path, "llama", LLAMA, [("rope_freqs.weight", (8,))], divisors)
+    config = model_config(file)
+    factors = [1.0, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0]
+    assert config["rope_scaling"] == {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": 1.0,
+    }
+    assert config["original_max_position_embeddings"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"factor": 4.0}),
+        ({"rope.scale_linear": 2.0}, {"factor": 2.0}),
+        ({"rope.scaling.type": "none"}, None),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 256,
+                "rope.scaling.yarn_beta_fast": 16.0,
+            },
+            {"factor": 4.0, "original_max_position_embeddings": 256, "beta_fast": 16.0},
+        ),
+    ],
+)
+def test_rope_scaling(keys: dict[str, Any], scaling: dict[str, Any] | None, tmp_path: Path) -> None:
+    found = model_config(make(tmp_path, "qwen2", LLAMA | keys)).get("rope_scaling")
+    if found is not None:
+        assert found.pop("rope_type") in ("linear", "yarn")
+    assert found == scaling
+
+
+def test_gemma_3(tmp_path: Path) -> None:
+    keys = LLAMA | {"attention.key_length": 32, "attention.value_length": 32}
+    whole = model_config(make(tmp_path, "gemma3", keys))
+    assert whole["layer_types"] == ["full_attention"] * 2
+    windows = keys | {
+        "block_count": 3,
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [True, False, True],
+        "rope.freq_base_swa": 1e4,
+    }
+    config = model_config(make(tmp_path, "gemma3", windows))
+    assert config["layer_types"] == ["sliding_attention", "full_attention", "sliding_attention"]
+    assert config["sliding_window"] == 16
+    assert config["query_pre_attn_scalar"] == config["head_dim"] == 32
+
+
+def test_the_largest_gemma_scales_queries_by_their_share_of_the_width(tmp_path: Path) -> None:
+    keys = LLAMA | {"block_count": 46, "attention.key_length": 32, "attention.value_length": 32}
+    assert model_config(make(tmp_path, "gemma2", keys))["query_pre_attn_scalar"] == 16
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "error", "why"),
+    [
+        ("clip", LLAMA, UnsupportedModelError, "encodes images"),
+        ("rwkv7", LLAMA, UnsupportedModelError, "'rwkv7', which is not supported"),
+        ("", LLAMA, UnsupportedModelError, "does not say which architecture"),
+        ("llama", LLAMA | {"block_count": 0}, ModelError, "block_count is 0"),
+        ("llama", LLAMA | {"block_count": "many"}, ModelError, "block_count"),
+        ("llama", LLAMA | {"rope.freq_base": "x"}, ModelError, "freq_base is x"),
+        ("llama", {"block_count": 2}, ModelError, r"no llama\.feed_forward_length"),
+        (
+            "llama",
+            LLAMA | {"attention.head_count_kv": [2, 1]},
+            UnsupportedModelError,
+            "layers that differ in llama.attention.head_count_kv",
+        ),
+        (
+            "llama",
+            LLAMA | {"attention.key_length": 16, "attention.value_length": 8},
+            UnsupportedModelError,
+            "keys and values differ",
+        ),
+        ("qwen2", LLAMA | {"rope.scaling.type": "longrope"}, UnsupportedModelError, "factors"),
+        (
+            "starcoder",
+            LLAMA | {"attention.layer_norm_epsilon": 1e-5},
+            UnsupportedModelError,
+            "2 key",
+        ),
+    ],
+)
+def test_refusals(
+    architecture: str, keys: dict[str, Any], error: type[ModelError], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=why):
+        model_config(make(tmp_path, architecture, keys))
+
+
+def test_a_file_without_weights(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(header([encoded("general.architecture", "llama")]))
+    with pytest.raises(ModelError, match="no tensor token_embd"):
+        model_config(read_gguf(tmp_path / "model.gguf"))
+
+
+def test_every_architecture_has_a_family() -> None:
+    assert {known[0] for known in ARCHITECTURES.values()} <= FAMILIES.keys()

@@ -1,0 +1,67 @@
+"""Names and parts of tensors, where the parity tests' files have no example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.gguf.test_model_config import LLAMA, make
+from tgi_cli.errors import ModelError
+from tgi_cli.gguf.weight_names import WeightView, weight_views
+
+MIXTURE: dict[str, Any] = LLAMA | {"expert_count": 2, "expert_used_count": 1}
+
+
+def views(
+    folder: Path, architecture: str, keys: dict[str, Any], *tensors: tuple[str, tuple[int, ...]]
+) -> dict[str, WeightView]:
+    return {view.name: view for view in weight_views(make(folder, architecture, keys, tensors))}
+
+
+def test_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
+    fused = [("blk.0.attn_qkv.weight", (64, 128)), ("blk.0.attn_qkv.bias", (128,))]
+    found = views(tmp_path, "llama", LLAMA, *fused)
+    start = found["model.layers.0.self_attn.q_proj.weight"].start
+    for part, first, outputs in (("q", 0, 64), ("k", 64, 32), ("v", 96, 32)):
+        view = found[f"model.layers.0.self_attn.{part}_proj.weight"]
+        assert view.shape == (outputs, 64)
+        assert (view.start - start, view.size) == (first * 64 * 4, outputs * 64 * 4)
+        assert (view.rows is not None) == (part in "qk")
+        bias = found[f"model.layers.0.self_attn.{part}_proj.bias"]
+        assert (bias.shape, bias.size) == ((outputs,), outputs * 4)
+
+
+def test_gates_and_ups_of_experts_in_one_tensor(tmp_path: Path) -> None:
+    found = views(tmp_path, "qwen3moe", MIXTURE, ("blk.0.ffn_gate_up_exps.weight", (64, 48, 2)))
+    first = found["model.layers.0.mlp.experts.0.gate_proj.weight"].start
+    names = [f"experts.{e}.{part}_proj" for e in range(2) for part in ("gate", "up")]
+    for index, name in enumerate(names):
+        view = found[f"model.layers.0.mlp.{name}.weight"]
+        assert view.shape == (24, 64)
+        assert view.start == first + index * 24 * 64 * 4
+
+
+def test_experts_of_older_files(tmp_path: Path) -> None:
+    tensors = [(f"blk.1.ffn_{part}.1.weight", (64, 96)) for part in ("gate", "down", "up")]
+    found = views(tmp_path, "llama", MIXTURE, *tensors)
+    prefix = "model.layers.1.block_sparse_moe.experts.1"
+    assert {f"{prefix}.{name}.weight" for name in ("w1", "w2", "w3")} <= found.keys()
+
+
+def test_a_shared_expert_is_gated_by_a_row(tmp_path: Path) -> None:
+    found = views(tmp_path, "qwen2moe", MIXTURE, ("blk.0.ffn_gate_inp_shexp.weight", (64,)))
+    assert found["model.layers.0.mlp.shared_expert_gate.weight"].final_shape == (1, 64)
+
+
+def test_what_is_not_needed_and_what_is_not_known(tmp_path: Path) -> None:
+    keys = LLAMA | {"nextn_predict_layers": 1}
+    names = ("rope_freqs.weight", "blk.0.attn_rot_embd", "blk.1.attn_q.weight", "blk.0.new.weight")
+    found = views(tmp_path, "llama", keys, *((name, (64, 64)) for name in names))
+    assert found.keys() == {"model.embed_tokens.weight", "blk.0.new.weight"}
+
+
+def test_parts_of_another_size(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="100 instead of 128 outputs"):
+        views(tmp_path, "llama", LLAMA, ("blk.0.attn_qkv.weight", (64, 100)))

@@ -1,0 +1,186 @@
+"""Packed weights in memory: panels of 32 outputs, with their scales (kernels/cpp/matrix.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tgi_cli.kernels.memory import allocate
+
+_PANEL = 32
+_CHUNKS = {0: (2, 128), 1: (4, 128), 2: (8, 128), 3: (2, 64)}
+"""By format, the inputs of a chunk and its bytes, as in matrix.h."""
+
+
+class MatrixStruct(ctypes.Structure):
+    """``Matrix`` of cpp/matrix.h."""
+
+    _fields_ = (
+        ("format", c_int32),
+        ("paired", c_int32),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("group", c_int64),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("zeros", c_void_p),
+        ("table", c_void_p),
+        ("input_bits", c_int32),
+        ("super_shift", c_int32),
+        ("scale_codes", c_void_p),
+        ("minimum_codes", c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLevels:
+    """Scales of groups as float16, or in two levels.
+
+    In two levels they are small integers times scales of supergroups of 2 ** ``shift`` groups. A
+    number is ``scale * code - minimum`` where there are minima; else ``scale * value``, as
+    without levels.
+
+    Attributes:
+        codes: float16 or, in two levels, int8 [out, groups].
+        scales: float32 [out, supergroups], or None.
+        minima: float16 or uint8 [out, groups], or None.
+        minimum_scales: float32 [out, supergroups], or None.
+        shift: log2 of the groups of a supergroup.
+    """
+
+    codes: Tensor
+    scales: Tensor | None
+    minima: Tensor | None
+    minimum_scales: Tensor | None
+    shift: int
+
+    def rows(self, select: Callable[[Tensor], Tensor]) -> ScaleLevels:
+        """Apply ``select``, which maps tensors [out, ...] to some of their outputs."""
+        scales, minima, minimum_scales = (
+            None if each is None else select(each)
+            for each in (self.scales, self.minima, self.minimum_scales)
+        )
+        return ScaleLevels(select(self.codes), scales, minima, minimum_scales, self.shift)
+
+    def is_like(self, other: ScaleLevels) -> bool:
+        """Whether the outputs of both can be concatenated."""
+        same_minima = (self.minima is None) == (other.minima is None)
+        same_form = self.codes.dtype == other.codes.dtype and self.shift == other.shift
+        return same_minima and same_form
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMatrix:
+    """A weight [out, in] in panels, which stay where they are as long as this object lives.
+
+    Attributes:
+        bits: of a number: 16 (bfloat16), 8 or 4.
+        out: outputs, gate and up together if ``paired``.
+        inputs: of a row.
+        paired: outputs 0 to out / 2 are gates of the others and are packed beside them.
+        group: inputs that share a scale; 0: all do, or there are none.
+        data: uint8, the panels.
+        scales: float32 [panels, groups, 32], or None for bfloat16.
+        zeros: subtracted from a number before it is scaled, like ``scales``; None for zero.
+        levels: codes and minima of :class:`ScaleLevels` [panels, groups, 32]; ``scales`` and
+            ``zeros`` are then those of supergroups and of their minima, or None.
+        table: bfloat16 [32], the values of codes of 4 bits, twice. Default: the code less 8.
+        struct: for C++; its address is :attr:`address`.
+    """
+
+    bits: int
+    out: int
+    inputs: int
+    paired: bool
+    group: int
+    data: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    table: Tensor | None
+    levels: tuple[Tensor, ...]
+    struct: MatrixStruct
+    address: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that a product reads."""
+        return sum(t.nbytes for t in self.tensors)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a product reads, but the table."""
+        every = (self.data, self.scales, self.zeros, *self.levels)
+        return [each for each in every if each is not None]
+
+
+def allocate_matrix(
+    bits: int,
+    out: int,
+    inputs: int,
+    paired: bool,
+    group: int = 0,
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    table: Tensor | None = None,
+    number_format: int = 0,
+    levels: ScaleLevels | None = None,
+) -> PackedMatrix:
+    """A matrix with memory for its numbers, uninitialized."""
+    order = _order(out, paired)
+    chunk, chunk_bytes = _CHUNKS[number_format]
+    panels = len(order) // _PANEL
+    if bits == 4:  # two alternate
+        panels += panels % 2
+    size = panels * -(-inputs // chunk) * chunk_bytes
+    data = allocate(size)
+    scales, zeros = _in_panels(scales, order), _in_panels(zeros, order)
+    small = () if levels is None else (levels.codes, levels.minima)
+    codes, minima = (_in_panels(each, order) for each in small or (None, None))
+    table = None if table is None else torch.cat((table, table)).bfloat16()
+    struct = MatrixStruct(
+        number_format,
+        paired,
+        out,
+        inputs,
+        group,
+        data.data_ptr(),
+        None if scales is None else scales.data_ptr(),
+        None if zeros is None else zeros.data_ptr(),
+        None if table is None else table.data_ptr(),
+        16,
+        0 if levels is None else levels.shift,
+        None if codes is None else codes.data_ptr(),
+        None if minima is None else minima.data_ptr(),
+    )
+    address = ctypes.addressof(struct)
+    kept = tuple(each for each in (codes, minima) if each is not None)
+    return PackedMatrix(
+        bits, out, inputs, paired, group, data, scales, zeros, table, kept, struct, address
+    )
+
+
+def _order(out: int, paired: bool) -> Tensor:
+    """Which output is where in the panels; -1: none."""
+    if not paired:
+        order = torch.arange(-(-out // _PANEL) * _PANEL)
+        return order.masked_fill_(order >= out, -1)
+    assert out % 2 == 0
+    gates = torch.arange(-(-out // _PANEL) * (_PANEL // 2))
+    both = torch.stack((gates, gates + out // 2)).masked_fill_(gates >= out // 2, -1)
+    return both.view(2, -1, _PANEL // 2).transpose(0, 1).flatten()
+
+
+def _in_panels(values: Tensor | None, order: Tensor) -> Tensor | None:
+    """Values [out, groups] as float32, or as short as they are, [panels, groups, 32]."""
+    if values is None:
+        return None
+    values = values if values.itemsize <= 2 else values.float()
+    padded = torch.cat((values, values.new_zeros(1, values.shape[1])))  # -1 is the last
+    panels = padded[order].view(-1, _PANEL, values.shape[1]).transpose(1, 2)
+    packed = allocate(panels.nbytes).view(values.dtype).view(panels.shape)
+    return packed.copy_(panels)

@@ -1,0 +1,76 @@
+"""The tensors of a GGUF file under the names that the model families expect."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from tgi_cli.errors import CheckpointError, UnsupportedModelError
+from tgi_cli.gguf.reader import GGUFFile
+from tgi_cli.gguf.weight_names import WeightView, weight_views
+from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
+from tgi_cli.quantization import gguf
+from tgi_cli.quantization.quantized_weight import QuantizedWeight
+from tgi_cli.quantization.widening import reorder_inputs
+
+_SUPPORTED = ", ".join((*gguf.FLOATS, *gguf.LAYOUTS))
+
+
+def gguf_tensors(file: GGUFFile) -> dict[str, StoredTensor]:
+    """Every tensor, by name. Reads no weights.
+
+    Raises:
+        UnsupportedModelError: weights of a type that is not supported.
+        ModelError: keys and shapes contradict each other.
+    """
+    found: dict[str, StoredTensor] = {}
+    for view in weight_views(file):
+        if view.name in found:
+            raise CheckpointError(
+                f"{file.path} has {view.name} twice, as {view.tensor.name}, too",
+                "download another file of the model",
+            )
+        found[view.name] = _stored(view)
+    return found
+
+
+def _stored(view: WeightView) -> StoredTensor:
+    kind, file = view.tensor.type, view.tensor.file
+    span = (view.start, view.size)
+    data = StoredTensor(view.tensor.name, file, (view.size,), "U8", span=span)
+    if kind.name in gguf.FLOATS:
+        shape = view.final_shape or view.shape
+        if view.transposed and len(shape) == 2:
+            shape = (shape[1], shape[0])
+        return StoredTensor(view.name, file, shape, kind.name, (data,), partial(_floats, view))
+    if kind.name not in gguf.LAYOUTS or len(view.shape) != 2:
+        raise UnsupportedModelError(
+            f"{file}: {view.tensor.name} is {kind.name} {list(view.tensor.shape)}, which is not "
+            "supported",
+            f"download a file in one of {_SUPPORTED}",
+        )
+    return StoredTensor(
+        view.name, file, view.shape, QUANTIZED, (data,), partial(_blocks, view), kind.name
+    )
+
+
+def _floats(view: WeightView, data: Tensor) -> Tensor:
+    tensor = gguf.read_floats(view.tensor.type.name, view.shape, data)
+    if view.rows is not None:
+        tensor = view.rows(tensor)
+    if view.columns:
+        parts = tensor.reshape(len(tensor), len(view.columns), -1)
+        tensor = parts[:, list(view.columns)].flatten(1)
+    if view.numbers is not None:
+        tensor = view.numbers(tensor.float())
+    if view.final_shape is not None:
+        return tensor.view(view.final_shape)
+    return tensor.T if view.transposed and tensor.ndim == 2 else tensor
+
+
+def _blocks(view: WeightView, data: Tensor) -> QuantizedWeight:
+    weight = gguf.read_blocks(view.tensor.type, (view.shape[0], view.shape[1]), data)
+    if view.rows is not None:
+        weight = weight.rows(view.rows)
+    return reorder_inputs(weight, view.columns) if view.columns else weight
