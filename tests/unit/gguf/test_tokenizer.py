@@ -28,6 +28,9 @@ from tgi_cli.gguf.tokenizer import read_tokenizer, tokenizer_config
 VOCABULARIES = os.environ.get("TGI_TEST_GGUF_VOCABULARIES", "")
 """llama.cpp's folder ``models``."""
 
+SEPARATOR = "\n__ggml_vocab_test__\n"
+"""Follows each text of a file with vectors."""
+
 WITH_VECTORS = (
     *("command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe"),
     *("llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"),
@@ -52,11 +55,11 @@ def made(path: Path, metadata: Mapping[str, Value]) -> Tokenizer:
 def test_ids_are_those_of_llama_cpp(name: str) -> None:
     path = Path(VOCABULARIES) / f"ggml-vocab-{name}.gguf"
     tokenizer = read_tokenizer(read_gguf(path))
-    texts = path.with_name(f"{path.name}.inp").read_bytes().decode()
-    lines = path.with_name(f"{path.name}.out").read_text().splitlines()
+    texts = path.with_name(f"{path.name}.inp").read_bytes().decode().removesuffix(SEPARATOR)
+    lines = path.with_name(f"{path.name}.out").read_text().removesuffix("\n")
     wrong = [
         (text, line, found)
-        for text, line in zip(texts.split("\n__ggml_vocab_test__\n"), lines, strict=True)
+        for text, line in zip(texts.split(SEPARATOR), lines.split("\n"), strict=True)
         if (found := tokenizer.encode(text, add_special_tokens=False).ids)
         != [*map(int, line.split())]
     ]
