@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tgi_cli.cli import setup
@@ -50,7 +51,8 @@ def _config(settings: ParsedSettings) -> RouterConfig:
     from tgi_cli.router.config import RouterConfig
     from tgi_cli.rpc.tls import tls_files
 
-    model = setup.serve_config(settings)
+    # A router's --tokenizer-name is another name of MODEL, not a tokenizer for a GGUF file.
+    model = replace(setup.serve_config(settings), tokenizer_name=None)
     if model.max_input_tokens is not None and model.max_total_tokens is not None:
         check_input(model.max_input_tokens, model.max_total_tokens)
     checked = setup.front(settings)
