@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,12 +181,13 @@ def test_a_chat_with_a_server_of_its_own(variables: dict[str, str], tmp_path: Pa
 def test_markdown_thinking_and_ctrl_c_in_a_terminal(
     variables: dict[str, str], scripted: ChatServer
 ) -> None:
+    typed = threading.Event()
     thinking = b"".join(delta(reasoning=f"thought {number}. ") for number in range(50))
     text = "# Title\n\n- one **bold**\n- two\n\n```python\nx = 1\n```\n"
     scripted.script = [
         Reply(
             body=thinking + delta(content=text) + delta("stop") + usage(9, 60) + DONE,
-            meanwhile=pause(0.3),
+            meanwhile=lambda: typed.wait(60),
         ),
         Reply(body=delta(content="Half an ans") + delta("stop") + DONE, meanwhile=pause(60)),
         Reply(body=delta(content="Half"), cut=True),
@@ -196,6 +198,7 @@ def test_markdown_thinking_and_ctrl_c_in_a_terminal(
         terminal.type("First\x1b\rsecond line\r")
         terminal.wait_for("thinking")
         terminal.type("/think")  # ahead
+        typed.set()
         screen = terminal.wait_for("60 tokens")
         assert "thought for " in screen
         assert "thought 49." not in screen
