@@ -102,7 +102,7 @@ def runner_of(shape: str, rows: int, cached: bool) -> Iterator[tuple[ModelRunner
             stack.enter_context(uncached_launches())
         attention = create_attention("triton", model.kv_specs, BLOCK, torch.float16, CPU)
         attention.allocate(64)
-        table = ZeroTokens(rows, LONGEST, BLOCK, CPU, Uploader(CPU, packed=True), shared=False)
+        table = ZeroTokens(rows, LONGEST, BLOCK, Uploader(CPU, packed=True))
         runner = ModelRunner(model, attention, table, VOCAB)
         make = lambda: NoGraph  # noqa: E731
         decodes = DecodeGraphs(model, attention, table, VOCAB, [rows], make, greedy=sampler.greedy)
