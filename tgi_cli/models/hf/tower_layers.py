@@ -139,8 +139,11 @@ def _covers_patches(module: nn.Conv3d) -> bool:
 
 
 def _patch_product(self: Any, x: Tensor) -> Tensor:
-    """Of patches [N, channels, *kernel]: oneDNN's convolution is made for images."""
-    if x.shape[2:] != self.weight.shape[2:]:
+    """Of patches [N, channels, *kernel]: oneDNN's convolution is made for images.
+
+    In float32 sums stay in transformers' order, with which results are compared.
+    """
+    if x.dtype == torch.float32 or x.shape[2:] != self.weight.shape[2:]:
         return nn.Conv3d.forward(self, x)
     product = torch_linear(x.flatten(1), self.weight.flatten(1), self.bias)
     return product[..., None, None, None]
