@@ -172,6 +172,8 @@ VARIABLES = {
     "CUDA_MEMORY_FRACTION": ("cuda_memory_fraction", 0.5),
     "ROPE_SCALING": ("rope_scaling", "linear"),
     "ROPE_FACTOR": ("rope_factor", 4.0),
+    "MODEL_GGUF": ("model_gguf", "org/model:Q4_K_M"),
+    "TOKENIZER_NAME": ("tokenizer_name", "org/tokenizer"),
     "DISABLE_CUSTOM_KERNELS": ("disable_custom_kernels", True),
     "MEASURED_LIMITS": ("measured_limits", False),
     "STATE_PREFILL": ("state_prefill", "chunked"),

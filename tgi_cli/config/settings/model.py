@@ -151,13 +151,11 @@ LOADING_SETTINGS = (
             text("FILE"),
             "GGUF file with the weights, or ID:TAG on the hub. MODEL, if given, then names the "
             "tokenizer.",
-            brief="GGUF file with the weights.",
             commands=(*_ENGINE, DOWNLOAD),
         ),
         tokenizer_name=Setting(
             text("MODEL"),
             "Model id or folder whose tokenizer replaces that of a GGUF file.",
-            brief="Tokenizer for a GGUF file.",
             commands=(*_ENGINE, DOWNLOAD),
         ),
         disable_custom_kernels=Setting(
