@@ -81,9 +81,11 @@ class Terminal:
         self._emulator = Emulator(columns, lines, lambda data: os.write(self._master, data))
         self.written = b""
         self._set_size(columns, lines)
+        # Programs believe these more than the terminal's own size.
+        inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "TERM": "xterm-256color", **environment},
+            env={**inherited, "TERM": "xterm-256color", **environment},
             stdin=slave,
             stdout=slave,
             stderr=slave,
