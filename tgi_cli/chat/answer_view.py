@@ -171,12 +171,12 @@ class TerminalAnswer:
             rest = self._pending.split("\n")[sum(block.num_lines for block in done) :]
             self._pending = "\n".join(rest)
         lines = self._rendered(last)
-        room = max(_MIN_LINES, self._console.height // 2)
-        if len(lines) <= room:
+        most = max(_MIN_LINES, self._console.height // 2)
+        if len(lines) <= most:
             return lines
         if last.kind != "table_open":
-            self._write_for_good(lines[:-room])
-        return lines[-room:]
+            self._write_for_good(lines[:-most])
+        return lines[-most:]
 
     def _settle_all(self) -> None:
         """Settle everything that has arrived."""

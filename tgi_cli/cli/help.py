@@ -29,7 +29,7 @@ Example = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramHelp:
     """A program of TGI's name that runs one of our commands.
 
     Attributes:

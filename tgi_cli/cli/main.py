@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from tgi_cli.cli.commands import COMMANDS, PlainGroup
-from tgi_cli.cli.help import Program
+from tgi_cli.cli.help import ProgramHelp
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.version import __version__
 
@@ -81,7 +81,7 @@ _ClickError = cast(type[Exception], typer.BadParameter.__mro__[2])
 def run(
     arguments: list[str],
     defaults: Mapping[str, Mapping[str, Any]] | None = None,
-    program: Program | None = None,
+    program: ProgramHelp | None = None,
 ) -> int:
     """Run one command line and return its exit code.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tgi_cli.cli.commands import PlainCommand
-from tgi_cli.cli.help import CommandHelp, Example, Program
+from tgi_cli.cli.help import CommandHelp, Example, ProgramHelp
 from tgi_cli.cli.parsed_settings import FILE, NEGATION, ParsedSettings
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.setting import Setting
@@ -80,7 +80,7 @@ class SettingsCommand(PlainCommand):
 
     def help_page(self, context: Any) -> CommandHelp:
         """The command's help, in the name of the program that was started."""
-        program = context.obj if isinstance(context.obj, Program) else None
+        program = context.obj if isinstance(context.obj, ProgramHelp) else None
         return CommandHelp(
             path=program.name if program else context.command_path,
             about=program.about if program else (self.callback.__doc__ or ""),

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from tgi_cli.cli.help import Program
+from tgi_cli.cli.help import ProgramHelp
 from tgi_cli.cli.main import run
 from tgi_cli.errors import ExitCode
 
@@ -34,33 +34,33 @@ SERVER_DEFAULTS: Mapping[str, str] = {
 }
 
 
-_LAUNCHER = Program(
+_LAUNCHER = ProgramHelp(
     "text-generation-launcher",
     "Serve a model, with the flags and variables of TGI's launcher.\n\n"
     "Runs `tgi serve` with TGI's default model and socket.",
 )
-_ROUTER = Program(
+_ROUTER = ProgramHelp(
     "text-generation-router",
     "Serve HTTP in front of a shard, with the flags and variables of TGI's router.\n\n"
     "Runs `tgi router` with TGI's defaults. `text-generation-router print-schema` prints the "
     "OpenAPI document.",
 )
-_BENCHMARK = Program(
+_BENCHMARK = ProgramHelp(
     "text-generation-benchmark",
     "Benchmark a shard, with the flags of TGI's benchmark.\n\n"
     "Runs `tgi bench`: `-t MODEL` names the tokenizer and the running shard's socket is "
     "/tmp/text-generation-server-0.",
 )
-_SHARD = Program(
+_SHARD = ProgramHelp(
     "text-generation-server serve",
     "Run a model behind a unix socket, with the flags of TGI's shard.\n\n"
     "Runs `tgi model-server` with TGI's socket.",
 )
-_DOWNLOAD = Program(
+_DOWNLOAD = ProgramHelp(
     "text-generation-server download-weights",
     "Download a model; print the folder of its files.\n\nRuns `tgi download-weights`.",
 )
-_QUANTIZE = Program(
+_QUANTIZE = ProgramHelp(
     "text-generation-server quantize",
     "Create a quantized checkpoint of a model.\n\nRuns `tgi quantize`.",
 )
@@ -112,7 +112,7 @@ def _words(arguments: Sequence[str] | None) -> list[str]:
 def _run(
     command: str,
     arguments: list[str],
-    program: Program,
+    program: ProgramHelp,
     defaults: Mapping[str, str] | None = None,
 ) -> int:
     if arguments in (["--version"], ["-V"]):

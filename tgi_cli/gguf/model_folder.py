@@ -13,7 +13,7 @@ from tgi_cli.errors import CorruptFileError, ModelError, no_panic
 from tgi_cli.gguf.chat_template import as_config, chat_templates
 from tgi_cli.gguf.model_config import model_config
 from tgi_cli.gguf.reader import GGUFFile
-from tgi_cli.gguf.special_tokens import SpecialTokens, TokenType
+from tgi_cli.gguf.special_tokens import GGUFTokens, TokenType
 from tgi_cli.gguf.tokenizer import read_tokenizer, tokenizer_config
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
     """
     config: dict[str, Any] = {}
     try:
-        tokens = SpecialTokens.read(file)
+        tokens = GGUFTokens.read(file)
     except ModelError:  # the tokenizer is another folder's, and so are the tokens
         tokens = None
     if tokens is not None:
@@ -129,7 +129,7 @@ def _require_same_vocabulary(file: GGUFFile, path: Path) -> None:
     from tokenizers import Tokenizer
 
     try:
-        tokens = SpecialTokens.read(file)
+        tokens = GGUFTokens.read(file)
     except ModelError:
         return
     try:

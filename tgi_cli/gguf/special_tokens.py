@@ -42,7 +42,7 @@ _END_KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class SpecialTokens:
+class GGUFTokens:
     """Special tokens of a vocabulary; ids are None where there is no such token.
 
     Attributes:
@@ -64,7 +64,7 @@ class SpecialTokens:
     adds_eos: bool
 
     @classmethod
-    def read(cls, file: GGUFFile) -> SpecialTokens:
+    def read(cls, file: GGUFFile) -> GGUFTokens:
         """Read the tokens of a file.
 
         Raises:

@@ -26,7 +26,7 @@ from tgi_cli.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
 from tgi_cli.gguf.reader import GGUFFile
 from tgi_cli.gguf.special_tokens import (
     END_TEXTS,
-    SpecialTokens,
+    GGUFTokens,
     TokenType,
     no_tokenizer_error,
 )
@@ -47,7 +47,7 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
         CorruptFileError: its metadata contradict each other.
     """
     complete = file.get("tokenizer.huggingface.json", str, "")
-    tokens = SpecialTokens.read(file)
+    tokens = GGUFTokens.read(file)
     model = file.get("tokenizer.ggml.model", str, "")
     try:
         with no_panic():
@@ -80,7 +80,7 @@ def tokenizer_config(file: GGUFFile) -> dict[str, str]:
     Raises:
         UnsupportedModelError, CorruptFileError: as :func:`read_tokenizer`.
     """
-    tokens = SpecialTokens.read(file)
+    tokens = GGUFTokens.read(file)
     named = {
         "bos_token": tokens.text(tokens.bos),
         "eos_token": tokens.text(tokens.eos),
@@ -90,7 +90,7 @@ def tokenizer_config(file: GGUFFile) -> dict[str, str]:
     return {name: text for name, text in named.items() if text is not None}
 
 
-def _byte_level(file: GGUFFile, tokens: SpecialTokens) -> Tokenizer:
+def _byte_level(file: GGUFFile, tokens: GGUFTokens) -> Tokenizer:
     """Byte-level BPE, as of GPT-2 and most models since."""
     name = file.get("tokenizer.ggml.pre", str, "")
     pre = PRE_TOKENIZATIONS.get(name)
@@ -130,7 +130,7 @@ def make_pre_tokenizer(pre: PreTokenization) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(steps)
 
 
-def _sentencepiece(file: GGUFFile, tokens: SpecialTokens) -> Tokenizer:
+def _sentencepiece(file: GGUFFile, tokens: GGUFTokens) -> Tokenizer:
     """SentencePiece's BPE, whose merges follow from the scores of what they make."""
     scores = file.values("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens.texts):
@@ -160,7 +160,7 @@ def _sentencepiece(file: GGUFFile, tokens: SpecialTokens) -> Tokenizer:
     return _with_spaces(Tokenizer(model), tokens, prefix)
 
 
-def _gemma4(file: GGUFFile, tokens: SpecialTokens) -> Tokenizer:
+def _gemma4(file: GGUFFile, tokens: GGUFTokens) -> Tokenizer:
     """BPE with merges over the characters of a text, with bytes for unknown ones."""
     model = models.BPE(
         vocab=_vocabulary(tokens),
@@ -173,7 +173,7 @@ def _gemma4(file: GGUFFile, tokens: SpecialTokens) -> Tokenizer:
     return _with_spaces(Tokenizer(model), tokens, prefix)
 
 
-def _with_spaces(tokenizer: Tokenizer, tokens: SpecialTokens, prefix: bool) -> Tokenizer:
+def _with_spaces(tokenizer: Tokenizer, tokens: GGUFTokens, prefix: bool) -> Tokenizer:
     """Add how spaces are written, one in front of a text included."""
     space = normalizers.Replace(" ", _SPACE)
     normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), space]) if prefix else space
@@ -190,7 +190,7 @@ def _with_spaces(tokenizer: Tokenizer, tokens: SpecialTokens, prefix: bool) -> T
     return tokenizer
 
 
-def _vocabulary(tokens: SpecialTokens) -> dict[str, int]:
+def _vocabulary(tokens: GGUFTokens) -> dict[str, int]:
     return {text: index for index, text in enumerate(tokens.texts)}
 
 
@@ -204,7 +204,7 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
     return merges
 
 
-def _add_tokens(tokenizer: Tokenizer, file: GGUFFile, tokens: SpecialTokens) -> None:
+def _add_tokens(tokenizer: Tokenizer, file: GGUFFile, tokens: GGUFTokens) -> None:
     """Add the tokens that are cut out of a text before anything else."""
     name = file.get("general.name", str, "").lower()
     takes_spaces = "phi-3" in name or "phi3" in name
@@ -222,7 +222,7 @@ def _add_tokens(tokenizer: Tokenizer, file: GGUFFile, tokens: SpecialTokens) -> 
         )
 
 
-def _set_post_processor(tokenizer: Tokenizer, tokens: SpecialTokens, steps: list[Any]) -> None:
+def _set_post_processor(tokenizer: Tokenizer, tokens: GGUFTokens, steps: list[Any]) -> None:
     """Add the tokens around a text, if there are any."""
     around: dict[str, int] = {}
     if tokens.adds_bos and tokens.bos is not None:

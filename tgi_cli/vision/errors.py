@@ -1,4 +1,4 @@
-"""Errors of images that cannot be had or read."""
+"""Errors of images that cannot be fetched or read."""
 
 from __future__ import annotations
 

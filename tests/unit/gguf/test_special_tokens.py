@@ -6,10 +6,10 @@ import pytest
 
 from tests.tools.gguf_models import CONTROL, NORMAL, metadata_file
 from tgi_cli.gguf.reader import Value
-from tgi_cli.gguf.special_tokens import SpecialTokens
+from tgi_cli.gguf.special_tokens import GGUFTokens
 
 
-def read(path: Path, tokens: list[str], **keys: Value) -> SpecialTokens:
+def read(path: Path, tokens: list[str], **keys: Value) -> GGUFTokens:
     metadata: dict[str, Value] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,
@@ -18,7 +18,7 @@ def read(path: Path, tokens: list[str], **keys: Value) -> SpecialTokens:
         ],
     }
     keys = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
-    return SpecialTokens.read(metadata_file(path / "v.gguf", metadata | keys))
+    return GGUFTokens.read(metadata_file(path / "v.gguf", metadata | keys))
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def _text(spec: GenerationSpec) -> str:
 
 
 def _refused(error: ImageError, param: str) -> errors.ApiError:
-    """The error of an image that cannot be had, read or placed."""
+    """The error of an image that cannot be fetched, read or placed."""
     if isinstance(error, MediaError):
         if error.unavailable:
             return errors.engine_gone(str(error))
