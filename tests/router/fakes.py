@@ -135,6 +135,9 @@ class FakeEngine:
     def on_found(self, heard: Callable[[bool], None]) -> None:
         self.heard.append(heard)
 
+    def expect_loss(self) -> None:
+        """As the real one's, whose log shows it."""
+
     def restart(self, *adapters: Adapter, another: bool = True, **limits: Any) -> None:
         """Come back as the same engine, or as another with only these adapters and other limits."""
         self.info = replace(self.info, **limits)

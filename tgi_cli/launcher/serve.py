@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tgi_cli.config import ServeConfig, check_settings
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.errors import RouterError, ShardError, TgiError
+from tgi_cli.errors import ConfigError, RouterError, ShardError, TgiError
 from tgi_cli.launcher.backoff import Restarts
 from tgi_cli.launcher.banner import announce
 from tgi_cli.launcher.child_process import ChildProcess, adopt_orphans
@@ -22,6 +22,7 @@ from tgi_cli.launcher.health_probe import HealthProbe
 from tgi_cli.launcher.supervisor import ServerParts, Supervisor
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.process import bind
+from tgi_cli.process.control_channel import ControlChannel
 from tgi_cli.process.heartbeat import SharedHeartbeat
 from tgi_cli.process.parent_death import parent_pipe
 from tgi_cli.process.resident_memory import release_file_pages, trim_heap
@@ -57,16 +58,24 @@ def serve(
     """
     began = time.monotonic()
     check_settings(config)
+    if router.may_sleep and config.shard_uds_path is not None:
+        raise ConfigError(
+            "a model server that sleeps cannot be driven on --shard-uds-path: its clients would "
+            "find it gone",
+            "leave off --sleep-idle-seconds and --enable-sleep-mode, or --shard-uds-path",
+        )
     with bind.bind(config.hostname, config.port) as sock:
         with exiting_on(signal.SIGTERM, signal.SIGINT):
             config, model_path = run_in_fork(partial(locate, config))
         host, port = bind.local_address(sock)
         bind.warn_if_open(config.hostname, port, router.api_key, router.cors_allow_origin)
         tls = router.ssl_certfile is not None
+        control = ControlChannel() if router.may_sleep else None
         supervisor = Supervisor(
             config.graceful_termination_timeout,
             Restarts(config.max_restarts),
             config.watchdog_timeout,
+            control,
         )
         adopt_orphans()
         with (
@@ -78,6 +87,10 @@ def serve(
             if (prefix := config.shard_uds_path) is not None:
                 # A killed model server leaves TGI's socket behind.
                 stack.callback(remove_stale, prefix.with_name(f"{prefix.name}-0"))
+            fds = [parent_fd, sock.fileno()]
+            if control is not None:
+                stack.callback(control.close)
+                fds.append(control.router_fd)
             uds_path = folder / SOCKET
             router = replace(
                 router,
@@ -87,6 +100,7 @@ def serve(
                 engine_url=f"unix:{uds_path}",
                 socket_fd=sock.fileno(),
                 parent_fd=parent_fd,
+                control_fd=None if control is None else control.router_fd,
             )
             start = partial(_start, variables={VARIABLE: str(folder)}, shared=config)
             heartbeat: SharedHeartbeat
@@ -106,8 +120,10 @@ def serve(
                 return child, heartbeat
 
             def start_router() -> ChildProcess:
-                child = start("router", RouterError, router, (parent_fd, sock.fileno()))
+                child = start("router", RouterError, router, tuple(fds))
                 sock.close()  # only the router holds it from here on: it closes with the router
+                if control is not None:
+                    control.close_router_fd()
                 return child
 
             def on_ready() -> None:

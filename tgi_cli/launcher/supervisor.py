@@ -21,7 +21,9 @@ from tgi_cli.errors import ExitCode, ShardError
 from tgi_cli.launcher.backoff import WINDOW_SECONDS, Restarts
 from tgi_cli.launcher.child_process import ChildProcess
 from tgi_cli.launcher.health_probe import HEALTH, LIVE, HealthProbe
+from tgi_cli.launcher.server_sleep import ServerSleep
 from tgi_cli.launcher.watchdog import Watchdog
+from tgi_cli.process.control_channel import Command, ControlChannel
 from tgi_cli.process.heartbeat import SharedHeartbeat, State
 from tgi_cli.process.signals import delivered
 
@@ -50,7 +52,13 @@ class _Due(NamedTuple):
     """It is time to restart the model server."""
 
 
-_Event = _Ended | _Signalled | _Ready | _Due
+class _Commanded(NamedTuple):
+    """The router asks to stop or start the model server."""
+
+    command: Command
+
+
+_Event = _Ended | _Signalled | _Ready | _Due | _Commanded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +86,16 @@ class Supervisor:
         restarts: Decides when a model server that died is restarted.
         watchdog_timeout: Seconds without progress after which a process counts as hung; 0 for
             never.
+        control: The router's commands. Default: it has none.
     """
 
-    def __init__(self, grace: float, restarts: Restarts, watchdog_timeout: float) -> None:
+    def __init__(
+        self,
+        grace: float,
+        restarts: Restarts,
+        watchdog_timeout: float,
+        control: ControlChannel | None = None,
+    ) -> None:
         self._grace = grace
         self._restarts = restarts
         self._events: SimpleQueue[_Event] = SimpleQueue()
@@ -89,6 +104,9 @@ class Supervisor:
         self._timeout = watchdog_timeout
         self._children: list[ChildProcess] = []
         self._server: ChildProcess | None = None
+        self._heartbeat: SharedHeartbeat | None = None
+        self._control = control
+        self._sleep = ServerSleep(control)
         self._router: ChildProcess | None = None
         self._served = False
         self._due: float | None = None
@@ -119,6 +137,8 @@ class Supervisor:
         # The router comes up faster if it starts while the model loads.
         self._start_server(parts)
         self._router = self._watch(parts.start_router())
+        if self._control is not None:
+            self._control.listen(lambda command: self._events.put(_Commanded(command)))
         while True:
             match self._next():
                 case _Ready(server):
@@ -128,6 +148,15 @@ class Supervisor:
                     return self._shut_down(number)
                 case _Due():
                     self._start_server(parts)
+                case _Commanded(Command.SLEEP):
+                    serving = self._served and self._lost_at is None
+                    self._sleep.stop(self._server if serving else None)
+                case _Commanded(Command.WAKE):
+                    if self._sleep.wake():
+                        self._start_server(parts)
+                case _Ended(child) if child is self._server and self._sleep.ended(self._cause()):
+                    self._children.remove(child)
+                    self._server = None
                 case _Ended(child) if child is self._server and self._served:
                     self._lose(child)
                     if self._due is None:
@@ -141,7 +170,7 @@ class Supervisor:
     def _start_server(self, parts: ServerParts) -> None:
         self._due = None
         child, heartbeat = parts.start_server()
-        self._server = self._watch(child)
+        self._server, self._heartbeat = self._watch(child), heartbeat
         Watchdog(self._timeout, self._quit).watch_server(child, heartbeat)
         threading.Thread(
             target=self._await_health,
@@ -166,7 +195,15 @@ class Supervisor:
                 return
             self._stopping.wait(_PROBE_SECONDS)
 
+    def _cause(self) -> str:
+        """Why the model server has ended, in its own words if it has reported that."""
+        assert self._server is not None
+        assert self._heartbeat is not None
+        return self._heartbeat.error() or self._server.end().cause
+
     def _on_ready(self, parts: ServerParts) -> None:
+        if self._sleep.woken():
+            return
         if self._lost_at is not None:
             log.info("serving again, after %.1f s", time.monotonic() - self._lost_at)
             self._lost_at = None
@@ -262,8 +299,13 @@ class Supervisor:
                 child.kill()
                 child.wait()
                 break
-            if isinstance(event, _Signalled):
-                return False
+            match event:
+                case _Signalled():
+                    return False
+                case _Commanded():
+                    self._sleep.refuse("the server is shutting down")
+                case _Ended(ended) if ended is self._server:
+                    self._sleep.ended(self._cause())
         return True
 
     def _kill_all(self) -> None:

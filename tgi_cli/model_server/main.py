@@ -76,7 +76,11 @@ def run_model_server(
 
     serve = server_config.serve
     memory = None if fd is None else SharedHeartbeat.attach(fd)
-    with exiting_on(signal.SIGTERM), HeartbeatWriter(memory).beating() as heartbeat:
+    with (
+        exiting_on(signal.SIGTERM),
+        HeartbeatWriter(memory).beating() as heartbeat,
+        _publishing_errors(heartbeat),
+    ):
         show_bar = False if serve.json_output else None
         with ProgressReporter(show_bar=show_bar, delay=_BAR_DELAY, transient=True) as progress:
             progress.start("loading weights", 0)
@@ -85,6 +89,16 @@ def run_model_server(
             _serve(server_config, services, worker, config.max_total_tokens, heartbeat)
         finally:
             worker.close()
+
+
+@contextmanager
+def _publishing_errors(heartbeat: HeartbeatWriter) -> Iterator[None]:
+    """Let the launcher have the cause of an error that ends the process."""
+    try:
+        yield
+    except TgiError as error:
+        heartbeat.publish_error(error.cause)
+        raise
 
 
 def _serve(

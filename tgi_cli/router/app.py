@@ -27,6 +27,7 @@ from tgi_cli.router.api import (
     responses,
     sagemaker,
     service,
+    sleep,
     stored_responses,
     tgi,
     tokenize,
@@ -35,6 +36,7 @@ from tgi_cli.router.api import (
 )
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.engine_restart import DynamicAdapters, EngineRestart
+from tgi_cli.router.engine_sleep import EngineSleep
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 from tgi_cli.router.http import errors
@@ -71,6 +73,7 @@ ROUTES = [
     *vertex.ROUTES,
     *kserve.ROUTES,
     *service.ROUTES,
+    *sleep.ROUTES,
     *web_ui.ROUTES,
     *docs.ROUTES,
 ]
@@ -92,8 +95,9 @@ def create_app(
     grammars = None
     if client.info.grammar and not config.disable_grammar_support:
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
-    generator = Generator(client, text, workers, metrics, admission, grammars, vision)
     dynamic = DynamicAdapters(client)
+    engine_sleep = EngineSleep(client, admission, dynamic)
+    generator = Generator(client, text, workers, metrics, admission, engine_sleep, grammars, vision)
     EngineRestart(client, config, generator, dynamic)
     routes = [*vertex.environment_routes(os.environ), *ROUTES]
     tracing = None

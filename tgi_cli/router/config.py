@@ -55,6 +55,10 @@ class RouterConfig:
         graceful_termination_timeout: seconds that requests in flight have after SIGTERM.
         watchdog_timeout: seconds without progress while requests wait, after which the engine
             counts as gone; 0 for no limit.
+        control_fd: the channel to the launcher that stops and starts the model server. Default:
+            it never sleeps.
+        sleep_idle_seconds: time without requests after which it is stopped; 0 for never.
+        enable_sleep_mode: clients may stop and start it.
     """
 
     model_path: Path
@@ -108,6 +112,9 @@ class RouterConfig:
     otlp_endpoint: str | None = None
     otlp_service_name: str = default("otlp_service_name")
     vllm_metrics: bool = False
+    control_fd: int | None = None
+    sleep_idle_seconds: float = default("sleep_idle_seconds")
+    enable_sleep_mode: bool = False
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -118,6 +125,11 @@ class RouterConfig:
     def api_keys(self) -> tuple[str, ...]:
         """The keys, separately."""
         return () if self.api_key is None else tuple(self.api_key.split(","))
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether the model server may be stopped and started while this router serves."""
+        return self.enable_sleep_mode or self.sleep_idle_seconds > 0
 
     @property
     def image_limits(self) -> ImageLimits:

@@ -25,6 +25,7 @@ from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.http.protocol import BoundedProtocol, body_seconds
 from tgi_cli.router.http.tls import server_context
+from tgi_cli.router.launcher_connection import LauncherConnection
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
@@ -119,6 +120,7 @@ class _Router:
             )
             app = create_app(client, text, config, vision)
             self._state = app.state.router
+            await self._attach_launcher(self._state)
             host, port = self._listener.getsockname()[:2]
             try:
                 self._listener.listen(_BACKLOG)
@@ -145,6 +147,13 @@ class _Router:
             if self._state is not None:
                 await self._state.close()
             await client.close()
+
+    async def _attach_launcher(self, state: RouterState) -> None:
+        """Let the engine sleep, if there is a launcher to stop and start it."""
+        config, sleep = self._config, state.sleep
+        if config.control_fd is not None:
+            launcher = await LauncherConnection.open(config.control_fd, sleep.on_outcome)
+            sleep.attach(launcher, config.sleep_idle_seconds)
 
     def _on_signal(self) -> None:
         if self._server is None or self._state is None:

@@ -67,6 +67,7 @@ class GrpcEngineClient:
         self._metrics = EngineMetrics()
         self._adapters = Adapters()
         self._connected = False
+        self._expects_loss = False
         self._streams = RequestStreams(self._cancel)
         self._request_ids = itertools.count(1)
         self._outgoing: _Outgoing = asyncio.Queue()
@@ -136,6 +137,9 @@ class GrpcEngineClient:
 
     def on_found(self, callback: Callable[[bool], None]) -> None:
         self._callbacks.append(callback)
+
+    def expect_loss(self) -> None:
+        self._expects_loss = True
 
     async def healthy(self) -> bool:
         """Return whether the session is open, and the engine answers or has just answered."""
@@ -254,7 +258,9 @@ class GrpcEngineClient:
                 self._watch.forget()
                 self._streams.end(cause)
             if lost:
-                log.error("%s (%s)", cause, self._target)
+                level = logging.INFO if self._expects_loss else logging.ERROR
+                log.log(level, "%s (%s)", cause, self._target)
+                self._expects_loss = False
             if cause is not GONE:
                 await self._watch.until_moved()
             await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])

@@ -124,6 +124,10 @@ class EngineClient(Protocol):
         """
         ...
 
+    def expect_loss(self) -> None:
+        """The engine is about to be stopped on purpose: its loss is no error."""
+        ...
+
     async def healthy(self) -> bool:
         """Ask the engine; False if it is gone, or makes no progress while requests wait."""
         ...

@@ -71,6 +71,18 @@ CONNECTION_SETTINGS = (
             60.0,
             commands=(SERVE, ROUTER),
         ),
+        sleep_idle_seconds=Setting(
+            SECONDS,
+            "Stop the model server after this many seconds without a request, which returns its "
+            "memory. The next request starts it again and waits for it. 0: never.",
+            0.0,
+            brief="Free the memory when idle; a request wakes it.",
+        ),
+        enable_sleep_mode=Setting(
+            SWITCH,
+            "Let clients stop and start the model server: POST /sleep and /wake_up, as in vLLM. "
+            "Implied by --sleep-idle-seconds.",
+        ),
         config_fd=Setting(
             whole(0),
             "File descriptor of the configuration of a child of `tgi serve`.",

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.router.api.schemas.tgi import Info
+from tgi_cli.router.api.schemas.tgi import Health, Info
 from tgi_cli.router.api.schemas.tokenize import Version
 from tgi_cli.router.http.bodies import json_response
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
@@ -18,6 +18,7 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.engine_metrics import (
     load_lines,
     lora_lines,
+    sleep_lines,
     step_lines,
     vllm_lines,
 )
@@ -27,14 +28,24 @@ from tgi_cli.version import __version__
 
 
 async def health(context: RequestContext[None]) -> Response:
-    """200 without content if the server can answer requests; otherwise 503."""
+    """200 if the server can answer requests, without content unless the engine sleeps.
+
+    Otherwise 503.
+    """
     await check_health(context.state)
+    if not context.state.sleep.awake:
+        return json_response(Health(status="asleep"))
     return Response(status_code=200)
 
 
 async def check_health(state: RouterState) -> None:
-    """Raise ApiError, 503, if the engine is gone or stalled, or the router is draining."""
+    """Raise ApiError, 503, if the engine is gone or stalled, or the router is draining.
+
+    An engine that sleeps is healthy.
+    """
     draining = state.admission.draining
+    if not (draining or state.sleep.awake):
+        return  # a request wakes it
     if draining or not state.client.connected or not await state.client.healthy():
         if draining and (request := access_log.record()) is not None:
             request.expected = True
@@ -83,6 +94,8 @@ async def metrics(context: RequestContext[None]) -> Response:
     state = context.state
     info, engine, loaded = state.client.info, await state.client.metrics(), state.adapters.loaded
     lines = [*load_lines(info, engine, len(loaded.loaded)), *step_lines(engine)]
+    sleep = state.sleep
+    lines += sleep_lines(sleep.awake, sleep.wakes, sleep.failed_wakes, sleep.wake_seconds)
     vllm = state.config.vllm_metrics
     if vllm:
         lines += vllm_lines(info, engine, state.config.served_names[0])

@@ -98,6 +98,14 @@ def step_lines(metrics: EngineMetrics) -> Iterator[str]:
         yield from histogram(name, help, series, label)
 
 
+def sleep_lines(awake: bool, wakes: int, failed: int, seconds: float) -> Iterator[str]:
+    """The exposition of whether the engine sleeps; ``seconds`` is what the last wake took."""
+    yield from gauge("tgi_engine_asleep", "Whether the model server sleeps.", 0 if awake else 1)
+    results = {"success": wakes, "failure": failed}
+    yield from counter("tgi_engine_wakes_total", "Times it was woken.", results, "result")
+    yield from gauge("tgi_engine_last_wake_seconds", "Time of the last wake.", seconds)
+
+
 def lora_lines(prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
     """The exposition of the adapters in use, named by the labels; its value is the time."""
     name = f"{prefix}lora_requests_info"
