@@ -39,6 +39,7 @@ def serve(
     config: ServeConfig,
     router: RouterConfig,
     locate: Callable[[ServeConfig], tuple[ServeConfig, Path]],
+    socket_fd: int | None = None,
 ) -> int:
     """Serve ``config.model_id`` until a signal; an empty id means the bundled model.
 
@@ -48,6 +49,7 @@ def serve(
             known later.
         locate: Finds or downloads the model and its adapters; returns ``config`` with their full
             names, and the model's folder. Called in a process of its own.
+        socket_fd: A bound socket to serve on. Default: one for ``config``'s host and port.
 
     Returns:
         The exit code: 0 after SIGTERM or Ctrl-C, or that of a child which reported why it ended.
@@ -64,7 +66,7 @@ def serve(
             "find it gone",
             "leave off --sleep-idle-seconds and --enable-sleep-mode, or --shard-uds-path",
         )
-    with bind.bind(config.hostname, config.port) as sock:
+    with bind.bind_or_adopt(config.hostname, config.port, socket_fd) as sock:
         with exiting_on(signal.SIGTERM, signal.SIGINT):
             config, model_path = run_in_fork(partial(locate, config))
         host, port = bind.local_address(sock)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from functools import partial
 
 import anyio
 import uvicorn
@@ -23,8 +20,7 @@ from tgi_cli.process.bind import bind
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.http.protocol import BoundedProtocol, body_seconds
-from tgi_cli.router.http.tls import server_context
+from tgi_cli.router.http.http_server import BACKLOG, HttpServer, http_server_config
 from tgi_cli.router.launcher_connection import LauncherConnection
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.client import GrpcEngineClient
@@ -35,16 +31,11 @@ logger = logging.getLogger(__name__)
 
 _ARENAS = 2
 """Of malloc. One thread serves; others tokenize long texts and handle the engine's messages."""
-_BACKLOG = 2048
-_KEEP_ALIVE_SECONDS = 75
-"""Timeout of idle connections, longer than that of clients so that they close first."""
 _NO_ENGINE = "`tgi model-server MODEL` starts one, --engine-url names another address"
 _STOPPING = "the server is shutting down"
 _SAME_SIGNAL_SECONDS = 1.0
 """Time within which signals count as one: a service manager that signals all processes also
 signals the launcher, which forwards it."""
-_FLUSH_SECONDS = 5
-"""Time for the last bytes of complete answers after the grace period."""
 
 
 def run_router(config: RouterConfig) -> None:
@@ -75,7 +66,7 @@ class _Router:
     def __init__(self, config: RouterConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
-        self._server: _Server | None = None
+        self._server: HttpServer | None = None
         self._state: RouterState | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -123,7 +114,7 @@ class _Router:
             await self._attach_launcher(self._state)
             host, port = self._listener.getsockname()[:2]
             try:
-                self._listener.listen(_BACKLOG)
+                self._listener.listen(BACKLOG)
             except OSError as error:
                 raise AddressInUseError(
                     f"cannot serve on {host} port {port}: {error.strerror or error}",
@@ -137,7 +128,7 @@ class _Router:
             gc.freeze()
             trim_heap()  # of what reading the tokenizer took
             release_file_pages()
-            self._server = _Server(uvicorn_config(app, config))
+            self._server = HttpServer(uvicorn_config(app, config))
             scheme = "https" if config.ssl_certfile else "http"
             logger.info("listening on %s port %d (%s)", host, port, scheme)
             await self._server.serve(sockets=[self._listener])
@@ -167,7 +158,7 @@ class _Router:
             self._state.generator.abort(_STOPPING)
             self._server.should_exit = True
 
-    async def _drain(self, server: _Server, state: RouterState) -> None:
+    async def _drain(self, server: HttpServer, state: RouterState) -> None:
         grace = self._config.graceful_termination_timeout
         state.admission.drain()
         logger.info("draining %d requests, for at most %d s", state.admission.in_flight, grace)
@@ -180,35 +171,10 @@ class _Router:
         server.should_exit = True
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to the router, as uvicorn stops listening at once instead of draining."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
-        yield
-
-
 def uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
     """The configuration of uvicorn. Raises ConfigError for invalid certificates."""
     limit = app.state.router.payload_limit
-    server = uvicorn.Config(
-        app,
-        http=partial(BoundedProtocol, body_seconds=body_seconds(limit)),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        loop="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_FLUSH_SECONDS,
-    )
-    server.load()
-    if config.ssl_certfile is not None:
-        server.ssl = server_context(config.ssl_certfile, config.ssl_keyfile)
-    return server
+    return http_server_config(app, limit, config.ssl_certfile, config.ssl_keyfile)
 
 
 def _bound_socket(config: RouterConfig) -> socket.socket:

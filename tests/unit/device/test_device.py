@@ -20,6 +20,7 @@ from tgi_cli.device import (
 )
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import ConfigError
+from tgi_cli.process import system_memory
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -92,7 +93,7 @@ def test_version_2_groups_limit_memory_at_every_level(
             "sys/fs/cgroup/kubepods/memory.max": f"{4 * GIB}\n",
         },
     )
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(system_memory, "ROOT", tmp_path)
     assert total_memory(CPU) == GIB
     assert available_memory(CPU) == GIB - (GIB // 2 - GIB // 4)
 
@@ -109,7 +110,7 @@ def test_version_1_groups_limit_memory(tmp_path: Path, monkeypatch: pytest.Monke
             "sys/fs/cgroup/memory/memory.stat": f"cache 3\ntotal_cache {GIB // 2}\n",
         },
     )
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(system_memory, "ROOT", tmp_path)
     assert total_memory(CPU) == 2 * GIB
     assert available_memory(CPU) == 2 * GIB - GIB // 2
 
@@ -123,7 +124,7 @@ def test_without_limits_the_system_decides(tmp_path: Path, monkeypatch: pytest.M
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(system_memory, "ROOT", tmp_path)
     assert total_memory(CPU) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert available_memory(CPU) == 8 * GIB
 

@@ -90,6 +90,13 @@ CONNECTION_SETTINGS = (
             hidden=True,
             variables=(),
         ),
+        socket_fd=Setting(
+            whole(0),
+            "File descriptor of a bound socket to serve on, in place of a port.",
+            commands=(SERVE,),
+            hidden=True,
+            variables=(),
+        ),
         parent_fd=Setting(
             whole(0),
             "File descriptor of a pipe that closes when the parent of `tgi serve` is gone.",
