@@ -128,7 +128,7 @@ async def test_many_requests_wake_it_once(
     launcher.gate.clear()
     waiting = [asyncio.create_task(status(client)) for _ in range(30)]
     await until(lambda: state.admission.parked == 30)
-    assert state.sleep.phase is EnginePhase.WAKING
+    await until(lambda: state.sleep.phase is EnginePhase.WAKING)
     assert state.admission.active == 0
     launcher.gate.set()
     assert await asyncio.gather(*waiting) == [200] * 30

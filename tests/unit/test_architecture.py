@@ -19,6 +19,7 @@ PACKAGE = Path(tgi_cli.__file__).parent
 # their contract (engine/step.py); it knows a worker only as a protocol.
 PACKAGES = [
     "cli",
+    "multi_model",
     "launcher",
     "deploy",
     "bench",
@@ -209,6 +210,8 @@ OWN_FILES = (
     "cli/reference.py",
     "process/machine.py",  # /proc
     "process/resident_memory.py",  # likewise
+    "process/proportional_memory.py",  # likewise
+    "process/system_memory.py",  # likewise, and control groups
     "launcher/oom.py",  # the kernel's counters
     "router/api/docs.py",
     "router/api/web_ui.py",

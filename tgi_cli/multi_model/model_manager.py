@@ -194,7 +194,8 @@ class ModelManager:
         if self._closed:
             return
         scheduler = self.scheduler
-        plan = scheduler.plan(time.monotonic())
+        now = time.monotonic()
+        plan = scheduler.plan(now)
         for ticket in plan.admitted:
             admitted = self._waiting.get(ticket.number)
             if admitted is None or admitted.done():
@@ -209,7 +210,7 @@ class ModelManager:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        seconds = scheduler.next_time() - time.monotonic()
+        seconds = scheduler.next_time(now) - now
         if seconds < math.inf:
             # Timers of event loops may fire a little early.
             delay = max(0.0, seconds) + 0.01

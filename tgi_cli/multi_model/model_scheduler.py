@@ -260,9 +260,9 @@ class ModelScheduler:
     def plan(self, now: float) -> Plan:
         """Decide what happens next; states and the queue are changed accordingly."""
         plan = Plan()
+        self._admit(plan, now)
         self._unload_unwanted(now)
         self._make_room(plan, now)
-        self._admit(plan, now)
         for model in self.models.values():
             drained = model.running == 0 or now >= model.drain_until
             if model.state is LoadState.DRAINING and drained:
@@ -270,21 +270,21 @@ class ModelScheduler:
                 plan.unload.append(model.name)
         return plan
 
-    def next_time(self) -> float:
-        """The time at which :meth:`plan` may decide something without another event."""
+    def next_time(self, now: float) -> float:
+        """The next time at which :meth:`plan` may decide something without another event."""
         times = [m.drain_until for m in self.models.values() if m.state is LoadState.DRAINING]
         for model in self._loaded():
             if self._blocked:
                 times.append(self._stays_until(model))
             if model.idle_seconds > 0 and model.running == 0:
                 times.append(model.used_at + model.idle_seconds)
-        return min(times, default=math.inf)
+        return min((time for time in times if time > now), default=math.inf)
 
     def _unload_unwanted(self, now: float) -> None:
         """Drain models that a client wants unloaded, that nobody uses, or that have grown."""
         for model in list(self._loaded()):
             idle = model.running == 0 and not self.queued_for(model.name)
-            slept = now - model.used_at >= model.idle_seconds > 0
+            slept = model.idle_seconds > 0 and now >= model.used_at + model.idle_seconds
             if model.unload_wanted or (idle and slept):
                 model.asleep = idle and slept and not model.unload_wanted
                 self._drain(model, now)

@@ -83,6 +83,8 @@ class EngineSleep:
         self._watching: asyncio.Task[None] | None = None
         self._outcome: asyncio.Future[None] | None = None
         """Of the command that was sent last."""
+        self._no_wake = ""
+        """Why the engine is not to be woken any more."""
         client.on_found(self._found)
 
     @property
@@ -103,7 +105,8 @@ class EngineSleep:
                 task.cancel()
 
     def fail_waiting(self, cause: str) -> None:
-        """End the requests that wait for the engine."""
+        """End the requests that wait for the engine, and wake it no more."""
+        self._no_wake = cause
         if self.phase is EnginePhase.WAKING:
             self._settle(ShardError(cause))
 
@@ -207,6 +210,8 @@ class EngineSleep:
         began = time.monotonic()
         self.phase = EnginePhase.WAKING
         try:
+            if self._no_wake:
+                raise ShardError(self._no_wake)
             await self._command(Command.WAKE)
         except BaseException:
             self.failed_wakes += 1

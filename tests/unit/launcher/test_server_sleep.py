@@ -73,8 +73,8 @@ def test_commands_arrive_until_the_router_is_gone(channel: ControlChannel, route
     router.send(Command.SLEEP)
     router.send(Command.WAKE)
     assert [commands.get(timeout=20) for _ in range(2)] == [Command.SLEEP, Command.WAKE]
-    router.close()
     (reader,) = [one for one in threading.enumerate() if one.name == "control"]
+    router.close()
     reader.join(20)
     assert not reader.is_alive()
     channel.reply(Outcome.REFUSED, "nobody reads it")

@@ -108,8 +108,8 @@ class Simulation:
             self.loads.append(name)
             loaded = partial(self._end_load, name, len(self.loads))
             self._at(self.now + self._load_seconds, loaded)
-        time = self.scheduler.next_time()
-        if self.now < time < math.inf:
+        time = self.scheduler.next_time(self.now)
+        if time < math.inf:
             self._at(time, lambda: None)
 
     def _end_load(self, name: str, load: int) -> None:

@@ -114,7 +114,7 @@ def test_a_model_stays_for_its_minimum_time_and_newcomers_are_admitted_meanwhile
     load(tested, "a", 0.0)
     tested.arrive("b", 1.0)
     assert not tested.plan(1.0).unload
-    assert tested.next_time() == 10.0
+    assert tested.next_time(1.0) == 10.0
     tested.arrive("a", 5.0)
     assert len(tested.plan(5.0).admitted) == 1
     plan = tested.plan(10.0)
@@ -134,7 +134,7 @@ def test_a_model_that_loads_slowly_stays_for_as_long() -> None:
     load(tested, "a", 0.0, seconds=60.0)
     tested.arrive("b", 1.0)
     tested.plan(1.0)
-    assert tested.next_time() == 60.0
+    assert tested.next_time(1.0) == 60.0
 
 
 def test_a_drain_ends_in_time() -> None:
@@ -144,7 +144,7 @@ def test_a_drain_ends_in_time() -> None:
     tested.plan(0.0)
     tested.arrive("b", 5.0)
     assert not tested.plan(5.0).unload
-    assert tested.next_time() == 35.0
+    assert tested.next_time(5.0) == 35.0
     assert tested.plan(35.0).unload == ["a"]
 
 
