@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from tests.router.fakes import FakeEngine
-from tgi_cli.process.control_channel import Command, Outcome, OutcomeMessage
+from tgi_cli.process.control_channel import Command, ControlChannel, Outcome, OutcomeMessage
 from tgi_cli.router.engine_sleep import EnginePhase, EngineSleep
+from tgi_cli.router.launcher_connection import LauncherConnection
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import Adapter, AdapterError, Adapters
 
@@ -341,6 +345,26 @@ class TestShutDown:
         state.sleep.on_outcome(OutcomeMessage(Outcome.ASLEEP, "the model server was killed"))
         assert await status(client) == 200
         assert launcher.commands == [Command.WAKE]
+
+
+def test_the_channel_to_the_launcher() -> None:
+    """On the event loop of a router's process."""
+
+    async def talk() -> None:
+        channel, commands, outcomes = ControlChannel(), SimpleQueue[Command](), []
+        connection = await LauncherConnection.open(os.dup(channel.router_fd), outcomes.append)
+        channel.close_router_fd()
+        channel.listen(commands.put)
+        connection.send(Command.SLEEP)
+        assert await asyncio.to_thread(commands.get, timeout=MAX_SECONDS) is Command.SLEEP
+        channel.reply(Outcome.ASLEEP)
+        channel.reply(Outcome.REFUSED, "why")
+        await until(lambda: len(outcomes) == 2)
+        assert outcomes[1] == OutcomeMessage(Outcome.REFUSED, "why")
+        connection.close()
+        channel.close()
+
+    uvloop.run(talk())
 
 
 class TestWithoutLauncher:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from tgi_cli.process.control_channel import (
     Command,
@@ -47,8 +48,7 @@ class LauncherConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's has another base
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
