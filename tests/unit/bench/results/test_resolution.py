@@ -82,7 +82,7 @@ def test_bursts_of_drafts_are_the_servers() -> None:
     drafts = {"tgi_draft_accepted_tokens_total": 30 * TOKENS * 0.95}
     metrics = step_metrics(step_of(burst=20, server=drafts))
     assert metrics.unresolved == {}
-    assert "TPOT 2.0/" in line(metrics)
+    assert "TPOT 1.8/" in line(metrics)
     found = panels(step_of(burst=20, server=drafts)).decode
     assert (list(found.columns), found.unresolved, found.note) == (["E2E ms", "TPOT ms"], "", "")
 
@@ -145,7 +145,7 @@ def test_every_output_marks_it() -> None:
     found = panels(record).decode
     assert list(found.columns) == ["E2E ms", "TPOT ms"]
     assert found.note.startswith("ITL is unresolved, see TPOT: 95% of the events")
-    assert found.values.mean() == found.latency[0] == pytest.approx(2.0, rel=0.1)
+    assert found.values.mean() == found.latency[0] == pytest.approx(1.81, rel=0.01)
     assert "TPOT: distribution" in page
 
 
