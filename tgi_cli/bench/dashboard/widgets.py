@@ -186,7 +186,7 @@ def message_line(state: ViewState, leaving: bool) -> Text:
 
 
 def _notes(state: ViewState) -> list[str]:
-    notes = []
+    notes: list[str] = []
     run_state, shown = state.run_state, state.shown
     record = shown.record if shown is not None else None
     panels = state.metrics.panels(shown) if shown is not None else None
