@@ -12,7 +12,6 @@ from tgi_cli.device import (
     default_threads,
     describe,
     facts,
-    memory,
     peak_memory,
     set_threads,
     threads,
