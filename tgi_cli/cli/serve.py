@@ -53,7 +53,7 @@ def serve(settings: ParsedSettings) -> None:
         "engine_url": "",
     }
     router = RouterConfig(**settings.fields_of(RouterConfig) | setup.front(settings) | own)
-    raise typer.Exit(run(config, router, locate, settings["socket_fd"]))
+    raise typer.Exit(run(config, router, locate))
 
 
 def _serve_several(settings: ParsedSettings) -> int:

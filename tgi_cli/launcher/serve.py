@@ -39,17 +39,15 @@ def serve(
     config: ServeConfig,
     router: RouterConfig,
     locate: Callable[[ServeConfig], tuple[ServeConfig, Path]],
-    socket_fd: int | None = None,
 ) -> int:
     """Serve ``config.model_id`` until a signal; an empty id means the bundled model.
 
     Args:
         config: Of the model server.
-        router: Of the router, but for the model, the engine's address and the socket, which are
-            known later.
+        router: Of the router, but for the model and the engine's address, which are known later.
+            Its socket is used, or bound if it has none.
         locate: Finds or downloads the model and its adapters; returns ``config`` with their full
             names, and the model's folder. Called in a process of its own.
-        socket_fd: A bound socket to serve on. Default: one for ``config``'s host and port.
 
     Returns:
         The exit code: 0 after SIGTERM or Ctrl-C, or that of a child which reported why it ended.
@@ -66,7 +64,7 @@ def serve(
             "find it gone",
             "leave off --sleep-idle-seconds and --enable-sleep-mode, or --shard-uds-path",
         )
-    with bind.bind_or_adopt(config.hostname, config.port, socket_fd) as sock:
+    with bind.bind_or_adopt(config.hostname, config.port, router.socket_fd) as sock:
         with exiting_on(signal.SIGTERM, signal.SIGINT):
             config, model_path = run_in_fork(partial(locate, config))
         host, port = bind.local_address(sock)

@@ -10,6 +10,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from enum import Enum, auto
 
 from tgi_cli.launcher.child_process import ChildProcess
@@ -72,11 +73,11 @@ class ServerSleep:
         log.info("awake after %.1f s", time.monotonic() - self._since)
         return True
 
-    def ended(self, cause: str) -> bool:
+    def ended(self, why: Callable[[], str]) -> bool:
         """The model server has ended; return whether it sleeps now.
 
         Args:
-            cause: Why it ended, if that was not on request.
+            why: Returns the cause, if that was not on request.
         """
         if self._killing is not None:
             self._killing.cancel()
@@ -87,6 +88,7 @@ class ServerSleep:
             cause = ""
             log.info("asleep: the model server has ended, the next request starts it again")
         else:
+            cause = why()
             log.error("%s while it woke; the next request tries again", cause)
         self.phase = SleepPhase.ASLEEP
         if self._control is not None:

@@ -154,7 +154,7 @@ class Supervisor:
                 case _Commanded(Command.WAKE):
                     if self._sleep.wake():
                         self._start_server(parts)
-                case _Ended(child) if child is self._server and self._sleep.ended(self._cause()):
+                case _Ended(child) if child is self._server and self._sleep.ended(self._cause):
                     self._children.remove(child)
                     self._server = None
                 case _Ended(child) if child is self._server and self._served:
@@ -305,7 +305,7 @@ class Supervisor:
                 case _Commanded():
                     self._sleep.refuse("the server is shutting down")
                 case _Ended(ended) if ended is self._server:
-                    self._sleep.ended(self._cause())
+                    self._sleep.ended(self._cause)
         return True
 
     def _kill_all(self) -> None:

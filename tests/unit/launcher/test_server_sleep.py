@@ -85,13 +85,13 @@ def test_stop_and_start(channel: ControlChannel, router: Router, server: ChildPr
     sleep.stop(server)
     assert sleep.phase is SleepPhase.STOPPING
     server.wait()
-    assert sleep.ended("the model server was killed by SIGTERM")
+    assert sleep.ended(lambda: "the model server was killed by SIGTERM")
     assert router.receive() == OutcomeMessage(Outcome.ASLEEP)
     assert sleep.wake()
     assert sleep.woken()
     assert sleep.phase is SleepPhase.AWAKE
     assert not sleep.woken(), "it has not slept again"
-    assert not sleep.ended("it crashed"), "that is the supervisor's to handle"
+    assert not sleep.ended(lambda: "it crashed"), "that is the supervisor's to handle"
 
 
 def test_a_server_that_fails_to_start_sleeps_on(channel: ControlChannel, router: Router) -> None:
@@ -99,7 +99,7 @@ def test_a_server_that_fails_to_start_sleeps_on(channel: ControlChannel, router:
     sleep.phase = SleepPhase.ASLEEP
     for _ in range(2):
         assert sleep.wake()
-        assert sleep.ended("out of memory")
+        assert sleep.ended(lambda: "out of memory")
         assert router.receive() == OutcomeMessage(Outcome.ASLEEP, "out of memory")
         assert sleep.phase is SleepPhase.ASLEEP
 

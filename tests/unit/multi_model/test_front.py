@@ -124,7 +124,13 @@ async def servers() -> Servers:
 @pytest.fixture
 async def manager(servers: Servers) -> AsyncIterator[ModelManager]:
     specs = [
-        ModelSpec(name=name, model_id=f"org/{name}", path=Path(name), names=(name, f"org/{name}"))
+        ModelSpec(
+            name=name,
+            model_id=f"org/{name}",
+            path=Path(name),
+            names=(name, f"org/{name}"),
+            memory=10,
+        )
         for name in ("one", "two", "three")
     ]
     policy = SwitchPolicy(budget=25, residence=0.0, queue_size=4)

@@ -76,7 +76,6 @@ CONNECTION_SETTINGS = (
             "Stop the model server after this many seconds without a request, which returns its "
             "memory. The next request starts it again and waits for it. 0: never.",
             0.0,
-            brief="Free the memory when idle; a request wakes it.",
         ),
         enable_sleep_mode=Setting(
             SWITCH,

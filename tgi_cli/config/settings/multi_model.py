@@ -12,7 +12,6 @@ MULTI_MODEL_SETTINGS = panel(
         path("YAML"),
         "Serve the models of this file behind one port: names, each with the settings of its "
         "model. MODEL MODEL... serves several with the same settings.",
-        brief="Serve the models of this file.",
     ),
     models_max=Setting(
         whole(0, 1024),
