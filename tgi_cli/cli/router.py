@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     ROUTER,
     ("tgi router ./my-model", "the user's server"),
     ("tgi router ./my-model --engine-url unix:/run/tgi.sock", "another"),
+    (
+        "tgi router ./my-model --engine-url tcp://gpu-1:50051 --replica-url tcp://gpu-2:50051",
+        "two replicas",
+    ),
 )
 def router(settings: ParsedSettings) -> None:
     """Serve HTTP in front of a model server.
@@ -72,6 +76,9 @@ def _config(settings: ParsedSettings) -> RouterConfig:
             server_name=settings["engine_tls_server_name"],
         ),
         "engine_url": settings["engine_url"] or f"unix:{default_uds_path()}",
+        "replica_url": tuple(
+            url.strip() for word in settings["replica_url"] or () for url in word.split(",")
+        ),
         "hostname": hostname,
         "socket_fd": socket_fd,
     }
