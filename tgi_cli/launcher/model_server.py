@@ -142,6 +142,8 @@ class ModelServerSupervisor:
 
     def has_served(self) -> None:
         """The router can use it."""
+        if self.phase is not Phase.STARTING:
+            return
         self.phase = Phase.SERVING
         if self._lost_at is not None:
             seconds = time.monotonic() - self._lost_at
