@@ -123,12 +123,12 @@ async def test_a_chat_is_rendered_as_it_would_be_run(
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("/v1/completions/render", {"prompt": ""}, 422),
-        ("/v1/completions/render", {"prompt": ["a"] * 5}, 422),
-        ("/v1/completions/render", {"prompt": [-1]}, 422),
-        ("/v1/completions/render", {"prompt": [400]}, 422),
-        ("/v1/completions/render", {"prompt": [1] * 100}, 422),
-        ("/v1/chat/completions/render", {"messages": []}, 422),
+        ("/v1/completions/render", {"prompt": ""}, 400),
+        ("/v1/completions/render", {"prompt": ["a"] * 5}, 400),
+        ("/v1/completions/render", {"prompt": [-1]}, 400),
+        ("/v1/completions/render", {"prompt": [400]}, 400),
+        ("/v1/completions/render", {"prompt": [1] * 100}, 400),
+        ("/v1/chat/completions/render", {"messages": []}, 400),
     ],
 )
 async def test_what_cannot_run_is_not_rendered(

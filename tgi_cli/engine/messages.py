@@ -7,7 +7,7 @@ The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
@@ -400,19 +400,3 @@ class EngineInfo:
         """The inverse of :func:`dataclasses.asdict`, through JSON too, which has no tuples."""
         lists = ("eos_token_ids", "decoder_start_ids")
         return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in lists}})
-
-    @classmethod
-    def least(cls, infos: Sequence[EngineInfo]) -> EngineInfo:
-        """Of engines with the same model, the first with the limits that hold for all of them."""
-        first = infos[0]
-        limits = (
-            *("max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens"),
-            *("max_batch_total_tokens", "max_batch_size", "speculate", "max_image_rows"),
-            *("grammar", "vision"),
-        )
-        least = {name: min(getattr(info, name) for info in infos) for name in limits}
-        most = {
-            name: max(getattr(info, name) for info in infos)
-            for name in ("step_seconds", "load_seconds")
-        }
-        return replace(first, **least, **most)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from tgi_cli.config import DeviceFacts, ServeConfig
 from tgi_cli.errors import ConfigError
@@ -15,6 +17,8 @@ from tgi_cli.process.spawn import run_in_fork
 log = logging.getLogger(__name__)
 
 GPUS = "CUDA_VISIBLE_DEVICES"
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Files of the drivers of NVIDIA, of AMD, and of Windows for its subsystem for Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,16 @@ def place_replicas(config: ServeConfig) -> list[Placement]:
     """
     if config.replicas == 1:
         return [Placement()]
-    device = run_in_fork(_describe_device)
-    if device.kind == "cuda":
-        return _divide_gpus(config, device)
+    if _may_have_gpus():
+        device = run_in_fork(_describe_device)
+        if device.kind == "cuda":
+            return _divide_gpus(config, device)
     return _divide_cores(config.replicas, usable_cores())
+
+
+def _may_have_gpus() -> bool:
+    """Whether it is worth seconds to have torch look for GPUs."""
+    return sys.platform != "linux" or any(Path(device).exists() for device in _GPU_DEVICES)
 
 
 def _describe_device() -> DeviceFacts:

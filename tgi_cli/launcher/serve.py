@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tgi_cli.config import ServeConfig, check_settings
+from tgi_cli.engine.common_limits import common_limits
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import RouterError, ShardError, TgiError
 from tgi_cli.launcher.backoff import Restarts
@@ -132,7 +133,7 @@ def serve(
 
             def on_ready() -> None:
                 published = [heartbeat.published() for heartbeat in heartbeats.values()]
-                info = EngineInfo.least([EngineInfo.from_dict(each) for each in published if each])
+                info = common_limits([EngineInfo.from_dict(each) for each in published if each])
                 url = bind.url(host, port, tls)
                 seconds = time.monotonic() - began
                 announce(config, info, url, seconds, router.api_key is not None, placements)

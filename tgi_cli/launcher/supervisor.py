@@ -125,8 +125,8 @@ class Supervisor:
             for each in parts.model_servers
         ]
         # The router comes up faster if it starts while the model loads.
-        for server in self._servers:
-            server.start()
+        for each in self._servers:
+            each.start()
         self._router = self._watch(parts.start_router())
         while True:
             match self._next():
@@ -138,9 +138,7 @@ class Supervisor:
                 case _Signalled(number):
                     return self._shut_down(number)
                 case _Due():
-                    for server in self._servers:
-                        if server.due is not None and server.due <= time.monotonic():
-                            server.run_due()
+                    self._run_due()
                 case Ended(child) if child is self._router:
                     self._stop(grace=0.0)
                     return child.failed()
@@ -151,6 +149,11 @@ class Supervisor:
             self._roll()
 
     # ------------------------------------------------------------------ model servers
+
+    def _run_due(self) -> None:
+        for server in self._servers:
+            if server.due is not None and server.due <= time.monotonic():
+                server.run_due()
 
     def _server_of(self, child: ChildProcess) -> ModelServerSupervisor | None:
         return next((server for server in self._servers if server.child is child), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -244,7 +243,7 @@ async def test_metrics_are_by_replica(
         assert samples["tgi_queue_size", replica, None] == 3
         assert samples["tgi_batch_inference_duration_count", replica, None] == 0
     assert ("tgi_queue_size", None, None) not in samples
-    assert samples["tgi_request_count", None, None] == 1
+    assert samples["tgi_request_count_total", None, None] == 1, "the parser adds the suffix"
     assert [samples["tgi_replica_up", replica, None] for replica in "01"] == [1, 0]
     assert samples["tgi_replica_requests_total", "0", "load"] == 1
     heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
@@ -357,11 +356,3 @@ class TestAdapters:
         engines[1].restart(Adapter("named", "/adapters/named"))
         await until(lambda: engines[1].there.names == ["named", "one"])
         assert [await self.use(client, name) for name in ("named", "one")] == [200, 200]
-
-
-def test_the_least_of_several_engines() -> None:
-
-    first = engine_info()
-    other = replace(first, max_batch_size=3, grammar=False, step_seconds=2.0)
-    least = type(first).least([first, other])
-    assert (least.max_batch_size, least.grammar, least.step_seconds) == (3, False, 2.0)

@@ -32,6 +32,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             count=gpus or 1,
             chosen=chosen,
         )
+        monkeypatch.setattr(placement, "_may_have_gpus", lambda: True)
         monkeypatch.setattr(placement, "run_in_fork", lambda _work: facts)
         monkeypatch.setattr(placement, "usable_cores", lambda: CORES)
 

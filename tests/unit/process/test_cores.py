@@ -23,7 +23,7 @@ def test_cores_are_ordered_by_socket(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cores, "_affinity", lambda: {0, 1, 2, 3, 4, 5, 6})
     whole = [Core(0, (0, 4)), Core(0, (2, 6)), Core(1, (1, 5)), Core(1, (3,))]
     assert usable_cores() == whole
-    (tmp_path / "sys/fs/cgroup").mkdir()
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("250000 100000\n")
     assert usable_cores() == whole[:3]
 

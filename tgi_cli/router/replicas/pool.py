@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from tgi_cli.engine.common_limits import common_limits
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest
 from tgi_cli.engine.metrics import EngineMetrics
 from tgi_cli.errors import ShardError
@@ -72,7 +73,7 @@ class EnginePool:
         self._policy = policy
         self._request_ids = itertools.count(1)
         self._callbacks: list[Callable[[bool], None]] = []
-        self._info = EngineInfo.least([client.info for client in clients])
+        self._info = common_limits([client.info for client in clients])
         for replica, client in enumerate(self.replicas):
             client.on_found(partial(self._found, replica))
             client.on_refused(partial(self._submit_elsewhere, replica))
@@ -179,7 +180,7 @@ class EnginePool:
         if another:
             info = self.replicas[replica].info
             self._policy.reset(replica, info.max_batch_total_tokens)
-            self._info = EngineInfo.least([client.info for client in self.replicas])
+            self._info = common_limits([client.info for client in self.replicas])
         for callback in self._callbacks:
             callback(another)
 
