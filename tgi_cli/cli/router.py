@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     ROUTER,
     ("tgi router ./my-model", "the user's server"),
     ("tgi router ./my-model --engine-url unix:/run/tgi.sock", "another"),
-    (
-        "tgi router ./my-model --engine-url tcp://gpu-1:50051 --replica-url tcp://gpu-2:50051",
-        "two replicas",
-    ),
 )
 def router(settings: ParsedSettings) -> None:
     """Serve HTTP in front of a model server.

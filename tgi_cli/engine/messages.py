@@ -26,10 +26,8 @@ class FinishReason(IntEnum):
     STOP_SEQUENCE = 2
     CANCELLED = 3
     ERROR = 4
-    TIMEOUT = 5
-    """Its timeout has elapsed."""
-    OVERLOADED = 6
-    """The queue was full."""
+    TIMEOUT = 5  # its timeout has elapsed
+    OVERLOADED = 6  # the queue was full
     GRAMMAR = 7
     """Its grammar is invalid, or cannot be completed."""
     DRAINING = 8

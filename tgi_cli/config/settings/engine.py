@@ -222,7 +222,6 @@ ENGINE_SETTINGS = (
             "GPUs (--num-shard each), or on its part of the cores.",
             1,
             commands=(SERVE,),
-            brief="Replicas of the model, each on its own devices.",
         ),
         cuda_memory_fraction=Setting(
             FRACTION,
