@@ -136,7 +136,15 @@ def serve(
                 info = common_limits([EngineInfo.from_dict(each) for each in published if each])
                 url = bind.url(host, port, tls)
                 seconds = time.monotonic() - began
-                announce(config, info, url, seconds, router.api_key is not None, placements)
+                announce(
+                    config,
+                    info,
+                    url,
+                    seconds,
+                    key=router.api_key is not None,
+                    web_ui=not router.disable_web_ui,
+                    places=placements,
+                )
                 trim_heap()
                 release_file_pages()
 
