@@ -208,6 +208,7 @@ OWN_FILES = (
     "process/managed_server.py",
     "bench/token_counter.py",
     "cli/reference.py",
+    "process/cores.py",  # /proc, /sys
     "process/machine.py",  # /proc
     "process/resident_memory.py",  # likewise
     "process/proportional_memory.py",  # likewise

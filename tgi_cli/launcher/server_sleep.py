@@ -1,29 +1,24 @@
-"""Stops the model server when the router says that it is idle, and starts it for a request.
+"""Stops the model servers when the router says that they are idle, and starts them for a request.
 
-A sleeping server is a router and a launcher without a model server: all memory of the model is
+A server that sleeps is a router and a launcher without model servers: all memory of the model is
 returned. This is no failure, so that no restart is counted and none is delayed.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from enum import Enum, auto
 
-from tgi_cli.launcher.child_process import ChildProcess
-from tgi_cli.process.control_channel import ControlChannel, Outcome
+from tgi_cli.launcher.model_server import ModelServerSupervisor, Phase
+from tgi_cli.process.control_channel import Command, ControlChannel, Outcome
 
 log = logging.getLogger(__name__)
 
-_STOP_SECONDS = 10.0
-"""Seconds before a model server is killed that does not end: it has no requests."""
-
 
 class SleepPhase(Enum):
-    """Whether the model server runs."""
+    """Whether the model servers run."""
 
     AWAKE = auto()
     STOPPING = auto()
@@ -32,7 +27,7 @@ class SleepPhase(Enum):
 
 
 class ServerSleep:
-    """The model server's sleep, as the supervisor's events change it.
+    """The sleep of all model servers of one server. Belongs to the supervisor's thread.
 
     Args:
         control: Answers the router; None if it never asks.
@@ -41,61 +36,62 @@ class ServerSleep:
     def __init__(self, control: ControlChannel | None) -> None:
         self.phase = SleepPhase.AWAKE
         self._control = control
-        self._killing: threading.Timer | None = None
+        self._cause = ""
+        """Why the wake failed that is being undone."""
         self._since = 0.0
         """Time of the last command that was carried out."""
 
-    def stop(self, server: ChildProcess | None) -> None:
-        """Stop a model server that serves; refuse if there is None."""
-        if server is None or self.phase not in (SleepPhase.AWAKE, SleepPhase.WAKING):
-            self.refuse("the model server does not serve at the moment")
-            return
-        self.phase, self._since = SleepPhase.STOPPING, time.monotonic()
-        server.send(signal.SIGTERM)
-        self._killing = threading.Timer(_STOP_SECONDS, server.kill)
-        self._killing.daemon = True
-        self._killing.start()
-
-    def wake(self) -> bool:
-        """Return whether the model server is to be started."""
-        if self.phase is not SleepPhase.ASLEEP:
+    def run(self, command: Command, servers: Sequence[ModelServerSupervisor]) -> None:
+        """Carry out the router's command, or refuse it."""
+        if command is Command.SLEEP:
+            if any(server.phase is not Phase.SERVING for server in servers):
+                self.refuse("the model server does not serve at the moment")
+                return
+            self._cause = ""
+            self._stop(servers)
+        elif self.phase is not SleepPhase.ASLEEP:
             self.refuse("the model server is not asleep")
-            return False
-        self.phase, self._since = SleepPhase.WAKING, time.monotonic()
-        log.info("waking the model server for a request")
-        return True
+        else:
+            log.info("waking the model server for a request")
+            self.phase, self._since = SleepPhase.WAKING, time.monotonic()
+            for server in servers:
+                server.start()
 
-    def woken(self) -> bool:
-        """The model server serves; return whether it was asleep before."""
-        if self.phase is not SleepPhase.WAKING:
-            return False
-        self.phase = SleepPhase.AWAKE
-        log.info("awake after %.1f s", time.monotonic() - self._since)
-        return True
+    def has_served(self, servers: Sequence[ModelServerSupervisor]) -> None:
+        """One of the model servers serves."""
+        serving = all(server.phase is Phase.SERVING for server in servers)
+        if serving and self.phase is SleepPhase.WAKING:
+            self.phase = SleepPhase.AWAKE
+            log.info("awake after %.1f s", time.monotonic() - self._since)
 
-    def ended(self, why: Callable[[], str]) -> bool:
-        """The model server has ended; return whether it sleeps now.
+    def has_ended(
+        self, server: ModelServerSupervisor, servers: Sequence[ModelServerSupervisor]
+    ) -> bool:
+        """One of them has ended; returns whether that belongs to the sleep.
 
-        Args:
-            why: Returns the cause, if that was not on request.
+        If one fails to start, all of them go on sleeping.
         """
-        if self._killing is not None:
-            self._killing.cancel()
-            self._killing = None
         if self.phase not in (SleepPhase.STOPPING, SleepPhase.WAKING):
             return False
-        if self.phase is SleepPhase.STOPPING:
-            cause = ""
-            log.info("asleep: the model server has ended, the next request starts it again")
-        else:
-            cause = why()
-            log.error("%s while it woke; the next request tries again", cause)
-        self.phase = SleepPhase.ASLEEP
-        if self._control is not None:
-            self._control.reply(Outcome.ASLEEP, cause)
+        if self.phase is SleepPhase.WAKING:
+            self._cause = server.reported_cause
+            log.error("%s, while it woke; the next request tries again", self._cause)
+            self._stop(servers)
+        server.has_ended()
+        if all(each.phase is Phase.STOPPED for each in servers):
+            self.phase = SleepPhase.ASLEEP
+            if not self._cause:
+                log.info("asleep; the next request starts the model server again")
+            if self._control is not None:
+                self._control.reply(Outcome.ASLEEP, self._cause)
         return True
 
     def refuse(self, cause: str) -> None:
         """Answer that a command is not carried out."""
         if self._control is not None:
             self._control.reply(Outcome.REFUSED, cause)
+
+    def _stop(self, servers: Sequence[ModelServerSupervisor]) -> None:
+        self.phase, self._since = SleepPhase.STOPPING, time.monotonic()
+        for server in servers:
+            server.stop()

@@ -15,6 +15,7 @@ from tgi_cli.router.api import (
     chat,
     completions,
     docs,
+    gateways,
     infill,
     kserve,
     messages,
@@ -42,6 +43,7 @@ from tgi_cli.router.http.error_handlers import error_handlers
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.middleware import ObservabilityMiddleware
 from tgi_cli.router.observability.tracing import Tracing
+from tgi_cli.router.replicas.pool import EnginePool
 from tgi_cli.router.response_store import ResponseStore
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import EngineClient
@@ -68,6 +70,7 @@ ROUTES = [
     *kserve.ROUTES,
     *service.ROUTES,
     *sleep.ROUTES,
+    *gateways.ROUTES,
     *web_ui.ROUTES,
     *docs.ROUTES,
 ]
@@ -89,7 +92,7 @@ def create_app(
     grammars = None
     if client.info.grammar and not config.disable_grammar_support:
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
-    dynamic = DynamicAdapters(client)
+    dynamic = client.dynamic if isinstance(client, EnginePool) else DynamicAdapters(client)
     engine_sleep = EngineSleep(client, admission, dynamic)
     generator = Generator(client, text, workers, metrics, admission, engine_sleep, grammars, vision)
     EngineRestart(client, config, generator, dynamic)

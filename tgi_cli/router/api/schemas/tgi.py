@@ -189,12 +189,6 @@ class ChatTokenizeResponse(msgspec.Struct, kw_only=True):
     templated_text: str
 
 
-class Health(msgspec.Struct):
-    """The answer of ``/health`` while the engine sleeps; TGI's has no content."""
-
-    status: Literal["asleep"]
-
-
 class Sleeping(msgspec.Struct):
     """The answer of ``/is_sleeping``."""
 
