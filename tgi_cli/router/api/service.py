@@ -38,12 +38,13 @@ async def health(context: RequestContext[None]) -> Response:
     state = context.state
     replica = _replica(context.request.query_params.get("replica"), state)
     replicas = await check_health(state, replica)
-    asleep = not state.sleep.awake
-    if len(replicas) == 1 and not asleep:
+    if not state.sleep.awake:
+        return json_response(Health(status="asleep"))
+    if len(replicas) == 1:
         return Response(status_code=200)
     return json_response(
         Health(
-            status="asleep" if asleep else "ok" if all(replicas) else "degraded",
+            status="ok" if all(replicas) else "degraded",
             replicas=[
                 ReplicaHealth(replica=index, healthy=healthy)
                 for index, healthy in enumerate(replicas)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class ReplicaHealth(msgspec.Struct, kw_only=True):
@@ -19,13 +20,14 @@ class ReplicaHealth(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """The answer of ``/health`` with several replicas, or while they sleep.
+    """The answer of ``/health`` with several replicas, or while the model server sleeps.
 
-    With one that does not sleep it has no content.
+    Otherwise it has no content.
     """
 
     status: Literal["ok", "degraded", "asleep"]
-    replicas: list[ReplicaHealth]
+    replicas: list[ReplicaHealth] | UnsetType = UNSET
+    """Unset while they sleep."""
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
