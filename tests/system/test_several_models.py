@@ -33,20 +33,6 @@ def metric(client: httpx.Client, name: str) -> float:
     return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
 
-def cut_after_the_first_event(client: httpx.Client) -> bool:
-    """Stop reading a stream after its first event; whether the engine was told in time.
-
-    That shows that events are passed on as they come. A busy machine may take longer to read one
-    than the model to write all of them.
-    """
-    body = {"model": "first", "prompt": "import os", "max_tokens": 480, "ignore_eos": True}
-    with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
-        assert stream.status_code == 200
-        assert next(stream.iter_lines()).startswith("data:")
-    poll(lambda: not metric(client, 'tgi_model_running_requests{model="first"}'), 60, "it ends")
-    return metric(client, 'tgi_request_failure{model="first",err="dropped"}') > 0
-
-
 def test_requests_for_two_models_are_served_by_one_at_a_time(
     start_server: StartServer, tmp_path: Path
 ) -> None:

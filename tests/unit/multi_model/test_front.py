@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +13,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from tgi_cli.errors import ShardError
@@ -20,6 +22,7 @@ from tgi_cli.multi_model.model_manager import ModelManager
 from tgi_cli.multi_model.model_process import ModelProcess
 from tgi_cli.multi_model.model_scheduler import LoadState, SwitchPolicy
 from tgi_cli.multi_model.server import create_app
+from tgi_cli.router.http.http_server import HttpServer, http_server_config
 
 MAX_SECONDS = 20.0
 KEY = {"authorization": "Bearer secret"}
@@ -228,6 +231,57 @@ async def test_keys_are_required(client: httpx.AsyncClient, servers: Servers) ->
         assert (await client.get(path)).status_code == 401
     assert (await client.post("/models/load", json={"model": "one"})).status_code == 401
     assert not servers.started
+
+
+@asynccontextmanager
+async def listening(app: Starlette) -> AsyncIterator[str]:
+    """An application on a real socket; its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = HttpServer(http_server_config(app, 10_000, None, None))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        await serving
+
+
+async def test_streams_are_passed_on_as_they_come_and_end_with_their_client(
+    servers: Servers, manager: ModelManager
+) -> None:
+    ended = asyncio.Event()
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            yield b"data: 1\n\n"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def stream(request: Request) -> StreamingResponse:
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    config = MultiModelConfig(
+        models=(),
+        policy=manager.scheduler.policy,
+        hostname="",
+        port=0,
+        payload_limit=10_000,
+        graceful_termination_timeout=1,
+    )
+    async with (
+        asyncio.timeout(MAX_SECONDS),
+        listening(Starlette(routes=[Route("/stream", stream)])) as model,
+        listening(create_app(manager, config)) as front,
+        httpx.AsyncClient(base_url=front, timeout=MAX_SECONDS) as client,
+    ):
+        await manager.until_loaded("one")
+        await servers.started[0].client.aclose()
+        servers.started[0].url = model
+        servers.started[0].client = httpx.AsyncClient(timeout=MAX_SECONDS)
+        async with client.stream("GET", "/stream") as answer:
+            assert await anext(answer.aiter_lines()) == "data: 1", "the rest never comes"
+            assert manager.scheduler.models["one"].running == 1
+        await ended.wait()
+        await until(lambda: manager.scheduler.models["one"].running == 0)
 
 
 async def test_a_switch_waits_for_what_runs(
