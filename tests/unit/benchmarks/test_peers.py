@@ -12,6 +12,7 @@ import torch
 
 from tests.benchmarks.peers import machine
 from tests.benchmarks.peers.arguments import (
+    GGUF_TYPES,
     Ours,
     contestants,
     named_megabytes,
@@ -137,6 +138,18 @@ def test_peers_of_a_quantized_run_have_quantized_weights() -> None:
     assert [one.name for one in contestants(parser().parse_args(line))] == ["a", "b", *peers]
     with pytest.raises(SystemExit, match="names must differ"):
         contestants(parser().parse_args(["w", "--tgi", "a=x", "--tgi", "a=y"]))
+
+
+def test_gguf_files_are_served_by_both() -> None:
+    line = ["w", "--peer", "llama.cpp=/b", "--gguf"]
+    found = [one.name for one in contestants(parser().parse_args(line))]
+    both = [f"{name} {kind}" for kind in GGUF_TYPES for name in ("tgi", "llama.cpp")]
+    assert found == both
+    named = [one.name for one in contestants(parser().parse_args([*line, "q6_k"]))]
+    assert named == ["tgi q6_k", "llama.cpp q6_k"]
+    for wrong in (["w", "--gguf"], [*line, "--peer", "vllm=/v"]):
+        with pytest.raises(SystemExit, match="--gguf needs"):
+            contestants(parser().parse_args(wrong))
 
 
 def test_ratios_are_above_one_where_ours_is_better() -> None:

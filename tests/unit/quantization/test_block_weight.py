@@ -71,7 +71,8 @@ def assert_same(found: PackedMatrix, wanted: PackedMatrix) -> None:
     for field in ("scales", "zeros", "table", "scale_codes", "minimum_codes"):
         assert (getattr(found.struct, field) is None) == (getattr(wanted.struct, field) is None)
     for ours, theirs in zip(written(found), written(wanted), strict=True):
-        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
         assert torch.equal(ours.view(torch.uint8), theirs.contiguous().view(torch.uint8))
 
 
@@ -138,4 +139,5 @@ def test_without_our_kernels_it_is_decoded(dtype: torch.dtype, switch: Callable 
         with switch():
             assert make_matmul(weight, dtype, CPU) == "there is no kernel for groups of 8-bit codes"
             found = make_matmul(blocks("Q4_0", 32), dtype, CPU)
-            assert isinstance(found, QuantizedMatmul) and found.kernel == "torch's int4"
+            assert isinstance(found, QuantizedMatmul)
+            assert found.kernel == "torch's int4"
