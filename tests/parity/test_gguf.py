@@ -55,6 +55,10 @@ FAMILIES = (
     "Phi-3",
     "Phi-4",
     "Granite",
+    "Granite 4",
+    "Granite 4, dense and rotated",
+    "Llama 4",
+    "Llama 4, dense layers between",
     "OLMo 2",
     "OLMo 3",
     "SmolLM 3",
@@ -71,6 +75,7 @@ FAMILIES = (
     "Qwen 3 MoE, windows",
     "Qwen 3.5",
     "Qwen 3.5 MoE",
+    "Qwen3-Next",
     "gpt-oss",
     "LFM 2",
     "LFM 2 MoE",
@@ -79,6 +84,14 @@ FAMILIES = (
 _WITHOUT = {
     "Gemma 2": {"query_pre_attn_scalar": 16},
     "Gemma 3": {"query_pre_attn_scalar": 16},
+    "Granite 4, dense and rotated": {"time_step_limit": (0.0, float("inf"))},
+    "Llama 4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "Llama 4, dense layers between": {
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "use_qk_norm": True,
+    },
     "Mixtral": {"sliding_window": None},
     "Qwen 3 MoE, windows": {"sliding_window": None, "norm_topk_prob": True},
 }
