@@ -98,7 +98,7 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 
 def _source(config: ModelConfig, shared: int, mamba: dict[str, Any]) -> Names | StackedExperts:
-    """Published names, those of transformers 5 in memory, or those of GGUF, with all parts apart."""
+    """Published names, those of transformers 5 in memory, or GGUF's, with all parts apart."""
     if config.is_gguf:
         apart = {
             **PRE_NORMS,
