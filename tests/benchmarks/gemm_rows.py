@@ -6,8 +6,8 @@
 Weights are those of several layers, cycled so that they come from memory. Each cell is the median
 of the microseconds of a product (CPU time with one thread, else wall time); all cells take turns
 until the time is up, so that other load on the machine affects them alike. ``int8 a8`` and
-``int4 a8`` round activations to 8 bits; types of GGUF (``Q4_K``, ``Q6_K``) are kinds, too. With ``--against``, cells are ``this build / another ...``;
-builds are the files ``tgi-kernels-DIGEST-LEVEL.so`` in ``~/.cache/tgi/kernels``.
+``int4 a8`` round activations to 8 bits; types of GGUF (``Q4_K``, ``Q6_K``) are kinds, too. With
+``--against``, cells are ``this build / another ...``; builds are the files ``tgi-kernels-DIGEST-LEVEL.so`` in ``~/.cache/tgi/kernels``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def pack(kind: str, inputs: int, outputs: int) -> PackedMatrix | None:
 def pack_gguf(name: str, inputs: int, outputs: int) -> PackedMatrix | None:
     """Return random blocks of a type, or None if rows are no whole blocks."""
     kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == name)
-    if inputs % kind.elements:
+    if inputs % kind.elements or not hasattr(cpp_library(), "tgi_pack_gguf"):
         return None
     row = inputs // kind.elements * kind.size
     blocks = torch.randint(0, 32, (outputs, row), dtype=torch.uint8)  # scales are finite
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=40.0, help="for each shape")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="inputs x outputs")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS[:5]))
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *LAYOUTS], default=list(KINDS[:5]))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     options = parser.parse_args()
     ours = cpp_library()
