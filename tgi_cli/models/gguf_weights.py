@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
@@ -32,6 +34,13 @@ def gguf_tensors(file: GGUFFile) -> dict[str, StoredTensor]:
             )
         found[view.name] = _stored(view)
     return found
+
+
+def rounded_weights(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> int:
+    """How many matrices in float16 lose bits in ``dtype``."""
+    if dtype != torch.bfloat16:
+        return 0
+    return sum(each.dtype == "F16" and len(each.shape) > 1 for each in stored.values())
 
 
 def _stored(view: WeightView) -> StoredTensor:
