@@ -7,7 +7,8 @@ Weights are those of several layers, cycled so that they come from memory. Each 
 of the microseconds of a product (CPU time with one thread, else wall time); all cells take turns
 until the time is up, so that other load on the machine affects them alike. ``int8 a8`` and
 ``int4 a8`` round activations to 8 bits; types of GGUF (``Q4_K``, ``Q6_K``) are kinds, too. With
-``--against``, cells are ``this build / another ...``; builds are the files ``tgi-kernels-DIGEST-LEVEL.so`` in ``~/.cache/tgi/kernels``.
+``--against``, cells are ``this build / another ...``; builds are the files
+``tgi-kernels-DIGEST-LEVEL.so`` in ``~/.cache/tgi/kernels``.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
 def test_adapters(llama: Path, tmp_path: Path) -> None:
     """Added to the products, whose rows are in the order of the family."""
     path, twin = tmp_path / "gguf", tmp_path / "twin"
-    write_gguf(llama, path, mixed, twin)
+    write_gguf(llama, path, "Q6_K", twin)
     models = Models(twin, [make_adapter(llama, tmp_path / "one")], tmp_path / "merged")
     ids = random_ids(40, seed=1)
     table, cpu = LoraTable(2, 8, 64), torch.device("cpu")
