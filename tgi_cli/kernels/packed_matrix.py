@@ -151,9 +151,11 @@ def allocate_matrix(
 ) -> PackedMatrix:
     """A matrix with memory for its numbers, uninitialized."""
     order = _order(out, paired)
-    small = (None, None) if levels is None else (levels.codes, levels.minima)
     panel_scales = _PanelScales(
-        *(_in_panels(each, order) for each in (scales, zeros, *small)),
+        _in_panels(scales, order),
+        _in_panels(zeros, order),
+        None if levels is None else _in_panels(levels.codes, order),
+        None if levels is None else _in_panels(levels.minima, order),
         0 if levels is None else levels.shift,
     )
     return _matrix(bits, out, inputs, paired, group, panel_scales, table, number_format)
