@@ -175,7 +175,7 @@ def test_tables_mark_noise_and_failures() -> None:
     )
     assert "| tgi | HTTP | 20.0 | 25.0 | 50 |" in "\n".join(lines)
     assert "| slow | 2.00 | 2.00 | 0.50 | - | - | - |" in lines
-    assert "| broken | - | - | - | - | - |" in lines
+    assert "| broken | - | - | - | - | - | - |" in lines
     assert report.failures() == "- broken, preparation: is not there"
     limit = report.limit({"tgi": 10**9}, 50e9, columns[0])
     assert "| tgi | 1000 | 50 | 25.0 | 50% |" in limit
