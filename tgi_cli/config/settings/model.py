@@ -55,8 +55,8 @@ MODEL_SETTINGS = (
         SERVING,
         model=Setting(
             text("MODEL"),
-            "Model id on the Hugging Face hub, or a local folder. GGUF: ID:TAG, as "
-            "org/name:Q4_K_M, or a file.",
+            "Model id on the Hugging Face hub, a local folder, or a URL: s3://, gs://, az://, "
+            "https://. GGUF: ID:TAG, as org/name:Q4_K_M, or a file.",
             brief="Id on the hub, a folder or a GGUF file.",
             argument=True,
             alias_of="model_id",
