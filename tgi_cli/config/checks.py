@@ -16,6 +16,11 @@ def check_settings(serve: ServeConfig) -> None:
     _check_limits(serve)
     _check_sharding(serve)
     _check_kernels(serve)
+    if serve.kv_cache_dir is not None and not serve.prefix_caching:
+        raise ConfigError(
+            "--kv-cache-dir keeps prefixes, which --no-prefix-caching does not use",
+            "leave one of them off",
+        )
     if serve.cross_check and serve.rope is not None:
         raise ConfigError(
             "--cross-check compares with transformers' unmodified model, without --rope-scaling",

@@ -133,9 +133,17 @@ def start_engine(
         ShardError: Another process of the model cannot be started, or has ended.
     """
     from tgi_cli.worker.factory import load_worker  # imports torch
+    from tgi_cli.worker.kv_files import open_disk_blocks
 
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()
+    blocks = open_disk_blocks(worker, capacity)
+
+    def on_end() -> None:
+        if blocks is not None:
+            blocks.close()
+        worker.close()
+
     info = worker.info()
     limits = SchedulerConfig.of(
         capacity.config,
@@ -161,9 +169,10 @@ def start_engine(
         depth,
         on_stats,
         info.model_id,
-        worker.close,
+        on_end,
         worker.grammars,
         create_speculator(capacity.config, capacity.step_times, capacity.most_proposed),
+        blocks,
     )
     worker.watch(engine.fail)
     try:

@@ -97,9 +97,12 @@ def _serve(
     """Warm up and serve; ``max_total_tokens`` is the limit of a request if the memory allows."""
     serve, uds_path = server_config.serve, server_config.uds_path
     heartbeat.enter(State.WARMING_UP)
+    from tgi_cli.worker.kv_files import open_disk_blocks
+
     capacity = worker.warmup()
     log_limits(serve, max_total_tokens, capacity)
     config = capacity.config
+    blocks = open_disk_blocks(worker, capacity)
     engine = EngineCore(
         worker,
         SchedulerConfig.of(
@@ -115,6 +118,7 @@ def _serve(
         speculator=create_speculator(config, capacity.step_times, capacity.most_proposed),
         external_drafts=serve.asks_for_drafts,
         on_idle=trim_heap,
+        blocks=blocks,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()
@@ -157,6 +161,8 @@ def _serve(
         finally:
             wait([opened])  # soon, once the engine's loop has ended
             server.stop(cause or "the model server has stopped")
+            if blocks is not None:
+                blocks.close()
         opened.result()
 
 

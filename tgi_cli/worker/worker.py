@@ -165,6 +165,10 @@ class ModelWorker:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
         return self.runner.sample(handle, masks)
 
+    def export_block(self, block: int) -> bytes:
+        """See :class:`tgi_cli.engine.block_store.BlockExporter`."""
+        return self.attention.export_block(block)
+
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """See :meth:`tgi_cli.engine.step.AdapterStore.prepare_adapter`."""
         assert self._lora is not None, "the engine has no slots"
