@@ -31,6 +31,11 @@ def check_settings(serve: ServeConfig) -> None:
             "--load-format dummy has no weights that --cross-check could compare",
             "give one of the two",
         )
+    if serve.cross_check and serve.load_format == "stream":
+        raise ConfigError(
+            "--load-format stream keeps no files for transformers, which --cross-check needs",
+            "leave one of them off",
+        )
     if serve.quantize == "exl2":
         raise UnsupportedModelError(
             "exl2 mixes widths within a matrix, for exllamav2's kernels, which are CUDA only",

@@ -9,11 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
-from tgi_cli.errors import ConfigError, HubError, ModelNotFoundError, OfflineError
+from tgi_cli.errors import HubError, ModelNotFoundError, OfflineError
 from tgi_cli.hub import client
-from tgi_cli.hub.gguf_files import GGUF
+from tgi_cli.hub.model_urls import OBJECT_STORES
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +22,6 @@ CHECKSUMS = "SHA256SUMS"
 CHECKSUM_BYTES = 1 << 20
 """Limit of its size."""
 
-OBJECT_STORES = ("s3", "gs", "az")
-WEB = ("https", "http")
-_HUB_HOSTS = ("hf.co", "huggingface.co")
-_TAG = re.compile(r"(?P<url>[a-z0-9]+://[^/]+/.*):(?P<tag>[^/:]+)")
 _LINE = re.compile(r"(?P<sum>[0-9a-f]{64})  ?[ *]?(?P<name>\S.*)")
 
 
@@ -113,52 +108,11 @@ class RemoteFolder(Protocol):
         ...
 
 
-def is_remote(model_id: str) -> bool:
-    """Whether a model id is the URL of an object store or a web server, and not of the hub.
-
-    >>> is_remote("s3://bucket/model"), is_remote("https://huggingface.co/org/name")
-    (True, False)
-    """
-    scheme, separator, rest = model_id.partition("://")
-    if not separator or scheme.lower() not in (*OBJECT_STORES, *WEB):
-        return False
-    host = rest.partition("/")[0].lower().removeprefix("www.")
-    return scheme.lower() in OBJECT_STORES or host not in _HUB_HOSTS
-
-
-def split_url(model_id: str) -> tuple[str, str | None]:
-    """Split the URL of a model into that of its folder and the GGUF file or tag, or None.
-
-    >>> split_url("s3://bucket/model:Q4_K_M")
-    ('s3://bucket/model', 'Q4_K_M')
-    >>> split_url("https://host/model/file.gguf")
-    ('https://host/model', 'file.gguf')
-
-    Raises:
-        ConfigError: the URL has a query or credentials, or no path on a host.
-    """
-    parts = urlsplit(model_id)
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    if parts.username is not None or parts.query or parts.fragment:
-        raise ConfigError(
-            f"{shown} has credentials or a query, which logs and process lists would show",
-            "leave them out: credentials come from environment variables, or ~/.netrc for https",
-        )
-    if not parts.netloc or (parts.scheme.lower() in WEB and not parts.path.strip("/")):
-        raise ConfigError(f"{model_id} names no folder", "as in s3://BUCKET/PREFIX")
-    if match := _TAG.fullmatch(model_id):
-        return match["url"].rstrip("/"), match["tag"]
-    folder, _, name = model_id.rstrip("/").rpartition("/")
-    if name.lower().endswith(GGUF) and not folder.endswith("/"):
-        return folder, name
-    return model_id.rstrip("/"), None
-
-
 def open_folder(url: str, gguf: str | None = None) -> RemoteFolder:
     """The folder behind a URL; nothing is requested yet.
 
     Args:
-        url: as :func:`split_url` returns it.
+        url: as :func:`tgi_cli.hub.model_urls.split_url` returns it.
         gguf: the GGUF file that is wanted: a web server does not list its files.
 
     Raises:

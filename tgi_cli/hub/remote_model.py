@@ -21,6 +21,7 @@ from tgi_cli.hub import client, gguf_model, model_files
 from tgi_cli.hub.cache import RepoCache, disk_error, file_lock
 from tgi_cli.hub.derived_folders import beside_cache
 from tgi_cli.hub.gguf_files import is_model_file
+from tgi_cli.hub.model_urls import split_url
 from tgi_cli.hub.remote_folder import (
     ObjectChangedError,
     RangeRefusedError,
@@ -30,7 +31,6 @@ from tgi_cli.hub.remote_folder import (
     digest_of,
     open_folder,
     receive,
-    split_url,
 )
 from tgi_cli.hub.repository import RepoFile, Repository
 from tgi_cli.hub.transfers import DownloadStopped, Fetch, download_files, resume_partial

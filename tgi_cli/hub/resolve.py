@@ -30,14 +30,13 @@ from tgi_cli.hub.derived_models import (
 )
 from tgi_cli.hub.download import download, download_progress
 from tgi_cli.hub.gguf_files import GGUF, is_model_file, split_tag
-from tgi_cli.hub.remote_folder import is_remote
+from tgi_cli.hub.model_urls import is_remote, without_scheme
 from tgi_cli.hub.remote_model import fetch_remote
 from tgi_cli.hub.repository import Repository, fetch_repository
+from tgi_cli.hub.streamed_model import stream_model
 from tgi_cli.process.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
-
-HUB_SCHEME = "hf://"
 
 _VERSION = re.compile("[0-9a-f]{40}")
 """Of what an URL has: the revision of a model that was resolved before."""
@@ -79,6 +78,7 @@ def resolve_model(
     merge_lora: bool = False,
     weights: bool = True,
     overridable: bool = True,
+    stream: bool = False,
     gguf: str | None = None,
     tokenizer: str | None = None,
     progress: ProgressReporter | None = None,
@@ -103,6 +103,7 @@ def resolve_model(
         merge_lora: merge a PEFT adapter into its base instead of returning its folder.
         weights: require weights, not only the configuration and the tokenizer.
         overridable: let :data:`OVERRIDE` replace the weights, which it does for the served model.
+        stream: leave the weights where they are, to be read as they are loaded; for URLs.
         gguf: a GGUF file, local or as ``model_id`` names one, with the weights; ``model_id`` then
             stands for its tokenizer, if it is not empty.
         tokenizer: a folder or an id, whose tokenizer replaces that of a GGUF file.
@@ -113,7 +114,7 @@ def resolve_model(
             DiskFullError, CorruptFileError).
         ModelError: the model cannot be served.
     """
-    model_id, revision = _without_scheme(model_id, revision)
+    model_id, revision = without_scheme(model_id, revision)
     override = os.environ.get(OVERRIDE, "")
     if override and weights and overridable:
         model = resolve_model(
@@ -126,6 +127,8 @@ def resolve_model(
         return replace(model, path=combine(model.path, Path(override).expanduser()))
     progress = progress or download_progress(quiet=True)
     if gguf is not None:
+        if stream:
+            raise ConfigError("--load-format stream is not for GGUF files", "leave it off")
         model = resolve_model(
             gguf, revision=revision, tokenizer=tokenizer or model_id or None, progress=progress
         )
@@ -140,7 +143,12 @@ def resolve_model(
         _tokenizer_folder(tokenizer, trust_remote_code, progress),
     )
     if is_remote(model_id):
-        return _from_url(model_id, revision, options)
+        return _from_url(model_id, revision, options, stream)
+    if stream:
+        raise ConfigError(
+            f"--load-format stream reads weights from a URL, and {model_id} is not one",
+            "leave it off",
+        )
     folder = Path(model_id).expanduser()
     try:
         if folder.exists():
@@ -158,17 +166,7 @@ def resolve_model(
     return _from_hub(model_id, revision, options)
 
 
-def _without_scheme(model_id: str, revision: str | None) -> tuple[str, str | None]:
-    """Drop the ``hf://`` of ``hf://org/name[@revision]``, as huggingface_hub writes it."""
-    if not model_id.startswith(HUB_SCHEME):
-        return model_id, revision
-    name, _, named = model_id.removeprefix(HUB_SCHEME).strip("/").partition("@")
-    if named and revision not in (None, named):
-        raise ConfigError(f"{model_id} names another revision than --revision {revision}")
-    return name, named or revision
-
-
-def _from_url(url: str, revision: str | None, options: _ResolveOptions) -> LocalModel:
+def _from_url(url: str, revision: str | None, options: _ResolveOptions, stream: bool) -> LocalModel:
     if revision is not None and not _VERSION.fullmatch(revision):
         raise ConfigError(f"--revision applies to models of the hub, not to {url}", "leave it out")
     if options.extension not in (SAFETENSORS, GGUF):
@@ -176,6 +174,9 @@ def _from_url(url: str, revision: str | None, options: _ResolveOptions) -> Local
             f"--extension {options.extension}: only safetensors and GGUF files are taken from URLs",
             "leave it out",
         )
+    if stream:
+        path, version = stream_model(url, options.trust_remote_code, options.progress)
+        return LocalModel(path, url, version)
     path, version = fetch_remote(
         url,
         trust_remote_code=options.trust_remote_code,

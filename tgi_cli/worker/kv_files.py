@@ -18,6 +18,7 @@ from tgi_cli.config.settings.engine import DEFAULT_KV_CACHE_DIR_SIZE
 from tgi_cli.engine.block_files import BlockFiles
 from tgi_cli.engine.disk_blocks import DiskBlocks
 from tgi_cli.errors import ConfigError
+from tgi_cli.hub.streamed_model import MARKER
 from tgi_cli.kernels import build
 from tgi_cli.process.units import format_size
 from tgi_cli.version import __version__
@@ -44,7 +45,7 @@ _SETTINGS = (
 )
 """Settings that the keys and values of a token depend on."""
 
-_WEIGHTS = ("config.json", "*.safetensors", "*.gguf", "*quant*config.json", "*.py")
+_WEIGHTS = ("config.json", MARKER, "*.safetensors", "*.gguf", "*quant*config.json", "*.py")
 _BLOB = re.compile("[0-9a-f]{40,64}")
 
 _READ_SHARE = 4

@@ -2,7 +2,8 @@
 
 Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
 step, take in a result, up to two in flight, a step that breaks, an adapter that is read or a
-grammar that is compiled late, copies of blocks that are read late or lost) against a plain model: what each request must answer.
+grammar that is compiled late, copies of blocks that are read late or lost) against a plain model:
+what each request must answer.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from tgi_cli.errors import (
     ModelNotFoundError,
     OfflineError,
 )
+from tgi_cli.hub import model_urls, resolve_model
 from tgi_cli.hub import remote_folder as remote
-from tgi_cli.hub import resolve_model
 
 SECRET = "c2VjcmV0LWtleQ"
 FIRST, SECOND, THIRD = SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -269,9 +269,7 @@ def test_netrc_is_for_its_host_alone(
     assert second.authorization is None
 
 
-def test_a_gguf_file_is_served_from_a_url(
-    store: StoreServer, address: str, tmp_path: Path
-) -> None:
+def test_a_gguf_file_is_served_from_a_url(store: StoreServer, address: str, tmp_path: Path) -> None:
     data = llama_gguf(tmp_path / "made.gguf", demo_metadata()).read_bytes()
     store.put("bucket", "models/m/tiny-F32.gguf", data)
     found = resolve_model(f"{address}/tiny-F32.gguf")
@@ -310,13 +308,13 @@ def test_the_scheme_of_the_hub(hub: HubServer) -> None:
     ],
 )
 def test_urls_are_told_from_ids(model_id: str, expected: bool) -> None:
-    assert remote.is_remote(model_id) == expected
+    assert model_urls.is_remote(model_id) == expected
 
 
 @pytest.mark.parametrize("url", ["https://host", "https://host/m?token=1", "s3:///m"])
 def test_urls_that_name_no_folder_are_refused(url: str) -> None:
     with pytest.raises(ConfigError):
-        remote.split_url(url)
+        model_urls.split_url(url)
 
 
 def test_a_transfer_stops(store: StoreServer) -> None:

@@ -45,7 +45,7 @@ int8."""
 IN_CHECKPOINTS = ("gptq", "awq", "compressed-tensors", "marlin", "exl2")
 """Formats of quantized checkpoints that ``--quantize`` may confirm."""
 
-LOAD_FORMATS = ("auto", "dummy")
+LOAD_FORMATS = ("auto", "stream", "dummy")
 
 _ENGINE = (SERVE, SERVER, WARMUP)
 
@@ -130,8 +130,9 @@ LOADING_SETTINGS = (
         ),
         load_format=Setting(
             one_of("FORMAT", *LOAD_FORMATS),
-            "auto: load the checkpoint's weights; dummy: random weights of the same shapes, from "
-            "config.json alone, for benchmarks.",
+            "auto: load the checkpoint's weights; stream: read those of a model behind a URL "
+            "(s3://, gs://, az://, https://) into memory, without a copy on the disk; dummy: "
+            "random weights of the same shapes, from config.json alone, for benchmarks.",
             "auto",
         ),
         cross_check=Setting(
