@@ -74,6 +74,7 @@ class StoreServer:
         self._faults: dict[str, deque[Fault | Redirect]] = defaultdict(deque)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self._server.store = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 

@@ -44,7 +44,7 @@ class BlockStore(Protocol):
 
     @property
     def loading(self) -> bool:
-        """Whether blocks are being read."""
+        """Whether blocks are being read, or were read and not taken yet."""
         ...
 
     @property

@@ -103,7 +103,7 @@ class DiskBlocks:
         self._token_seconds = token_seconds
         self._bandwidth = FIRST_BANDWIDTH
         self._lock = threading.Lock()
-        self._reading = 0
+        self._untaken = 0
         self._reserved = 0
         self._waiting: set[str] = set()
         self._waiting_bytes = 0
@@ -121,7 +121,7 @@ class DiskBlocks:
 
     @property
     def loading(self) -> bool:
-        return self._reading > 0
+        return self._untaken > 0
 
     @property
     def is_full(self) -> bool:
@@ -155,12 +155,13 @@ class DiskBlocks:
         wait = self._compute_seconds(len(names)) if self._token_seconds else _MOST_WAIT
         deadline = time.monotonic() + min(max(wait, _LEAST_WAIT), _MOST_WAIT)
         with self._lock:
-            self._reading += 1
+            self._untaken += 1
             self._reserved += size
 
         def release() -> None:
             with self._lock:
                 self._reserved -= size
+                self._untaken -= 1
 
         read = DiskRead(names, deadline, release)
         self._reads.put(read)
@@ -237,8 +238,6 @@ class DiskBlocks:
                 log.exception("--kv-cache-dir cannot be read")
             finally:
                 read.finished = True
-                with self._lock:
-                    self._reading -= 1
 
     def _read(self, read: DiskRead) -> None:
         began = time.perf_counter()

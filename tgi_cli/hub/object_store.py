@@ -27,11 +27,13 @@ from tgi_cli.hub.remote_folder import (
     read_small,
     with_checksums,
 )
+from tgi_cli.process.installation import install_command
 
 MAX_OBJECTS = 20_000
 """Objects below a prefix; more are taken for a wrong prefix."""
 
-BLOCK_BYTES = 1 << 20
+_LEAST_BYTES = 1
+"""Of a buffer: bytes that wait for more of them are lost when the connection is cut."""
 
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})")
@@ -73,7 +75,7 @@ class ObjectStoreFolder:
         except ImportError as error:
             raise ConfigError(
                 f"{url}: the package for object stores is not installed",
-                "pip install 'tgi-cli[remote]'",
+                install_command("remote"),
             ) from error
         self._obstore: Any = obstore
         options: Any = {"timeout": timedelta(hours=1), "read_timeout": timedelta(seconds=30)}
@@ -129,7 +131,7 @@ class ObjectStoreFolder:
             tag = result.meta["e_tag"]
             if tag is not None and tag != file.validator:  # a store that ignores If-Match
                 raise changed_error(self.url, file.name)
-            yield from result.stream(min_chunk_size=BLOCK_BYTES)
+            yield from result.stream(min_chunk_size=_LEAST_BYTES)
         except HubError:
             raise
         except Exception as error:
@@ -157,15 +159,17 @@ class ObjectStoreFolder:
 
     def _translate(self, error: Exception, name: str) -> HubError | TransferError:
         exceptions = self._obstore.exceptions
-        if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
-            return GatedModelError(
-                f"{self.url}: access is denied ({_reason(error)})", _VARIABLES[self._scheme]
-            )
         if isinstance(error, exceptions.PreconditionError):
             return changed_error(self.url, name)
         if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
             return changed_error(self.url, name) if name else not_found_error(self.url)
         reason = _reason(error)
+        status = _STATUS.search(str(error))
+        refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+        if isinstance(error, refused) or (status and status[1] in ("401", "403")):
+            return GatedModelError(
+                f"{self.url}: access is denied ({reason})", _VARIABLES[self._scheme]
+            )
         if "credentials" in reason:
             return GatedModelError(f"{self.url}: {reason}", _VARIABLES[self._scheme])
         if "region" in reason or "ALLOW_HTTP" in reason:

@@ -6,13 +6,16 @@ is redirected; a redirection from https to http is refused.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from netrc import NetrcParseError
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from tgi_cli.errors import CorruptFileError, GatedModelError, HubError
+from tgi_cli.errors import ConfigError, CorruptFileError, GatedModelError, HubError
 from tgi_cli.files import INDEX_BYTES, FileRefusedError, decode_json
 from tgi_cli.gguf.reader import SHARD
 from tgi_cli.hub import client, model_files
@@ -57,6 +60,9 @@ class WebFolder:
     Args:
         url: of the folder.
         gguf: name of a GGUF file in it, which is asked for in place of safetensors.
+
+    Raises:
+        ConfigError: ``~/.netrc`` cannot be read.
     """
 
     def __init__(self, url: str, gguf: str | None = None) -> None:
@@ -71,10 +77,13 @@ class WebFolder:
             if secure and request.url.scheme != "https":
                 raise HubError(f"{url} redirects to a URL without https, which is refused")
 
-        try:
-            auth: httpx.Auth | None = httpx.NetRCAuth()
-        except (OSError, ValueError):  # none, or one that cannot be parsed
-            auth = None
+        netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+        auth: httpx.Auth | None = None
+        if netrc.is_file():
+            try:
+                auth = httpx.NetRCAuth(str(netrc))
+            except (OSError, NetrcParseError) as error:
+                raise ConfigError(f"{netrc} cannot be read: {type(error).__name__}") from None
         self._http = httpx.Client(
             headers={"accept-encoding": "identity", "user-agent": f"tgi/{__version__}"},
             follow_redirects=True,
@@ -170,7 +179,7 @@ class WebFolder:
                     answer.status_code == 206 and given.startswith(f"bytes {start}-")
                 ):
                     raise RangeRefusedError
-                yield from answer.iter_raw(1 << 20)
+                yield from answer.iter_raw()
         except httpx.TransportError as error:
             raise TransferError(_reason(error)) from error
 

@@ -56,7 +56,7 @@ class FakeBlockStore:
 
     @property
     def loading(self) -> bool:
-        return bool(self.pending)
+        return any(not read.taken for read in self.reads)
 
     @property
     def is_full(self) -> bool:

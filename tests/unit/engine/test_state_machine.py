@@ -277,7 +277,7 @@ class Engine(RuleBasedStateMachine):
         if step is None:
             self.batch.adapters.read_wanted()
             awaited = self.pending or self.worker.readings or self.compiler.waiting
-            awaited = awaited or (self.blocks is not None and self.blocks.loading)
+            awaited = awaited or (self.blocks is not None and self.blocks.pending)
             self.idle_steps += bool(self.live) and not awaited
             assert not self.idle_steps, "requests wait and nothing is scheduled"
             return
