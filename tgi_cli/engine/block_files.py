@@ -19,12 +19,17 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
+from tgi_cli.files import FileRefusedError, read_bytes
+
 log = logging.getLogger(__name__)
 
 SUFFIX = ".kv"
 _MAGIC = b"tgi-kv\0\1"
 _HEADER = struct.Struct("<8sQ16s")
 HEADER_BYTES = _HEADER.size
+
+_MOST_BYTES = 1 << 30
+"""Of a file that is read."""
 
 _KEPT_SHARE = 0.95
 """Of the limit, to which the folder shrinks when it exceeds it."""
@@ -111,8 +116,8 @@ class BlockFiles:
     def read(self, name: str) -> bytes | None:
         """The payload of a file; None if it is not there, or is not as it should be."""
         try:
-            data = (self._folder / name).read_bytes()
-        except OSError:
+            data = read_bytes(self._folder / name, _MOST_BYTES)
+        except (OSError, FileRefusedError):
             self._forget(name, 0)
             return None
         payload = data[HEADER_BYTES:]

@@ -9,6 +9,15 @@ from typing import Protocol
 class BlockExporter(Protocol):
     """A worker whose blocks can be copied, and filled by :attr:`tgi_cli.engine.step.Step.loads`."""
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        ...
+
+    def block_identity(self) -> bytes:
+        """A hash of all that determines the bytes of a block, apart from its content's hash."""
+        ...
+
     def export_block(self, block: int) -> bytes:
         """The keys and values of a block in all layers, as they are after the last launched step.
 

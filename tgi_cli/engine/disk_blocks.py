@@ -7,8 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import cast
 
+from tgi_cli.config import EngineConfig
+from tgi_cli.config.settings.engine import DEFAULT_KV_CACHE_DIR_SIZE
 from tgi_cli.engine.block_files import BlockFiles
+from tgi_cli.engine.block_store import BlockExporter
+from tgi_cli.errors import ConfigError
+from tgi_cli.process.units import format_size
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +23,9 @@ WRITE_BYTES = 256 << 20
 
 READ_BYTES = 64 << 20
 """Least limit of what was read and not taken yet."""
+
+_READ_SHARE = 4
+"""Part of the cache that may be read and not be in the cache yet: one of so many."""
 
 FIRST_BANDWIDTH = 500e6
 """Bytes per second that reading is assumed to bring before any was read."""
@@ -33,6 +42,46 @@ _PAUSE_SECONDS = 60.0
 _LEAST_WAIT = 1.0
 _MOST_WAIT = 10.0
 """Bounds of the seconds that a sequence waits for its blocks."""
+
+
+def open_disk_blocks(
+    config: EngineConfig, worker: object, cache_bytes: int, step_seconds: float
+) -> DiskBlocks | None:
+    """What keeps the blocks of a worker; None without ``--kv-cache-dir``.
+
+    Args:
+        config: as warm-up has left it.
+        worker: with one shard a BlockExporter, warmed up.
+        cache_bytes: of its cache.
+        step_seconds: its estimate for the largest step; 0 if unknown.
+
+    Raises:
+        ConfigError: the folder cannot be used.
+    """
+    folder = config.kv_cache_dir
+    if folder is None:
+        return None
+    if config.num_shard > 1:
+        raise ConfigError("--kv-cache-dir needs one shard", "leave it or --num-shard off")
+    exporter = cast(BlockExporter, worker)
+    limit = config.kv_cache_dir_size or DEFAULT_KV_CACHE_DIR_SIZE
+    try:
+        files = BlockFiles(folder.expanduser(), limit, exporter.block_identity())
+    except OSError as error:
+        raise ConfigError(
+            f"--kv-cache-dir {folder} cannot be used: {error.strerror or error}",
+            "name a folder that this user may write into",
+        ) from error
+    used, most = format_size(files.num_bytes), format_size(limit)
+    log.info("KV blocks are kept in %s: %s of at most %s", folder, used, most)
+    return DiskBlocks(
+        files,
+        exporter.export_block,
+        config.block_size,
+        exporter.block_bytes,
+        cache_bytes // _READ_SHARE,
+        step_seconds / config.max_batch_prefill_tokens,
+    )
 
 
 class DiskRead:

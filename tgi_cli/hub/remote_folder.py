@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from tgi_cli.errors import HubError, ModelNotFoundError, OfflineError
 from tgi_cli.hub import client
-from tgi_cli.hub.model_urls import OBJECT_STORES
 
 logger = logging.getLogger(__name__)
 
@@ -106,25 +105,6 @@ class RemoteFolder(Protocol):
     def close(self) -> None:
         """Close connections. May be called twice."""
         ...
-
-
-def open_folder(url: str, gguf: str | None = None) -> RemoteFolder:
-    """The folder behind a URL; nothing is requested yet.
-
-    Args:
-        url: as :func:`tgi_cli.hub.model_urls.split_url` returns it.
-        gguf: the GGUF file that is wanted: a web server does not list its files.
-
-    Raises:
-        ConfigError: the package for object stores is not installed, or the URL is not one.
-    """
-    if url.partition("://")[0].lower() in OBJECT_STORES:
-        from tgi_cli.hub.object_store import ObjectStoreFolder
-
-        return ObjectStoreFolder(url)
-    from tgi_cli.hub.web_folder import WebFolder
-
-    return WebFolder(url, gguf)
 
 
 def receive(

@@ -22,6 +22,7 @@ from tgi_cli.hub.cache import RepoCache, disk_error, file_lock
 from tgi_cli.hub.derived_folders import beside_cache
 from tgi_cli.hub.gguf_files import is_model_file
 from tgi_cli.hub.model_urls import split_url
+from tgi_cli.hub.open_remote import open_folder
 from tgi_cli.hub.remote_folder import (
     ObjectChangedError,
     RangeRefusedError,
@@ -29,7 +30,6 @@ from tgi_cli.hub.remote_folder import (
     RemoteFolder,
     call_with_retries,
     digest_of,
-    open_folder,
     receive,
 )
 from tgi_cli.hub.repository import RepoFile, Repository

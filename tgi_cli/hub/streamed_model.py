@@ -23,11 +23,11 @@ from tgi_cli.files import CONFIG_BYTES, read_json
 from tgi_cli.hub import model_files
 from tgi_cli.hub.derived_folders import beside_cache, create_once
 from tgi_cli.hub.model_urls import split_url
+from tgi_cli.hub.open_remote import open_folder
 from tgi_cli.hub.remote_folder import (
     RangeRefusedError,
     RemoteFile,
     RemoteFolder,
-    open_folder,
     receive,
 )
 from tgi_cli.hub.remote_model import (

@@ -15,6 +15,7 @@ from tgi_cli import demo
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.speculation import checked
 from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.disk_blocks import open_disk_blocks
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.speculation import create_speculator
 from tgi_cli.errors import ConfigError
@@ -133,11 +134,10 @@ def start_engine(
         ShardError: Another process of the model cannot be started, or has ended.
     """
     from tgi_cli.worker.factory import load_worker  # imports torch
-    from tgi_cli.worker.kv_files import open_disk_blocks
 
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()
-    blocks = open_disk_blocks(worker, capacity)
+    blocks = open_disk_blocks(capacity.config, worker, capacity.cache_bytes, capacity.step_seconds)
 
     def on_end() -> None:
         if blocks is not None:

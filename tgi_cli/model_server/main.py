@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.disk_blocks import open_disk_blocks
 from tgi_cli.engine.messages import Fail, Shutdown
 from tgi_cli.engine.speculation import create_speculator
 from tgi_cli.errors import ExitCode, ShardError, TgiError
@@ -97,12 +98,10 @@ def _serve(
     """Warm up and serve; ``max_total_tokens`` is the limit of a request if the memory allows."""
     serve, uds_path = server_config.serve, server_config.uds_path
     heartbeat.enter(State.WARMING_UP)
-    from tgi_cli.worker.kv_files import open_disk_blocks
-
     capacity = worker.warmup()
     log_limits(serve, max_total_tokens, capacity)
     config = capacity.config
-    blocks = open_disk_blocks(worker, capacity)
+    blocks = open_disk_blocks(config, worker, capacity.cache_bytes, capacity.step_seconds)
     engine = EngineCore(
         worker,
         SchedulerConfig.of(

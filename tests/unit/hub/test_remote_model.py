@@ -27,6 +27,7 @@ from tgi_cli.errors import (
 )
 from tgi_cli.hub import model_urls, resolve_model
 from tgi_cli.hub import remote_folder as remote
+from tgi_cli.hub.open_remote import open_folder
 
 SECRET = "c2VjcmV0LWtleQ"
 FIRST, SECOND, THIRD = SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -319,7 +320,7 @@ def test_urls_that_name_no_folder_are_refused(url: str) -> None:
 
 def test_a_transfer_stops(store: StoreServer) -> None:
     store.put_folder("bucket", "m", model())
-    folder = remote.open_folder(f"{store.url}/bucket/m")
+    folder = open_folder(f"{store.url}/bucket/m")
     file = folder.files()["model.safetensors"]
     stop = threading.Event()
 
