@@ -140,18 +140,18 @@ class PagedAttention(ABC):
 
     def export_block(self, block: int) -> bytes:
         """The content of a block in all layers, on a CPU; see :mod:`tgi_cli.engine.block_store`."""
-        return b"".join(rows[block].numpy().tobytes() for rows in self._rows())
+        return b"".join(rows[block].numpy().tobytes() for rows in self._block_bytes())
 
     def import_blocks(self, blocks: Sequence[tuple[int, bytes]]) -> None:
         """Fill blocks with what :meth:`export_block` gave, of the same layers and dtypes."""
         for block, content in blocks:
             start = 0
-            for rows in self._rows():
+            for rows in self._block_bytes():
                 target = rows[block].numpy()
                 target[:] = np.frombuffer(content, np.uint8, len(target), start)
                 start += len(target)
 
-    def _rows(self) -> list[Tensor]:
+    def _block_bytes(self) -> list[Tensor]:
         """The stored caches as uint8 [blocks, bytes of a block]."""
         return [cache.view(torch.uint8).flatten(1) for cache in self.stored]
 

@@ -200,7 +200,7 @@ class CppAttention(PagedAttention):
             cache.block_stride = self.block_bytes
             call.cache = cache
 
-    def _rows(self) -> list[Tensor]:
+    def _block_bytes(self) -> list[Tensor]:
         return [self._blocks]
 
     def write(self, layer: int, key: Tensor, value: Tensor | None, slots: Tensor) -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import cast
 
@@ -259,7 +260,7 @@ class DiskBlocks:
                 self._files.touch(map(self._files.name_of, item))
                 continue
             name, payload = item
-            self._guarded(lambda name=name, data=payload: self._files.write(name, data))
+            self._guarded(partial(self._files.write, name, payload))
             with self._lock:
                 self._waiting.discard(name)
                 self._waiting_bytes -= self._block_bytes
