@@ -19,7 +19,13 @@ _EXAMPLE_PROMPT = "def read_json(path):"
 
 
 def announce(
-    config: ServeConfig, info: EngineInfo, url: str, seconds: float, key: bool = False
+    config: ServeConfig,
+    info: EngineInfo,
+    url: str,
+    seconds: float,
+    *,
+    key: bool = False,
+    web_ui: bool = True,
 ) -> None:
     """Report that the server is ready, with its effective settings.
 
@@ -29,12 +35,13 @@ def announce(
         url: Of the HTTP port.
         seconds: Since the command began.
         key: Whether requests need an API key.
+        web_ui: Whether there is a page for browsers.
     """
     if config.json_output:
         log.info("ready: %s on %s", info.model_id, url, extra=fields(config, info, url, seconds))
         return
     log.info("ready: %s on %s in %.1f s", info.model_id, url, seconds)
-    show(rows(config, info, url), sys.stderr)
+    show(rows(config, info, url, web_ui=web_ui), sys.stderr)
     body = {"inputs": _EXAMPLE_PROMPT, "parameters": {"max_new_tokens": 40}}
     header = '-H "Authorization: Bearer ${API_KEY%%,*}" ' if key else ""
     print(
@@ -62,7 +69,7 @@ def fields(
     }
 
 
-def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str]]:
+def rows(config: ServeConfig, info: EngineInfo, url: str, *, web_ui: bool) -> list[tuple[str, str]]:
     """Return the effective settings as rows of a table."""
     model = info.model_id if not info.revision else f"{info.model_id} ({info.revision[:12]})"
     blocks = info.max_batch_total_tokens // info.block_size
@@ -87,6 +94,7 @@ def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str
         ),
         ("step", f"up to {info.max_batch_prefill_tokens:,} prompt tokens{drafts}"),
         ("URL", url),
+        *([("web UI", f"{url}/ in a browser")] if web_ui else []),
         *([("kernels", info.kernels)] if info.kernels else []),
     ]
 
@@ -110,6 +118,6 @@ def show(table: Sequence[tuple[str, str]], file: TextIO) -> None:
     frame.add_column(overflow="fold")
     for name, text in table:
         slow = name == "kernels" and text.startswith("torch:")
-        style = "yellow" if slow else "bold" if name == "URL" else ""
+        style = "yellow" if slow else "bold" if name in ("URL", "web UI") else ""
         frame.add_row(name, Text(text, style=style))
     console.print(frame)

@@ -116,7 +116,14 @@ def serve(
                 info = EngineInfo.from_dict(published)
                 url = bind.url(host, port, tls)
                 seconds = time.monotonic() - began
-                announce(config, info, url, seconds, key=router.api_key is not None)
+                announce(
+                    config,
+                    info,
+                    url,
+                    seconds,
+                    key=router.api_key is not None,
+                    web_ui=not router.disable_web_ui,
+                )
                 trim_heap()
                 release_file_pages()
 
