@@ -21,6 +21,12 @@ def check_settings(serve: ServeConfig) -> None:
             "--kv-cache-dir keeps prefixes, which --no-prefix-caching does not use",
             "leave one of them off",
         )
+    if serve.replicas > 1 and serve.shard_uds_path is not None:
+        raise ConfigError(
+            "TGI's clients of --shard-uds-path drive one model server, and --replicas starts "
+            f"{serve.replicas}",
+            "leave one of the two off",
+        )
     if serve.cross_check and serve.rope is not None:
         raise ConfigError(
             "--cross-check compares with transformers' unmodified model, without --rope-scaling",
