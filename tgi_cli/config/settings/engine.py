@@ -151,7 +151,6 @@ ENGINE_SETTINGS = (
             path("FOLDER"),
             "Keep KV blocks of prompts and answers in this folder, too: their prefixes are found "
             "again after a restart. On CPUs, with one shard. Prompts can be inferred from them.",
-            brief="Keep KV blocks on this disk, too.",
         ),
         kv_cache_dir_size=Setting(
             memory(),
