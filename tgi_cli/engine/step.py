@@ -233,7 +233,8 @@ MAX_DRAFT_ROWS = 64
 class StepTime(NamedTuple):
     """Seconds of a step of ``rows`` tokens in all, of ``sequences`` with ``context`` each.
 
-    ``proposals`` drafts of each were proposed after it.
+    ``proposals`` drafts of each were proposed after it, by a drafter that had first to compute
+    ``lag`` tokens of the context of each.
     """
 
     sequences: int
@@ -241,6 +242,7 @@ class StepTime(NamedTuple):
     context: int
     seconds: float
     proposals: int = 0
+    lag: int = 0
 
 
 class Proposal(NamedTuple):
