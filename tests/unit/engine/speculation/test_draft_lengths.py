@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_cli.engine.speculation.draft_lengths import MARGIN, choose_lengths, may_pay
+from tgi_cli.engine.speculation.draft_lengths import (
+    MARGIN,
+    choose_lengths,
+    may_pay,
+    saved_per_token,
+)
 
 FALLING = st.lists(st.floats(0.01, 0.99), max_size=3).map(lambda row: sorted(row, reverse=True))
 
