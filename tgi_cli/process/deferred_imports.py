@@ -54,7 +54,7 @@ _loaders: dict[str, Loader] = {}
 
 
 class _DeferredModule(ModuleType):
-    """Is executed by the first access to an attribute that it does not have, and a plain one then."""
+    """Is executed, and a plain one, once an attribute is read that it does not have yet."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _SET_BY_IMPORT:
