@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels import cpp_library
-from tgi_cli.kernels.linear import linear, pack_bf16
+from tgi_cli.kernels.linear import Epilogue, linear, pack_bf16
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.kernels.program import Program
-from tgi_cli.kernels.program_args import ProgramInputs, rope_pointers
+from tgi_cli.kernels.program_args import ProgramInputs, RunArgs, rope_pointers
 from tgi_cli.kernels.program_parts import BufferView
 
 WIDTH, WIDE, PROMPT = 64, 8192, 3000
 RESIDUAL, OUTPUT = BufferView(0), BufferView(1)
-STORE = 0
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +38,14 @@ def matrices() -> tuple[PackedMatrix, PackedMatrix]:
 def program(matrices: tuple[PackedMatrix, PackedMatrix]) -> Program:
     made = Program(WIDTH)
     between = made.buffer(WIDE)
-    made.linear("up", RESIDUAL, between, matrices[0], None, epilogue=STORE)
-    made.linear("down", between, OUTPUT, matrices[1], None, epilogue=STORE)
+    made.linear("up", RESIDUAL, between, matrices[0], None, epilogue=Epilogue.STORE)
+    made.linear("down", between, OUTPUT, matrices[1], None, epilogue=Epilogue.STORE)
     made.seal()
     return made
 
 
 def run(program: Program, x: Tensor) -> Tensor:
-    inputs = ProgramInputs(
-        step=ctypes.Structure(), caches=(ctypes.c_void_p * 1)(), ropes=rope_pointers([])
-    )
+    inputs = ProgramInputs(step=RunArgs(), caches=(ctypes.c_void_p * 1)(), ropes=rope_pointers([]))
     return program.run(x.clone(), inputs)
 
 

@@ -173,7 +173,6 @@ def test_a_drafter_that_catches_up_is_timed_behind_a_prompt(
     recorder, forgotten = Recorder(500, 0.1), []
 
     def forget() -> None:
-        recorder.now -= 0.1  # not part of the step
         forgotten.append(len(recorder.steps))
         recorder.seconds = 3.0
 
@@ -185,7 +184,7 @@ def test_a_drafter_that_catches_up_is_timed_behind_a_prompt(
     monkeypatch.setattr(draft_timing.time, "perf_counter", lambda: recorder.now)
     times = time_steps(run, config, ALONE, 500, 3, forget_computed=forget)
     (late,) = (time for time in times if time.lag)
-    assert late == StepTime(1, 1, 256, pytest.approx(3.0), 1, 256)
+    assert late == StepTime(1, 1, 256, pytest.approx(3.0, abs=1e-5), 1, 256)
     first = recorder.steps.index(next(s for s in recorder.steps if s.starts == [256]))
     assert forgotten == [first + 1, first + 2], "before the steps that are timed"
-    assert all(time.seconds == pytest.approx(0.1) for time in times if not time.lag)
+    assert all(time.seconds == pytest.approx(0.1, abs=1e-5) for time in times if not time.lag)
