@@ -29,7 +29,6 @@ from tgi_cli.model_server.adapters import EngineEndedError
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.grpc_service import ServedEngine, ServiceFactory
-from tgi_cli.model_server.limits_report import log_limits
 from tgi_cli.process import unix_socket
 from tgi_cli.process.deferred_imports import TORCH_PARTS, TORCH_USERS, defer
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
@@ -97,6 +96,8 @@ def _serve(
     heartbeat: HeartbeatWriter,
 ) -> None:
     """Warm up and serve; ``max_total_tokens`` is the limit of a request if the memory allows."""
+    from tgi_cli.model_server.limits_report import log_limits  # imports torch
+
     serve, uds_path = server_config.serve, server_config.uds_path
     heartbeat.enter(State.WARMING_UP)
     capacity = worker.warmup()

@@ -143,3 +143,14 @@ def test_torch_works_without_the_deferred_parts_and_with_them() -> None:
     print(torch.distributions.Normal(0.0, 1.0).mean.item())
     """
     assert run(code) == ["True", "torch.Size([2, 4])", "[2, 2]", "0.0"]
+
+
+def test_the_processes_of_a_model_import_torch_after_they_have_deferred_parts_of_it() -> None:
+    code = """
+    import sys
+    import tgi_cli.cli.model_server, tgi_cli.model_server.main
+    import tgi_cli.worker.tensor_parallel.main
+    import tgi_cli.tgi_grpc.mount, tgi_cli.tgi_grpc.requests
+    print("torch" in sys.modules)
+    """
+    assert run(code) == ["False"]
