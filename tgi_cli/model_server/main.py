@@ -6,6 +6,7 @@ The socket exists only while the engine can serve: every client that connects ge
 from __future__ import annotations
 
 import gc
+import linecache
 import logging
 import os
 import signal
@@ -120,6 +121,7 @@ def _serve(
         on_idle=trim_heap,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
+    linecache.clearcache()  # of sources that imports have looked into
     gc.collect()
     gc.freeze()
     trim_heap()
