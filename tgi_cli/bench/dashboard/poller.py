@@ -49,6 +49,7 @@ class ServerSample:
         hits: Share of the prompt tokens since the last sample that were in the prefix cache.
         accepted: Share of the draft tokens verified since the last sample that were accepted.
         accepted_by_source: The same of each source that any of them came from.
+        accepted_tokens: Their number.
         output, input: Tokens per second since the last sample.
     """
 
@@ -59,6 +60,7 @@ class ServerSample:
     hits: float | None = None
     accepted: float | None = None
     accepted_by_source: dict[str, float] = field(default_factory=dict)
+    accepted_tokens: float | None = None
     output: float | None = None
     input: float | None = None
 
@@ -180,6 +182,7 @@ def _sample(totals: ServerTotals, before: ServerTotals | None) -> ServerSample:
         hits=hits / looked_up if hits is not None and looked_up else None,
         accepted=accepted / drafted if accepted is not None and drafted else None,
         accepted_by_source={} if before is None else _shares(totals.drafts, before.drafts),
+        accepted_tokens=accepted,
         output=rate("output"),
         input=rate("input"),
     )
