@@ -49,7 +49,7 @@ class ServerSample:
         hits: Share of the prompt tokens since the last sample that were in the prefix cache.
         accepted: Share of the draft tokens verified since the last sample that were accepted.
         accepted_by_source: The same of each source that any of them came from.
-        accepted_tokens: Their number.
+        accepted_tokens: The number of the accepted ones.
         output, input: Tokens per second since the last sample.
     """
 

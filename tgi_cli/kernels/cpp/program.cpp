@@ -244,8 +244,7 @@ TGI_EXPORT int tgi_program_run(void* handle, const Run* arguments) {
   program.run = *arguments;
   Run& run = program.run;
   if (!run.tokens) return 0;
-  // A step whose program stops on the way finds its numbers again.
-  if (run.first == 0 && !program.buffers.reserve(run.tokens)) return 1;
+  if (!program.buffers.reserve(run.tokens)) return 1;
   for (; run.first < arguments->last; run.first = run.last + 1) {
     const auto is_experts = [](const Op& op) { return op.kind == EXPERTS; };
     const auto begin = program.ops.begin();

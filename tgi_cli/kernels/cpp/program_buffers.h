@@ -8,10 +8,6 @@
 
 #include "program.h"
 
-#if defined(__GLIBC__)
-#include <malloc.h>
-#endif
-
 namespace tgi {
 
 // Some numbers of each token; null: none.
@@ -44,14 +40,9 @@ class Buffers {
     }
   }
 
-  // Whether there is memory for the tokens of a step. What a prompt has taken is given back after some
-  // steps that need far less: 4096 tokens of a model of 135M parameters take 36 MB.
+  // Whether there is memory for so many tokens.
   bool reserve(int64_t tokens) {
-    small_steps_ = capacity_ > FEW && tokens <= capacity_ / 8 ? small_steps_ + 1 : 0;
-    if (tokens <= capacity_ && small_steps_ < PATIENCE) return true;
-    const bool shrinks = small_steps_;
-    if (shrinks) tokens = std::max(tokens, FEW);
-    small_steps_ = 0;
+    if (tokens <= capacity_) return true;
     size_t bytes = size_t(tokens * extra_) + size_t(tokens * width_) * sizeof(bf16);
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     arena_.reset();
@@ -59,9 +50,6 @@ class Buffers {
     arena_.reset(std::aligned_alloc(ALIGNMENT, std::max(bytes, ALIGNMENT)));
     if (!arena_) return false;
     capacity_ = tokens;
-#if defined(__GLIBC__)
-    if (shrinks) malloc_trim(0);  // and what the step's tensors took; some milliseconds
-#endif
     return true;
   }
 
@@ -78,8 +66,6 @@ class Buffers {
 
  private:
   static constexpr size_t ALIGNMENT = 64;
-  static constexpr int64_t FEW = 256;  // tokens whose memory is kept
-  static constexpr int PATIENCE = 16;
 
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
@@ -91,7 +77,6 @@ class Buffers {
   int64_t extra_;                // bytes of a token, in front of the buffers
   std::unique_ptr<void, Free> arena_;
   int64_t capacity_ = 0;  // in tokens
-  int small_steps_ = 0;   // in a row, that have needed an eighth of it at most
 };
 
 }  // namespace tgi
