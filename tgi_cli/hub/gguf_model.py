@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tgi_cli.errors import ModelError
 from tgi_cli.gguf.reader import GGUFFile, read_gguf
 from tgi_cli.hub import model_files
-from tgi_cli.hub.client import HubEnvironment
 from tgi_cli.hub.derived_folders import beside_cache, create_once, files_key
-from tgi_cli.hub.download import download
 from tgi_cli.hub.gguf_files import (
     GGUF,
     GGUFVariant,
@@ -21,7 +19,6 @@ from tgi_cli.hub.gguf_files import (
     image_encoders,
 )
 from tgi_cli.hub.repository import Repository
-from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -75,14 +72,13 @@ def from_folder(folder: Path, tag: str | None, tokenizer: Path | None = None) ->
 def from_repository(
     repository: Repository,
     tag: str | None,
-    hub: HubEnvironment,
-    progress: ProgressReporter,
+    fetch: Callable[[tuple[tuple[str, ...], ...]], Path],
     tokenizer: Path | None = None,
 ) -> Path:
-    """The same for a repository, whose files are downloaded.
+    """The same for a repository, whose files ``fetch`` downloads into a folder, in groups.
 
     Raises:
-        HubError, ModelError: as :func:`from_file`, :func:`choose_variant` and :func:`download`.
+        HubError, ModelError: as :func:`from_file`, :func:`choose_variant` and ``fetch``.
     """
     names = list(repository.files)
     variant = choose_variant(
@@ -90,7 +86,7 @@ def from_repository(
     )
     _log_choice(repository.model_id, variant, names)
     small = model_files.select_files(names, GGUF, False).small
-    folder = download(repository, (small, variant.names), hub, progress)
+    folder = fetch((small, variant.names))
     return _served(folder / variant.names[0], folder, tokenizer)
 
 

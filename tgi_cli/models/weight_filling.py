@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tgi_cli.errors import CheckpointError
+from tgi_cli.hub.streamed_model import RangeReader, RemoteWeights
 from tgi_cli.layers import Loadable, WeightSlot
 from tgi_cli.models.base import LoadableModel
 from tgi_cli.models.checkpoint import some
@@ -101,6 +102,7 @@ def fill_model(
     progress: Callable[[int, int], None] | None = None,
     unused: tuple[str, ...] = (),
     whole: bool = True,
+    remote: RemoteWeights | None = None,
 ) -> int:
     """Fill all layers of a model, once all tensors have been checked.
 
@@ -112,6 +114,7 @@ def fill_model(
         unused: regular expressions for whole names of further tensors that are not needed.
         whole: whether this process keeps whole tensors. A shard does not: of what it reads from a
             mapped file, the other shards' parts stay on the disk.
+        remote: where the tensors' bytes are, if not in their files.
 
     Returns:
         How many quantized weights had to be dequantized.
@@ -122,7 +125,7 @@ def fill_model(
     layers = layer_slots(model)
     wanted = [slot for _, slots in layers for slot in slots]
     fillings = _resolve(model, wanted, stored, unused)
-    _fill(layers, fillings, device, progress, whole)
+    _fill(layers, fillings, device, progress, whole, remote)
     return sum(filling.num_dequantized for filling in fillings.values())
 
 
@@ -139,14 +142,16 @@ def _fill(
     device: torch.device,
     progress: Callable[[int, int], None] | None,
     whole: bool,
+    remote: RemoteWeights | None,
 ) -> None:
     total = sum(filling.num_bytes for filling in fillings.values())
     done = 0
     reader: TensorReader = MappedReader()
-    if device.type in READS_AHEAD and whole:
+    if remote is not None or (device.type in READS_AHEAD and whole):
         ordered = (fillings[slot.name] for _, slots in layers for slot in slots)
         wanted = (part for filling in ordered for each in filling.stored for part in each.pieces)
-        reader = ReadAhead(wanted, pin=device.type == "cuda")
+        ranges = None if remote is None else RangeReader(remote)
+        reader = ReadAhead(wanted, pin=device.type == "cuda", remote=ranges)
     try:
         for layer, slots in layers:
             layer.materialize(device)
