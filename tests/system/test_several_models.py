@@ -25,7 +25,7 @@ MAX_SECONDS = 120
 def complete(client: httpx.Client, model: str) -> tuple[int, str]:
     body = {"model": model, "prompt": "import os", "max_tokens": 4, "temperature": 0}
     answer = client.post("/v1/completions", json=body)
-    return answer.status_code, answer.json().get("model", "")
+    return answer.status_code, answer.json().get("model", answer.text)
 
 
 def metric(client: httpx.Client, name: str) -> float:
@@ -51,7 +51,8 @@ def test_requests_for_two_models_are_served_by_one_at_a_time(
         with ThreadPoolExecutor(12) as threads:
             asked = ["first", "second", "2nd"] * 4
             found = list(threads.map(lambda model: complete(client, model), asked))
-        assert found == [(200, model) for model in asked]
+        names = {"2nd": "second"}
+        assert found == [(200, names.get(model, model)) for model in asked]
         assert complete(client, "third")[0] == 404
         listed = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
         assert sorted(card["status"]["value"] for card in listed.values()) == ["loaded", "unloaded"]

@@ -61,6 +61,8 @@ def serve(
     """
     began = time.monotonic()
     check_settings(config)
+    # Whoever has bound the socket announces it.
+    behind_parent = router.socket_fd is not None
     if router.may_sleep and config.shard_uds_path is not None:
         raise ConfigError(
             "a model server that sleeps cannot be driven on --shard-uds-path: its clients would "
@@ -150,17 +152,20 @@ def serve(
             def on_ready() -> None:
                 published = [heartbeat.published() for heartbeat in heartbeats.values()]
                 info = common_limits([EngineInfo.from_dict(each) for each in published if each])
-                url = bind.url(host, port, tls)
-                seconds = time.monotonic() - began
-                announce(
-                    config,
-                    info,
-                    url,
-                    seconds,
-                    key=router.api_key is not None,
-                    web_ui=not router.disable_web_ui,
-                    places=placements,
-                )
+                if behind_parent:
+                    log.info("serving %s", config.model_id)
+                else:
+                    url = bind.url(host, port, tls)
+                    seconds = time.monotonic() - began
+                    announce(
+                        config,
+                        info,
+                        url,
+                        seconds,
+                        key=router.api_key is not None,
+                        web_ui=not router.disable_web_ui,
+                        places=placements,
+                    )
                 trim_heap()
                 release_file_pages()
 
