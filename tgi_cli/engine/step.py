@@ -125,8 +125,9 @@ class EncodeSlice:
 
     The first slice brings the image's ``tensors`` (numpy arrays, by the names of the encoder's
     arguments). Each runs the next ``layers`` of the encoder, the ``last`` one whatever is left;
-    another image begins behind it. ``key`` names the ``rows`` of features that it gives, until a
-    step drops them; a key is never used again.
+    another image begins behind it. With ``seconds``, it runs as far as that time goes instead, and
+    the result says how far (:class:`EncodeReport`). ``key`` names the ``rows`` of features
+    that it gives, until a step drops them; a key is never used again.
     """
 
     key: int
@@ -134,6 +135,7 @@ class EncodeSlice:
     layers: int
     last: bool
     tensors: Mapping[str, Any] | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,25 @@ class ChunkLogprobs:
     top_logprobs: list[list[float]]
 
 
+@dataclass(frozen=True, slots=True)
+class EncodeReport:
+    """What has become of the images that a step encodes or uses, by their keys.
+
+    Attributes:
+        failed: causes, of images that could not be encoded, and that the step has ended or used.
+        layers: that have run up to now, of slices that were bounded by time; all of them only if
+            nothing is left to be run.
+        seconds: that the slices took; 0 where the device runs behind the host.
+    """
+
+    failed: Mapping[int, str] = field(default_factory=dict)
+    layers: Mapping[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+NOTHING_ENCODED = EncodeReport()
+
+
 @dataclass(slots=True)
 class StepResult:
     """The sampler's choices, ``Step.samples[i]`` of each entry ``i`` of the step, in its order.
@@ -272,8 +293,7 @@ class StepResult:
     numpy [V]). ``prompt_logprobs`` and ``context_logits`` (float32 numpy [count, V]) map an index
     of ``Step.rows``, sampled or not. So does ``proposals``: drafts behind the last token that the
     entry has chosen, the one behind its accepted drafts.
-    ``failed_images`` maps the keys of images that could not be encoded, and that the step has ended
-    or used, to the causes. Its results of entries that use them are void.
+    Results of entries that use images in ``encodes.failed`` are void.
     """
 
     token_ids: list[int]
@@ -285,7 +305,7 @@ class StepResult:
     context_logits: dict[int, Any] = field(default_factory=dict)
     generation_logits: dict[int, Any] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
-    failed_images: dict[int, str] = field(default_factory=dict)
+    encodes: EncodeReport = NOTHING_ENCODED
 
 
 class PendingResult(Protocol):

@@ -23,6 +23,8 @@ from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.cpu_cpp import TILE, CppAttention
 from tgi_cli.attention.spec import KVSpec
 from tgi_cli.kernels import cpp_library
+from tgi_cli.models.hf.tower_pieces import NO_PAUSES, pauses_of, pieces
+from tgi_cli.models.vision import PausePoints
 
 _CPU = torch.device("cpu")
 
@@ -89,7 +91,7 @@ def tower_attention(
             starts = torch.arange(batch + 1, dtype=torch.int32) * count
         # [tokens, heads, dim], without a copy where projections gave them so
         rows = [each.transpose(1, 2).flatten(0, 1) for each in (query, key, value)]
-        attended = _KERNELS.attend(rows[0], rows[1], rows[2], starts, scale)
+        attended = _KERNELS.attend(rows[0], rows[1], rows[2], starts, scale, pauses_of(module))
         return attended.view(batch, count, *attended.shape[1:]), None
     if cu_seq_lens_q is not None:
         assert attention_mask is None
@@ -117,9 +119,16 @@ class _Kernels(threading.local):
         self._by_shape: dict[tuple[int, int], CppAttention] = {}
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scale: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        starts: Tensor,
+        scale: float,
+        pauses: PausePoints = NO_PAUSES,
     ) -> Tensor:
         """[T, heads, dim] each, of windows that begin at ``starts``, int [windows + 1]."""
+        pauses()
         heads, dim = query.shape[1:]
         width = -(-dim // TILE) * TILE  # the kernels take multiples of 16
         if width != dim:
@@ -131,19 +140,37 @@ class _Kernels(threading.local):
         attention = self._attention(heads, width, int(blocks.sum()))
         window = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         offsets = torch.arange(len(query)) - bounds[window]
-        attention.plan(
-            AttentionMetadata(
-                query_start_loc=bounds.int(),
-                kv_lens=lengths.int(),
-                block_table=(first[:, None] + torch.arange(int(blocks.max()))).int(),
-                slot_mapping=first[window] * TILE + offsets,
-                query_lens_host=lengths.tolist(),
-                kv_lens_host=lengths.tolist(),
-                num_decodes=0,
-                visible_until=(lengths[window] - 1).int(),
+        table = (first[:, None] + torch.arange(int(blocks.max()))).int()
+        slots, last = first[window] * TILE + offsets, (lengths[window] - 1).int()
+
+        def plan(rows: slice) -> None:
+            """For some queries: each window has some of its own, or is left out."""
+            begins = bounds.clamp(rows.start, rows.stop)
+            own = begins.diff() > 0
+            counts, of = begins.diff()[own], lengths[own]
+            attention.plan(
+                AttentionMetadata(
+                    query_start_loc=torch.cat([begins[:-1][own], begins[-1:]]).int() - rows.start,
+                    kv_lens=of.int(),
+                    block_table=table[own],
+                    slot_mapping=slots[rows],
+                    query_lens_host=counts.tolist(),
+                    kv_lens_host=of.tolist(),
+                    num_decodes=0,
+                    visible_until=last[rows],
+                )
             )
-        )
-        return attention(0, query, key, value, scale)[..., :dim]
+
+        if pauses.check is None:
+            plan(slice(0, len(query)))
+            return attention(0, query, key, value, scale)[..., :dim]
+        attention.write(0, key, value, slots)
+        attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for rows in pieces(len(query), 4.0 * heads * width * float(lengths.float().mean())):
+            plan(rows)
+            attended[rows] = attention(0, query[rows], None, None, scale)
+            pauses()
+        return attended[..., :dim]
 
     def _attention(self, heads: int, width: int, blocks: int) -> CppAttention:
         attention = self._by_shape.get((heads, width))
