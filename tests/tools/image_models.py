@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,6 +67,7 @@ _TILES = (
     *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
 )
 _PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_LIGHTON = ("<|image_pad|>", "<|vision_pad|>", "<|vision_end|>")
 _QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 _QWEN_IDS = {
     "image_token_id": _QWEN[0],
@@ -219,6 +220,53 @@ IMAGE_MODELS: dict[str, ImageModel] = {
     ),
     "Mistral 3": _pixtral("mistral3", 14, 2),
     "Pixtral": _pixtral("llava", 16, 1),
+    "LightOnOCR": replace(
+        _pixtral("lighton_ocr", 14, 2),
+        ids={"image_token_id": "<|image_pad|>"},
+        oracle=("lighton_ocr.processing_lighton_ocr", "LightOnOcrProcessor"),
+        tokens=_LIGHTON,
+        names={
+            "image_token": _LIGHTON[0],
+            "image_break_token": _LIGHTON[1],
+            "image_end_token": _LIGHTON[2],
+        },
+        written="<|image_pad|>",
+    ),
+    "Aya Vision": ImageModel(
+        config={
+            "model_type": "aya_vision",
+            "downsample_factor": 2,
+            "vision_config": {"patch_size": 14},
+        },
+        ids={"image_token_index": "<|IMG_PATCH|>"},
+        preprocessor={
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "size": {"height": 56, "width": 56},
+            "max_patches": 6,
+        },
+        oracle=("aya_vision.processing_aya_vision", "AyaVisionProcessor"),
+        arguments={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
+        tokens=("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", "TILE"),
+        written="<image>",
+    ),
+    "Qianfan-OCR": ImageModel(
+        config={"model_type": "qianfan_ocr", "vision_config": {"patch_size": [14, 14]}},
+        ids={"image_token_id": "<IMG_CONTEXT>"},
+        preprocessor={
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "size": {"height": 56, "width": 56},
+            "max_patches": 6,
+        },
+        oracle=("qianfan_ocr.processing_qianfan_ocr", "QianfanOCRProcessor"),
+        arguments={"image_seq_length": 4},
+        tokens=("<IMG_CONTEXT>", "<img>", "</img>"),
+        names={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+        },
+        written="<image>",
+    ),
     "InternVL": ImageModel(
         config={
             "model_type": "internvl",

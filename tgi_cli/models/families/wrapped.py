@@ -62,10 +62,14 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "Idefics3ForConditionalGeneration": Wrapper("llama", "model.text_model"),
     "InternVLForConditionalGeneration": Wrapper("qwen2", tied=True),
     "LlavaForConditionalGeneration": Wrapper("llama", text_ties=True),
+    "LightOnOcrForConditionalGeneration": Wrapper("qwen3", tied=True),
     "LlavaNextForConditionalGeneration": Wrapper("llama"),
+    "LlavaNextVideoForConditionalGeneration": Wrapper("llama"),
     "LlavaOnevisionForConditionalGeneration": Wrapper("qwen2", text_ties=True),
     "Mistral3ForConditionalGeneration": Wrapper("mistral", tied=True),
+    "QianfanOCRForConditionalGeneration": Wrapper("qwen3"),
     "SmolVLMForConditionalGeneration": Wrapper("llama", "model.text_model"),
+    "VipLlavaForConditionalGeneration": Wrapper("llama"),
 }
 """By architecture. transformers' configuration classes have these defaults."""
 
