@@ -217,6 +217,7 @@ SIGHT_CASES: dict[str, SightCase] = {
         ),
         _any_size,
     ),
+    "DeepSeek-VL": SightCase(_made("DeepseekVL", _LLAMA, _SIGLIP, image_token_id=IMAGE), _one),
     "ViP-LLaVA": SightCase(
         _made("VipLlava", _LLAMA, _CLIP, vision_feature_layer=[-2, -1, 1], **_BY_INDEX), _one
     ),

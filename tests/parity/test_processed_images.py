@@ -50,6 +50,7 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
         {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
     ),
     "ViP-LLaVA": ("LLaVA 1.5", {}),
+    "DeepSeek-VL": ("DeepSeek-VL", {"size": _TILE}),
     "GLM-4.5V": ("GLM-4.1V", _VIDEO),
     "GLM-OCR": ("GLM-4.6V", _VIDEO),
     "EXAONE 4.5": ("Qwen2-VL", _GRID),

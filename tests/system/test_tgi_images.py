@@ -175,9 +175,7 @@ class TestIdefics:
 def test_paligemma(start_server: StartServer, tmp_path: Path) -> None:
     """test_flash_pali_gemma.py, test_flash_pali_gemma2.py."""
     size = {"height": 28, "width": 28}
-    model = family(
-        "PaliGemma", "PaliGemma", tmp_path / "model", size=size, image_seq_length=16
-    )
+    model = family("PaliGemma", "PaliGemma", tmp_path / "model", size=size, image_seq_length=16)
     server = start_server("--model-id", str(model), "--max-total-tokens", "250")
     server.wait_ready()
     served = Served(server.url)

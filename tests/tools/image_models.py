@@ -232,6 +232,19 @@ IMAGE_MODELS: dict[str, ImageModel] = {
         },
         written="<|image_pad|>",
     ),
+    "DeepSeek-VL": ImageModel(
+        config={"model_type": "deepseek_vl", "vision_config": {"patch_size": 14}},
+        ids={"image_token_id": "<image_placeholder>"},
+        preprocessor={
+            "image_processor_type": "DeepseekVLImageProcessor",
+            "size": {"height": 28, "width": 28},
+        },
+        oracle=("deepseek_vl.processing_deepseek_vl", "DeepseekVLProcessor"),
+        arguments={"num_image_tokens": 4},
+        tokens=("<image_placeholder>",),
+        names={"image_token": "<image_placeholder>"},
+        written="<image_placeholder>",
+    ),
     "Aya Vision": ImageModel(
         config={
             "model_type": "aya_vision",

@@ -13,6 +13,7 @@ from tgi_cli.models.config import ModelConfig
 SEEING = frozenset(
     {
         "AyaVisionForConditionalGeneration",
+        "DeepseekVLForConditionalGeneration",
         "Exaone4_5_ForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
         "Gemma4ForConditionalGeneration",

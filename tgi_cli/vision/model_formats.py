@@ -236,6 +236,10 @@ def _aya_vision(files: CheckpointFiles) -> ImageFormat:
     return _format("aya_vision", row, placeholder="<image>", text="<image>", tokens=tokens)
 
 
+def _deepseek_vl(files: CheckpointFiles) -> ImageFormat:
+    return _format("deepseek_vl", files.row_token("<image_placeholder>"))
+
+
 def _gemma3(files: CheckpointFiles) -> ImageFormat:
     # Templates write the token that begins an image, which is not the one of its rows.
     start = files.token("<start_of_image>", index="boi_token_index", name="boi_token")
@@ -270,6 +274,7 @@ def _paligemma(files: CheckpointFiles) -> ImageFormat:
 
 _FORMATS: dict[str, Callable[[CheckpointFiles], ImageFormat]] = {
     "aya_vision": _aya_vision,
+    "deepseek_vl": _deepseek_vl,
     "exaone4_5": _patch_grid,
     "gemma3": _gemma3,
     "gemma4": _gemma4,

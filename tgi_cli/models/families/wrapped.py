@@ -59,6 +59,7 @@ _LLAMA: dict[str, Any] = {
 }
 
 WRAPPERS: Mapping[str, Wrapper] = {
+    "DeepseekVLForConditionalGeneration": Wrapper("llama", tied=True),
     "Idefics3ForConditionalGeneration": Wrapper("llama", "model.text_model"),
     "InternVLForConditionalGeneration": Wrapper("qwen2", tied=True),
     "LlavaForConditionalGeneration": Wrapper("llama", text_ties=True),
