@@ -227,6 +227,7 @@ SIGHT_CASES: dict[str, SightCase] = {
     "Qianfan-OCR": SightCase(
         _made("QianfanOCR", _QWEN3, _INTERN, image_token_id=IMAGE, tie_word_embeddings=False),
         _tiles,
+        builtin=False,
     ),
     "InternVL 3": SightCase(_made("InternVL", _QWEN2, _INTERN, image_token_id=IMAGE), _tiles),
     "InternVL 3.5": SightCase(
@@ -423,7 +424,6 @@ SIGHT_CASES |= {
             **_MARKS,
         ),
         _grid(4),
-        builtin=False,
     ),
     "Qwen 3.5 MoE": SightCase(
         _made(

@@ -70,7 +70,7 @@ def tower_attention(
 
     Args:
         module: of transformers.
-        query: [B, heads, T, dim]; ``key`` and ``value`` likewise.
+        query: [B, heads, T, dim]; ``key`` and ``value`` likewise, perhaps with fewer heads.
         attention_mask: as for ``sdpa``; None with windows.
         scaling: of the scores. Default: dim ** -0.5.
         cu_seq_lens_q: int [windows + 1], where each window begins; the last is T. B is 1 then.
@@ -82,6 +82,9 @@ def tower_attention(
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if cu_seq_lens_q is not None and key.shape[1] < query.shape[1]:  # heads share keys and values
+        groups = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
     plain = attention_mask is None and not causal and query.shape == key.shape == value.shape
     plain = plain and all(others.get(name) is None for name in _CHANGING)
     if plain and _usable(query, key, value):
