@@ -205,7 +205,6 @@ SIGHT_CASES: dict[str, SightCase] = {
         _ragged,
         builtin=False,
     ),
-    "LightOnOCR": SightCase(_made("LightOnOcr", _QWEN3, _PIXTRAL, image_token_id=IMAGE), _ragged),
     "LLaVA-NeXT-Video": SightCase(
         _made(
             "LlavaNextVideo",

@@ -28,7 +28,7 @@ _GRID = {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 40 * 64
 _VIDEO = _GRID | {"size": {"shortest_edge": 512, "longest_edge": 80 * 64}}
 _FRAMES = {"size": {"longest_edge": 84}, "max_image_size": {"longest_edge": 28}}
 _PIXTRAL = {"size": {"longest_edge": 84}}
-_PATCHES = {"Pixtral": 14, "Mistral 3": 28, "LightOnOCR": 28}
+_PATCHES = {"Pixtral": 14, "Mistral 3": 28}
 
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolVLM": ("Idefics 3", _FRAMES),
@@ -44,7 +44,6 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "InternVL 3": ("InternVL", {"size": _TILE}),
     "Aya Vision": ("Aya Vision", {"size": _TILE}),
     "Qianfan-OCR": ("Qianfan-OCR", {"size": _TILE}),
-    "LightOnOCR": ("LightOnOCR", _PIXTRAL),
     "LLaVA-NeXT-Video": (
         "LLaVA-NeXT",
         {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},

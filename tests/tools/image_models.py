@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,7 +67,6 @@ _TILES = (
     *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
 )
 _PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-_LIGHTON = ("<|image_pad|>", "<|vision_pad|>", "<|vision_end|>")
 _QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 _QWEN_IDS = {
     "image_token_id": _QWEN[0],
@@ -220,18 +219,6 @@ IMAGE_MODELS: dict[str, ImageModel] = {
     ),
     "Mistral 3": _pixtral("mistral3", 14, 2),
     "Pixtral": _pixtral("llava", 16, 1),
-    "LightOnOCR": replace(
-        _pixtral("lighton_ocr", 14, 2),
-        ids={"image_token_id": "<|image_pad|>"},
-        oracle=("lighton_ocr.processing_lighton_ocr", "LightOnOcrProcessor"),
-        tokens=_LIGHTON,
-        names={
-            "image_token": _LIGHTON[0],
-            "image_break_token": _LIGHTON[1],
-            "image_end_token": _LIGHTON[2],
-        },
-        written="<|image_pad|>",
-    ),
     "DeepSeek-VL": ImageModel(
         config={"model_type": "deepseek_vl", "vision_config": {"patch_size": 14}},
         ids={"image_token_id": "<image_placeholder>"},

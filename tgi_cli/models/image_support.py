@@ -25,7 +25,6 @@ SEEING = frozenset(
         "Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration",
         "Lfm3VlForConditionalGeneration",
-        "LightOnOcrForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
         "LlavaNextVideoForConditionalGeneration",

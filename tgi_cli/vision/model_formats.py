@@ -198,10 +198,6 @@ def _pixtral(files: CheckpointFiles) -> ImageFormat:
     return _format("pixtral", files.row_token("[IMG]"), tokens=tokens)
 
 
-def _lighton_ocr(files: CheckpointFiles) -> ImageFormat:
-    return _format("pixtral", files.row_token("<|image_pad|>", "[IMG]"))
-
-
 def _llava(files: CheckpointFiles) -> ImageFormat:
     kind = files.vision.get("model_type")
     if kind == "pixtral":
@@ -286,7 +282,6 @@ _FORMATS: dict[str, Callable[[CheckpointFiles], ImageFormat]] = {
     "idefics3": _idefics3,
     "internvl": _internvl,
     "lfm3_vl": _qwen,
-    "lighton_ocr": _lighton_ocr,
     "llava": _llava,
     "llava_next": _llava,
     "llava_next_video": _llava,

@@ -196,7 +196,6 @@ def test_no_image_takes_more_rows_than_told(
         "DeepSeek-VL": 4,
         "Qianfan-OCR": 4,
         "Mistral 3": 4,
-        "LightOnOCR": 4,
         "Gemma 4": 70,
         "LLaVA-NeXT": 16,
         "LLaVA-OneVision": 16,

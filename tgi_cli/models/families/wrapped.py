@@ -64,7 +64,6 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "InternVLForConditionalGeneration": Wrapper("qwen2", tied=True),
     "LlavaForConditionalGeneration": Wrapper("llama", text_ties=True),
     "Lfm3VlForConditionalGeneration": Wrapper("lfm3", tied=True),
-    "LightOnOcrForConditionalGeneration": Wrapper("qwen3", tied=True),
     "LlavaNextForConditionalGeneration": Wrapper("llama"),
     "LlavaNextVideoForConditionalGeneration": Wrapper("llama"),
     "LlavaOnevisionForConditionalGeneration": Wrapper("qwen2", text_ties=True),

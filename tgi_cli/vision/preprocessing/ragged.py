@@ -25,14 +25,11 @@ _SOFT_TOKENS = (70, 140, 280, 560, 1120)
 
 
 class PixtralPreprocessor(Preprocessor):
-    """Pixtral and Mistral 3: a row for each patch, and a token behind each line of patches.
-
-    LightOnOCR has no such tokens.
-    """
+    """Pixtral and Mistral 3: a row for each patch, and a token behind each line of patches."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        merges = setup.config.get("model_type") in ("mistral3", "lighton_ocr")
+        merges = setup.config.get("model_type") == "mistral3"
         merge = integer(setup.config.get("spatial_merge_size"), 2 if merges else 1)
         self._patch = integer(setup.vision.get("patch_size"), 16) * merge
         size = self.processor.size
@@ -71,12 +68,11 @@ class PixtralPreprocessor(Preprocessor):
         pixels = np.asarray(outputs["pixel_values"])
         sides = pixels.shape[-2:]
         height, width = (side // self._patch for side in sides)
+        line = self.rows(width)
+        gap, end = (PromptPiece(self.format.tokens[name]) for name in ("break", "end"))
         tensors = {"pixel_values": self.values(pixels), "image_sizes": np.array([sides], np.int64)}
-        tokens = self.format.tokens
-        if not tokens:
-            return Prepared(tensors, (self.rows(height * width),))
-        lines = [self.rows(width), PromptPiece(tokens["break"])] * height
-        lines[-1] = PromptPiece(tokens["end"])
+        lines = [line, gap] * height
+        lines[-1] = end
         return Prepared(tensors, tuple(lines))
 
 
