@@ -207,6 +207,7 @@ OWN_FILES = (
     "process/managed_server.py",
     "bench/token_counter.py",
     "cli/reference.py",
+    "process/cores.py",  # /proc, /sys
     "process/machine.py",  # /proc
     "process/resident_memory.py",  # likewise
     "launcher/oom.py",  # the kernel's counters

@@ -16,6 +16,12 @@ def check_settings(serve: ServeConfig) -> None:
     _check_limits(serve)
     _check_sharding(serve)
     _check_kernels(serve)
+    if serve.replicas > 1 and serve.shard_uds_path is not None:
+        raise ConfigError(
+            "TGI's clients of --shard-uds-path drive one model server, and --replicas starts "
+            f"{serve.replicas}",
+            "leave one of the two off",
+        )
     if serve.cross_check and serve.rope is not None:
         raise ConfigError(
             "--cross-check compares with transformers' unmodified model, without --rope-scaling",

@@ -34,6 +34,7 @@ class EngineOptions:
     cross_check: bool = False
     measured_limits: bool = default("measured_limits")
     state_prefill: str = default("state_prefill")
+    replicas: int = default("replicas")
     json_output: bool = False
 
     @property

@@ -11,7 +11,10 @@ from tgi_cli.kernels import build, cpp_library, library, without_cpp_kernels
 
 
 def test_libraries_are_compiled_once(tmp_path: Path, compiled: dict[str, ctypes.CDLL]) -> None:
-    (first,) = build.build(tmp_path, ["avx2"])
+    progress: list[tuple[int, int]] = []
+    (first,) = build.build(tmp_path, ["avx2"], lambda *counts: progress.append(counts))
+    total = len(list(build.SOURCES.glob("*.cpp")))
+    assert progress == [(number, total) for number in range(1, total + 1)]
     made = first.stat().st_mtime_ns
     assert build.build(tmp_path, ["avx2"]) == [first]
     assert first.stat().st_mtime_ns == made

@@ -216,6 +216,13 @@ ENGINE_SETTINGS = (
             variables=("NUM_SHARD", "SM_NUM_GPUS"),
             brief="Devices to shard the model over.",
         ),
+        replicas=Setting(
+            whole(1, 64),
+            "Number of replicas of the model behind the HTTP port, each a model server on its own "
+            "GPUs (--num-shard each), or on its part of the cores.",
+            1,
+            commands=(SERVE,),
+        ),
         cuda_memory_fraction=Setting(
             FRACTION,
             "Share of a GPU's memory to use; the KV cache shrinks accordingly.",

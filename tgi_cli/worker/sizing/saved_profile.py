@@ -45,6 +45,7 @@ _NOT_IN_KEY = frozenset(
         "disable_grammar_support",
         "cross_check",
         "measured_limits",
+        "replicas",
         "explicit_limits",
         "json_output",
         "speculate",
