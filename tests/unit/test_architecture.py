@@ -220,6 +220,7 @@ OWN_FILES = (
     "hub/safetensors_header.py",  # 100 MB at most
     "hub/resolve.py",  # a checksum
     "hub/download.py",
+    "hub/transfers.py",
 )
 """Read or write what this package or the system has written, or with a bound of their own."""
 

@@ -23,9 +23,10 @@ import math
 from tgi_cli.config import EncoderLimits
 from tgi_cli.engine.image_cache import ImageCache, ImageContent
 from tgi_cli.engine.image_pace import ImagePace
+from tgi_cli.engine.image_slices import EncodeReport, EncodeSlice, ImageSpan
 from tgi_cli.engine.prompt_images import ImageUnit
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.step import EncodeReport, EncodeSlice, ImageSpan, Step
+from tgi_cli.engine.step import Step
 
 NO_ENCODER = EncoderLimits(layers=1, row_cost=1.0, cache_rows=0)
 """Of a model that takes no images, but prompts that must not be parted."""

@@ -6,11 +6,12 @@ state); a :class:`Step` carries only what changed since the last one and what to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from tgi_cli.engine.image_slices import NOTHING_ENCODED, EncodeReport, EncodeSlice, ImageSpan
 from tgi_cli.engine.logits_processor import LogitsProcessor
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.sampling.params import SamplingParams
@@ -119,39 +120,6 @@ FRESH = -1
 """In place of a slot to be read: a state of zeros."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeSlice:
-    """A part of an image's way through the encoder.
-
-    The first slice brings the image's ``tensors`` (numpy arrays, by the names of the encoder's
-    arguments). Each runs the next ``layers`` of the encoder, the ``last`` one whatever is left;
-    another image begins behind it. With ``seconds``, it runs as far as that time goes instead, and
-    the result says how far (:class:`EncodeReport`). ``key`` names the ``rows`` of features
-    that it gives, until a step drops them; a key is never used again.
-    """
-
-    key: int
-    rows: int
-    layers: int
-    last: bool
-    tensors: Mapping[str, Any] | None = None
-    seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSpan:
-    """Tokens of entry ``index`` that stand for an image: ``count`` behind the first ``offset``.
-
-    They stand for the rows of the features ``key`` from ``first`` on.
-    """
-
-    index: int
-    offset: int
-    count: int
-    key: int
-    first: int
-
-
 @dataclass(slots=True)
 class Step:
     """One forward pass over a flat batch.
@@ -170,7 +138,8 @@ class Step:
     other decodes.
 
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
-    destination) blocks to be copied before the forward (copy-on-write). ``adapters`` are
+    destination) blocks to be copied before the forward (copy-on-write), after ``loads`` (block,
+    content from :mod:`~tgi_cli.engine.block_store`) were written. ``adapters`` are
     (slot, adapter id) to be put on the device before it; no row uses such a slot any more.
     ``forced_tokens`` are written to their rows before it, too, over tokens that earlier steps
     chose for the same positions.
@@ -195,6 +164,7 @@ class Step:
     forced_tokens: list[TokenAppend] = field(default_factory=list)
     drafts: list[TokenAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, bytes]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -263,25 +233,6 @@ class ChunkLogprobs:
     logprobs: list[float]
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeReport:
-    """What has become of the images that a step encodes or uses, by their keys.
-
-    Attributes:
-        failed: causes, of images that could not be encoded, and that the step has ended or used.
-        layers: that have run up to now, of slices that were bounded by time; all of them only if
-            nothing is left to be run.
-        seconds: that the slices took; 0 where the device runs behind the host.
-    """
-
-    failed: Mapping[int, str] = field(default_factory=dict)
-    layers: Mapping[int, int] = field(default_factory=dict)
-    seconds: float = 0.0
-
-
-NOTHING_ENCODED = EncodeReport()
 
 
 @dataclass(slots=True)

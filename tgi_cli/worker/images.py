@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.engine.step import NOTHING_ENCODED, EncodeReport, EncodeSlice, Step
+from tgi_cli.engine.image_slices import NOTHING_ENCODED, EncodeReport, EncodeSlice
+from tgi_cli.engine.step import Step
 from tgi_cli.models.base import ImageRows
 from tgi_cli.models.vision import ImageFeatures, VisionTower
 from tgi_cli.worker.paused_calls import PausedCalls

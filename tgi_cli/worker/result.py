@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tgi_cli.engine.step import NOTHING_ENCODED, StepResult
+from tgi_cli.engine.image_slices import NOTHING_ENCODED
+from tgi_cli.engine.step import StepResult
 from tgi_cli.sampling.logprobs import TopLogprobs
 from tgi_cli.sampling.sampler import Sampled
 from tgi_cli.worker.prompt_logprobs import ScoredChunk

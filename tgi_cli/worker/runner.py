@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.engine.step import NOTHING_ENCODED, EncodeReport, Step
+from tgi_cli.engine.image_slices import NOTHING_ENCODED, EncodeReport
+from tgi_cli.engine.step import Step
 from tgi_cli.models.base import EncoderDecoderLM, ImageRows
 from tgi_cli.models.speculators.base import TargetStates
 from tgi_cli.sampling.constraints import TokenMasks
@@ -154,6 +155,7 @@ class ModelRunner:
             if step.adapters and self._lora is not None:
                 self._lora.put(step.adapters)
             self.rows.apply(step)
+            self._attention.import_blocks(step.loads)
             image_rows, encodes = None, NOTHING_ENCODED
             if self._images is not None:
                 images = self._images.run(step)

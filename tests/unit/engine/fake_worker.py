@@ -28,15 +28,8 @@ import numpy as np
 
 from tests.unit.engine.fake_images import IMAGE_ID, features
 from tgi_cli.engine.config import SchedulerConfig
-from tgi_cli.engine.step import (
-    FRESH,
-    EncodeReport,
-    GrammarCompiler,
-    NewRow,
-    Proposal,
-    Step,
-    StepResult,
-)
+from tgi_cli.engine.image_slices import EncodeReport
+from tgi_cli.engine.step import FRESH, GrammarCompiler, NewRow, Proposal, Step, StepResult
 
 VOID = b"void"
 """In place of the KV of tokens that a failed image was to stand for."""
@@ -193,6 +186,15 @@ class FakeWorker:
     def forget_adapter(self, adapter_id: int) -> None:
         self.held.remove(adapter_id)
 
+    def export_block(self, block: int) -> bytes:
+        return b"".join(self.kv[block, offset].ljust(8) for offset in range(self.block_size))
+
+    def _load(self, step: Step) -> None:
+        for block, content in step.loads:
+            for offset in range(self.block_size):
+                found = content[8 * offset : 8 * offset + 8]
+                self.kv[block, offset] = VOID if found.rstrip() == VOID else found
+
     def launch(self, step: Step) -> list[tuple[int, int, bytes]]:
         self.steps.append(step)
         error = self.fail_when(step)
@@ -215,6 +217,7 @@ class FakeWorker:
             blocks = self.rows[more.row].blocks
             assert more.start == len(blocks)
             blocks.extend(more.block_ids)
+        self._load(step)
         self._encode(step)
         if error is not None:
             raise error

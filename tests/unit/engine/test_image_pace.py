@@ -11,8 +11,9 @@ from tests.unit.engine.test_image_encoding import TEXT, answer, encoded, encodes
 from tests.unit.engine.test_scheduler import Harness, limits, request
 from tgi_cli.config import EncoderLimits
 from tgi_cli.engine.image_pace import LEAST_SECONDS, ImagePace
+from tgi_cli.engine.image_slices import EncodeSlice
 from tgi_cli.engine.messages import FinishReason
-from tgi_cli.engine.step import EncodeSlice, Step
+from tgi_cli.engine.step import Step
 
 CAT = image(b"cat", (6, 10))
 

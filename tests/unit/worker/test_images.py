@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tests.unit.worker.fake_tower import WIDTH, TinyTower, pixels
 from tests.unit.worker.fakes import CPU, VOCAB, make_runner, new_row, next_token, run, step_of
-from tgi_cli.engine.step import EncodeSlice, ImageSpan, NewRow, RowImage, Step
+from tgi_cli.engine.image_slices import EncodeSlice, ImageSpan
+from tgi_cli.engine.step import NewRow, RowImage, Step
 from tgi_cli.models.base import ImageRows
 from tgi_cli.models.vision import ImageFeatures
 from tgi_cli.sampling.params import SamplingParams

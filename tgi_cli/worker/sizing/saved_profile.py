@@ -48,6 +48,8 @@ _NOT_IN_KEY = frozenset(
         "replicas",
         "explicit_limits",
         "json_output",
+        "kv_cache_dir",
+        "kv_cache_dir_size",
         "speculate",
         "drafts_from_answers",
     ]
