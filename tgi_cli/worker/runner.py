@@ -155,7 +155,8 @@ class ModelRunner:
             if step.adapters and self._lora is not None:
                 self._lora.put(step.adapters)
             self.rows.apply(step)
-            self._attention.import_blocks(step.loads)
+            if step.loads:
+                self._attention.import_blocks(step.loads)
             image_rows, encodes = None, NOTHING_ENCODED
             if self._images is not None:
                 images = self._images.run(step)
