@@ -10,7 +10,12 @@ from pathlib import Path
 from tgi_cli.errors import ModelError
 from tgi_cli.gguf.reader import GGUFFile, read_gguf
 from tgi_cli.hub import model_files
-from tgi_cli.hub.derived_folders import beside_cache, create_once, files_key
+from tgi_cli.hub.derived_folders import (
+    beside_cache,
+    create_once,
+    files_key,
+    keep_last_used,
+)
 from tgi_cli.hub.gguf_files import (
     GGUF,
     GGUFVariant,
@@ -25,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 _FORM = "1"
 """Changes with what is written into the folder."""
+
+_KEPT = 64
+"""Folders that are kept; each has a few megabytes and links to the file."""
 
 
 def names_of(folder: Path) -> list[str]:
@@ -118,7 +126,10 @@ def _served(path: Path, companions: Path | None, tokenizer: Path | None) -> Path
     def fill(scratch: Path) -> None:
         write_model_folder(file, scratch, companions, tokenizer)
 
-    return create_once(beside_cache("tgi-gguf") / f"{stem}-{key}", fill, _check)
+    folders = beside_cache("tgi-gguf")
+    made = create_once(folders / f"{stem}-{key}", fill, _check)
+    keep_last_used(made, _KEPT)
+    return made
 
 
 def _check(folder: Path) -> GGUFFile:

@@ -19,6 +19,7 @@ from tgi_cli.models.base import CausalLM
 from tgi_cli.models.checkpoint import merge_quantized, read_headers
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
+from tgi_cli.models.gguf_weights import rounded_weights
 from tgi_cli.models.image_support import why_blind
 from tgi_cli.models.registry import (
     checkpoint_format,
@@ -102,6 +103,11 @@ def load_model(
             stored = read_headers(config.path)
             if layout is not None:
                 stored = merge_quantized(stored, layout)
+            if config.is_gguf and shard.rank == 0 and (halves := rounded_weights(stored, dtype)):
+                log.info(
+                    "%d weights in float16 are rounded to bfloat16; --dtype float32 keeps them",
+                    halves,
+                )
             unused = () if layout is None else layout.ignored
             whole, remote = shard.size == 1, remote_weights(config.path)
             stacked = fill_model(model, stored, device, progress, unused, whole, remote)

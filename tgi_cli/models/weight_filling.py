@@ -21,7 +21,7 @@ from tgi_cli.models.checkpoint import some
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.models.tensor_readers import MappedReader, ReadAhead, TensorReader
 from tgi_cli.models.weight_map import Source
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
+from tgi_cli.quantization.block_weight import CodedWeight
 
 LayerSlots = tuple[Loadable, list[WeightSlot]]
 """A layer, and the tensors that it needs."""
@@ -169,7 +169,7 @@ def _fill(
 def _fill_slot(filling: SlotAssignment, reader: TensorReader) -> None:
     slot, source = filling.slot, filling.source
     read = [_read_one(each, reader) for each in filling.stored]
-    if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
+    if filling.keeps_quantized and isinstance(read[0], CodedWeight):
         slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
         return
     tensor = source.view(*map(_dense, read))
@@ -180,13 +180,13 @@ def _fill_slot(filling: SlotAssignment, reader: TensorReader) -> None:
         slot.fill(tensor)
 
 
-def _read_one(stored: StoredTensor, reader: TensorReader) -> torch.Tensor | QuantizedWeight:
+def _read_one(stored: StoredTensor, reader: TensorReader) -> torch.Tensor | CodedWeight:
     read = [reader.read(piece) for piece in stored.pieces]
     return read[0] if stored.read is None else stored.read(*read)
 
 
-def _dense(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
-    return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight
+def _dense(weight: torch.Tensor | CodedWeight) -> torch.Tensor:
+    return weight.dequantize(torch.float32) if isinstance(weight, CodedWeight) else weight
 
 
 def _resolve(
