@@ -53,7 +53,8 @@ def line(metrics: StepMetrics) -> str:
     if metrics.batches:
         return _batch_line(metrics)
     parts = []
-    for name, label in (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "E2E")):
+    per_token = (("tpot", "TPOT"),) if metrics.bursty else ()
+    for name, label in (("ttft", "TTFT"), ("itl", "ITL"), *per_token, ("e2e", "E2E")):
         summary = metrics.latencies.get(name)
         if name in metrics.unresolved:
             parts.append(f"{label} unresolved")

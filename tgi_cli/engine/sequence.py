@@ -9,6 +9,7 @@ from enum import Enum
 from operator import attrgetter
 
 from tgi_cli.config import DecoderFacts
+from tgi_cli.engine.block_store import StoredBlocks
 from tgi_cli.engine.image_cache import CachedImage
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.prompt_images import PromptImages
@@ -67,7 +68,11 @@ class Sequence:
         rolling: slot and content hash of the latest one, or None.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
         num_indexed: leading blocks that the prefix cache was offered.
+        num_saved: leading blocks that the block store was offered, or -1 for no more.
         num_window_freed: leading blocks that were released behind a sliding window.
+        load: blocks that are read for it while it waits, or None.
+        load_from: index in its block table of the first of them.
+        load_tried: whether none are to be read, or they were.
         prompt_step: id of the step that computes the last token of its prompt, or -1 before.
         row: its row in the worker, or -1 while it waits.
         attempt: number of preemptions; results of an earlier attempt are stale.
@@ -117,7 +122,11 @@ class Sequence:
     rolling: tuple[int, bytes] | None = None
     block_hashes: list[bytes] = field(default_factory=list)
     num_indexed: int = 0
+    num_saved: int = 0
     num_window_freed: int = 0
+    load: StoredBlocks | None = None
+    load_from: int = 0
+    load_tried: bool = False
     prompt_step: int = -1
     row: int = -1
     attempt: int = 0
@@ -223,6 +232,8 @@ class Sequence:
         self.first_unsent = -1
         self.num_computed = 0
         self.num_indexed = 0
+        self.num_saved = 0
+        self.load_tried = False
         self.prompt_step = -1
         self.snapshot_at = 0
         self.row = -1

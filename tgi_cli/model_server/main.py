@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.disk_blocks import open_disk_blocks
 from tgi_cli.engine.messages import Fail, Shutdown
 from tgi_cli.engine.speculation import create_speculator
 from tgi_cli.errors import ExitCode, ShardError, TgiError
@@ -100,6 +101,7 @@ def _serve(
     capacity = worker.warmup()
     log_limits(serve, max_total_tokens, capacity)
     config = capacity.config
+    blocks = open_disk_blocks(config, worker, capacity.cache_bytes, capacity.step_seconds)
     engine = EngineCore(
         worker,
         SchedulerConfig.of(
@@ -115,6 +117,7 @@ def _serve(
         speculator=create_speculator(config, capacity.step_times, capacity.most_proposed),
         external_drafts=serve.asks_for_drafts,
         on_idle=trim_heap,
+        blocks=blocks,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
     gc.collect()
@@ -157,6 +160,8 @@ def _serve(
         finally:
             wait([opened])  # soon, once the engine's loop has ended
             server.stop(cause or "the model server has stopped")
+            if blocks is not None:
+                blocks.close()
         opened.result()
 
 

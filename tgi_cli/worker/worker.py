@@ -25,6 +25,7 @@ from tgi_cli.worker.graph_capture import cuda_graphs
 from tgi_cli.worker.image_positions import ImagePositions
 from tgi_cli.worker.images import ImageEncoder
 from tgi_cli.worker.input_batch import InputBatch
+from tgi_cli.worker.kv_identity import block_identity
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.mixed_graphs import MixedGraphs
 from tgi_cli.worker.runner import ModelRunner
@@ -164,6 +165,19 @@ class ModelWorker:
     ) -> PendingResult:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
         return self.runner.sample(handle, masks)
+
+    @property
+    def block_bytes(self) -> int:
+        """See :class:`tgi_cli.engine.block_store.BlockExporter`."""
+        return self.attention.block_bytes
+
+    def block_identity(self) -> bytes:
+        """See :class:`tgi_cli.engine.block_store.BlockExporter`."""
+        return block_identity(self._config, self.attention)
+
+    def export_block(self, block: int) -> bytes:
+        """See :class:`tgi_cli.engine.block_store.BlockExporter`."""
+        return self.attention.export_block(block)
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """See :meth:`tgi_cli.engine.step.AdapterStore.prepare_adapter`."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.benchmarks.adversary import combined, protocol
+from tests.benchmarks.adversary import combined, protocol, web_ui
 from tests.benchmarks.adversary.client import Client, Response
 from tests.benchmarks.adversary.fields import LONG_RESPONSES, Target, targets
 from tests.benchmarks.adversary.monitor import Monitor, Observation
@@ -69,7 +69,7 @@ class _Case:
         send: sends a request with one value of the field.
         long: a response may take longer than the client's timeout.
         owner: see :class:`~tests.benchmarks.adversary.fields.Field`.
-        closes: the server may close the connection without a response.
+        closes, statuses: see :class:`~tests.benchmarks.adversary.protocol.Attack`.
     """
 
     route: str
@@ -79,6 +79,7 @@ class _Case:
     long: bool = False
     owner: str = ""
     closes: bool = False
+    statuses: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -135,10 +136,11 @@ class Bench:
                 self._case(case)
         self._progress("combined", before, began)
         if also_protocol:
-            began, before = time.monotonic(), len(self.results)
-            for attack in protocol.attacks(self.limit):
-                self._attack(attack)
-            self._progress("protocol", before, began)
+            for part, attacks in (("protocol", protocol.attacks), ("web UI", web_ui.attacks)):
+                began, before = time.monotonic(), len(self.results)
+                for attack in attacks(self.limit):
+                    self._attack(part, attack)
+                self._progress(part, before, began)
         known: set[str] = set()
         for target in targets():
             began, before = time.monotonic(), len(self.results)
@@ -200,15 +202,16 @@ class Bench:
             named = replace(case, value_set=ValueSet(kind, lambda group=group: group))
             self.results.append(self._measured(named))
 
-    def _attack(self, attack: protocol.Attack) -> None:
+    def _attack(self, part: str, attack: protocol.Attack) -> None:
         def send(_: bytes) -> Response:
             try:
                 return attack.run(self.client)
             except OSError:  # the server refuses the connection
                 return Response(0, 0.0, 0, "")
 
-        case = _Case("(protocol)", attack.name, ValueSet("", lambda: [b""]), send)
-        self.results.append(self._measured(replace(case, closes=attack.closes)))
+        case = _Case(f"({part})", attack.name, ValueSet("", lambda: [b""]), send)
+        case = replace(case, closes=attack.closes, statuses=attack.statuses)
+        self.results.append(self._measured(case))
 
     def _measured(self, case: _Case) -> Result:
         """Run one case, restarted up to twice if only a latency exceeds the budget.
@@ -233,7 +236,7 @@ class Bench:
                 result.raw_stall = min(result.raw_stall, seen.raw_stall)
                 result.gap = min(result.gap, seen.gap)
             late = not case.long and any(response.status == -1 for response in responses)
-            result.violations += self._failures(responses, seen, late, case.closes)
+            result.violations += self._failures(responses, seen, late, case)
             if seen.lost or seen.guarded or late or seen.stall >= 5 or not self.server.healthy():
                 restarted = self._recover(result)
                 self._fatal[case.owner] += restarted and bool(case.owner)
@@ -255,15 +258,17 @@ class Bench:
         return result.stall > self.budget.stall + self.idle.stall
 
     def _failures(
-        self, responses: list[Response], seen: Observation, late: bool, closes: bool
+        self, responses: list[Response], seen: Observation, late: bool, case: _Case
     ) -> list[str]:
         """Return the violations that another run cannot disprove."""
         found = []
         for response in responses:
             if response.blames_server:
                 found.append(f"{response.status} {response.text[:100]!r}")
-            if response.status == 0 and not closes:
+            if response.status == 0 and not case.closes:
                 found.append("the connection closed without a response")
+            elif case.statuses and response.status not in case.statuses:
+                found.append(f"{response.status} instead of {case.statuses}")
         if late:
             found.append(f"no response within {self.client.seconds:g} s")
         found += [f"the {role} died or was replaced" for role in seen.lost]

@@ -19,18 +19,20 @@ class Attack:
         name: describes it in the report.
         run: runs it and returns the response to its last request.
         closes: the server may close the connection without a response.
+        statuses: of which the response must have one; empty for any that a client may cause.
     """
 
     name: str
     run: Callable[[Client], Response]
     closes: bool = False
+    statuses: tuple[int, ...] = ()
 
 
-def _pipeline(client: Client, method: str, path: str, count: int) -> Response:
+def pipeline(client: Client, method: str, path: str, count: int, more: bytes = b"") -> Response:
     """Pipeline ``count`` requests on one connection before reading the first response."""
-    request = client.build_request(method, path, None).replace(b"close", b"keep-alive")
+    request = client.build_request(method, path, None, more).replace(b"close", b"keep-alive")
     pieces = [request * 500] * (count // 500 - 1) + [request * 499]
-    return client.send([*pieces, client.build_request(method, path, None)])
+    return client.send([*pieces, client.build_request(method, path, None, more)])
 
 
 def _chunked(client: Client, pieces: Iterable[bytes], more: bytes = b"") -> Response:
@@ -113,7 +115,7 @@ def attacks(limit: int) -> Iterator[Attack]:
     ):
         yield Attack(
             f"{count:,} pipelined {method} {path}",
-            lambda c, m=method, p=path, n=count: _pipeline(c, m, p, n),
+            lambda c, m=method, p=path, n=count: pipeline(c, m, p, n),
         )
     valid = b'{"inputs":"a","parameters":{"max_new_tokens":2}}'
     yield Attack(

@@ -11,10 +11,11 @@ import pytest
 from msgspec import inspect
 
 from tests.benchmarks import overload, soak
-from tests.benchmarks.adversary import checkpoints, combined, protocol, report, values
+from tests.benchmarks.adversary import checkpoints, combined, protocol, report, values, web_ui
 from tests.benchmarks.adversary.client import Response
 from tests.benchmarks.adversary.fields import Target, targets
 from tests.benchmarks.adversary.measure import Result
+from tgi_cli.router.api.web_ui import assets
 from tgi_cli.router.app import ROUTES, schema
 
 LIMIT = 20_000
@@ -99,6 +100,14 @@ def test_bodies_without_a_schema_and_combined_ones_keep_to_the_limit() -> None:
         assert len(make(LIMIT)) <= LIMIT + over, name
     for _path, _name, body in combined.bodies(2_000_000):
         json.loads(body)
+
+
+def test_attacks_on_the_web_ui_have_their_own_names_and_no_path_is_that_of_a_file() -> None:
+    names = [attack.name for attack in web_ui.attacks(LIMIT)]
+    assert len(names) == len(set(names)) > 100
+    assert not {path.removeprefix("/web-ui/") for path in web_ui.TRAVERSALS} & (
+        assets().keys() - {"index.html"}
+    )
 
 
 def test_every_field_of_a_file_is_changed_alone() -> None:

@@ -22,7 +22,9 @@ def test_libraries_are_compiled_once(
         f'int one();\nextern "C" {exported} int two() {{ return one() + 1; }}\n'
     )
     monkeypatch.setattr(build, "SOURCES", sources)
-    (first,) = build.build(folder, ["avx2"])
+    progress: list[tuple[int, int]] = []
+    (first,) = build.build(folder, ["avx2"], lambda *counts: progress.append(counts))
+    assert progress == [(1, 2), (2, 2)]
     made = first.stat().st_mtime_ns
     assert build.build(folder, ["avx2"]) == [first]
     assert first.stat().st_mtime_ns == made

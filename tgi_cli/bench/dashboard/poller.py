@@ -47,6 +47,7 @@ class ServerSample:
         kv: Share of the KV cache in use, 0 to 1.
         hits: Share of the prompt tokens since the last sample that were in the prefix cache.
         accepted: Share of the draft tokens verified since the last sample that were accepted.
+        accepted_tokens: Their number.
         output, input: Tokens per second since the last sample.
     """
 
@@ -56,6 +57,7 @@ class ServerSample:
     kv: float | None = None
     hits: float | None = None
     accepted: float | None = None
+    accepted_tokens: float | None = None
     output: float | None = None
     input: float | None = None
 
@@ -165,6 +167,7 @@ def _sample(
         kv=totals["kv"],
         hits=hits / looked_up if hits is not None and looked_up else None,
         accepted=accepted / drafted if accepted is not None and drafted else None,
+        accepted_tokens=accepted,
         output=rate("output"),
         input=rate("input"),
     )

@@ -21,15 +21,13 @@ from tgi_cli.bench.statistics.rates import (
     rate_interval,
     windows,
 )
-from tgi_cli.bench.statistics.resolution import doubtful, unresolved
+from tgi_cli.bench.statistics.resolution import TOGETHER, doubtful, together, unresolved
 from tgi_cli.bench.statistics.summary import Summary, summarize
 from tgi_cli.config.settings import default
 from tgi_cli.config.settings.setting import BENCH
 
 MERGED = 1.05
 """Tokens per event above which ITL and TPOT differ."""
-TOGETHER = 0.05
-"""Share of events that arrive together above which the ITL is no reading speed."""
 FEW = 20
 """Requests below which a p95 is little more than the maximum."""
 
@@ -85,6 +83,11 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
 
     @property
+    def bursty(self) -> bool:
+        """Whether so many tokens arrive together that TPOT tells the reading speed, and not ITL."""
+        return "itl" in self.unresolved or self.together > TOGETHER
+
+    @property
     def runs(self) -> int:
         """Number of runs of a batch."""
         return self.batches["prefill"].count if "prefill" in self.batches else 0
@@ -109,7 +112,6 @@ def step_metrics(
         for name, (values, clusters) in observed.items()
         if name not in coarse
     }
-    gaps = observed["itl"].values
     rates, rate_intervals = _rates(record, requests, slo or {}, intervals) if requests else ({}, {})
     batches = {
         name: summarize(values, intervals=intervals)
@@ -137,7 +139,7 @@ def step_metrics(
         acceptance=_acceptance(record.server),
         acceptance_by_source=_acceptance_by_source(record.server),
         tokens_per_event=output / events if events else 0.0,
-        together=float((gaps == 0).mean()) if gaps.size else 0.0,
+        together=together(observed),
         concurrency=busy / record.duration if record.duration > 0 else 0.0,
         counted_by=dict(Counter(request.counted_by for request in answered)),
         warnings=[],
