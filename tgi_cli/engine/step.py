@@ -233,16 +233,15 @@ MAX_DRAFT_ROWS = 64
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step of ``rows`` tokens in all, of ``sequences`` with ``context`` each.
-
-    ``proposals`` drafts of each were proposed after it.
-    """
+    """Seconds of a step of ``rows`` tokens, of ``sequences`` with ``context`` each, and of
+    ``proposals`` drafts of each, before which the drafter had to compute ``lag`` tokens of each."""
 
     sequences: int
     rows: int
     context: int
     seconds: float
     proposals: int = 0
+    lag: int = 0
 
 
 class Proposal(NamedTuple):
