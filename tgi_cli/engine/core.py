@@ -116,7 +116,6 @@ class EngineCore:
         self._metrics = EngineMetrics()
         self._timer = StageTimer(self._metrics)
         self._pending: deque[tuple[Step, PendingResult]] = deque()
-        self._speculator = speculator
         self._finished: list[Finished] = []
         self._failures = 0
         self._stalled = False
@@ -302,9 +301,7 @@ class EngineCore:
         self._arrive()
         self._metrics.step_updated(external.update(result))
         self._timer.update()
-        seconds = self._timer.end()
-        if external.batch.speculator is not None:
-            external.batch.speculator.timed(step, seconds)
+        external.batch.timed(step, result, self._timer.end())
         self._record(step)
 
     def _masks(self) -> tuple[list[int], Any] | None:
@@ -334,8 +331,7 @@ class EngineCore:
         if outputs:
             self.outbox.put(outputs)
         seconds = self._timer.end()
-        if self._speculator is not None:
-            self._speculator.timed(step, seconds)
+        self._batch.timed(step, result, seconds)
         if self._blocks is not None and step.num_tokens == step.num_prefill_tokens > 0:
             self._blocks.timed(step.num_prefill_tokens, seconds)
         self._steps_since_prompt = 0 if step.num_prefill_tokens else self._steps_since_prompt + 1
