@@ -62,21 +62,24 @@ proto:
 clean:
 	rm -rf $(VENV) build
 
+# Older pips install for minutes without a word.
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tgi needs Python 3.11 or newer; set PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	-@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 
 $(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	$(announce)
 	$(call install,.)
-	touch $@
+	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	$(announce)
 	$(call install,.[bench])
-	touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(announce)
 	$(BIN)/pip install --disable-pip-version-check -e ".[test]"
-	touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed
