@@ -201,7 +201,9 @@ class FakeEngine:
         self.adapters = self.there = Adapters(self.there.max_loras, loaded)
         return self.adapters
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> FakeStream:
+    def submit(
+        self, request: GenerationRequest, adapter: str = "", session: str = ""
+    ) -> FakeStream:
         if not self.connected:
             raise ShardError("the model server is gone")
         self.requests.append(request)

@@ -207,6 +207,7 @@ OWN_FILES = (
     "process/managed_server.py",
     "bench/token_counter.py",
     "cli/reference.py",
+    "process/cores.py",  # /proc, /sys
     "process/machine.py",  # /proc
     "process/resident_memory.py",  # likewise
     "launcher/oom.py",  # the kernel's counters
@@ -219,6 +220,7 @@ OWN_FILES = (
     "hub/safetensors_header.py",  # 100 MB at most
     "hub/resolve.py",  # a checksum
     "hub/download.py",
+    "hub/transfers.py",
 )
 """Read or write what this package or the system has written, or with a bound of their own."""
 

@@ -23,6 +23,10 @@ class EngineOptions:
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     prefix_caching: bool = default("prefix_caching")
+    kv_cache_dir: Path | None = None
+    """Folder in which KV blocks are kept, or None."""
+    kv_cache_dir_size: int | None = None
+    """Maximum bytes of its files, or None for the default."""
     disable_grammar_support: bool = False
     quantize_head: bool = False
     quantize_head_bits: int | None = None
@@ -34,6 +38,7 @@ class EngineOptions:
     cross_check: bool = False
     measured_limits: bool = default("measured_limits")
     state_prefill: str = default("state_prefill")
+    replicas: int = default("replicas")
     json_output: bool = False
 
     @property

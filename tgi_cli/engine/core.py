@@ -19,6 +19,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
+from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.external_steps import ExternalStepScheduler
 from tgi_cli.engine.messages import (
@@ -69,6 +70,7 @@ class EngineCore:
         external_drafts: whether drafts are proposed for externally driven sequences, too, whose
             steps may then give several tokens.
         on_idle: called on the loop's thread once nothing has been live for :data:`IDLE_SECONDS`.
+        blocks: keeps copies of KV blocks, at ``depth`` 0; None for none.
 
     Attributes:
         inbox: put messages here, from any thread.
@@ -86,6 +88,7 @@ class EngineCore:
         on_step: Callable[[StepStats], None] | None = None,
         external_drafts: bool = False,
         on_idle: Callable[[], None] | None = None,
+        blocks: BlockStore | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
@@ -93,7 +96,8 @@ class EngineCore:
         self._polls = 0
         self._worker = worker
         store = worker if config.max_loras else None
-        self._scheduler = Scheduler(config, store, compiler, speculator)
+        self._blocks = blocks
+        self._scheduler = Scheduler(config, store, compiler, speculator, blocks)
         self._batch = self._scheduler.batch
         self._adapters = self._batch.adapters
         drafter = speculator if external_drafts else None
@@ -195,8 +199,9 @@ class EngineCore:
         return not self._external.num_calls or self._external.deferred
 
     def _awaits_others(self) -> bool:
-        """Whether threads read adapters or compile grammars, or external sequences hold blocks."""
+        """Whether threads read or compile something, or external sequences hold blocks."""
         threads = self._adapters.reading or self._batch.grammars.compiling
+        threads = threads or (self._blocks is not None and self._blocks.loading)
         external = self._external
         return threads or external.num_calls > 0 or (self._stalled and bool(external.batch.live))
 
@@ -324,6 +329,8 @@ class EngineCore:
         seconds = self._timer.end()
         if self._speculator is not None:
             self._speculator.timed(step, seconds)
+        if self._blocks is not None and step.num_tokens == step.num_prefill_tokens > 0:
+            self._blocks.timed(step.num_prefill_tokens, seconds)
 
     def _arrive(self) -> None:
         """The oldest result is there."""

@@ -168,7 +168,8 @@ class Step:
     other decodes.
 
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
-    destination) blocks to be copied before the forward (copy-on-write). ``adapters`` are
+    destination) blocks to be copied before the forward (copy-on-write), after ``loads`` (block,
+    content from :mod:`~tgi_cli.engine.block_store`) were written. ``adapters`` are
     (slot, adapter id) to be put on the device before it; no row uses such a slot any more.
     ``forced_tokens`` are written to their rows before it, too, over tokens that earlier steps
     chose for the same positions.
@@ -193,6 +194,7 @@ class Step:
     forced_tokens: list[TokenAppend] = field(default_factory=list)
     drafts: list[TokenAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, bytes]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -231,16 +233,15 @@ MAX_DRAFT_ROWS = 64
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step of ``rows`` tokens in all, of ``sequences`` with ``context`` each.
-
-    ``proposals`` drafts of each were proposed after it.
-    """
+    """Seconds of a step of ``rows`` tokens, of ``sequences`` with ``context`` each, and of
+    ``proposals`` drafts of each, before which the drafter had to compute ``lag`` tokens of each."""
 
     sequences: int
     rows: int
     context: int
     seconds: float
     proposals: int = 0
+    lag: int = 0
 
 
 class Proposal(NamedTuple):

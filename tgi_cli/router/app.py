@@ -19,6 +19,7 @@ from tgi_cli.router.api import (
     chat,
     completions,
     docs,
+    gateways,
     infill,
     kserve,
     messages,
@@ -46,6 +47,7 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.middleware import ObservabilityMiddleware
 from tgi_cli.router.observability.tracing import Tracing
+from tgi_cli.router.replicas.pool import EnginePool
 from tgi_cli.router.response_store import ResponseStore
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import EngineClient
@@ -71,6 +73,7 @@ ROUTES = [
     *vertex.ROUTES,
     *kserve.ROUTES,
     *service.ROUTES,
+    *gateways.ROUTES,
     *web_ui.ROUTES,
     *docs.ROUTES,
 ]
@@ -93,7 +96,7 @@ def create_app(
     if client.info.grammar and not config.disable_grammar_support:
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
     generator = Generator(client, text, workers, metrics, admission, grammars, vision)
-    dynamic = DynamicAdapters(client)
+    dynamic = client.dynamic if isinstance(client, EnginePool) else DynamicAdapters(client)
     EngineRestart(client, config, generator, dynamic)
     routes = [*vertex.environment_routes(os.environ), *ROUTES]
     tracing = None

@@ -18,13 +18,15 @@ import uvloop
 from starlette.applications import Starlette
 
 import tgi_cli.logging
-from tgi_cli.errors import AddressInUseError, RouterError
+from tgi_cli.errors import AddressInUseError, ConfigError, RouterError
 from tgi_cli.process.bind import bind
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.http.protocol import BoundedProtocol, body_seconds
 from tgi_cli.router.http.tls import server_context
+from tgi_cli.router.replicas.policy import CacheAwarePolicy
+from tgi_cli.router.replicas.pool import EnginePool
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
@@ -106,13 +108,7 @@ class _Router:
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
         )
-        client = await GrpcEngineClient.connect(
-            config.engine_url,
-            None,
-            stall_seconds=config.watchdog_timeout,
-            tls=config.engine_tls,
-            hint=_NO_ENGINE if config.parent_fd is None else "",
-        )
+        client = await _connect(config)
         try:
             vision = await asyncio.to_thread(
                 load_vision, config.model_path, text.tokenizer, config.image_limits, client.info
@@ -169,6 +165,49 @@ class _Router:
             logger.warning("%d requests did not end within %d s", count, grace)
             state.generator.abort(_STOPPING)
         server.should_exit = True
+
+
+async def _connect(config: RouterConfig) -> GrpcEngineClient | EnginePool:
+    """Wait for the engine, or for all of several.
+
+    Raises:
+        ConfigError: An address is invalid, or the engines serve different models.
+        ShardError: See :meth:`GrpcEngineClient.connect`.
+    """
+    urls = (config.engine_url, *config.replica_url)
+    hint = _NO_ENGINE if config.parent_fd is None else ""
+    connect = partial(
+        GrpcEngineClient.connect,
+        stall_seconds=config.watchdog_timeout,
+        tls=config.engine_tls,
+        hint=hint,
+    )
+    connecting = [asyncio.ensure_future(connect(url)) for url in urls]
+    try:
+        clients = await asyncio.gather(*connecting)
+    except BaseException:
+        for each in connecting:
+            each.cancel()
+        raise
+    if len(clients) == 1:
+        return clients[0]
+    models = {(client.info.model_id, client.info.vocab_size) for client in clients}
+    if len(models) > 1:
+        served = ", ".join(
+            f"{client.info.model_id} at {url}" for client, url in zip(clients, urls, strict=True)
+        )
+        raise ConfigError(
+            f"the replicas serve different models: {served}", "start all with the same MODEL"
+        )
+    return EnginePool(
+        clients,
+        CacheAwarePolicy(
+            [client.info.max_batch_total_tokens for client in clients],
+            cache_threshold=config.cache_threshold,
+            balance_abs_threshold=config.balance_abs_threshold,
+            balance_rel_threshold=config.balance_rel_threshold,
+        ),
+    )
 
 
 class _Server(uvicorn.Server):

@@ -132,10 +132,14 @@ class EngineClient(Protocol):
         """The engine's metrics; those fetched last if it does not answer."""
         ...
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> TokenStream:
+    def submit(
+        self, request: GenerationRequest, adapter: str = "", session: str = ""
+    ) -> TokenStream:
         """Queue a request for a loaded adapter, or for the base model if ``adapter`` is empty.
 
-        The request's ``adapter_id`` is ignored: those ids are the engine's.
+        The request's ``adapter_id`` is ignored: those ids are the engine's. ``session`` names the
+        conversation that it belongs to, if that is known: a hint where several engines share the
+        requests.
 
         Raises:
             ShardError: The engine is gone.

@@ -154,6 +154,7 @@ class ModelRunner:
             if step.adapters and self._lora is not None:
                 self._lora.put(step.adapters)
             self.rows.apply(step)
+            self._attention.import_blocks(step.loads)
             image_rows, failed = None, dict[int, str]()
             if self._images is not None:
                 images = self._images.run(step)

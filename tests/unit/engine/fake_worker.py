@@ -180,6 +180,15 @@ class FakeWorker:
     def forget_adapter(self, adapter_id: int) -> None:
         self.held.remove(adapter_id)
 
+    def export_block(self, block: int) -> bytes:
+        return b"".join(self.kv[block, offset].ljust(8) for offset in range(self.block_size))
+
+    def _load(self, step: Step) -> None:
+        for block, content in step.loads:
+            for offset in range(self.block_size):
+                found = content[8 * offset : 8 * offset + 8]
+                self.kv[block, offset] = VOID if found.rstrip() == VOID else found
+
     def launch(self, step: Step) -> list[tuple[int, int, bytes]]:
         self.steps.append(step)
         error = self.fail_when(step)
@@ -202,6 +211,7 @@ class FakeWorker:
             blocks = self.rows[more.row].blocks
             assert more.start == len(blocks)
             blocks.extend(more.block_ids)
+        self._load(step)
         self._encode(step)
         if error is not None:
             raise error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tgi_cli.config.settings.setting import ROUTER, SERVE, SERVER, Setting, panel
-from tgi_cli.config.settings.values import SECONDS, SWITCH, path, text, whole
+from tgi_cli.config.settings.values import SECONDS, SWITCH, path, text, whole, words
 
 CONNECTION_SETTINGS = (
     *panel(
@@ -14,6 +14,11 @@ CONNECTION_SETTINGS = (
             "Address of the model server: unix:/PATH, tcp://HOST:PORT, or grpcs://HOST:PORT (TLS). "
             "Default: the socket of the user's model server.",
             brief="Address of the model server.",
+        ),
+        replica_url=Setting(
+            words("URL"),
+            "Address of another model server with the same model: requests are divided among it "
+            "and that of --engine-url. Repeat the flag or separate by commas.",
         ),
         master_shard_uds_path=Setting(
             path(),
