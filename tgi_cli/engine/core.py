@@ -109,7 +109,6 @@ class EngineCore:
         self._metrics = EngineMetrics()
         self._timer = StageTimer(self._metrics)
         self._pending: deque[tuple[Step, PendingResult]] = deque()
-        self._speculator = speculator
         self._finished: list[Finished] = []
         self._failures = 0
         self._stalled = False
@@ -295,9 +294,7 @@ class EngineCore:
         self._arrive()
         self._metrics.step_updated(external.update(result))
         self._timer.update()
-        seconds = self._timer.end()
-        if external.batch.speculator is not None:
-            external.batch.speculator.timed(step, seconds)
+        external.batch.timed(step, result, self._timer.end())
         self._record(step)
 
     def _masks(self) -> tuple[list[int], Any] | None:
@@ -327,8 +324,7 @@ class EngineCore:
         if outputs:
             self.outbox.put(outputs)
         seconds = self._timer.end()
-        if self._speculator is not None:
-            self._speculator.timed(step, seconds)
+        self._batch.timed(step, result, seconds)
         if self._blocks is not None and step.num_tokens == step.num_prefill_tokens > 0:
             self._blocks.timed(step.num_prefill_tokens, seconds)
 
