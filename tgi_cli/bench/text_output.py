@@ -65,8 +65,8 @@ def line(metrics: StepMetrics) -> str:
     if metrics.attainment is not None:
         parts.append(f"{metrics.attainment:.1%} within limits")
     if metrics.acceptance is not None:
-        shares = metrics.acceptance_by_source.items()
-        by_source = ", ".join(f"{source} {share:.1%}" for source, share in shares)
+        counts = metrics.drafts.items()
+        by_source = ", ".join(f"{source} {drafts.share:.1%}" for source, drafts in counts)
         more = f" ({by_source})" if by_source else ""
         parts.append(f"{metrics.acceptance:.1%} of drafts accepted{more}")
     if metrics.failed:

@@ -169,6 +169,12 @@ class EncoderLimits:
     image's tokens."""
     cache_rows: int
     """Tokens' worth of encoded images that the worker keeps, at least one of the largest."""
+    token_seconds: float = 0.0
+    """Time to compute a prompt's token beside others, or 0 if it is unknown."""
+    step_seconds: float = 0.0
+    """Duration of a step of one token, likewise."""
+    interrupts: bool = False
+    """Whether a run may also be interrupted within layers, when its time is up: on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

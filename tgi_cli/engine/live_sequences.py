@@ -179,6 +179,7 @@ class LiveSequences:
             return False
         sequence.started = True
         self._leave_parent(sequence)
+        sequence.reused_tokens = sequence.num_computed
         resources.reused_tokens += sequence.num_computed
         resources.prompt_tokens += sequence.prompt_tokens
         return True

@@ -80,6 +80,7 @@ class Sequence:
             logits, clients have got; preemption does not reset them.
         due: the count of admissions at which it would be admitted if none passed it.
         started: whether it has ever had a row.
+        reused_tokens: prompt tokens that were in the prefix cache when it first got one.
         prompt_reached: prompt tokens computed as far as the caller of external steps knows, or None
             once the whole prompt is computed.
         last_advanced: when an external step last named it, in ``time.monotonic()``; infinity while
@@ -135,6 +136,7 @@ class Sequence:
     due: int = 0
     status: Status = Status.WAITING
     started: bool = False
+    reused_tokens: int = 0
     prompt_reached: int | None = None
     last_advanced: float = -math.inf
 

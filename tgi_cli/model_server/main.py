@@ -6,6 +6,7 @@ The socket exists only while the engine can serve: every client that connects ge
 from __future__ import annotations
 
 import gc
+import linecache
 import logging
 import os
 import signal
@@ -30,8 +31,8 @@ from tgi_cli.model_server.adapters import EngineEndedError
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.grpc_service import ServedEngine, ServiceFactory
-from tgi_cli.model_server.limits_report import log_limits
 from tgi_cli.process import unix_socket
+from tgi_cli.process.deferred_imports import TORCH_PARTS, TORCH_USERS, defer
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
@@ -72,6 +73,7 @@ def run_model_server(
     """
     unix_socket.claim(server_config.uds_path)
     limit_arenas(_ARENAS)
+    defer(TORCH_PARTS, TORCH_USERS)
     fd = server_config.heartbeat_fd
     from tgi_cli.worker.factory import load_worker
 
@@ -96,6 +98,8 @@ def _serve(
     heartbeat: HeartbeatWriter,
 ) -> None:
     """Warm up and serve; ``max_total_tokens`` is the limit of a request if the memory allows."""
+    from tgi_cli.model_server.limits_report import log_limits  # imports torch
+
     serve, uds_path = server_config.serve, server_config.uds_path
     heartbeat.enter(State.WARMING_UP)
     capacity = worker.warmup()
@@ -120,6 +124,7 @@ def _serve(
         blocks=blocks,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
+    linecache.clearcache()  # of sources that imports have looked into
     gc.collect()
     gc.freeze()
     trim_heap()

@@ -281,7 +281,10 @@ class ModelWorker:
         self, config: EngineConfig, num_blocks: int, known: tuple[StepTime, ...]
     ) -> tuple[StepTime, ...]:
         """The durations of steps with and without drafts, measured unless every shard has them."""
-        if not config.speculate or self._shard.smallest(len(known)):
+        proposer = self._proposer
+        catches_up = -self._shard.smallest(-(proposer is not None and proposer.catches_up))
+        complete = len(known) and (not catches_up or any(time.lag for time in known))
+        if not config.speculate or self._shard.smallest(complete):
             return known
         return time_steps(
             lambda step: self.sample(self.launch(step)).wait(),
@@ -290,6 +293,7 @@ class ModelWorker:
             num_blocks,
             self._most_proposed,
             self._assume_computed,
+            self._forget_computed if catches_up else None,
         )
 
     @property
@@ -301,6 +305,10 @@ class ModelWorker:
     def _assume_computed(self) -> None:
         if self._proposer is not None:
             self._proposer.assume_computed()
+
+    def _forget_computed(self) -> None:
+        if self._proposer is not None:
+            self._proposer.forget_computed()
 
     def _run_asking(self, step: Step) -> object:
         """Run a step to its end that asks for as many drafts as a step may."""

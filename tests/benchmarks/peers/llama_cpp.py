@@ -14,7 +14,6 @@ from tests.benchmarks.peers.columns import Column
 from tests.benchmarks.peers.contestant import (
     Contestant,
     Failure,
-    Running,
     Setup,
     spawn,
 )
@@ -34,10 +33,20 @@ class LlamaCpp(Contestant):
         build: build folder of cmake.
         weights: bf16, or a type of ``llama-quantize``: q8_0, q4_0, q4_k_m.
         python: interpreter with torch and transformers, for the conversion.
+        name: by default from ``weights``.
+        flags: further ones of ``llama-server``.
     """
 
-    def __init__(self, build: Path, weights: str, python: Path) -> None:
-        super().__init__(f"llama.cpp {weights}")
+    def __init__(
+        self,
+        build: Path,
+        weights: str,
+        python: Path,
+        name: str | None = None,
+        flags: Sequence[str] = (),
+    ) -> None:
+        super().__init__(name or f"llama.cpp {weights}")
+        self._flags = flags
         self._build = build
         self._weights = weights
         self._files = GGUFFiles(build, python)
@@ -70,7 +79,7 @@ class LlamaCpp(Contestant):
         ordered = sorted(columns, key=lambda column: column.concurrency)
         return [list(group) for _, group in groupby(ordered, lambda column: column.concurrency)]
 
-    def start(self, model: Path, setup: Setup, log: Path) -> Running:
+    def start(self, model: Path, setup: Setup, log: Path) -> Server:
         [port] = free_ports(1)
         threads = str(len(os.sched_getaffinity(0)))
         context = setup.sequences * (setup.context + MARGIN)
@@ -78,7 +87,7 @@ class LlamaCpp(Contestant):
         command += ["--host", HOST, "--port", str(port)]
         command += ["--threads", threads, "--threads-batch", threads]
         command += ["--parallel", str(setup.sequences), "--ctx-size", str(context)]
-        command += ["--no-kv-unified", "--cache-ram", "0", "--fit", "off"]
+        command += ["--no-kv-unified", "--cache-ram", "0", "--fit", "off", *self._flags]
         body = {"cache_prompt": False}
         return Server(spawn(command, log), log, port, body)
 

@@ -50,6 +50,15 @@ ENCODERS = st.sampled_from(
         EncoderLimits(layers=1, row_cost=0.1, cache_rows=13),
         EncoderLimits(layers=4, row_cost=2.0, cache_rows=13),
         EncoderLimits(layers=3, row_cost=40.0, cache_rows=60),
+        EncoderLimits(layers=3, row_cost=2.0, cache_rows=13, token_seconds=0.3, step_seconds=0.7),
+        EncoderLimits(
+            layers=2,
+            row_cost=2.0,
+            cache_rows=13,
+            token_seconds=0.3,
+            step_seconds=0.7,
+            interrupts=True,
+        ),
     ]
 )
 PIXELS = st.sampled_from([b"cat", b"dog", b"ox", b"cat", b"dog", b"cat", b"dog", b"unreadable"])

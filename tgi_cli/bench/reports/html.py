@@ -45,6 +45,7 @@ def html(run: BenchRun) -> str:
             for name in unresolved_latencies(step)
         ],
         rates=rates,
+        drafting=[step for step in steps if step.drafts],
         errors=_errors(run),
         facts=_facts(run),
         definitions=[metric for name, metric in METRICS.items() if name in measured],

@@ -32,7 +32,7 @@ from tgi_cli.worker.sizing.image_cost import ImageCost
 
 log = logging.getLogger(__name__)
 
-_FORM = 1
+_FORM = 2
 _NOT_IN_KEY = frozenset(
     [
         "model_path",
