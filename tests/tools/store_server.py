@@ -18,6 +18,7 @@ import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -44,7 +45,7 @@ class StoredObject:
     encrypted: bool = False
     etag: str | None = None
 
-    @property
+    @cached_property
     def tag(self) -> str:
         if self.etag is not None:
             return self.etag
@@ -181,9 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         asked = self.headers.get("range")
         fault = self.store.next_fault(key)
-        data, status = found.data, 200
+        data, status = memoryview(found.data), 200
         if isinstance(fault, Alter):
-            data = data[:-1] + bytes([data[-1] ^ 1])
+            data = memoryview(found.data[:-1] + bytes([found.data[-1] ^ 1]))
         if asked and not isinstance(fault, IgnoreRange):
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
             assert match is not None
@@ -210,7 +211,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, text.encode(), {"Content-Type": "application/xml"})
 
     def _answer(
-        self, status: int, body: bytes, headers: dict[str, str], announced: int | None = None
+        self,
+        status: int,
+        body: bytes | memoryview,
+        headers: dict[str, str],
+        announced: int | None = None,
     ) -> None:
         self.send_response(status)
         for name, value in headers.items():

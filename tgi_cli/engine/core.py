@@ -53,6 +53,10 @@ MAX_CONSECUTIVE_FAILURES = 3
 POLL_SECONDS = 0.005
 """Between two looks at what other threads read or compile, while there is nothing else to do."""
 
+SETTLED_STEPS = 16
+"""Steps that only decode, until those before them are taken to have been the last prompts' for a
+while."""
+
 IDLE_SECONDS = 1.0
 """Without requests, until the engine rests."""
 
@@ -69,7 +73,9 @@ class EngineCore:
         on_step: called for each step as it is launched, on the loop's thread: keep it quick.
         external_drafts: whether drafts are proposed for externally driven sequences, too, whose
             steps may then give several tokens.
-        on_idle: called on the loop's thread once nothing has been live for :data:`IDLE_SECONDS`.
+        on_idle: called on the loop's thread once nothing has been live for :data:`IDLE_SECONDS`,
+            and :data:`SETTLED_STEPS` steps after the last one with prompts: a good time to return
+            memory that these have freed.
         blocks: keeps copies of KV blocks, at ``depth`` 0; None for none.
 
     Attributes:
@@ -106,6 +112,7 @@ class EngineCore:
         self._on_step = on_step
         self._on_idle = on_idle
         self._has_rested = on_idle is None
+        self._steps_since_prompt = 0
         self._metrics = EngineMetrics()
         self._timer = StageTimer(self._metrics)
         self._pending: deque[tuple[Step, PendingResult]] = deque()
@@ -327,6 +334,9 @@ class EngineCore:
         self._batch.timed(step, result, seconds)
         if self._blocks is not None and step.num_tokens == step.num_prefill_tokens > 0:
             self._blocks.timed(step.num_prefill_tokens, seconds)
+        self._steps_since_prompt = 0 if step.num_prefill_tokens else self._steps_since_prompt + 1
+        if self._steps_since_prompt == SETTLED_STEPS and self._on_idle is not None:
+            self._on_idle()
 
     def _arrive(self) -> None:
         """The oldest result is there."""

@@ -37,7 +37,7 @@ _PART_BYTES = 32 << 20
 _AHEAD_BYTES = 1 << 30
 """Size of a part, and the limit of what is read ahead and not taken yet."""
 
-_AHEAD_REMOTE_BYTES = 128 << 20
+_AHEAD_REMOTE_BYTES = 64 << 20
 """The same limit for weights that are streamed: it adds to the memory that loading takes."""
 
 _DTYPES = {

@@ -182,7 +182,7 @@ async def _connect(config: RouterConfig) -> GrpcEngineClient | EnginePool:
         tls=config.engine_tls,
         hint=hint,
     )
-    connecting = [asyncio.ensure_future(connect(url)) for url in urls]
+    connecting = [asyncio.ensure_future(connect(url, None)) for url in urls]
     try:
         clients = await asyncio.gather(*connecting)
     except BaseException:

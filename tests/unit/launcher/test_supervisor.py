@@ -162,12 +162,12 @@ def signal_when(condition: Callable[[], bool], *numbers: signal.Signals) -> None
     """Send this process signals once a condition holds."""
 
     def send() -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while not condition() and time.monotonic() < end:
             time.sleep(0.02)
         for number in numbers:
             os.kill(os.getpid(), number)
-            time.sleep(0.3)
+            time.sleep(1)  # two that wait to be handled would be one
 
     threading.Thread(target=send, daemon=True).start()
 
@@ -295,13 +295,13 @@ def test_a_server_that_dies_while_serving_is_restarted(
 ) -> None:
     signal_when(lambda: "serving again" in caplog.text, signal.SIGTERM)
     with caplog.at_level("INFO", "tgi_cli.launcher"):
-        status = stage.run(LIVES.replace("FAULT", fault), ANSWERS, most=1, timeout=1.5)
+        status = stage.run(LIVES.replace("FAULT", fault), ANSWERS, most=1, timeout=4.0)
     assert status == ExitCode.OK
     assert [child.name for child in stage.children] == ["server", "router", "server"]
     why = {
         DEAD: "the server was killed by SIGKILL",
-        STOPPED: "the model server has not run for 1.5 s",
-        STUCK: "no step of the engine has ended for 1.5 s while requests wait",
+        STOPPED: "the model server has not run for 4 s",
+        STUCK: "no step of the engine has ended for 4 s while requests wait",
     }[fault]
     assert why in caplog.text
     assert "(try 1 of 1)" in caplog.text
@@ -398,8 +398,8 @@ def test_an_unresponsive_router_is_killed(stage: Stage) -> None:
     stops = "import pathlib, signal, os\n" + textwrap.dedent(ANSWERS).replace(
         "def do_GET(self):", f"def do_GET(self):\n        {stop}"
     )
-    with pytest.raises(RouterError, match=r"the router has not answered for 0\.8 s"):
-        stage.run(LIVES.replace("FAULT", "pass"), stops, most=1, timeout=0.8)
+    with pytest.raises(RouterError, match=r"the router has not answered for 3 s"):
+        stage.run(LIVES.replace("FAULT", "pass"), stops, most=1, timeout=3.0)
 
 
 def test_grandchildren_end_with_their_parent(stage: Stage) -> None:
@@ -415,7 +415,7 @@ def test_grandchildren_end_with_their_parent(stage: Stage) -> None:
     with pytest.raises(ShardError):
         stage.run(script, WAITS)
     pid = int(stage.ended.read_text().split()[0].removesuffix("router"))
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not is_gone(pid):
         assert time.monotonic() < end
         time.sleep(0.02)
