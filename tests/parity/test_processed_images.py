@@ -97,7 +97,8 @@ def test_rows_of_a_tower_are_as_many_as_counted(name: str, tmp_path: Path) -> No
             assert len(features.rows) == found.num_rows
             if option.several:
                 continue
-            inputs = theirs.image_processor(image, return_tensors="pt", **_kwargs(kind, theirs))
+            settings = _kwargs(kind, theirs) | {"return_tensors": "pt"}
+            inputs = theirs.image_processor(image, **settings)
             wanted = oracle.features({key: inputs[key] for key in found.tensors})
             assert (features.rows - wanted).abs().max() < TOLERANCE
 
