@@ -11,9 +11,19 @@ KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 # What is installed, and how large it is; pip lists the files.
 define announce
 @echo "Installing tgi and its dependencies into $(VENV): PyTorch is by far the largest."
-@echo "With a C++ compiler, the kernels for the CPU are compiled as well, in about a minute."
-@echo "On Linux PyPI's PyTorch is the build for CUDA, several gigabytes. Without an NVIDIA GPU,"
-@echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make ... takes the one for CPUs (0.2 GB)."
+$(if $(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),,$(announce-torch))
+endef
+
+define announce-torch
+@echo "On Linux, PyPI's PyTorch is the build for CUDA: several gigabytes. Without an"
+@echo "NVIDIA GPU, stop this and take the one for CPUs, which is a tenth of that:"
+@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
+endef
+
+# Pip would compile the kernels for every CPU without a word: see what it takes for this one.
+define install
+TGI_BUILD_KERNELS=0 $(BIN)/pip install --disable-pip-version-check -e "$(1)"
+@$(BIN)/tgi warmup || echo "Going on without them."
 endef
 
 .PHONY: serve bench test lint completions reference proto clean
@@ -57,21 +67,24 @@ proto:
 clean:
 	rm -rf $(VENV) build
 
+# Older pips install for minutes without a word.
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tgi needs Python 3.11 or newer; set PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tgi needs Python 3.11 or newer; set PYTHON=...")'
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	-@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 
 $(VENV)/.installed: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	$(announce)
-	$(BIN)/pip install --disable-pip-version-check -e .
-	touch $@
+	$(call install,.)
+	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	$(announce)
-	$(BIN)/pip install --disable-pip-version-check -e ".[bench]"
-	touch $@ $(VENV)/.installed
+	$(call install,.[bench])
+	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml | $(VENV)/bin/python
 	$(announce)
 	$(BIN)/pip install --disable-pip-version-check -e ".[test]"
-	touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed

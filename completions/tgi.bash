@@ -50,6 +50,8 @@ _tgi() {
         'serve --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
         'serve --waiting-served-ratio') return ;;
         'serve --max-waiting-tokens') return ;;
+        'serve --kv-cache-dir') _tgi_names -d "$word"; return ;;
+        'serve --kv-cache-dir-size') return ;;
         'serve --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'serve --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'serve --cuda-graphs') return ;;
@@ -58,11 +60,12 @@ _tgi() {
         'serve --speculative-model') _tgi_names -d "$word"; return ;;
         'serve --speculative-config') return ;;
         'serve --num-shard') return ;;
+        'serve --replicas') return ;;
         'serve --cuda-memory-fraction') return ;;
         'serve --shard-uds-path') _tgi_names -f "$word"; return ;;
         'serve --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'serve --quantize-head-bits') return ;;
-        'serve --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
+        'serve --load-format') COMPREPLY=($(compgen -W 'auto stream dummy' -- "$word")); return ;;
         'serve --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'serve --rope-factor') return ;;
         'serve --model-gguf') _tgi_names -f "$word"; return ;;
@@ -85,6 +88,9 @@ _tgi() {
         'serve --watermark-gamma') return ;;
         'serve --watermark-delta') return ;;
         'serve --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
+        'serve --cache-threshold') return ;;
+        'serve --balance-abs-threshold') return ;;
+        'serve --balance-rel-threshold') return ;;
         'serve --allowed-media-domains') return ;;
         'serve --allowed-local-media-path') _tgi_names -d "$word"; return ;;
         'serve --media-fetch-timeout') return ;;
@@ -101,6 +107,13 @@ _tgi() {
         'serve --logger-level') return ;;
         'serve --max-restarts') return ;;
         'serve --watchdog-timeout') return ;;
+        'serve --sleep-idle-seconds') return ;;
+        'serve --models') _tgi_names -f "$word"; return ;;
+        'serve --models-max') return ;;
+        'serve --models-memory') return ;;
+        'serve --model-residence-seconds') return ;;
+        'serve --model-queue-size') return ;;
+        'serve --model-wait-seconds') return ;;
         'serve --prometheus-port') return ;;
         'serve --master-addr') return ;;
         'serve --master-port') return ;;
@@ -143,6 +156,8 @@ _tgi() {
         'env --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
         'env --waiting-served-ratio') return ;;
         'env --max-waiting-tokens') return ;;
+        'env --kv-cache-dir') _tgi_names -d "$word"; return ;;
+        'env --kv-cache-dir-size') return ;;
         'env --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'env --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'env --cuda-graphs') return ;;
@@ -151,11 +166,12 @@ _tgi() {
         'env --speculative-model') _tgi_names -d "$word"; return ;;
         'env --speculative-config') return ;;
         'env --num-shard') return ;;
+        'env --replicas') return ;;
         'env --cuda-memory-fraction') return ;;
         'env --shard-uds-path') _tgi_names -f "$word"; return ;;
         'env --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'env --quantize-head-bits') return ;;
-        'env --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
+        'env --load-format') COMPREPLY=($(compgen -W 'auto stream dummy' -- "$word")); return ;;
         'env --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'env --rope-factor') return ;;
         'env --model-gguf') _tgi_names -f "$word"; return ;;
@@ -178,6 +194,9 @@ _tgi() {
         'env --watermark-gamma') return ;;
         'env --watermark-delta') return ;;
         'env --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
+        'env --cache-threshold') return ;;
+        'env --balance-abs-threshold') return ;;
+        'env --balance-rel-threshold') return ;;
         'env --allowed-media-domains') return ;;
         'env --allowed-local-media-path') _tgi_names -d "$word"; return ;;
         'env --media-fetch-timeout') return ;;
@@ -194,6 +213,13 @@ _tgi() {
         'env --logger-level') return ;;
         'env --max-restarts') return ;;
         'env --watchdog-timeout') return ;;
+        'env --sleep-idle-seconds') return ;;
+        'env --models') _tgi_names -f "$word"; return ;;
+        'env --models-max') return ;;
+        'env --models-memory') return ;;
+        'env --model-residence-seconds') return ;;
+        'env --model-queue-size') return ;;
+        'env --model-wait-seconds') return ;;
         'env --prometheus-port') return ;;
         'env --master-addr') return ;;
         'env --master-port') return ;;
@@ -226,6 +252,8 @@ _tgi() {
         'warmup --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
         'warmup --waiting-served-ratio') return ;;
         'warmup --max-waiting-tokens') return ;;
+        'warmup --kv-cache-dir') _tgi_names -d "$word"; return ;;
+        'warmup --kv-cache-dir-size') return ;;
         'warmup --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'warmup --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'warmup --cuda-graphs') return ;;
@@ -237,7 +265,7 @@ _tgi() {
         'warmup --cuda-memory-fraction') return ;;
         'warmup --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'warmup --quantize-head-bits') return ;;
-        'warmup --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
+        'warmup --load-format') COMPREPLY=($(compgen -W 'auto stream dummy' -- "$word")); return ;;
         'warmup --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'warmup --rope-factor') return ;;
         'warmup --model-gguf') _tgi_names -f "$word"; return ;;
@@ -341,6 +369,8 @@ _tgi() {
         'model-server --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
         'model-server --waiting-served-ratio') return ;;
         'model-server --max-waiting-tokens') return ;;
+        'model-server --kv-cache-dir') _tgi_names -d "$word"; return ;;
+        'model-server --kv-cache-dir-size') return ;;
         'model-server --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'model-server --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'model-server --cuda-graphs') return ;;
@@ -354,7 +384,7 @@ _tgi() {
         'model-server --shard-uds-path') _tgi_names -f "$word"; return ;;
         'model-server --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'model-server --quantize-head-bits') return ;;
-        'model-server --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
+        'model-server --load-format') COMPREPLY=($(compgen -W 'auto stream dummy' -- "$word")); return ;;
         'model-server --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'model-server --rope-factor') return ;;
         'model-server --model-gguf') _tgi_names -f "$word"; return ;;
@@ -410,6 +440,9 @@ _tgi() {
         'router --watermark-gamma') return ;;
         'router --watermark-delta') return ;;
         'router --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
+        'router --cache-threshold') return ;;
+        'router --balance-abs-threshold') return ;;
+        'router --balance-rel-threshold') return ;;
         'router --allowed-media-domains') return ;;
         'router --allowed-local-media-path') _tgi_names -d "$word"; return ;;
         'router --media-fetch-timeout') return ;;
@@ -425,6 +458,7 @@ _tgi() {
         'router --otlp-service-name') return ;;
         'router --logger-level') return ;;
         'router --engine-url') return ;;
+        'router --replica-url') return ;;
         'router --master-shard-uds-path') _tgi_names -f "$word"; return ;;
         'router --engine-tls-cert') _tgi_names -f "$word"; return ;;
         'router --engine-tls-key') _tgi_names -f "$word"; return ;;
@@ -474,6 +508,8 @@ _tgi() {
         'deploy --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
         'deploy --waiting-served-ratio') return ;;
         'deploy --max-waiting-tokens') return ;;
+        'deploy --kv-cache-dir') _tgi_names -d "$word"; return ;;
+        'deploy --kv-cache-dir-size') return ;;
         'deploy --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'deploy --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'deploy --cuda-graphs') return ;;
@@ -482,11 +518,12 @@ _tgi() {
         'deploy --speculative-model') _tgi_names -d "$word"; return ;;
         'deploy --speculative-config') return ;;
         'deploy --num-shard') return ;;
+        'deploy --replicas') return ;;
         'deploy --cuda-memory-fraction') return ;;
         'deploy --shard-uds-path') _tgi_names -f "$word"; return ;;
         'deploy --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'deploy --quantize-head-bits') return ;;
-        'deploy --load-format') COMPREPLY=($(compgen -W 'auto dummy' -- "$word")); return ;;
+        'deploy --load-format') COMPREPLY=($(compgen -W 'auto stream dummy' -- "$word")); return ;;
         'deploy --rope-scaling') COMPREPLY=($(compgen -W 'linear dynamic' -- "$word")); return ;;
         'deploy --rope-factor') return ;;
         'deploy --model-gguf') _tgi_names -f "$word"; return ;;
@@ -509,6 +546,9 @@ _tgi() {
         'deploy --watermark-gamma') return ;;
         'deploy --watermark-delta') return ;;
         'deploy --generation-config') COMPREPLY=($(compgen -W 'auto none' -- "$word")); return ;;
+        'deploy --cache-threshold') return ;;
+        'deploy --balance-abs-threshold') return ;;
+        'deploy --balance-rel-threshold') return ;;
         'deploy --allowed-media-domains') return ;;
         'deploy --allowed-local-media-path') _tgi_names -d "$word"; return ;;
         'deploy --media-fetch-timeout') return ;;
@@ -525,6 +565,13 @@ _tgi() {
         'deploy --logger-level') return ;;
         'deploy --max-restarts') return ;;
         'deploy --watchdog-timeout') return ;;
+        'deploy --sleep-idle-seconds') return ;;
+        'deploy --models') _tgi_names -f "$word"; return ;;
+        'deploy --models-max') return ;;
+        'deploy --models-memory') return ;;
+        'deploy --model-residence-seconds') return ;;
+        'deploy --model-queue-size') return ;;
+        'deploy --model-wait-seconds') return ;;
         'deploy --prometheus-port') return ;;
         'deploy --master-addr') return ;;
         'deploy --master-port') return ;;
@@ -533,15 +580,15 @@ _tgi() {
         'deploy --ngrok-edge') return ;;
     esac
     case $command in
-        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'chat') flags='--model -m --api-key --serve-args --timeout --prompt -p --system -s --image -i --load --no-history --temperature -t --max-tokens -n --set --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'download-weights') flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --model-gguf --tokenizer-name --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
+        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
             _tgi_names -d "$word" ;;
         'quantize') flags='--revision --trust-remote-code --no-trust-remote-code --config --logger-level --json-output --no-json-output --inspect --upload-to-model-id --method --bits --groupsize --sym --asym --act-order --no-act-order --static-groups --group-aware --no-group-aware --mse --percdamp --format --calibration --samples --seq-len --seed --include --exclude --evaluate --resume --device --backend --help -h --help-all'
             _tgi_names -d "$word" ;;
@@ -552,13 +599,13 @@ _tgi() {
             _tgi_names -f "$word" ;;
         'bench compare') flags='--markdown --fail-on --help -h --help-all'
             _tgi_names -f "$word" ;;
-        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h --help-all'
+        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'router') flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'router') flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --replica-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'connect') flags='--model --api-key-env --api-key --write --file --help -h --help-all'
             COMPREPLY=($(compgen -W 'codex claude opencode qwen-code continue zed open-webui' -- "$word")) ;;
-        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --storage --keys --no-keys --hf-token-file --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --storage --keys --no-keys --hf-token-file --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             COMPREPLY=($(compgen -W 'docker compose systemd k8s' -- "$word"))
             _tgi_names -d "$word" ;;
         'completion') flags='--help -h --help-all'

@@ -23,6 +23,7 @@ settings.load_profile("untimed")
 # when it is imported. Tests of what several threads compute set their number themselves.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    gc.disable()  # until the tests are collected: hardly anything that imports make is garbage
 
 
 def _silence() -> None:
@@ -38,14 +39,29 @@ def _silence() -> None:
 atexit.register(_silence)  # first, and thus run last
 
 FOLDERS = ("system", "parity", "benchmarks", "unit", "cli", "router")
-"""Those whose files take longest come first, so that no process is left with a long one."""
+"""In the order in which their files are run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by folder; tests of a file keep their order."""
+    """Sort files with slow tests first, so that no process is left with one; then by folder.
+
+    Tests of a file keep their order.
+    """
     places = {name: place for place, name in enumerate(FOLDERS)}
     here = Path(__file__).parent
-    items.sort(key=lambda item: places.get(item.path.relative_to(here).parts[0], len(places)))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        folder = item.path.relative_to(here).parts[0]
+        return item.path not in slow, places.get(folder, len(places))
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """See :func:`freeze_heap`, which the import of all tests makes worthwhile."""
+    freeze_heap()
+    gc.enable()
 
 
 def freeze_heap() -> None:

@@ -6,8 +6,9 @@
 Weights are those of several layers, cycled so that they come from memory. Each cell is the median
 of the microseconds of a product (CPU time with one thread, else wall time); all cells take turns
 until the time is up, so that other load on the machine affects them alike. ``int8 a8`` and
-``int4 a8`` round activations to 8 bits. With ``--against``, cells are ``this build / another ...``;
-builds are the files ``tgi-kernels-DIGEST-LEVEL.so`` in ``~/.cache/tgi/kernels``.
+``int4 a8`` round activations to 8 bits; types of GGUF (``Q4_K``, ``Q6_K``) are kinds, too. With
+``--against``, cells are ``this build / another ...``; builds are the files
+``tgi-kernels-DIGEST-LEVEL.so`` in ``~/.cache/tgi/kernels``.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tgi_cli.gguf.tensor_types import TENSOR_TYPES
 from tgi_cli.kernels import cpp_library, library
 from tgi_cli.kernels.linear import linear, pack_bf16, pack_codes, quantize_inputs
 from tgi_cli.kernels.memory import allocate
 from tgi_cli.kernels.packed_matrix import MatrixStruct, PackedMatrix
+from tgi_cli.quantization.block_weight import BlockWeight
+from tgi_cli.quantization.gguf import LAYOUTS
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 32, 64)
 SHAPES = ("576x3072", "1024x6144")
@@ -53,6 +57,8 @@ def pack(kind: str, inputs: int, outputs: int) -> PackedMatrix | None:
     if kind == "bf16":
         return pack_bf16(torch.randn(outputs, inputs).bfloat16())
     name, _, narrow = kind.partition(" ")
+    if name in LAYOUTS:
+        return pack_gguf(name, inputs, outputs)
     bits = 4 if name in ("int4", "nf4") else 8
     group = GROUP if bits == 4 else 0
     codes = torch.randint(0, 2**bits - 16 * (name == "fp8"), (outputs, inputs), dtype=torch.uint8)
@@ -66,12 +72,32 @@ def pack(kind: str, inputs: int, outputs: int) -> PackedMatrix | None:
     return matrix
 
 
+def pack_gguf(name: str, inputs: int, outputs: int) -> PackedMatrix | None:
+    """Return random blocks of a type, or None if rows are no whole blocks."""
+    kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == name)
+    if inputs % kind.elements or not hasattr(cpp_library(), "tgi_pack_gguf"):
+        return None
+    row = inputs // kind.elements * kind.size
+    blocks = torch.randint(0, 32, (outputs, row), dtype=torch.uint8)  # scales are finite
+    return BlockWeight(kind, (blocks,)).pack(paired=False)
+
+
 def copy_of(matrix: PackedMatrix) -> PackedMatrix:
-    """Return a matrix with the same numbers elsewhere in memory."""
-    data = allocate(matrix.data.nbytes).copy_(matrix.data)
+    """Return a matrix with the same numbers and scales elsewhere in memory."""
     struct = MatrixStruct.from_buffer_copy(matrix.struct)
-    struct.data = data.data_ptr()
-    return replace(matrix, data=data, struct=struct, address=ctypes.addressof(struct))
+    fields = ("data", "scales", "zeros", "scale_codes", "minimum_codes")
+    kept = {tensor.data_ptr(): tensor for tensor in matrix.tensors}
+    copies = []
+    for field in fields:
+        if (address := getattr(struct, field)) is not None:
+            tensor = kept[address]
+            copy = allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            setattr(struct, field, copy.data_ptr())
+            copies.append(copy)
+    data, *others = copies
+    return replace(
+        matrix, data=data, levels=tuple(others), struct=struct, address=ctypes.addressof(struct)
+    )
 
 
 def product(matrices: list[PackedMatrix], x: Tensor) -> Callable[[], float]:
@@ -123,7 +149,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=40.0, help="for each shape")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="inputs x outputs")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS[:5]))
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *LAYOUTS], default=list(KINDS[:5]))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     options = parser.parse_args()
     ours = cpp_library()

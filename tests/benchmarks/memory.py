@@ -5,7 +5,8 @@
     python -m tests.benchmarks.memory --pid PID
 
 Starts ``tgi serve``, sends waves of streams (prompts of 128 tokens, 128 new ones), and reads
-``/proc/PID/smaps`` of all its processes. With ``--pid``, reads those of a running server alone.
+``/proc/PID/smaps`` of all its processes, after each wave and once the server has rested. With
+``--pid``, reads those of a running server alone.
 
 Figures are in MB (10^6 bytes). ``pss`` divides shared pages among their processes, so that its sum
 is what the processes take together; ``rss`` counts them for each. Kinds:
@@ -29,6 +30,7 @@ import argparse
 import re
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,6 +40,7 @@ from tests.benchmarks.adversary.monitor import role_of
 from tests.benchmarks.peers.contestant import Setup
 from tests.benchmarks.peers.machine import descendants
 from tests.benchmarks.peers.tgi import Tgi
+from tgi_cli.engine.core import IDLE_SECONDS
 
 PROMPT, NEW = 128, 128
 
@@ -181,6 +184,8 @@ def main() -> None:
                 running.wave(prompts, NEW, 600.0)
                 last = streams == options.streams[-1]
                 report(running.process.pid, f"after {streams}", options.mappings if last else 0)
+            time.sleep(IDLE_SECONDS + 2)
+            report(running.process.pid, "idle", 0)
         finally:
             running.close()
 

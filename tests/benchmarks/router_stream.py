@@ -128,7 +128,9 @@ class TickingEngine(FakeEngine):
 
     streams: set[TickingStream]
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> TickingStream:  # type: ignore[override]
+    def submit(
+        self, request: GenerationRequest, adapter: str = "", session: str = ""
+    ) -> TickingStream:  # type: ignore[override]
         return TickingStream(self, request)
 
     async def run(self, seconds: float, wanted: int) -> None:

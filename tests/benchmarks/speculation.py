@@ -1,18 +1,19 @@
 """Compare decoding with and without drafts, on texts that repeat much and on texts that do not.
 
     python -m tests.tools.trained_model /tmp/trained
-    python -m tests.benchmarks.speculation /tmp/trained --clients 1 4 8 32 [--peer URL]
+    python -m tests.benchmarks.speculation /tmp/trained [--clients 1 4 8 32] [--llama BUILD]
 
     python -m tests.tools.trained_model /tmp/draft --layers 1
     python -m tests.benchmarks.speculation /tmp/trained --draft /tmp/draft
 
 Starts the server with ``--speculate 0`` and with ``--speculate auto`` (with ``--draft`` once more,
 with ``--speculative-model``), and sends each the same waves in turns: C concurrent streams of
-``/v1/completions`` with ``ignore_eos``. A peer is any server with that route, started by hand with
-the same model and its own speculation (llama.cpp: ``llama-server --spec-type ...``). Figures are
-medians over the rounds of the tokens per second between the first and the last byte of a wave.
-``accepted`` is the share of draft tokens that were accepted, ``a step`` the tokens of a stream per
-step, both from ``/metrics``.
+``/v1/completions`` with ``ignore_eos`` and prompts of token ids. ``--llama`` names a build folder
+of llama.cpp, whose server takes part without speculation and with each of ``--llama-drafts``, with
+one slot for each client. ``--peer`` adds any other server with that route, started by hand with the
+same model. Figures are medians over the rounds of the tokens per second between the first and the
+last byte of a wave; ratios are to ``--speculate 0``. ``accepted`` is the share of draft tokens that
+were accepted, ``a step`` the tokens of a stream per step, both from our ``/metrics``.
 
 =========  ========================================================================================
 workload   prompt
@@ -25,6 +26,8 @@ chat       the beginning of a module, sampled at temperature 1
 
 Weights decide what is accepted. Random weights fall into cycles, which drafts predict perfectly:
 use a trained model, such as that of the first command, which has not seen the modules used here.
+Its steps take about a millisecond, of which weights take little. ``tests.tools.widened_model``
+gives it the size of a published model, whose steps read weights, and leaves its text as it is.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import json
 import random
 import re
 import statistics
+import sys
 import sysconfig
 import tempfile
 import time
@@ -45,11 +49,28 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tokenizers import Tokenizer
 
+from tests.benchmarks.peers.contestant import Running, Setup
+from tests.benchmarks.peers.llama_cpp import LlamaCpp
 from tests.tools.demo import corpus
 from tests.tools.server_process import ServerProcess, stop
 
 _COUNTER = re.compile(r"^(tgi_draft\w*_total)(?:\{[^}]*\})? (\S+)$", re.M)
+
+
+LLAMA_DRAFTS = {
+    "off": "",
+    "ngram-cache": "--spec-type ngram-cache --spec-draft-n-max 8",
+    "ngram-simple": "--spec-type ngram-simple --spec-ngram-simple-size-n 4 "
+    "--spec-ngram-simple-size-m 8",
+    "ngram-mod": "--spec-type ngram-mod --spec-ngram-mod-n-match 4 --spec-ngram-mod-n-min 1 "
+    "--spec-ngram-mod-n-max 8",
+}
+"""Flags of ``llama-server`` for drafts without weights, of about as many tokens as ours; by default
+it drafts 48 behind a match of 12 or 24 tokens."""
+CONTEXT = 2048
+"""Tokens of a prompt and its answer, at most: what the trained model has."""
 
 
 def modules() -> list[str]:
@@ -154,14 +175,17 @@ class Server:
         return first, time.perf_counter()
 
 
-def bodies(workload: str, clients: int, tokens: int, chance: random.Random) -> list[dict[str, Any]]:
+def bodies(
+    workload: str, clients: int, tokens: int, tokenizer: Tokenizer, chance: random.Random
+) -> list[dict[str, Any]]:
     """Return the requests of a wave."""
     make, temperature = WORKLOADS[workload]
     texts = modules()
     return [
         {
             "model": "tgi",
-            "prompt": make(texts, chance),
+            "prompt": tokenizer.encode(make(texts, chance)).ids[-(CONTEXT - tokens) :],
+            "cache_prompt": False,  # llama.cpp's; ours is started without a prefix cache
             "max_tokens": tokens,
             "ignore_eos": True,
             "temperature": temperature,
@@ -173,16 +197,49 @@ def bodies(workload: str, clients: int, tokens: int, chance: random.Random) -> l
     ]
 
 
-async def measure(servers: list[Server], options: argparse.Namespace) -> None:
-    """Send every server the same waves, in turns."""
-    chance = random.Random(options.seed)
+async def measure(
+    servers: list[Server], clients: int, tokenizer: Tokenizer, options: argparse.Namespace
+) -> None:
+    """Send every server the same waves of ``clients`` streams, in turns."""
     for workload in options.workloads:
-        for clients in options.clients:
-            for number in range(options.rounds + 1):  # the first one warms up
-                wave = bodies(workload, clients, options.tokens, chance)
-                turn = number % len(servers)
-                for server in servers[turn:] + servers[:turn]:
-                    await server.wave((workload, clients), wave, number > 0)
+        chance = random.Random(f"{options.seed} {workload} {clients}")
+        for number in range(options.rounds + 1):  # the first one warms up
+            wave = bodies(workload, clients, options.tokens, tokenizer, chance)
+            turn = number % len(servers)
+            for server in servers[turn:] + servers[:turn]:
+                await server.wave((workload, clients), wave, number > 0)
+
+
+class Llama:
+    """llama.cpp's server with and without drafts, started anew for each number of clients.
+
+    Args:
+        build: its build folder.
+        kinds: of ``LLAMA_DRAFTS``.
+        model: a checkpoint, which is converted.
+        folder: for the conversion and logs.
+    """
+
+    def __init__(self, build: Path, kinds: list[str], model: Path, folder: Path) -> None:
+        python = Path(sys.executable)
+        self._contestants = [
+            LlamaCpp(build, "bf16", python, f"llama.cpp {kind}", LLAMA_DRAFTS[kind].split())
+            for kind in kinds
+        ]
+        self.servers = [Server(each.name, "") for each in self._contestants]
+        folder.mkdir()
+        self._log = folder / "log"
+        self._model = self._contestants[0].prepare(model, folder)
+
+    def start(self, clients: int) -> list[Running]:
+        """Start one process of each kind."""
+        started: list[Running] = []
+        setup = Setup(clients, CONTEXT, clients * CONTEXT)
+        for contestant, server in zip(self._contestants, self.servers, strict=True):
+            running = contestant.start(self._model, setup, self._log)
+            started.append(running)
+            server.url = running.url
+        return started
 
 
 def report(servers: list[Server], options: argparse.Namespace) -> None:
@@ -228,11 +285,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--draft", type=Path, help="weights that draft: a third server has them")
+    parser.add_argument("--llama", type=Path, help="build folder of llama.cpp")
+    parser.add_argument(
+        "--llama-drafts", nargs="+", choices=LLAMA_DRAFTS, default=["off", "ngram-cache"]
+    )
     parser.add_argument("--peer", action="append", default=[], help="URL of a peer")
     parser.add_argument("--serve", nargs="*", default=[], help="extra flags of `tgi serve`: --x=y")
     options = parser.parse_args()
+    options.model = options.model.absolute()
+    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     started: list[ServerProcess] = []
     with tempfile.TemporaryDirectory() as folder:
+        llama = None
+        if options.llama is not None:
+            kinds, models = options.llama_drafts, Path(folder) / "llama"
+            llama = Llama(options.llama.absolute(), kinds, options.model, models)
         try:
             servers = []
             for name, value, more in contestants(options):
@@ -243,7 +310,15 @@ def main() -> None:
                 process.wait_ready()
                 servers.append(Server(name, process.url))
             servers += [Server(url, url) for url in options.peer]
-            asyncio.run(measure(servers, options))
+            if llama is not None:
+                servers += llama.servers
+            for clients in options.clients:
+                beside = [] if llama is None else llama.start(clients)
+                try:
+                    asyncio.run(measure(servers, clients, tokenizer, options))
+                finally:
+                    for running in beside:
+                        running.close()
             report(servers, options)
         finally:
             for process in started:

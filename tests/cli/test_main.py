@@ -176,6 +176,7 @@ VARIABLES = {
     "TOKENIZER_NAME": ("tokenizer_name", "org/tokenizer"),
     "DISABLE_CUSTOM_KERNELS": ("disable_custom_kernels", True),
     "MEASURED_LIMITS": ("measured_limits", False),
+    "REPLICAS": ("replicas", 3),
     "STATE_PREFILL": ("state_prefill", "chunked"),
     "SPECULATE": ("speculate", 3),
     "SPECULATIVE_MODEL": ("speculative_model", "org/draft"),

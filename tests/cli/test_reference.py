@@ -49,8 +49,9 @@ def test_aliases_name_settings_of_the_same_command() -> None:
 
 def test_configurations_have_the_defaults_of_the_table() -> None:
     table = {setting.name: setting.default for setting in settings_of(SERVE)}
-    known_later = {"model_id", "model_path", "revision", "engine_url", "engine_tls"}
-    descriptors = {"socket_fd", "parent_fd"}
+    known_later = {"model_id", "model_path", "revision"}
+    known_later |= {"engine_url", "replica_url", "engine_tls"}
+    descriptors = {"socket_fd", "parent_fd", "control_fd"}
     lists = {"cors_allow_origin", "served_model_name", "allowed_media_domains"}
     for kind in (ServeConfig, RouterConfig):
         for field in fields(kind):

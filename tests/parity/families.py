@@ -4,8 +4,8 @@ A case is a miniature configuration. transformers makes a model of it with rando
 is written as a checkpoint; what transformers then computes from that checkpoint is compared with
 
 - the logits of our model, fed in chunks that divide blocks and windows oddly, then token by
-  token, and mixed with other sequences in one batch, on both of the CPU's attention backends
-  and shared out to two shards;
+  token, and mixed with other sequences in one batch: in one piece on one of the CPU's attention
+  backends, and shared out to two shards on the other;
 - the tokens of the whole engine under greedy sampling (:mod:`tests.parity.engine_run`), on one
   shard and on two.
 
@@ -53,7 +53,8 @@ from tgi_cli.models import load_model, read_config
 TOLERANCE = 1e-4
 """Of logits."""
 
-_BACKENDS = ("torch", "cpu")
+_ALONE, _SHARDED = "cpu", "torch"
+"""Attention backends; on both where there are no shards."""
 
 _SHARPER = ("q_proj", "k_proj", "qkv", "query_key_value", "c_attn", "W_pack")
 """Within the names of what makes queries and keys."""
@@ -70,7 +71,7 @@ class Result:
     """What a case came to."""
 
     max_logit_difference: float
-    """Over every token of every sequence, both backends."""
+    """Over every token of every sequence."""
     sharded_logit_difference: float | None
     """As above, on either of two shards; None where transformers has no plan to share it out."""
     logit_std: float
@@ -191,13 +192,14 @@ def check(case: Case, path: Path) -> Result:
     lengths = enumerate((1, 16, 150, 97, 33))
     sequences = [random_ids(max(length, case.shortest), seed) for seed, length in lengths]
     logits = torch.cat([oracle.logits(ids) for ids in sequences])
-    alone = [_mixed(path, sequences, backend) for backend in _BACKENDS]
     prompts = prompts_of(case)
     run = run_engine(path, prompts)
     asked, got = [*prompts, run.turn], [*run.answers, run.turn_answer]
     wanted = [oracle.greedy(*pair) for pair in zip(asked, got, strict=True)]
     firsts = [run.answers[i] for i in SAMPLED for _ in range(2)]
     sharded, sharded_run = _on_two_shards(path, sequences, [prompts[i] for i in ON_SHARDS])
+    backends = (_ALONE,) if sharded else (_ALONE, _SHARDED)
+    alone = [_mixed(path, sequences, backend) for backend in backends]
     return Result(
         max_logit_difference=max((each - logits).abs().max().item() for each in alone),
         sharded_logit_difference=max(
@@ -220,7 +222,7 @@ def _on_two_shards(
 ) -> tuple[list[Tensor], EngineRun | None]:
     """Logits of each shard, and their engine; nothing where transformers cannot share it out."""
     try:
-        sharded = on_shards(2, lambda shard: _mixed(path, sequences, _BACKENDS[0], shard))
+        sharded = on_shards(2, lambda shard: _mixed(path, sequences, _SHARDED, shard))
     except UnsupportedModelError as error:
         if not re.search(_NOT_SHARED, str(error)):
             raise

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.parity.cases import (
+    CONV,
     DELTA,
     DELTA_SHARED,
     GEMMA,
@@ -39,6 +40,7 @@ _MINISTRAL3 = SMALL | {
 }
 _QWEN2 = SMALL | {"model_type": "qwen2"}
 _QWEN3 = SMALL | {"model_type": "qwen3", "head_dim": 16}
+_COHERE2 = SMALL | {"model_type": "cohere2", "sliding_window": 24, "logit_scale": 0.25}
 _PIXTRAL = SIGHT | {
     "model_type": "pixtral",
     "num_hidden_layers": 2,
@@ -203,6 +205,29 @@ SIGHT_CASES: dict[str, SightCase] = {
         _ragged,
         builtin=False,
     ),
+    "LLaVA-NeXT-Video": SightCase(
+        _made(
+            "LlavaNextVideo",
+            _LLAMA,
+            _CLIP,
+            image_grid_pinpoints=_PINPOINTS,
+            video_token_index=251,
+            **_BY_INDEX,
+        ),
+        _any_size,
+    ),
+    "DeepSeek-VL": SightCase(_made("DeepseekVL", _LLAMA, _SIGLIP, image_token_id=IMAGE), _one),
+    "ViP-LLaVA": SightCase(
+        _made("VipLlava", _LLAMA, _CLIP, vision_feature_layer=[-2, -1, 1], **_BY_INDEX), _one
+    ),
+    "Aya Vision": SightCase(
+        _made("AyaVision", _COHERE2, _SIGLIP, **_BY_INDEX), _tiles, builtin=False
+    ),
+    "Qianfan-OCR": SightCase(
+        _made("QianfanOCR", _QWEN3, _INTERN, image_token_id=IMAGE, tie_word_embeddings=False),
+        _tiles,
+        builtin=False,
+    ),
     "InternVL 3": SightCase(_made("InternVL", _QWEN2, _INTERN, image_token_id=IMAGE), _tiles),
     "InternVL 3.5": SightCase(
         _made("InternVL", _QWEN3, _INTERN, image_token_id=IMAGE, tie_word_embeddings=False), _tiles
@@ -226,6 +251,12 @@ _GLM_EYE = {
     "out_hidden_size": 64,
     "image_size": 32,
     "patch_size": 4,
+}
+_GLM_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
 }
 _THIRD_EYE = QWEN_SIGHT | {"depth": 4, "deepstack_visual_indexes": [0, 2, 3]}
 
@@ -309,6 +340,89 @@ SIGHT_CASES |= {
         _grid(4),
         axes=3,
         builtin=False,
+    ),
+    "GLM-4.5V": SightCase(
+        _made(
+            "Glm4vMoe",
+            SMALL | _GLM_EXPERTS | {"rope_parameters": _AXES | _HALF},
+            _GLM_EYE,
+            image_token_id=IMAGE,
+            video_token_id=251,
+        ),
+        _grid(4),
+        axes=3,
+        builtin=False,
+    ),
+    "GLM-OCR": SightCase(
+        _made(
+            "GlmOcr",
+            SMALL | {"rope_parameters": _AXES},
+            _GLM_EYE,
+            image_token_id=IMAGE,
+            video_token_id=251,
+        ),
+        _grid(4),
+        axes=3,
+        builtin=False,
+    ),
+    "EXAONE 4.5": SightCase(
+        _made(
+            "Exaone4_5_",
+            SMALL | {"model_type": "exaone4", "sliding_window": 24, "sliding_window_pattern": 2},
+            {
+                "depth": 3,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "num_key_value_heads": 1,
+                "out_hidden_size": 64,
+                "patch_size": 4,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+            },
+            image_token_id=IMAGE,
+            video_token_id=251,
+        ),
+        _grid(4),
+        builtin=False,
+    ),
+    "HyperCLOVA X SEED": SightCase(
+        _made(
+            "HyperCLOVAXVisionV2",
+            SMALL | {"model_type": "hyperclovax"},
+            {
+                "model_type": "qwen2_5_vl_vision",
+                "depth": 3,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+                "patch_size": 4,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+            },
+            image_token_id=IMAGE,
+            video_token_id=251,
+        ),
+        _grid(4),
+        builtin=False,
+    ),
+    "LFM3-VL": SightCase(
+        _made(
+            "Lfm3Vl",
+            CONV | {"model_type": "lfm3", "num_hidden_layers": 6, "sliding_window": 24},
+            {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "patch_size": 4,
+            },
+            projector_hidden_size=48,
+            **_MARKS,
+        ),
+        _grid(4),
     ),
     "Qwen 3.5 MoE": SightCase(
         _made(

@@ -11,12 +11,16 @@ import torch
 from tests.parity.cases import CASES
 from tests.parity.engine_run import NEW, run_engine
 from tests.parity.families import Oracle, make_checkpoint, prompts_of
+from tests.parity.test_lora import Models
 from tests.tools.checkpoints import make_llama
 from tests.tools.gguf_files import write_gguf
+from tests.tools.lora_adapters import make_adapter
 from tests.tools.paged_run import PagedRun, expected, load, random_ids
 from tests.tools.thread_shards import sharded_logits
 from tgi_cli.kernels.packed_matrix import PackedMatrix
-from tgi_cli.models import model_facts, read_config
+from tgi_cli.layers.lora import LoraTable
+from tgi_cli.models import load_model, model_facts, read_config
+from tgi_cli.models.lora import lora_targets, read_adapter
 
 TOLERANCE = 1e-4
 """Of logits in float32, whose standard deviation is about 1."""
@@ -55,6 +59,10 @@ FAMILIES = (
     "Phi-3",
     "Phi-4",
     "Granite",
+    "Granite 4",
+    "Granite 4, dense and rotated",
+    "Llama 4",
+    "Llama 4, dense layers between",
     "OLMo 2",
     "OLMo 3",
     "SmolLM 3",
@@ -71,6 +79,7 @@ FAMILIES = (
     "Qwen 3 MoE, windows",
     "Qwen 3.5",
     "Qwen 3.5 MoE",
+    "Qwen3-Next",
     "gpt-oss",
     "LFM 2",
     "LFM 2 MoE",
@@ -79,6 +88,14 @@ FAMILIES = (
 _WITHOUT = {
     "Gemma 2": {"query_pre_attn_scalar": 16},
     "Gemma 3": {"query_pre_attn_scalar": 16},
+    "Granite 4, dense and rotated": {"time_step_limit": (0.0, float("inf"))},
+    "Llama 4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "Llama 4, dense layers between": {
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "use_qk_norm": True,
+    },
     "Mixtral": {"sliding_window": None},
     "Qwen 3 MoE, windows": {"sliding_window": None, "norm_topk_prob": True},
 }
@@ -137,6 +154,35 @@ def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:
     assert [len(answer) for answer in run.answers] == [NEW] * len(prompts)
     pairs = zip(prompts, run.answers, strict=True)
     assert run.answers == [oracle.greedy(*pair) for pair in pairs]
+
+
+def test_adapters(llama: Path, tmp_path: Path) -> None:
+    """Added to the products, whose rows are in the order of the family."""
+    path, twin = tmp_path / "gguf", tmp_path / "twin"
+    write_gguf(llama, path, "Q6_K", twin)
+    models = Models(twin, [make_adapter(llama, tmp_path / "one")], tmp_path / "merged")
+    ids = random_ids(40, seed=1)
+    table, cpu = LoraTable(2, 8, 64), torch.device("cpu")
+    model = load_model(read_config(path), torch.float32, cpu, lora=table)
+    table.allocate(torch.float32, cpu)
+    table.put(1, read_adapter(models.adapters[0], lora_targets(model), table, pin=False))
+    table.plan([-1, 1], torch.tensor([-1] * 39 + [1] * 40, dtype=torch.int32))
+    run = PagedRun(model, torch.float32, "torch")
+    base, adapted = run.step({"base": ids[1:], "adapted": ids}).values()
+    torch.testing.assert_close(base, models.logits(0, ids[1:]), atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(adapted, models.logits(1, ids), atol=TOLERANCE, rtol=0)
+
+
+def test_weights_in_float16_are_announced(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "gguf"
+    write_gguf(llama, path, lambda name: "F16" if "attn_q" in name else "Q8_0")
+    load(path)
+    assert "float16" not in caplog.text
+    with caplog.at_level("INFO"):
+        load(path, torch.bfloat16)
+    assert "3 weights in float16 are rounded to bfloat16" in caplog.text
 
 
 @pytest.mark.parametrize("tied", [True, False])

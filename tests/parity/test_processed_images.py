@@ -42,6 +42,19 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "Pixtral": ("Pixtral", _PIXTRAL),
     "Mistral Small 3": ("Mistral 3", _PIXTRAL),
     "InternVL 3": ("InternVL", {"size": _TILE}),
+    "Aya Vision": ("Aya Vision", {"size": _TILE}),
+    "Qianfan-OCR": ("Qianfan-OCR", {"size": _TILE}),
+    "LLaVA-NeXT-Video": (
+        "LLaVA-NeXT",
+        {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]},
+    ),
+    "ViP-LLaVA": ("LLaVA 1.5", {}),
+    "DeepSeek-VL": ("DeepSeek-VL", {"size": _TILE}),
+    "GLM-4.5V": ("GLM-4.1V", _VIDEO),
+    "GLM-OCR": ("GLM-4.6V", _VIDEO),
+    "EXAONE 4.5": ("Qwen2-VL", _GRID),
+    "HyperCLOVA X SEED": ("Qwen2-VL", _GRID),
+    "LFM3-VL": ("Qwen2-VL", _GRID),
     "Qwen2-VL": ("Qwen2-VL", _GRID),
     "Qwen2.5-VL": ("Qwen2.5-VL", _GRID),
     "Qwen3-VL": ("Qwen3-VL", _GRID),
@@ -84,7 +97,8 @@ def test_rows_of_a_tower_are_as_many_as_counted(name: str, tmp_path: Path) -> No
             assert len(features.rows) == found.num_rows
             if option.several:
                 continue
-            inputs = theirs.image_processor(image, return_tensors="pt", **_kwargs(kind, theirs))
+            settings = _kwargs(kind, theirs) | {"return_tensors": "pt"}
+            inputs = theirs.image_processor(image, **settings)
             wanted = oracle.features({key: inputs[key] for key in found.tensors})
             assert (features.rows - wanted).abs().max() < TOLERANCE
 

@@ -30,6 +30,24 @@ def test_prompts_with_images_have_transformers_logits(name: str, tmp_path: Path)
     assert result.builtin == case.builtin
 
 
+def test_an_image_of_one_row_has_what_the_projector_makes_of_it(tmp_path: Path) -> None:
+    """transformers drops the first dimension of the rows of Mistral 3, which is then that row."""
+    case = SIGHT_CASES["Mistral Small 3"]
+    path = make_checkpoint(case.case, tmp_path / "model")
+    core = SightOracle(path, case).model.model
+    pixels = torch.randn(1, 3, 28, 28, generator=torch.Generator().manual_seed(0))
+    image = {"pixel_values": pixels, "image_sizes": torch.tensor([[28, 28]])}
+    with torch.inference_mode():
+        seen = core.vision_tower(**image, output_hidden_states=True)
+        hidden = seen.hidden_states[core.config.vision_feature_layer].squeeze(0)
+        wanted = core.multi_modal_projector(hidden, image["image_sizes"])
+    tower = load_model(read_config(path), torch.float32, CPU).vision
+    assert tower is not None
+    rows = tower.encode(image, 1).rows
+    assert rows.shape == wanted.shape == (1, 64)
+    assert (rows - wanted).abs().max() < TOLERANCE
+
+
 def test_every_architecture_that_is_given_images_is_compared() -> None:
     assert {SIGHT_CASES[name].case.model for name in COMPARED} == SEEING
 

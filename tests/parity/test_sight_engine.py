@@ -27,9 +27,11 @@ from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.sizing.kv_cache import Capacity
 
 ENGINES = ("SmolVLM", "Mistral Small 3", "InternVL 3", "Qwen2.5-VL", "Qwen3-VL")
-ENGINES += ("Gemma 3", "PaliGemma", "Qwen 3.5")
+ENGINES += ("Gemma 3", "PaliGemma", "Qwen 3.5", "LLaVA-NeXT", "GLM-4.5V")
 SHARDED = ("SmolVLM", "Qwen3-VL", "Gemma 3")
 SERVED, CHUNK, NEW = 256, 24, 28
+LONG = {"LLaVA-NeXT": 512}
+"""Tokens of a request, where images take more of them."""
 
 ORDERS: tuple[tuple[int | None, ...], ...] = (
     (None, 0, None),
@@ -111,8 +113,11 @@ class Conversation:
 
 
 def check_engine(name: str, path: Path, num_shard: int) -> None:
-    case = SIGHT_CASES[name]
-    make_checkpoint(case.case, path)
+    case, total = SIGHT_CASES[name], LONG.get(name, SERVED)
+    values = dict(case.case.values)
+    if total > SERVED:
+        values["text_config"] = values["text_config"] | {"max_position_embeddings": total}
+    make_checkpoint(replace(case.case, values=values), path)
     oracle = SightOracle(path, case)
     talk = Conversation(case, oracle)
     whole = case.spans == "prompt"
@@ -120,9 +125,9 @@ def check_engine(name: str, path: Path, num_shard: int) -> None:
     serve = ServeConfig(
         model_id="miniature",
         dtype="float32",
-        max_total_tokens=SERVED,
+        max_total_tokens=total,
         max_batch_prefill_tokens=chunk,
-        max_batch_total_tokens=1024,
+        max_batch_total_tokens=4 * total,
         max_batch_size=8,
         speculate=0,  # nothing drafts here: the warm-up need not time it
     )
@@ -138,7 +143,7 @@ def check_engine(name: str, path: Path, num_shard: int) -> None:
             capacity.encoder, row_cost=chunk / 3 / most, cache_rows=3 * most if whole else most + 3
         )
         limits = SchedulerConfig(
-            max_total_tokens=SERVED,
+            max_total_tokens=total,
             max_batch_prefill_tokens=chunk,
             max_batch_size=8,
             block_size=BLOCK_SIZE,

@@ -207,3 +207,5 @@ def test_nothing_is_speculated_where_a_state_cannot_be_rolled_back(tmp_path: Pat
     assert (capacity.config.speculate, capacity.step_times) == (0, ())
     with pytest.raises(ConfigError, match="--speculate 3: the recurrent states"):
         load_worker(replace(serve, speculate=3), path)
+    with pytest.raises(ConfigError, match="--kv-cache-dir: the model keeps recurrent states"):
+        load_worker(replace(serve, kv_cache_dir=tmp_path / "kv"), path)

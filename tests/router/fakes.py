@@ -135,6 +135,9 @@ class FakeEngine:
     def on_found(self, heard: Callable[[bool], None]) -> None:
         self.heard.append(heard)
 
+    def expect_loss(self) -> None:
+        """As the real one's, whose log shows it."""
+
     def restart(self, *adapters: Adapter, another: bool = True, **limits: Any) -> None:
         """Come back as the same engine, or as another with only these adapters and other limits."""
         self.info = replace(self.info, **limits)
@@ -201,7 +204,9 @@ class FakeEngine:
         self.adapters = self.there = Adapters(self.there.max_loras, loaded)
         return self.adapters
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> FakeStream:
+    def submit(
+        self, request: GenerationRequest, adapter: str = "", session: str = ""
+    ) -> FakeStream:
         if not self.connected:
             raise ShardError("the model server is gone")
         self.requests.append(request)

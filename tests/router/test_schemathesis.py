@@ -58,7 +58,9 @@ KEY = {"authorization": "Bearer key"}
 class WireEngine(FakeEngine):
     """Takes only what can be sent to a real engine."""
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> FakeStream:
+    def submit(
+        self, request: GenerationRequest, adapter: str = "", session: str = ""
+    ) -> FakeStream:
         sent = codec.encode_submit(request, adapter).SerializeToString()
         assert sent
         return super().submit(request, adapter)

@@ -99,7 +99,6 @@ OF_LLAMA: dict[str, Flags] = {
     "the target itself": lambda target, _: ["--speculative-model", str(target)],
     "draft_model": lambda _, path: config_of("draft_model", smaller(path)),
     "eagle3": lambda _, path: config_of("eagle3", eagle3(path)),
-    "medusa": lambda _, path: config_of("medusa", make_medusa(path, "tgi")),
     "mlp_speculator": lambda _, path: config_of("mlp_speculator", make_mlp_speculator(path)),
 }
 
@@ -139,15 +138,14 @@ async def asked(server: ServerProcess, numbers: range) -> tuple[list[Any], dict[
 @pytest.fixture(scope="module")
 def plain(start_server: StartServer) -> Callable[..., tuple[list[Any], dict[str, Any]]]:
     """What a server without drafts answers, asked once."""
-    known: dict[tuple[Path, ...], tuple[list[Any], dict[str, Any]]] = {}
+    known: dict[Path, tuple[list[Any], dict[str, Any]]] = {}
 
-    def ask(target: Path, numbers: range, *flags: str) -> tuple[list[Any], dict[str, Any]]:
-        key = (target, *map(Path, flags))
-        if key not in known:
-            server = start_server(str(target), "--speculate", "0", *FLAGS, *flags)
-            known[key] = asyncio.run(asked(server, numbers))
+    def ask(target: Path, numbers: range) -> tuple[list[Any], dict[str, Any]]:
+        if target not in known:
+            server = start_server(str(target), "--speculate", "0", *FLAGS)
+            known[target] = asyncio.run(asked(server, numbers))
             server.kill()
-        return known[key]
+        return known[target]
 
     return ask
 
@@ -200,18 +198,6 @@ def test_answers_with_mtp_layers_are_those_without(
     assert drafted > 20
 
 
-def test_two_shards_draft_with_weights(start_server: StartServer, llama: Path, plain: Any) -> None:
-    numbers, shards = range(12), ("--num-shard", "2")
-    expected = plain(llama, numbers, *shards)
-    server = start_server(
-        str(llama), *shards, "--speculative-model", str(llama), *FLAGS, "--vllm-metrics"
-    )
-    drafted, accepted = check(server, numbers, expected)
-    server.kill()
-    assert drafted > 20
-    assert accepted > 0.5 * drafted
-
-
 def test_heads_that_stand_for_their_model(
     start_server: StartServer, llama: Path, tmp_path: Path, plain: Any
 ) -> None:
@@ -220,10 +206,10 @@ def test_heads_that_stand_for_their_model(
     edit(heads, lambda config, _: config.update(base_model_name_or_path=str(llama)))
     server = start_server(str(heads), *FLAGS, "--vllm-metrics")
     expected = plain(llama, range(REQUESTS))
-    drafted, _ = check(server, range(4), expected)
+    drafted, _ = check(server, range(REQUESTS), expected)
     assert f"drafts come from the medusa weights in {heads}" in server.log
     server.kill()
-    assert drafted > 0
+    assert drafted > 20
 
 
 def test_weights_of_another_method_end_the_start(

@@ -167,14 +167,6 @@ def test_a_model_server_lost_under_load_ends_its_streams_and_comes_back(
         assert f"the model server has not run for {TIMEOUT} s" in server.process.log
 
 
-def test_one_that_is_stopped_while_it_is_idle_is_found(start: Start) -> None:
-    server = start(1)
-    right, shard = server.answer(), server.shard
-    os.kill(shard, signal.SIGSTOP)
-    poll(lambda: is_gone(shard), 30, "it is found")
-    assert_returns(server, shard, right)
-
-
 def test_sigterm_under_load_lets_all_finish_and_all_of_its_life_is_json(start: Start) -> None:
     """After what it went through in the tests above, if they ran."""
     server = start(1)

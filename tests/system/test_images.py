@@ -218,9 +218,19 @@ def test_rows_are_prompt_tokens(server: ServerProcess, ai: openai.OpenAI) -> Non
     assert two.prompt_tokens > one.prompt_tokens + len(shown)
 
 
-def test_a_second_turn_takes_the_image_from_the_cache(ai: openai.OpenAI) -> None:
-    image = picture(5)
+def encoded(server: ServerProcess) -> float:
+    """How often the encoder has run."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    name = "tgi_images_encoded_total"
+    return float(next(line for line in lines if line.startswith(name)).split()[-1])
+
+
+def test_a_second_turn_runs_no_encoder_and_computes_no_token_of_the_image(
+    server: ServerProcess, ai: openai.OpenAI
+) -> None:
+    image, before = picture(5), encoded(server)
     first = ask(ai, image)
+    assert encoded(server) == before + 1
     messages = [
         *chat(image),
         {"role": "assistant", "content": first.choices[0].message.content or "x"},
@@ -231,7 +241,17 @@ def test_a_second_turn_takes_the_image_from_the_cache(ai: openai.OpenAI) -> None
     )
     details = second.usage.prompt_tokens_details if second.usage else None
     assert details is not None
+    # All but the last block, which the answer has filled.
     assert (details.cached_tokens or 0) >= first.usage.prompt_tokens - 32
+    assert (details.cached_tokens or 0) >= 5 * 4, "the image begins the prompt"
+    assert encoded(server) == before + 1
+
+
+def test_the_list_of_models_says_what_one_sees(ai: openai.OpenAI) -> None:
+    (model,) = ai.models.list()
+    architecture: Any = (model.model_extra or {})["architecture"]
+    assert architecture["input_modalities"] == ["text", "image"]
+    assert architecture["output_modalities"] == ["text"]
 
 
 def test_samples_share_an_image(ai: openai.OpenAI) -> None:

@@ -95,8 +95,10 @@ def idefics(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory)
 def family(name: str, kind: str, folder: Path, **preprocessor: Any) -> Path:
     """A complete checkpoint of a miniature, with a vocabulary that holds the tokens of images."""
     case = SIGHT_CASES[name].case
-    text = {**case.values["text_config"], "vocab_size": 320}
-    make_checkpoint(replace(case, values={**case.values, "text_config": text}), folder)
+    size = {"vocab_size": 320}
+    whole = size if "vocab_size" in case.values else {}
+    text = {**case.values["text_config"], **size}
+    make_checkpoint(replace(case, values={**case.values, **whole, "text_config": text}), folder)
     config = json.loads((folder / "config.json").read_text())
     return write_image_model(kind, folder, config, **preprocessor)
 
@@ -168,6 +170,32 @@ class TestIdefics:
                     chunks += 1
         assert text == whole["choices"][0]["message"]["content"]
         assert 1 <= chunks <= 14
+
+
+def test_paligemma(start_server: StartServer, tmp_path: Path) -> None:
+    """test_flash_pali_gemma.py, test_flash_pali_gemma2.py."""
+    size = {"height": 28, "width": 28}
+    model = family("PaliGemma", "PaliGemma", tmp_path / "model", size=size, image_seq_length=16)
+    server = start_server("--model-id", str(model), "--max-total-tokens", "250")
+    server.wait_ready()
+    served = Served(server.url)
+    question = "Where is the cow standing?\n"
+    answers = [
+        served.generate(f"![]({data_url(seed)}){question}", max_new_tokens=20, top_n_tokens=1)
+        for seed in (COW, CHICKEN, COW)
+    ]
+    first = [answer["details"]["tokens"][0]["logprob"] for answer in answers]
+    assert first[0] == first[2] != first[1], "the image matters"
+    assert answers[0]["generated_text"] == answers[2]["generated_text"]
+    both = f"![]({data_url(CHICKEN)})![]({data_url(COW)})"
+    swapped = f"![]({data_url(COW)})![]({data_url(CHICKEN)})"
+    captions = [
+        served.generate(f"caption{images}\n", max_new_tokens=20) for images in (both, swapped)
+    ]
+    first = [answer["details"]["tokens"][0]["logprob"] for answer in captions]
+    assert first[0] != first[1], "the order of images matters"
+    assert all(answer["details"]["generated_tokens"] <= 20 for answer in captions)
+    server.kill()
 
 
 def test_qwen2_vl_starts_with_limits_of_a_few_tokens(

@@ -76,6 +76,7 @@ class ChatServer:
     Attributes:
         script: the answers to come, of which the last is repeated.
         cards: its models; None: it lists none.
+        loading: answers to the first requests for its models.
         key: the API key that it requires; empty: none.
         prefix: of its routes.
         requests: bodies of the requests for answers.
@@ -84,6 +85,7 @@ class ChatServer:
 
     script: list[Reply] = field(default_factory=list)
     cards: list[dict[str, Any]] | None = field(default_factory=lambda: [{"id": "acme/chat"}])
+    loading: list[Reply] = field(default_factory=list)
     key: str = ""
     prefix: str = "/v1"
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -100,6 +102,8 @@ class ChatServer:
                 script.authorizations.append(self.headers["authorization"])
                 if script.key and self.headers["authorization"] != f"Bearer {script.key}":
                     self._send(error_reply(401, "no such key"))
+                elif self.path == f"{script.prefix}/models" and script.loading:
+                    self._send(script.loading.pop(0))
                 elif self.path == f"{script.prefix}/models" and script.cards is not None:
                     self._send(Reply(200, {"object": "list", "data": script.cards}))
                 elif self.path.partition("?")[0] == "/image.png":

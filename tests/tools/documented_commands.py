@@ -48,6 +48,7 @@ NEEDS = {
     "kill": "the id of a process; tests/system/test_restart.py sends signals",
     "source": "the installed environment",
     "export": "nothing: it sets a variable of the shell",
+    "smg": "an environment with SMG",
     "sh": "Docker: the script is `tgi deploy docker`'s",
 }
 """What commands need that are run by hand only, by program."""

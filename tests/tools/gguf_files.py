@@ -33,9 +33,11 @@ ARCHITECTURES = {
     "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "llama4_text": gguf.MODEL_ARCH.LLAMA4,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
@@ -46,18 +48,22 @@ ARCHITECTURES = {
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
 }
 """By ``model_type``."""
 
-_PERMUTED = ("llama", "mixtral", "granite", "smollm3")
-_GEMMAS = ("gemma", "gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")
+_PERMUTED = ("llama", "mixtral", "granite", "granitemoehybrid", "smollm3")
+_GEMMAS = (
+    *("gemma", "gemma2", "gemma3_text"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+)
 """Whose norms are stored as one more than the weight."""
 _PLAIN = (
     *("ffn_gate_inp", "shortconv.conv", "position_embd", "attn_sinks", "exp_probs_b", ".bias"),
-    *("ssm_conv1d", "ssm_a"),
+    *("ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm"),
 )
 """Parts of names of tensors that are kept in float32."""
 
@@ -181,6 +187,8 @@ class _Part:
     columns: np.ndarray | None = None
     logarithm: bool = False
     """Whether it is stored as what the logarithm is of, negated."""
+    width: int = 0
+    """Columns of a matrix as which a vector is stored."""
 
     def apply(self, tensor: np.ndarray) -> np.ndarray:
         numbers = tensor if self.pick is None else tensor[self.pick]
@@ -189,6 +197,7 @@ class _Part:
         numbers = numbers if self.order is None else numbers[self.order]
         numbers = numbers if self.columns is None else numbers[:, self.columns]
         numbers = -np.exp(numbers) if self.logarithm else numbers
+        numbers = numbers.reshape(-1, self.width) if self.width else numbers
         return np.ascontiguousarray(numbers + np.float32(self.shift))
 
 
@@ -239,6 +248,10 @@ def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[
     kind = raw["model_type"]
     if kind == "gpt_oss" and ".experts." in name:
         return _parts_of_gpt_oss(name, tensor)
+    if kind == "llama4_text" and ".experts." in name:
+        return _parts_of_llama4(name, tensor)
+    if kind == "granitemoehybrid" and ("_linear" in name or ".mamba." in name):
+        return _parts_of_granite(raw, name, tensor)
     if ".experts." in name:
         before, _, rest = name.partition(".experts.")
         _, _, module = rest.partition(".")
@@ -267,6 +280,8 @@ def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[
         order = np.concatenate([each.reshape(-1) for each in parts])
     transposed = kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
     shift = 1.0 if kind in _GEMMAS and name.endswith("norm.weight") else 0.0
+    if kind == "qwen3_next" and ".linear_attn." in name:
+        return _parts_of_qwen3_next(raw, name, tensor)
     if ".linear_attn." in name:
         return [_part_of_linear_attention(raw, name, tensor)]
     return [(name, _Part(name, order, transposed, shift))]
@@ -316,6 +331,69 @@ def _parts_of_gpt_oss(name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
     return found
 
 
+def _parts_of_qwen3_next(
+    raw: Mapping[str, Any], name: str, tensor: np.ndarray
+) -> list[tuple[str, _Part]]:
+    """Queries, keys and values of all heads in one tensor, gates in another."""
+    module = name.partition(".linear_attn.")[2]
+    if module == "A_log":
+        return [(name, _Part(name, logarithm=True))]
+    if module != "in_proj_qkvz.weight":
+        return [(name.replace("dt_bias", "dt_proj.bias"), _Part(name))]
+    keys, values = raw["linear_num_key_heads"], raw["linear_num_value_heads"]
+    wide = values // keys * raw["linear_value_head_dim"]
+    places = np.arange(len(tensor)).reshape(keys, -1)
+    sizes = (raw["linear_key_head_dim"], raw["linear_key_head_dim"], wide, wide)
+    *mixed, gates = np.split(places, np.cumsum(sizes)[:-1], axis=1)
+    together = np.concatenate([part.reshape(-1) for part in mixed])
+    return [
+        (name.replace("qkvz", "qkv"), _Part(name, pick=together)),
+        (name.replace("qkvz", "z"), _Part(name, pick=gates.reshape(-1))),
+    ]
+
+
+def _parts_of_llama4(name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
+    """Experts of one tensor, gates before ups, weights as [in, out]."""
+    half = tensor.shape[2] // 2
+    halves = {name: slice(None)}
+    if "gate_up" in name:
+        halves = {
+            name.replace("gate_up", "gate"): slice(0, half),
+            name.replace("gate_up", "up"): slice(half, None),
+        }
+    return [
+        (f"{new}.weight", _Part(name, transposed=True, stacked=True, pick=(e, slice(None), rows)))
+        for new, rows in halves.items()
+        for e in range(len(tensor))
+    ]
+
+
+def _parts_of_granite(
+    raw: Mapping[str, Any], name: str, tensor: np.ndarray
+) -> list[tuple[str, _Part]]:
+    """Gates apart from ups, of experts and of what they share; vectors as matrices."""
+    layer, _, module = name.partition(".mamba.")
+    if module:
+        theirs = name.replace("dt_bias", "dt_proj.bias")
+        columns = {"A_log": 1, "D": 1, "norm.weight": len(tensor) // raw["mamba_n_groups"]}
+        return [(theirs, _Part(name, logarithm=module == "A_log", width=columns.get(module, 0)))]
+    layer = name.partition(".block_sparse_moe.")[0].partition(".shared_mlp.")[0]
+    shared = "shared_mlp" in name
+    module = "mlp.experts" if not shared else "mlp.shared_expert"
+    module = module if raw["num_local_experts"] else "mlp"
+    parts = {"down_proj": slice(None)}
+    if "input_linear" in name:
+        half = tensor.shape[-2] // 2
+        parts = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
+    if shared:
+        return [(f"{layer}.{module}.{x}.weight", _Part(name, pick=r)) for x, r in parts.items()]
+    return [
+        (f"{layer}.{module}.{x}.weight", _Part(name, stacked=True, pick=(e, rows)))
+        for x, rows in parts.items()
+        for e in range(len(tensor))
+    ]
+
+
 def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     rope = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
     return rope.get("full_attention", rope)
@@ -355,6 +433,12 @@ def _add_keys(
     writer.add_embedding_length(hidden)
     writer.add_head_count(heads)
     width = first("ffn_hidden_size", "intermediate_size", "n_inner") or 4 * hidden
+    if kind == "llama4_text":
+        width = raw["intermediate_size_mlp"]
+        writer.add_expert_feed_forward_length(raw["intermediate_size"])
+        writer.add_interleave_moe_layer_step(raw["interleave_moe_layer_step"])
+    elif kind == "granitemoehybrid" and not raw["num_local_experts"]:
+        width = raw["shared_intermediate_size"]
     for name, tensor in tensors.items():
         if name.endswith("feed_forward.w1.weight"):  # LFM 2's is not as config.json has it
             width = len(tensor)
@@ -367,7 +451,17 @@ def _add_keys(
     elif kind == "falcon":
         kv_heads = raw["num_kv_heads"] if raw["new_decoder_architecture"] else 1
     types = raw.get("layer_types") or []
-    if kind.startswith("qwen3_5"):
+    if kind == "granitemoehybrid":
+        writer.add_ssm_conv_kernel(raw["mamba_d_conv"])
+        writer.add_ssm_state_size(raw["mamba_d_state"])
+        writer.add_ssm_group_count(raw["mamba_n_groups"])
+        writer.add_ssm_time_step_rank(raw["mamba_n_heads"])
+        writer.add_ssm_inner_size(raw["mamba_n_heads"] * raw["mamba_d_head"])
+        writer.add_rope_scaling_finetuned(raw["position_embedding_type"] == "rope")
+        kv_heads = [kv_heads if each in ("attention", "full_attention") else 0 for each in types]
+        if raw["num_local_experts"]:
+            writer.add_expert_shared_feed_forward_length(raw["shared_intermediate_size"])
+    if kind.startswith(("qwen3_5", "qwen3_next")):
         writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
         writer.add_ssm_state_size(raw["linear_key_head_dim"])
         writer.add_ssm_group_count(raw["linear_num_key_heads"])
@@ -418,7 +512,7 @@ def _add_keys(
         writer.add_sliding_window(window)
     if kind in ("gemma3_text", "olmo3"):
         writer.add_sliding_window_pattern([each == "sliding_attention" for each in types])
-    if (experts := first("num_local_experts", "num_experts")) is not None:
+    if experts := first("num_local_experts", "num_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(raw["num_experts_per_tok"])
         if (size := raw.get("moe_intermediate_size")) is not None:

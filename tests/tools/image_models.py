@@ -219,6 +219,54 @@ IMAGE_MODELS: dict[str, ImageModel] = {
     ),
     "Mistral 3": _pixtral("mistral3", 14, 2),
     "Pixtral": _pixtral("llava", 16, 1),
+    "DeepSeek-VL": ImageModel(
+        config={"model_type": "deepseek_vl", "vision_config": {"patch_size": 14}},
+        ids={"image_token_id": "<image_placeholder>"},
+        preprocessor={
+            "image_processor_type": "DeepseekVLImageProcessor",
+            "size": {"height": 28, "width": 28},
+        },
+        oracle=("deepseek_vl.processing_deepseek_vl", "DeepseekVLProcessor"),
+        arguments={"num_image_tokens": 4},
+        tokens=("<image_placeholder>",),
+        names={"image_token": "<image_placeholder>"},
+        written="<image_placeholder>",
+    ),
+    "Aya Vision": ImageModel(
+        config={
+            "model_type": "aya_vision",
+            "downsample_factor": 2,
+            "vision_config": {"patch_size": 14},
+        },
+        ids={"image_token_index": "<|IMG_PATCH|>"},
+        preprocessor={
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "size": {"height": 56, "width": 56},
+            "max_patches": 6,
+        },
+        oracle=("aya_vision.processing_aya_vision", "AyaVisionProcessor"),
+        arguments={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
+        tokens=("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", "TILE"),
+        written="<image>",
+    ),
+    "Qianfan-OCR": ImageModel(
+        config={"model_type": "qianfan_ocr", "vision_config": {"patch_size": [14, 14]}},
+        ids={"image_token_id": "<IMG_CONTEXT>"},
+        preprocessor={
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "size": {"height": 56, "width": 56},
+            "max_patches": 6,
+        },
+        oracle=("qianfan_ocr.processing_qianfan_ocr", "QianfanOCRProcessor"),
+        arguments={"image_seq_length": 4},
+        tokens=("<IMG_CONTEXT>", "<img>", "</img>"),
+        names={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+        },
+        written="<image>",
+    ),
     "InternVL": ImageModel(
         config={
             "model_type": "internvl",

@@ -154,7 +154,9 @@ class AgentEngine(FakeEngine):
         self._prompts = prompts
         self._calls = calls
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> FakeStream:
+    def submit(
+        self, request: GenerationRequest, adapter: str = "", session: str = ""
+    ) -> FakeStream:
         prompt = self.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
         kind, text = script(prompt, self._calls)
         reply = [*self.tokenizer.encode(text, False), self.end_id]

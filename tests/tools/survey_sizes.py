@@ -140,7 +140,19 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     "DeepseekV3Config": _DEEPSEEK,
     "DiffLlamaConfig": _PLAIN,
     "DogeConfig": _PLAIN,
-    "Dots3NoteTextConfig": _INDEXED | {"sliding_window": 24},
+    "Dots3NoteTextConfig": _INDEXED
+    | {
+        "head_dim": 24,
+        "shared_experts_intermediate_size": 48,
+        "sliding_window": 24,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 32,
+        "swa_kv_lora_rank": 24,
+        "swa_head_dim": 28,
+        "swa_qk_nope_head_dim": 20,
+        "swa_v_head_dim": 12,
+    },
     "FalconH1Config": _PLAIN | _MAMBA2 | _FALCON_H,
     "FalconMambaConfig": _PURE | {"state_size": 8},
     "Gemma3nTextConfig": _PLAIN
@@ -257,6 +269,8 @@ OF_CONFIGS: dict[str, dict[str, Any]] = {
     | {"state_size": 16, "num_heads": 8, "head_dim": 16, "expand": 2, "n_groups": 2}
     | {"chunk_size": 16},
     "MambaConfig": _PURE | {"state_size": 8},
+    "MarianConfig": SIZES
+    | {"decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96},
     "MiMoV2FlashConfig": _PLAIN
     | _EXPERTS
     | {"head_dim": 16, "v_head_dim": 12, "sliding_window": 24, "n_shared_experts": None},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,26 +19,31 @@ needs_triton = pytest.mark.skipif(
     find_spec("triton") is None and sys.platform != "linux", reason="Triton is for Linux"
 )
 
+_PLUGINS = ("cacheprovider", "xdist", "schemathesis")
+"""Of pytest's, which such a process would import for nothing."""
 
-def run_tests(file: Path, interpret: bool, cache: Path, timeout: float = 280) -> None:
-    """Run a file of tests with pytest; fails with its output if one of them does.
+
+def run_tests(
+    files: Sequence[Path], interpret: bool, cache: Path | None = None, timeout: float = 280
+) -> None:
+    """Run files of tests with pytest in one process; fails with its output if one of them does.
 
     Args:
-        file: of tests that are not collected by themselves.
+        files: of tests that are not collected by themselves.
         interpret: whether kernels are interpreted, rather than compiled.
-        cache: a new folder for compiled kernels.
+        cache: a new folder for compiled kernels, if any are compiled.
         timeout: in seconds.
     """
-    options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-q", "-W", "ignore", *(f"-pno:{name}" for name in _PLUGINS)]
+    if interpret:
+        options += ["-p", "tests.tools.triton_interpreter"]
+    environment = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1" if interpret else "0"}
+    if cache is not None:
+        environment["TRITON_CACHE_DIR"] = str(cache)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(file)],
+        [sys.executable, "-m", "pytest", *options, *map(str, files)],
         cwd=Path(__file__).parents[2],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TRITON_CACHE_DIR": str(cache),
-            "TRITON_INTERPRET": "1" if interpret else "0",
-        },
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=timeout,

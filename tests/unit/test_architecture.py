@@ -19,6 +19,7 @@ PACKAGE = Path(tgi_cli.__file__).parent
 # their contract (engine/step.py); it knows a worker only as a protocol.
 PACKAGES = [
     "cli",
+    "multi_model",
     "launcher",
     "deploy",
     "bench",
@@ -193,7 +194,7 @@ def test_the_worker_imports_only_the_contracts_of_the_engine() -> None:
         if path.is_relative_to(PACKAGE / "worker"):
             engine = {n for n in imported_names(path) if n.startswith("tgi_cli.engine.")}
             stems = {name.split(".")[2] for name in engine}
-            assert stems <= {"step", "messages"}, path
+            assert stems <= {"step", "image_slices", "messages"}, path
 
 
 OWN_FILES = (
@@ -207,8 +208,11 @@ OWN_FILES = (
     "process/managed_server.py",
     "bench/token_counter.py",
     "cli/reference.py",
+    "process/cores.py",  # /proc, /sys
     "process/machine.py",  # /proc
     "process/resident_memory.py",  # likewise
+    "process/proportional_memory.py",  # likewise
+    "process/system_memory.py",  # likewise, and control groups
     "launcher/oom.py",  # the kernel's counters
     "router/api/docs.py",
     "router/api/web_ui.py",
@@ -219,6 +223,7 @@ OWN_FILES = (
     "hub/safetensors_header.py",  # 100 MB at most
     "hub/resolve.py",  # a checksum
     "hub/download.py",
+    "hub/transfers.py",
 )
 """Read or write what this package or the system has written, or with a bound of their own."""
 

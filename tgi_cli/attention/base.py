@@ -138,6 +138,23 @@ class PagedAttention(ABC):
         values = zip(self.value_cache, self.specs, strict=True)
         return [*self.key_cache, *(cache for cache, spec in values if not spec.values_in_keys)]
 
+    def export_block(self, block: int) -> bytes:
+        """The content of a block in all layers, on a CPU; see :mod:`tgi_cli.engine.block_store`."""
+        return b"".join(rows[block].numpy().tobytes() for rows in self._block_bytes())
+
+    def import_blocks(self, blocks: Sequence[tuple[int, bytes]]) -> None:
+        """Fill blocks with what :meth:`export_block` gave, of the same layers and dtypes."""
+        for block, content in blocks:
+            start = 0
+            for rows in self._block_bytes():
+                target = rows[block].numpy()
+                target[:] = np.frombuffer(content, np.uint8, len(target), start)
+                start += len(target)
+
+    def _block_bytes(self) -> list[Tensor]:
+        """The stored caches as uint8 [blocks, bytes of a block]."""
+        return [cache.view(torch.uint8).flatten(1) for cache in self.stored]
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every layer.
 

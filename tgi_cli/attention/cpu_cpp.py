@@ -106,6 +106,7 @@ class CppAttention(PagedAttention):
             )
         self.step = StepArgs()
         """Arguments of the last :meth:`plan`; its pointers are valid until the next."""
+        self._blocks = torch.empty(0, 0, dtype=torch.uint8)
         self._planned: tuple[Tensor | None, ...] = ()
         self._stored = (0, 0)
         self._step_pointer = byref(self.step)
@@ -177,6 +178,7 @@ class CppAttention(PagedAttention):
         buffer = np.zeros(num_blocks * self.block_bytes + _LINE, dtype=np.uint8)
         start = -buffer.ctypes.data % _LINE
         memory = torch.from_numpy(buffer)[start : start + num_blocks * self.block_bytes]
+        self._blocks = memory.view(num_blocks, -1)
         blocks = memory.view(self.cache_dtype).view(num_blocks, -1)
         start = 0
         for spec, cache, call in zip(self.specs, self.caches, self._calls, strict=True):
@@ -197,6 +199,9 @@ class CppAttention(PagedAttention):
             self.value_cache.append(values)
             cache.block_stride = self.block_bytes
             call.cache = cache
+
+    def _block_bytes(self) -> list[Tensor]:
+        return [self._blocks]
 
     def write(self, layer: int, key: Tensor, value: Tensor | None, slots: Tensor) -> None:
         self._put(layer, (len(slots), slots.data_ptr()), key, value)

@@ -53,7 +53,8 @@ def line(metrics: StepMetrics) -> str:
     if metrics.batches:
         return _batch_line(metrics)
     parts = []
-    for name, label in (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "E2E")):
+    per_token = (("tpot", "TPOT"),) if metrics.bursty else ()
+    for name, label in (("ttft", "TTFT"), ("itl", "ITL"), *per_token, ("e2e", "E2E")):
         summary = metrics.latencies.get(name)
         if name in metrics.unresolved:
             parts.append(f"{label} unresolved")
@@ -64,8 +65,8 @@ def line(metrics: StepMetrics) -> str:
     if metrics.attainment is not None:
         parts.append(f"{metrics.attainment:.1%} within limits")
     if metrics.acceptance is not None:
-        shares = metrics.acceptance_by_source.items()
-        by_source = ", ".join(f"{source} {share:.1%}" for source, share in shares)
+        counts = metrics.drafts.items()
+        by_source = ", ".join(f"{source} {drafts.share:.1%}" for source, drafts in counts)
         more = f" ({by_source})" if by_source else ""
         parts.append(f"{metrics.acceptance:.1%} of drafts accepted{more}")
     if metrics.failed:

@@ -31,6 +31,14 @@ _ABOUT_IMAGES = re.compile("image|vision|multi-?modal|content", re.IGNORECASE)
 OnPause = Callable[[float, ChatServerError], None]
 """Called before a pause of so many seconds, with its reason."""
 
+_NAMES_OF_OWNERS: dict[str, dict[str, str | None]] = {
+    "llamacpp": {
+        "repetition_penalty": "repeat_penalty",
+        "thinking_token_budget": "thinking_budget_tokens",
+    }
+}
+"""Other names of parameters, by ``owned_by`` of a server's models."""
+
 
 def as_url(target: str) -> str | None:
     """The URL that a target is, or None for a model; ``localhost:3000`` is one without scheme."""
@@ -79,21 +87,38 @@ class ChatClient:
         """The base URL of OpenAI's routes."""
         return self._base
 
-    async def models(self, *, adapters: bool = False) -> list[str]:
+    async def models(
+        self,
+        *,
+        adapters: bool = False,
+        on_pause: OnPause = lambda seconds, error: None,
+    ) -> list[str]:
         """The names of the models that the server lists, and of adapters if they are wanted.
 
+        A server that is busy, such as one that loads its model, is asked again.
+
+        Args:
+            on_pause: called before each pause.
+
         Raises:
-            ChatServerError: the server is unavailable, or refuses the key.
+            ChatServerError: the server is unavailable, fails, or refuses the key.
         """
         response = await self._get_models()
+        attempt = 1
+        while response.status_code in _BUSY:
+            await _wait(_refusal(response, self._base), attempt, on_pause)
+            response = await self._get_models()
+            attempt += 1
         if response.status_code == 404 and self._base != self._given:
             # Such as https://host/openai, whose routes have no /v1.
             beside = await self._get_models(self._given)
             if beside.status_code == 200 and _cards(beside):
                 self._base, response = self._given, beside
-        if response.status_code in (401, 403):
+        if response.status_code in (401, 403) or response.status_code >= 500:
             raise _refusal(response, self._base)
         cards = _cards(response) if response.status_code == 200 else []
+        for card in cards:
+            self._renamed |= _NAMES_OF_OWNERS.get(str(card.get("owned_by")), {})
         # Adapters name their base as parent.
         return [card["id"] for card in cards if adapters or not card.get("parent")]
 
@@ -120,13 +145,7 @@ class ChatClient:
                         yield part
                 return
             except ChatServerError as error:
-                if error.status not in _BUSY or attempt == _TRIES:
-                    raise
-                pause = 2.0 ** (attempt - 1) if error.retry_after is None else error.retry_after
-                if pause > _MAX_PAUSE:
-                    raise
-                on_pause(pause, error)
-                await asyncio.sleep(pause)
+                await _wait(error, attempt, on_pause)
 
     async def _stream(self, wanted: dict[str, Any]) -> AsyncGenerator[AnswerPart, None]:
         while True:
@@ -191,6 +210,15 @@ class _Exchange:
             raise ChatServerError(
                 f"the server was lost while it answered: {reason}", "/retry asks again"
             ) from None
+
+
+async def _wait(error: ChatServerError, attempt: int, on_pause: OnPause) -> None:
+    """Pause before the next attempt. Raises ``error`` if there is none."""
+    pause = 2.0 ** (attempt - 1) if error.retry_after is None else error.retry_after
+    if error.status not in _BUSY or attempt == _TRIES or pause > _MAX_PAUSE:
+        raise error
+    on_pause(pause, error)
+    await asyncio.sleep(pause)
 
 
 async def _parts(response: httpx.Response) -> AsyncGenerator[AnswerPart, None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TextIO
 
 from tgi_cli.chat.answer import ReceivedAnswer, receive
@@ -12,6 +13,11 @@ from tgi_cli.chat.errors import ChatServerError
 from tgi_cli.chat.markdown import printable
 from tgi_cli.chat.reasoning_tags import SplitText
 from tgi_cli.chat.stream_parser import AnswerPart
+
+
+def report_pause(seconds: float, error: ChatServerError, output: TextIO = sys.stderr) -> None:
+    """Say that the server is busy, and how long that is waited for."""
+    print(f"{error.cause}; trying again in {seconds:.0f} s", file=output, flush=True)
 
 
 async def answer_once(
@@ -44,11 +50,10 @@ async def answer_once(
             output.flush()
             written = text
 
-    def pause(seconds: float, error: ChatServerError) -> None:
-        print(f"{error.cause}; trying again in {seconds:.0f} s", file=errors, flush=True)
-
     try:
-        await receive(client, conversation.body(model), answer, write, pause)
+        await receive(
+            client, conversation.body(model), answer, write, partial(report_pause, output=errors)
+        )
     finally:
         if written and not written.endswith("\n"):
             output.write("\n")

@@ -18,7 +18,7 @@ from tgi_cli.chat.client import ChatClient, as_url
 from tgi_cli.chat.conversation import AttachedImage, ChatConversation
 from tgi_cli.chat.errors import ChatInputError, ChatServerError
 from tgi_cli.chat.images import attach_image
-from tgi_cli.chat.one_shot import answer_once
+from tgi_cli.chat.one_shot import answer_once, report_pause
 from tgi_cli.chat.own_server import own_server
 from tgi_cli.errors import ConfigError, TgiError
 
@@ -107,11 +107,11 @@ async def _models(client: ChatClient, wanted: str, url: str) -> list[str]:
     list is taken for a mistake; long ones, of hosting services, may be incomplete.
 
     Raises:
-        ChatServerError: the server is unavailable, or refuses the key.
+        ChatServerError: the server is unavailable, fails, or refuses the key.
         ConfigError: it does not have the model that the user names.
     """
     try:
-        names = await client.models(adapters=bool(wanted))
+        names = await client.models(adapters=bool(wanted), on_pause=report_pause)
     except ChatServerError as error:
         if not (wanted and error.status):
             raise

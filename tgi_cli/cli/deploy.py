@@ -141,6 +141,13 @@ def _plan(settings: ParsedSettings, serve: ServeConfig) -> MemoryPlan | None:
     """
     if settings["gpus"]:
         return None
+    if serve.replicas > 1:
+        if settings["memory"] is None:
+            raise ConfigError(
+                f"the memory of {serve.replicas} replicas on CPUs is not known",
+                "give it by --memory: each has its own weights and KV cache",
+            )
+        return None
     from tgi_cli.cli.local_model import locate
     from tgi_cli.deploy.memory import measured_profile, plan_memory
     from tgi_cli.worker.factory import resolve_config

@@ -30,6 +30,7 @@ def locate_model(config: ServeConfig, weights: bool = True) -> tuple[ServeConfig
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         weights=weights and config.load_format != "dummy",
+        stream=weights and config.load_format == "stream",
         gguf=config.model_gguf,
         tokenizer=config.tokenizer_name,
         progress=hub.download_progress(json_output=config.json_output),

@@ -31,6 +31,7 @@ def model_server(settings: ParsedSettings) -> None:
     from tgi_cli import logging
     from tgi_cli.model_server.config import ModelServerConfig
     from tgi_cli.model_server.main import run_model_server
+    from tgi_cli.process.cores import pin
     from tgi_cli.process.parent_death import exit_with_parent
     from tgi_cli.process.spawn import read_config
 
@@ -38,7 +39,9 @@ def model_server(settings: ParsedSettings) -> None:
         services: list[ServiceFactory] = []
         if settings["config_fd"] is not None:
             config = read_config(settings["config_fd"], ModelServerConfig)
-            setup.set_up_logs("model-server", config.serve.logger_level, config.serve.json_output)
+            role = "model-server" if config.replica is None else f"model-server {config.replica}"
+            setup.set_up_logs(role, config.serve.logger_level, config.serve.json_output)
+            pin(config.cpus)
         else:
             setup.prepare(settings, "model-server")
             services += _tcp_listener(settings)

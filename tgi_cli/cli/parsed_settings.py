@@ -59,10 +59,12 @@ class ParsedSettings(Mapping[str, Any]):
         command: the command.
         settings: its entries in the table of settings.
         origins: where each value came from.
+        further_arguments: arguments beyond those that settings declare.
     """
 
     def __init__(self, command: str, values: Mapping[str, Any], origins: Mapping[str, Origin]):
         self.command = command
+        self.further_arguments: tuple[str, ...] = ()
         self.settings = settings_of(command)
         self.origins = dict(origins)
         self._values = dict(values)
@@ -93,7 +95,9 @@ class ParsedSettings(Mapping[str, Any]):
             if values.pop(NEGATION + setting.name, False):
                 values[setting.name] = False
                 origins[setting.name] = Origin("flag", setting.negative_flag)
-        return cls(command, values, origins)
+        found = cls(command, values, origins)
+        found.further_arguments = tuple(context.args)
+        return found
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

@@ -72,6 +72,9 @@ def _config(settings: ParsedSettings) -> RouterConfig:
             server_name=settings["engine_tls_server_name"],
         ),
         "engine_url": settings["engine_url"] or f"unix:{default_uds_path()}",
+        "replica_url": tuple(
+            url.strip() for word in settings["replica_url"] or () for url in word.split(",")
+        ),
         "hostname": hostname,
         "socket_fd": socket_fd,
     }

@@ -22,11 +22,14 @@ log = logging.getLogger(__name__)
     ("tgi serve Qwen/Qwen3-0.6B --port 8080", "a model of the hub"),
     ("tgi serve ./my-model --quantize int8", "a folder, quantized on load"),
     ("API_KEY=secret tgi serve ./my-model", "clients need this key"),
+    ("tgi serve ./one ./other", "two models behind one port"),
+    several=True,
 )
 def serve(settings: ParsedSettings) -> None:
     """Serve a model: the APIs of TGI, OpenAI and Anthropic.
 
-    Downloads the model if necessary. Without MODEL, serves a bundled miniature model.
+    Downloads the model if necessary. Without MODEL, serves a bundled miniature model. Of several,
+    requests choose one by its name, and those that memory holds are loaded.
     """
     from tgi_cli.cli.local_model import locate
     from tgi_cli.launcher.serve import serve as run
@@ -38,6 +41,8 @@ def serve(settings: ParsedSettings) -> None:
         exit_with_parent(settings["parent_fd"])
     if settings["env"]:
         _log_machine()
+    if settings.further_arguments or settings["models"] is not None:
+        raise typer.Exit(_serve_several(settings))
     config = setup.serve_config(settings, hostname=setup.listen_address(settings))
     # The launcher fills in the model, the engine's address and the socket.
     own = {
@@ -49,6 +54,13 @@ def serve(settings: ParsedSettings) -> None:
     }
     router = RouterConfig(**settings.fields_of(RouterConfig) | setup.front(settings) | own)
     raise typer.Exit(run(config, router, locate))
+
+
+def _serve_several(settings: ParsedSettings) -> int:
+    from tgi_cli.cli.several_models import multi_model_config
+    from tgi_cli.multi_model.server import serve_models
+
+    return serve_models(multi_model_config(settings, settings.further_arguments))
 
 
 def _log_machine() -> None:

@@ -24,11 +24,14 @@ _HELP_ALL = "help_all"
 Runner = Callable[[ParsedSettings], None]
 
 
-def takes(command: str, *examples: Example) -> Callable[[Runner], Callable[..., None]]:
+def takes(
+    command: str, *examples: Example, several: bool = False
+) -> Callable[[Runner], Callable[..., None]]:
     """A decorator: make a command of a function that takes the settings of ``command``.
 
     Args:
         examples: Command lines with their meanings, for the help.
+        several: Whether its argument may be repeated: ``further_arguments`` of its settings.
     """
 
     def declare(run: Runner) -> Callable[..., None]:
@@ -53,6 +56,7 @@ def takes(command: str, *examples: Example) -> Callable[[Runner], Callable[..., 
         called.settings = settings_of(command)  # type: ignore[attr-defined]
         called.examples = examples  # type: ignore[attr-defined]
         called.command_class = SettingsCommand  # type: ignore[attr-defined]
+        called.several = several  # type: ignore[attr-defined]
         return called
 
     return declare
@@ -67,6 +71,7 @@ class SettingsCommand(PlainCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.allow_extra_args = getattr(self.callback, "several", False)
         settings = {setting.name: setting for setting in getattr(self.callback, "settings", ())}
         for param in self.params:
             setting = settings.get((param.name or "").removeprefix(NEGATION))

@@ -68,8 +68,11 @@ def _compile(needed: bool) -> dict[str, Any]:
         )
     began = time.monotonic()
     try:
-        with Console(stderr=True).status("compiling the kernels for the CPU"):
-            path = build.build_for_use(level)
+        text = f"compiling the kernels for {level.replace('_', ' ')}"
+        with Console(stderr=True).status(text) as status:
+            path = build.build_for_use(
+                level, lambda compiled, total: status.update(f"{text}: {compiled} of {total} files")
+            )
     except (build.BuildError, OSError) as error:
         if not needed:
             return {}  # loading the model logs the consequences

@@ -16,6 +16,17 @@ def check_settings(serve: ServeConfig) -> None:
     _check_limits(serve)
     _check_sharding(serve)
     _check_kernels(serve)
+    if serve.kv_cache_dir is not None and not serve.prefix_caching:
+        raise ConfigError(
+            "--kv-cache-dir keeps prefixes, which --no-prefix-caching does not use",
+            "leave one of them off",
+        )
+    if serve.replicas > 1 and serve.shard_uds_path is not None:
+        raise ConfigError(
+            "TGI's clients of --shard-uds-path drive one model server, and --replicas starts "
+            f"{serve.replicas}",
+            "leave one of the two off",
+        )
     if serve.cross_check and serve.rope is not None:
         raise ConfigError(
             "--cross-check compares with transformers' unmodified model, without --rope-scaling",
@@ -25,6 +36,11 @@ def check_settings(serve: ServeConfig) -> None:
         raise ConfigError(
             "--load-format dummy has no weights that --cross-check could compare",
             "give one of the two",
+        )
+    if serve.cross_check and serve.load_format == "stream":
+        raise ConfigError(
+            "--load-format stream keeps no files for transformers, which --cross-check needs",
+            "leave one of them off",
         )
     if serve.quantize == "exl2":
         raise UnsupportedModelError(

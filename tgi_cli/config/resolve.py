@@ -84,6 +84,8 @@ def resolve(
     _check_state_prefill(serve, device, dtype)
     num_shard = _resolve_num_shard(serve, model, device)
     options |= resolve_drafts(serve, device)
+    if serve.kv_cache_dir is not None:
+        _check_kept_blocks(model, device, num_shard)
     options["explicit_limits"] += tuple(
         name
         for name in ("max_input_tokens", "max_total_tokens")
@@ -195,6 +197,19 @@ def _resolve_input_tokens(
                 "raise the former, lower the latter, or leave one of them unset",
             )
     return max_input, prefill
+
+
+def _check_kept_blocks(model: ModelFacts, device: DeviceFacts, num_shard: int) -> None:
+    """Refuse ``--kv-cache-dir`` where blocks cannot be copied. Raises ConfigError."""
+    if device.kind != "cpu":
+        raise ConfigError(f"--kv-cache-dir is for CPUs, not for {device.kind}", "leave it off")
+    if num_shard > 1:
+        raise ConfigError("--kv-cache-dir needs one shard", "leave it or --num-shard off")
+    if model.decoder is not None:
+        raise ConfigError(
+            f"--kv-cache-dir is not for encoder-decoder models such as {model.architecture}",
+            "leave it off",
+        )
 
 
 def _check_for_decoder(serve: ServeConfig, model: ModelFacts) -> None:

@@ -23,6 +23,10 @@ class EngineOptions:
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     prefix_caching: bool = default("prefix_caching")
+    kv_cache_dir: Path | None = None
+    """Folder in which KV blocks are kept, or None."""
+    kv_cache_dir_size: int | None = None
+    """Maximum bytes of its files, or None for the default."""
     disable_grammar_support: bool = False
     quantize_head: bool = False
     quantize_head_bits: int | None = None
@@ -34,6 +38,7 @@ class EngineOptions:
     cross_check: bool = False
     measured_limits: bool = default("measured_limits")
     state_prefill: str = default("state_prefill")
+    replicas: int = default("replicas")
     json_output: bool = False
 
     @property
@@ -164,6 +169,12 @@ class EncoderLimits:
     image's tokens."""
     cache_rows: int
     """Tokens' worth of encoded images that the worker keeps, at least one of the largest."""
+    token_seconds: float = 0.0
+    """Time to compute a prompt's token beside others, or 0 if it is unknown."""
+    step_seconds: float = 0.0
+    """Duration of a step of one token, likewise."""
+    interrupts: bool = False
+    """Whether a run may also be interrupted within layers, when its time is up: on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,6 @@
 """Total, available and peak memory of a device, in bytes.
 
-On a CPU a control group may allow less than the machine has; both hierarchies are read:
-https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files and
-https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
+On a CPU a control group may allow less than the machine has (:mod:`tgi_cli.process.system_memory`).
 """
 
 from __future__ import annotations
@@ -14,30 +12,19 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-_ROOT = Path("/")
-"""Root of the file systems read here; tests replace it."""
-
-_UNLIMITED = 1 << 60
-"""Version 1 represents "no limit" by the largest page-aligned number; no real limit is as large."""
-
+from tgi_cli.process import system_memory
+from tgi_cli.process.system_memory import (
+    available_system_memory,
+    control_groups,
+    kernel_field,
+)
 
 _M_MMAP_THRESHOLD = -3
 _M_TRIM_THRESHOLD = -1
 """Parameters of mallopt."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """One level of a control group hierarchy that limits memory."""
-
-    limit: int
-    used: int
-    """Without the file cache, which the kernel drops before it refuses memory."""
 
 
 def total_memory(device: torch.device) -> int:
@@ -45,7 +32,7 @@ def total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *(group.limit for group in _control_groups())])
+    return min([physical, *(group.limit for group in control_groups())])
 
 
 def available_memory(device: torch.device) -> int:
@@ -55,86 +42,21 @@ def available_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = _field(_ROOT / "proc/meminfo", "MemAvailable")
+    free = available_system_memory()
     if free is None:
-        free = total_memory(device) - peak_memory(device)
-    return max(0, min([free, *(group.limit - group.used for group in _control_groups())]))
+        free = max(0, total_memory(device) - peak_memory(device))
+    return free
 
 
 def peak_memory(device: torch.device) -> int:
     """The peak of this process's memory on the device (on a CPU: resident)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = _field(_ROOT / "proc/self/status", "VmHWM")
+    peak = kernel_field(system_memory.ROOT / "proc/self/status", "VmHWM")
     if peak is not None:
         return peak
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _field(path: Path, name: str) -> int | None:
-    """A ``Name:   123 kB`` line of a file in /proc, in bytes."""
-    try:
-        text = path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    return None
-
-
-def _control_groups() -> Iterator[_Group]:
-    """Every limited group that this process is in, from its own up to the root."""
-    try:
-        lines = (_ROOT / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, limit, used, cache = "sys/fs/cgroup", "memory.max", "memory.current", "file"
-        elif "memory" in controllers.split(","):
-            root, limit = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-            used, cache = "memory.usage_in_bytes", "total_cache"
-        else:
-            continue
-        yield from _walk(_ROOT / root, path, limit, used, f"{cache} ")
-
-
-def _walk(root: Path, path: str, limit: str, used: str, cache: str) -> Iterator[_Group]:
-    # A container sees its own group mounted at the root while /proc names the path outside:
-    # levels that do not exist here are skipped.
-    folder = root / path.lstrip("/")
-    while True:
-        allowed = _number(folder / limit)
-        if allowed is not None and allowed < _UNLIMITED:
-            in_use = _number(folder / used) or 0
-            yield _Group(allowed, max(0, in_use - _statistic(folder / "memory.stat", cache)))
-        if folder in (root, *root.parents):
-            return
-        folder = folder.parent
-
-
-def _number(path: Path) -> int | None:
-    """The number in a control file; None for ``max``, and if there is no such file."""
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _statistic(path: Path, prefix: str) -> int:
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    for line in lines:
-        if line.startswith(prefix):
-            return int(line[len(prefix) :])
-    return 0
 
 
 def release_pages(tensor: torch.Tensor) -> None:

@@ -31,6 +31,7 @@ class AdmissionPolicy:
         self._waiting = batch.waiting
         self._block_size = batch.config.block_size
         self._policy = policy
+        self._loads = batch.resources.loads
         self._started: list[Started] = []
 
     def take_started(self) -> list[Started]:
@@ -76,7 +77,10 @@ class AdmissionPolicy:
             else:
                 whole = (sequence.prompt_tokens - 1) // self._block_size
                 prefix = Prefix(parent.block_ids[:whole], parent.prompt_state)
-            pending = sequence.num_tokens - len(prefix.blocks) * self._block_size
+            known = len(prefix.blocks)
+            if parent is None:
+                known += self._loads.num_ready(sequence, known)
+            pending = sequence.num_tokens - known * self._block_size
             # A whole prompt must fit the budget, but one that never would may be split.
             too_long = policy.strict and pending > budget and not alone
             if too_long or not self._admit(step, sequence, prefix, parent):
@@ -109,8 +113,8 @@ class AdmissionPolicy:
     def _must_wait(self, sequence: Sequence, step: Step) -> bool:
         """Whether a sequence waits for something else than a row and blocks.
 
-        Its adapter is being read, its grammar compiled, or the prompt that it forks from is
-        computed by this step or a later one.
+        Its adapter or its KV is being read, its grammar compiled, or the prompt that it forks from
+        is computed by this step or a later one.
         """
         if not self._is_ready(sequence):
             return True
@@ -119,7 +123,7 @@ class AdmissionPolicy:
 
     def _is_ready(self, sequence: Sequence) -> bool:
         adapter = self._adapters.is_ready(sequence.request.adapter_id)
-        return adapter and Grammars.is_ready(sequence)
+        return adapter and Grammars.is_ready(sequence) and self._loads.is_ready(sequence)
 
     def _fitting(self, budget: int) -> int:
         """How many waiting sequences, strictly in order, fit budget and pool together."""
@@ -150,6 +154,8 @@ class AdmissionPolicy:
                 last = len(prefix.blocks)
                 step.copies.append((parent.block_ids[last], sequence.block_ids[last]))
             sequence.num_computed = sequence.prompt_tokens - 1
+        elif parent is None:
+            self._loads.apply(step, sequence, len(prefix.blocks))
         if self._batch.run(sequence, step):
             waited = time.monotonic_ns() - sequence.arrival_ns
             self._started.append(

@@ -47,10 +47,14 @@ class Batch(LiveSequences):
         super().__init__(resources, compiler, speculator)
         self._in_flight: deque[_StepInFlight] = deque()
 
-    def begin_prefills(self, budget: int) -> None:
-        """The prompts of a step are about to be planned, with so many tokens."""
+    def begin_prefills(self, budget: int, waits: bool) -> None:
+        """The prompts of a step are about to be planned, with so many tokens.
+
+        Args:
+            waits: whether streams wait for the step.
+        """
         if self.resources.images is not None:
-            self.resources.images.begin(budget)
+            self.resources.images.begin(budget, waits)
 
     def plan(
         self, step: Step, sequence: Sequence, budget: int, target: int | None = None
@@ -135,8 +139,10 @@ class Batch(LiveSequences):
         """Apply the result of the oldest step in flight; returns its outputs for clients."""
         outputs = StepOutputs()
         entries = self._in_flight.popleft().entries
-        if result.failed_images:
-            outputs.finished += self._fail_images(entries, result.failed_images)
+        if self.resources.images is not None:
+            self.resources.images.learn(result.encodes)
+        if result.encodes.failed:
+            outputs.finished += self._fail_images(entries, result.encodes.failed)
         end = 0
         for index, entry in enumerate(entries):
             sample, end = end, end + entry.sampled
@@ -225,6 +231,13 @@ class Batch(LiveSequences):
                 outputs.finished.append(self.finish(sequence, *failure(sequence, error)))
                 return
             self._append_token(sequence, result, sample, outputs)
+
+    def timed(self, step: Step, result: StepResult, seconds: float) -> None:
+        """A step has been applied, ``seconds`` after its scheduling began."""
+        if self.resources.images is not None:
+            self.resources.images.pace.learn(step, seconds, result.encodes.seconds)
+        if self.speculator is not None:
+            self.speculator.timed(step, seconds)
 
     def fail(self, cause: str) -> StepOutputs:
         """End the requests of the oldest step in flight, which failed; all others go on."""

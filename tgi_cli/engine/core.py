@@ -19,6 +19,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
+from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.external_steps import ExternalStepScheduler
 from tgi_cli.engine.messages import (
@@ -52,6 +53,10 @@ MAX_CONSECUTIVE_FAILURES = 3
 POLL_SECONDS = 0.005
 """Between two looks at what other threads read or compile, while there is nothing else to do."""
 
+SETTLED_STEPS = 16
+"""Steps that only decode, until those before them are taken to have been the last prompts' for a
+while."""
+
 IDLE_SECONDS = 1.0
 """Without requests, until the engine rests."""
 
@@ -68,7 +73,10 @@ class EngineCore:
         on_step: called for each step as it is launched, on the loop's thread: keep it quick.
         external_drafts: whether drafts are proposed for externally driven sequences, too, whose
             steps may then give several tokens.
-        on_idle: called on the loop's thread once nothing has been live for :data:`IDLE_SECONDS`.
+        on_idle: called on the loop's thread once nothing has been live for :data:`IDLE_SECONDS`,
+            and :data:`SETTLED_STEPS` steps after the last one with prompts: a good time to return
+            memory that these have freed.
+        blocks: keeps copies of KV blocks, at ``depth`` 0; None for none.
 
     Attributes:
         inbox: put messages here, from any thread.
@@ -86,6 +94,7 @@ class EngineCore:
         on_step: Callable[[StepStats], None] | None = None,
         external_drafts: bool = False,
         on_idle: Callable[[], None] | None = None,
+        blocks: BlockStore | None = None,
     ) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
@@ -93,7 +102,8 @@ class EngineCore:
         self._polls = 0
         self._worker = worker
         store = worker if config.max_loras else None
-        self._scheduler = Scheduler(config, store, compiler, speculator)
+        self._blocks = blocks
+        self._scheduler = Scheduler(config, store, compiler, speculator, blocks)
         self._batch = self._scheduler.batch
         self._adapters = self._batch.adapters
         drafter = speculator if external_drafts else None
@@ -102,10 +112,10 @@ class EngineCore:
         self._on_step = on_step
         self._on_idle = on_idle
         self._has_rested = on_idle is None
+        self._steps_since_prompt = 0
         self._metrics = EngineMetrics()
         self._timer = StageTimer(self._metrics)
         self._pending: deque[tuple[Step, PendingResult]] = deque()
-        self._speculator = speculator
         self._finished: list[Finished] = []
         self._failures = 0
         self._stalled = False
@@ -195,8 +205,9 @@ class EngineCore:
         return not self._external.num_calls or self._external.deferred
 
     def _awaits_others(self) -> bool:
-        """Whether threads read adapters or compile grammars, or external sequences hold blocks."""
+        """Whether threads read or compile something, or external sequences hold blocks."""
         threads = self._adapters.reading or self._batch.grammars.compiling
+        threads = threads or (self._blocks is not None and self._blocks.loading)
         external = self._external
         return threads or external.num_calls > 0 or (self._stalled and bool(external.batch.live))
 
@@ -290,9 +301,7 @@ class EngineCore:
         self._arrive()
         self._metrics.step_updated(external.update(result))
         self._timer.update()
-        seconds = self._timer.end()
-        if external.batch.speculator is not None:
-            external.batch.speculator.timed(step, seconds)
+        external.batch.timed(step, result, self._timer.end())
         self._record(step)
 
     def _masks(self) -> tuple[list[int], Any] | None:
@@ -322,8 +331,12 @@ class EngineCore:
         if outputs:
             self.outbox.put(outputs)
         seconds = self._timer.end()
-        if self._speculator is not None:
-            self._speculator.timed(step, seconds)
+        self._batch.timed(step, result, seconds)
+        if self._blocks is not None and step.num_tokens == step.num_prefill_tokens > 0:
+            self._blocks.timed(step.num_prefill_tokens, seconds)
+        self._steps_since_prompt = 0 if step.num_prefill_tokens else self._steps_since_prompt + 1
+        if self._steps_since_prompt == SETTLED_STEPS and self._on_idle is not None:
+            self._on_idle()
 
     def _arrive(self) -> None:
         """The oldest result is there."""

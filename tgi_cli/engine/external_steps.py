@@ -235,7 +235,7 @@ class ExternalStepScheduler:
             self.batch.compute(step, entries, sequence, 1, tokens)
         step.num_decodes = len(entries)
         budget = self.batch.config.prefill_budget(len(entries))
-        self.batch.begin_prefills(budget)
+        self.batch.begin_prefills(budget, waits=False)
         for sequence, target in left:
             if sequence.num_computed < target:
                 count, budget = self.batch.plan(step, sequence, budget, target)

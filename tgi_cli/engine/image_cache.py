@@ -38,6 +38,7 @@ class CachedImage:
     Attributes:
         key: names its features to the worker, and no others ever.
         content: what it is found by.
+        begun: whether a step has given it to the encoder.
         layers: of the encoder, that steps have run for it.
         encoded: whether they have run the last one.
         references: sequences that need it, once for each place in their prompts.
@@ -46,6 +47,7 @@ class CachedImage:
 
     key: int
     content: ImageContent
+    begun: bool = False
     layers: int = 0
     encoded: bool = False
     references: int = 0
@@ -132,10 +134,16 @@ class ImageCache:
 
     def advance(self, image: CachedImage, layers: int, last: bool) -> None:
         """A step is to run the next ``layers`` of the encoder; with the last ones it is encoded."""
+        image.begun = True
         image.layers += layers
         image.encoded = last
         self.encoded_images += last
         self.current = None if last else image
+
+    def progress(self, key: int, layers: int) -> None:
+        """So many layers have run of an image in the encoder. Unknown keys are ignored."""
+        if self.current is not None and self.current.key == key:
+            self.current.layers = layers
 
     def fail(self, key: int, cause: str) -> None:
         """An image could not be encoded, or its features are lost. Unknown keys are ignored."""
@@ -160,5 +168,5 @@ class ImageCache:
             self._idle_rows -= image.rows
         if self.current is image:
             self.current = None
-        if image.layers:
+        if image.begun:
             self._dropped.append(image.key)

@@ -6,6 +6,10 @@ their budget: a row costs ``row_cost`` tokens. It is cut into slices of whole la
 with a slice takes no longer than one with a chunk of a prompt, but for the last layer or for one
 that exceeds a step's budget alone.
 
+Beside decodes, images and the prompts that they are in may lengthen a step by as much as its
+decodes take (:mod:`tgi_cli.engine.image_pace`). On a CPU, where a layer alone may take longer, such
+slices are bounded by time instead, and results say how far they went.
+
 One image is in the encoder at a time, as warm-up has measured the memory of one. Whoever needs the
 encoder finishes first what it has begun. A sequence refers to the images of one unit at most (see
 :mod:`tgi_cli.engine.prompt_images`) from one step to the next: so no two wait for each other's rows
@@ -18,9 +22,11 @@ import math
 
 from tgi_cli.config import EncoderLimits
 from tgi_cli.engine.image_cache import ImageCache, ImageContent
+from tgi_cli.engine.image_pace import ImagePace
+from tgi_cli.engine.image_slices import EncodeReport, EncodeSlice, ImageSpan
 from tgi_cli.engine.prompt_images import ImageUnit
 from tgi_cli.engine.sequence import Sequence
-from tgi_cli.engine.step import EncodeSlice, ImageSpan, Step
+from tgi_cli.engine.step import Step
 
 NO_ENCODER = EncoderLimits(layers=1, row_cost=1.0, cache_rows=0)
 """Of a model that takes no images, but prompts that must not be parted."""
@@ -34,18 +40,28 @@ class ImageEncoding:
 
     Attributes:
         cache: the images that the worker holds.
+        pace: how long steps take beside images.
     """
 
     def __init__(self, limits: EncoderLimits) -> None:
         self.cache = ImageCache(limits.cache_rows)
+        self.pace = ImagePace(limits)
         self._limits = limits
-        self._budget = 0
+        self._budget = self._left = 0
+        self._interrupts = False
+        """Whether slices of the step being planned are bounded by time."""
         self._passed: list[tuple[Sequence, int]] = []
         """Images whose last tokens the step being planned computes."""
 
-    def begin(self, budget: int) -> None:
-        """The prompts of a step are about to be planned, with so many tokens."""
+    def begin(self, budget: int, waits: bool) -> None:
+        """The prompts of a step are about to be planned, with so many tokens.
+
+        Args:
+            waits: whether streams wait for the step: it has decodes.
+        """
         self._budget = budget
+        self._left = self.pace.tokens(budget) if waits else budget
+        self._interrupts = waits and self.pace.interrupts
 
     def plan(self, step: Step, sequence: Sequence, budget: int, goal: int) -> tuple[int, int]:
         """Plan the next chunk of a sequence whose prompt has images ahead.
@@ -63,10 +79,18 @@ class ImageEncoding:
         Returns:
             The tokens to be computed, and the budget that is left.
         """
+        most = min(max(0, budget), self._left)
+        count, left = self._plan(step, sequence, most, budget == self._budget, goal)
+        self._left -= most - left
+        return count, max(0, budget - max(most - left, count))
+
+    def _plan(
+        self, step: Step, sequence: Sequence, left: int, fresh: bool, goal: int
+    ) -> tuple[int, int]:
+        """The same within ``left`` tokens; ``fresh``: the step has no other token of a prompt."""
         images = sequence.images
         assert images is not None
         start = end = sequence.num_computed
-        left, fresh = max(0, budget), budget == self._budget
         for unit in images.units_from(start):
             stop = min(goal, unit.begin, end + left)
             if stop > end:
@@ -127,19 +151,25 @@ class ImageEncoding:
             image = sequence.held_images.get(index)
             while image is not None and not image.encoded:
                 current = self.cache.current or image
+                tensors = None if current.begun else sequence.images.inputs[index].tensors
                 cost = max(current.rows * self._limits.row_cost / layers, 1e-9)
                 lacking = layers - current.layers
+                if lacking and self._interrupts:
+                    if left:
+                        seconds = self.pace.seconds(left)
+                        part = EncodeSlice(current.key, current.rows, 0, False, tensors, seconds)
+                        step.encodes.append(part)
+                        self.cache.advance(current, 0, False)
+                    return False, 0, False
                 count = min(lacking, int(left / cost))
-                if not count:
+                if not count and lacking:
                     if not fresh:
                         return False, left, False
                     count = 1
-                begins = not current.layers
-                tensors = sequence.images.inputs[index].tensors if begins else None
                 last = count == lacking
                 step.encodes.append(EncodeSlice(current.key, current.rows, count, last, tensors))
                 self.cache.advance(current, count, last)
-                left, fresh = max(0, left - math.ceil(count * cost)), False
+                left, fresh = max(0, left - math.ceil(count * cost)), fresh and not count
         return True, left, fresh
 
     def spans(self, sequence: Sequence, index: int, start: int, end: int) -> list[ImageSpan]:
@@ -166,6 +196,11 @@ class ImageEncoding:
         step.dropped_images = dropped = self.cache.take_dropped()
         if dropped and step.encodes:  # of a sequence that lost its row in this very step
             step.encodes = [each for each in step.encodes if each.key not in dropped]
+
+    def learn(self, report: EncodeReport) -> None:
+        """A step has run its slices."""
+        for key, layers in report.layers.items():
+            self.cache.progress(key, layers)
 
     def release(self, sequence: Sequence) -> None:
         """A sequence leaves its row, or pauses: it needs no image for now."""

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from tgi_cli.engine.block_pool import BlockPool
+from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.config import CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.state_slots import StateSlots
@@ -37,13 +38,15 @@ class KVCache:
 
     Args:
         config: sizes, and the capacity policy.
+        store: takes copies of computed blocks; None for no copies.
 
     Attributes:
         pool: the blocks.
         states: the slots; None if the model has no recurrent states.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, store: BlockStore | None = None) -> None:
+        self._store = store
         self.states = StateSlots(config) if config.num_state_slots else None
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
@@ -71,18 +74,26 @@ class KVCache:
         sequence, that is one of the prompt, which forks wait for. Of a model with recurrent states,
         there is a snapshot at the end of the run.
         """
-        if not self._reuse or sequence.request.computes_whole_prompt:
-            return Prefix([])
-        self._extend_hashes(sequence, len(sequence.token_ids))
-        known = len(sequence.token_ids) if sequence.started else sequence.prompt_tokens
-        usable = (known - 1) // self.block_size
         found: list[int] = []
-        for content in sequence.block_hashes[:usable]:
+        for content in self._reusable(sequence):
             block = self.pool.find(content)
             if block is None:
                 break
             found.append(block)
         return Prefix(found) if self.states is None else self._with_state(sequence, found)
+
+    def missing(self, sequence: Sequence) -> tuple[int, list[bytes]]:
+        """The number of blocks that :meth:`match` finds, and the hashes of those behind them."""
+        found = len(self.match(sequence).blocks)
+        return found, self._reusable(sequence)[found:]
+
+    def _reusable(self, sequence: Sequence) -> list[bytes]:
+        """The hashes of the blocks that a sequence need not compute if they are known."""
+        if not self._reuse or sequence.request.computes_whole_prompt:
+            return []
+        self._extend_hashes(sequence, len(sequence.token_ids))
+        known = len(sequence.token_ids) if sequence.started else sequence.prompt_tokens
+        return sequence.block_hashes[: (known - 1) // self.block_size]
 
     def _with_state(self, sequence: Sequence, found: list[int]) -> Prefix:
         """The part of ``found`` that ends with a snapshot; plans one where that is much less."""
@@ -148,12 +159,26 @@ class KVCache:
         if not self._reuse:
             return
         full = num_computed // self.block_size
-        if full <= sequence.num_indexed:
-            return
-        self._extend_hashes(sequence, full * self.block_size)
-        for i in range(sequence.num_indexed, full):
-            self.pool.index(sequence.block_ids[i], sequence.block_hashes[i])
-        sequence.num_indexed = full
+        if full > sequence.num_indexed:
+            self._extend_hashes(sequence, full * self.block_size)
+            for i in range(sequence.num_indexed, full):
+                self.pool.index(sequence.block_ids[i], sequence.block_hashes[i])
+            sequence.num_indexed = full
+        if self._store is not None and 0 <= sequence.num_saved < sequence.num_indexed:
+            self._save(sequence, self._store)
+
+    def _save(self, sequence: Sequence, store: BlockStore) -> None:
+        """Copy indexed blocks in their order: without those before it, a block is of no use."""
+        if sequence.request.adapter_id:  # another process gives an adapter another id
+            sequence.num_saved = -1
+        while 0 <= sequence.num_saved < sequence.num_indexed:
+            index = sequence.num_saved
+            if index < sequence.num_window_freed:
+                sequence.num_saved = -1
+            elif store.save(sequence.block_hashes[index], sequence.block_ids[index]):
+                sequence.num_saved += 1
+            else:
+                return
 
     def free_out_of_window(self, sequence: Sequence, num_computed: int) -> None:
         """Release the blocks that no later token of a sliding-window model attends to.
@@ -173,6 +198,8 @@ class KVCache:
         if self.states is not None:
             self.states.detach(sequence)
         self.pool.release(sequence.block_ids[sequence.num_window_freed :])
+        if self._store is not None and sequence.num_saved > 0:
+            self._store.touch(sequence.block_hashes[: sequence.num_saved])
         sequence.block_ids = []
         sequence.num_indexed = 0
         sequence.num_window_freed = 0

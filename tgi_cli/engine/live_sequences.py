@@ -127,6 +127,9 @@ class LiveSequences:
             self._leave_row(sequence)
         else:
             self.waiting.remove(sequence)
+        if sequence.load is not None:
+            sequence.load.take()
+            sequence.load = None
         sequence.status = Status.FINISHED
         self.adapters.remove_request(sequence.request.adapter_id)
         self.grammars.remove(sequence)
@@ -176,6 +179,7 @@ class LiveSequences:
             return False
         sequence.started = True
         self._leave_parent(sequence)
+        sequence.reused_tokens = sequence.num_computed
         resources.reused_tokens += sequence.num_computed
         resources.prompt_tokens += sequence.prompt_tokens
         return True

@@ -26,12 +26,12 @@ class FinishReason(IntEnum):
     STOP_SEQUENCE = 2
     CANCELLED = 3
     ERROR = 4
-    TIMEOUT = 5
-    """Its timeout has elapsed."""
-    OVERLOADED = 6
-    """The queue was full."""
+    TIMEOUT = 5  # its timeout has elapsed
+    OVERLOADED = 6  # the queue was full
     GRAMMAR = 7
     """Its grammar is invalid, or cannot be completed."""
+    DRAINING = 8
+    """The engine takes no more requests; nothing of this one was computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 
 from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.messages import StepOutputs
@@ -59,6 +59,13 @@ class Histogram:
         """Count a value, ``times`` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
+
+    def add(self, other: Histogram) -> None:
+        """Add the values of another histogram with the same bounds."""
+        self.counts = [
+            mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)
+        ]
+        self.sum += other.sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,25 @@ class EngineMetrics:
     histograms: dict[tuple[str, str], Histogram] = field(default_factory=_histograms)
     counts: dict[tuple[str, str], int] = field(default_factory=_counts)
     oldest_ns: int = 0
+
+    @classmethod
+    def total(cls, parts: Sequence[EngineMetrics]) -> EngineMetrics:
+        """The sum over several engines; of the waiting requests the longest."""
+        found = cls(
+            EngineLoad(
+                **{
+                    each.name: sum(getattr(part.load, each.name) for part in parts)
+                    for each in fields(EngineLoad)
+                }
+            )
+        )
+        for part in parts:
+            for key, histogram in part.histograms.items():
+                found.histograms[key].add(histogram)
+            for name, count in part.counts.items():
+                found.counts[name] += count
+        found.oldest_ns = min((part.oldest_ns for part in parts if part.oldest_ns), default=0)
+        return found
 
     @property
     def queue_seconds(self) -> float:

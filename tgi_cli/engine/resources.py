@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.image_encoding import NO_ENCODER, ImageEncoding
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.lora_slots import LoraSlots
+from tgi_cli.engine.prefix_loads import PrefixLoads
 from tgi_cli.engine.step import AdapterStore
 
 
@@ -15,9 +17,11 @@ class Resources:
     Args:
         config: limits of a step and of a request.
         store: reads LoRA adapters, or None if the configuration has no slots for them.
+        blocks: keeps copies of KV blocks, or None for none.
 
     Attributes:
         cache, pool: KV blocks.
+        loads: reads copies of them for waiting sequences.
         states: slots for recurrent states; None if the model has none.
         adapters: slots for LoRA adapters.
         images: encodes images, and keeps together what must not be parted; None if the model has
@@ -29,9 +33,15 @@ class Resources:
             :class:`~tgi_cli.engine.metrics.EngineLoad`.
     """
 
-    def __init__(self, config: SchedulerConfig, store: AdapterStore | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        store: AdapterStore | None = None,
+        blocks: BlockStore | None = None,
+    ) -> None:
         self.config = config
-        self.cache = KVCache(config)
+        self.cache = KVCache(config, blocks)
+        self.loads = PrefixLoads(self.cache, blocks)
         self.pool = self.cache.pool
         self.states = self.cache.states
         self.adapters = LoraSlots(config, store)

@@ -20,6 +20,7 @@ import time
 from tgi_cli.engine.admission import AdmissionPolicy
 from tgi_cli.engine.batch import Batch
 from tgi_cli.engine.batching_policy import POLICIES
+from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
 from tgi_cli.engine.metrics import EngineLoad, StepStats
@@ -40,6 +41,7 @@ class Scheduler:
         store: reads LoRA adapters, or None if the configuration has no slots for them.
         compiler: compiles grammars, or None to refuse requests that have one.
         speculator: proposes draft tokens; None without speculative decoding.
+        blocks: keeps copies of KV blocks, or None for none.
 
     Attributes:
         batch: the sequences.
@@ -51,11 +53,12 @@ class Scheduler:
         store: AdapterStore | None = None,
         compiler: GrammarCompiler | None = None,
         speculator: Speculator | None = None,
+        blocks: BlockStore | None = None,
     ) -> None:
         if speculator is not None and config.num_state_slots:
             raise ValueError("recurrent states cannot be rolled back, which drafts need")
         self.config = config
-        self.batch = Batch(Resources(config, store), compiler, speculator)
+        self.batch = Batch(Resources(config, store, blocks), compiler, speculator)
         self._policy = POLICIES[config.batching](config)
         self._admission = AdmissionPolicy(self.batch, self._policy)
         self._deadlines: list[tuple[int, int, Sequence]] = []
@@ -204,7 +207,7 @@ class Scheduler:
         """Chunks of running prompts, then of those that are admitted."""
         batch = self.batch
         budget = self.config.prefill_budget(len(entries))
-        batch.begin_prefills(budget)
+        batch.begin_prefills(budget, waits=bool(entries))
         for sequence in list(batch.running):
             pending = sequence.num_tokens - sequence.num_computed
             wants = pending > 1 or sequence.num_computed < sequence.images_end

@@ -9,6 +9,7 @@ from enum import Enum
 from operator import attrgetter
 
 from tgi_cli.config import DecoderFacts
+from tgi_cli.engine.block_store import StoredBlocks
 from tgi_cli.engine.image_cache import CachedImage
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.engine.prompt_images import PromptImages
@@ -67,7 +68,11 @@ class Sequence:
         rolling: slot and content hash of the latest one, or None.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
         num_indexed: leading blocks that the prefix cache was offered.
+        num_saved: leading blocks that the block store was offered, or -1 for no more.
         num_window_freed: leading blocks that were released behind a sliding window.
+        load: blocks that are read for it while it waits, or None.
+        load_from: index in its block table of the first of them.
+        load_tried: whether none are to be read, or they were.
         prompt_step: id of the step that computes the last token of its prompt, or -1 before.
         row: its row in the worker, or -1 while it waits.
         attempt: number of preemptions; results of an earlier attempt are stale.
@@ -75,6 +80,7 @@ class Sequence:
             logits, clients have got; preemption does not reset them.
         due: the count of admissions at which it would be admitted if none passed it.
         started: whether it has ever had a row.
+        reused_tokens: prompt tokens that were in the prefix cache when it first got one.
         prompt_reached: prompt tokens computed as far as the caller of external steps knows, or None
             once the whole prompt is computed.
         last_advanced: when an external step last named it, in ``time.monotonic()``; infinity while
@@ -117,7 +123,11 @@ class Sequence:
     rolling: tuple[int, bytes] | None = None
     block_hashes: list[bytes] = field(default_factory=list)
     num_indexed: int = 0
+    num_saved: int = 0
     num_window_freed: int = 0
+    load: StoredBlocks | None = None
+    load_from: int = 0
+    load_tried: bool = False
     prompt_step: int = -1
     row: int = -1
     attempt: int = 0
@@ -126,6 +136,7 @@ class Sequence:
     due: int = 0
     status: Status = Status.WAITING
     started: bool = False
+    reused_tokens: int = 0
     prompt_reached: int | None = None
     last_advanced: float = -math.inf
 
@@ -223,6 +234,8 @@ class Sequence:
         self.first_unsent = -1
         self.num_computed = 0
         self.num_indexed = 0
+        self.num_saved = 0
+        self.load_tried = False
         self.prompt_step = -1
         self.snapshot_at = 0
         self.row = -1

@@ -6,11 +6,12 @@ state); a :class:`Step` carries only what changed since the last one and what to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from tgi_cli.engine.image_slices import NOTHING_ENCODED, EncodeReport, EncodeSlice, ImageSpan
 from tgi_cli.engine.logits_processor import LogitsProcessor
 from tgi_cli.engine.messages import GenerationRequest
 from tgi_cli.sampling.params import SamplingParams
@@ -119,37 +120,6 @@ FRESH = -1
 """In place of a slot to be read: a state of zeros."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeSlice:
-    """A part of an image's way through the encoder.
-
-    The first slice brings the image's ``tensors`` (numpy arrays, by the names of the encoder's
-    arguments). Each runs the next ``layers`` of the encoder, the ``last`` one whatever is left;
-    another image begins behind it. ``key`` names the ``rows`` of features that it gives, until a
-    step drops them; a key is never used again.
-    """
-
-    key: int
-    rows: int
-    layers: int
-    last: bool
-    tensors: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSpan:
-    """Tokens of entry ``index`` that stand for an image: ``count`` behind the first ``offset``.
-
-    They stand for the rows of the features ``key`` from ``first`` on.
-    """
-
-    index: int
-    offset: int
-    count: int
-    key: int
-    first: int
-
-
 @dataclass(slots=True)
 class Step:
     """One forward pass over a flat batch.
@@ -168,7 +138,8 @@ class Step:
     other decodes.
 
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
-    destination) blocks to be copied before the forward (copy-on-write). ``adapters`` are
+    destination) blocks to be copied before the forward (copy-on-write), after ``loads`` (block,
+    content from :mod:`~tgi_cli.engine.block_store`) were written. ``adapters`` are
     (slot, adapter id) to be put on the device before it; no row uses such a slot any more.
     ``forced_tokens`` are written to their rows before it, too, over tokens that earlier steps
     chose for the same positions.
@@ -193,6 +164,7 @@ class Step:
     forced_tokens: list[TokenAppend] = field(default_factory=list)
     drafts: list[TokenAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, bytes]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -231,16 +203,15 @@ MAX_DRAFT_ROWS = 64
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step of ``rows`` tokens in all, of ``sequences`` with ``context`` each.
-
-    ``proposals`` drafts of each were proposed after it.
-    """
+    """Seconds of a step of ``rows`` tokens, of ``sequences`` with ``context`` each, and of
+    ``proposals`` drafts of each, before which the drafter had to compute ``lag`` tokens of each."""
 
     sequences: int
     rows: int
     context: int
     seconds: float
     proposals: int = 0
+    lag: int = 0
 
 
 class Proposal(NamedTuple):
@@ -272,8 +243,7 @@ class StepResult:
     numpy [V]). ``prompt_logprobs`` and ``context_logits`` (float32 numpy [count, V]) map an index
     of ``Step.rows``, sampled or not. So does ``proposals``: drafts behind the last token that the
     entry has chosen, the one behind its accepted drafts.
-    ``failed_images`` maps the keys of images that could not be encoded, and that the step has ended
-    or used, to the causes. Its results of entries that use them are void.
+    Results of entries that use images in ``encodes.failed`` are void.
     """
 
     token_ids: list[int]
@@ -285,7 +255,7 @@ class StepResult:
     context_logits: dict[int, Any] = field(default_factory=dict)
     generation_logits: dict[int, Any] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
-    failed_images: dict[int, str] = field(default_factory=dict)
+    encodes: EncodeReport = NOTHING_ENCODED
 
 
 class PendingResult(Protocol):

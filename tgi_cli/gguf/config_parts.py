@@ -118,6 +118,16 @@ def partial_rotary(keys: ArchitectureKeys) -> Config:
     return {} if rotated == keys.head_dim else {"partial_rotary_factor": rotated / keys.head_dim}
 
 
+def granite_factors(keys: ArchitectureKeys) -> Config:
+    """What Granite multiplies embeddings, scores, residuals and logits with."""
+    return {
+        "attention_multiplier": keys.real("attention.scale", keys.head_dim**-0.5),
+        "embedding_multiplier": keys.real("embedding_scale", 1.0),
+        "residual_multiplier": keys.real("residual_scale", 1.0),
+        "logits_scaling": keys.real("logit_scale", 1.0),
+    }
+
+
 def experts(keys: ArchitectureKeys) -> int:
     """Experts of a layer; 0 without any."""
     return keys.whole("expert_count", 0, 0)

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.gguf import gpt_configs
+from tgi_cli.gguf import gpt_configs, hybrid_configs
 from tgi_cli.gguf.config_parts import (
     Config,
     expert_size,
     experts,
+    granite_factors,
     layer_types,
     llama_shape,
     partial_rotary,
@@ -137,42 +138,6 @@ def _qwen_moe(keys: ArchitectureKeys) -> Config:
     }
 
 
-def _qwen35(keys: ArchitectureKeys) -> Config:
-    config = llama_shape(keys) | {
-        "model_type": "qwen3_5_text",
-        "layer_types": _linear_layers(keys),
-        "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel"),
-        "linear_key_head_dim": keys.whole("ssm.state_size"),
-        "linear_num_key_heads": keys.whole("ssm.group_count"),
-        "linear_num_value_heads": keys.whole("ssm.time_step_rank"),
-        "linear_value_head_dim": keys.whole("ssm.inner_size") // keys.whole("ssm.time_step_rank"),
-        **partial_rotary(keys),
-    }
-    sections = keys.file.values(f"{keys.architecture}.rope.dimension_sections", int)
-    if sections:
-        config["rope_parameters"] = {"mrope_section": sections[:3]}
-    if keys.architecture == "qwen35":
-        return config
-    return config | {
-        "model_type": "qwen3_5_moe_text",
-        "num_experts": experts(keys),
-        "num_experts_per_tok": keys.whole("expert_used_count"),
-        "moe_intermediate_size": expert_size(keys),
-        "shared_expert_intermediate_size": shared_expert_size(keys),
-        "norm_topk_prob": True,
-    }
-
-
-def _linear_layers(keys: ArchitectureKeys) -> list[str]:
-    """Which layers have linear attention: all but the last of every few, unless a key says so."""
-    every = keys.whole("full_attention_interval", 4)
-    linear = [bool((layer + 1) % every) for layer in range(keys.num_layers)]
-    stated = keys.file.metadata.get(f"{keys.architecture}.attention.recurrent_layers")
-    if isinstance(stated, list) and len(stated) >= keys.num_layers:
-        linear = [bool(each) for each in stated[: keys.num_layers]]
-    return ["linear_attention" if each else "full_attention" for each in linear]
-
-
 def _gemma(keys: ArchitectureKeys) -> Config:
     return llama_shape(keys) | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
 
@@ -226,15 +191,39 @@ def _phi3(keys: ArchitectureKeys) -> Config:
 
 
 def _granite(keys: ArchitectureKeys) -> Config:
+    return (
+        llama_shape(keys)
+        | granite_factors(keys)
+        | {
+            "model_type": "granite",
+            "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+            "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
+        }
+    )
+
+
+def _llama4(keys: ArchitectureKeys) -> Config:
+    """What files do not state is as llama.cpp has it for all of them."""
+    full = keys.has("attention.sliding_window") and not keys.whole("attention.sliding_window", 0, 0)
+    layers = keys.num_layers
     return llama_shape(keys) | {
-        "model_type": "granite",
-        "attention_multiplier": keys.real("attention.scale", keys.head_dim**-0.5),
-        "embedding_multiplier": keys.real("embedding_scale", 1.0),
-        "residual_multiplier": keys.real("residual_scale", 1.0),
-        "logits_scaling": keys.real("logit_scale", 1.0),
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
-        "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
+        "model_type": "llama4_text",
+        "intermediate_size": expert_size(keys),
+        "intermediate_size_mlp": keys.whole("feed_forward_length"),
+        "num_local_experts": experts(keys),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "interleave_moe_layer_step": keys.whole("interleave_moe_layer_step", 1),
+        "use_qk_norm": experts(keys) != _EXPERTS_WITHOUT_NORMS,
+        "attention_chunk_size": None if full else 8192,
+        "no_rope_layers": [int(full or (layer + 1) % 4 != 0) for layer in range(layers)],
+        "attn_temperature_tuning": not full,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
     }
+
+
+_EXPERTS_WITHOUT_NORMS = 128
+"""Of Llama 4 Maverick, whose queries and keys have no norm."""
 
 
 def _olmo(keys: ArchitectureKeys) -> Config:
@@ -285,30 +274,6 @@ def _gpt_oss(keys: ArchitectureKeys) -> Config:
     }
 
 
-def _lfm2(keys: ArchitectureKeys) -> Config:
-    heads = keys.wholes("attention.head_count_kv", keys.num_layers)
-    config = llama_shape(keys) | {
-        "model_type": "lfm2",
-        "norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
-        "layer_types": ["full_attention" if each else "conv" for each in heads],
-        "conv_L_cache": keys.whole("shortconv.l_cache"),
-        "conv_bias": keys.has_tensor("blk.0.shortconv.conv.bias"),
-        "block_auto_adjust_ff_dim": False,
-    }
-    if keys.architecture == "lfm2":
-        return config
-    dense = keys.whole("leading_dense_block_count", 0, 0)
-    return config | {
-        "model_type": "lfm2_moe",
-        "num_dense_layers": dense,
-        "num_experts": experts(keys),
-        "num_experts_per_tok": keys.whole("expert_used_count"),
-        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
-        "norm_topk_prob": True,
-        "use_expert_bias": keys.has_tensor(f"blk.{dense}.exp_probs_b.bias"),
-    }
-
-
 ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "falcon": ("FalconForCausalLM", gpt_configs.falcon),
     "gemma": ("GemmaForCausalLM", _gemma),
@@ -318,17 +283,20 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "gpt2": ("GPT2LMHeadModel", gpt_configs.gpt2),
     "gptneox": ("GPTNeoXForCausalLM", gpt_configs.gpt_neox),
     "granite": ("GraniteForCausalLM", _granite),
-    "lfm2": ("Lfm2ForCausalLM", _lfm2),
-    "lfm2moe": ("Lfm2MoeForCausalLM", _lfm2),
+    "granitehybrid": ("GraniteMoeHybridForCausalLM", hybrid_configs.granite_hybrid),
+    "lfm2": ("Lfm2ForCausalLM", hybrid_configs.lfm2),
+    "lfm2moe": ("Lfm2MoeForCausalLM", hybrid_configs.lfm2),
     "llama": ("LlamaForCausalLM", _llama),
+    "llama4": ("Llama4ForCausalLM", _llama4),
     "olmo2": ("Olmo2ForCausalLM", _olmo),
     "phi3": ("Phi3ForCausalLM", _phi3),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),
     "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
     "qwen3": ("Qwen3ForCausalLM", _qwen3),
     "qwen3moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
-    "qwen35": ("Qwen3_5ForCausalLM", _qwen35),
-    "qwen35moe": ("Qwen3_5MoeForCausalLM", _qwen35),
+    "qwen35": ("Qwen3_5ForCausalLM", hybrid_configs.qwen35),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", hybrid_configs.qwen35),
+    "qwen3next": ("Qwen3NextForCausalLM", hybrid_configs.qwen3_next),
     "seed_oss": ("SeedOssForCausalLM", _seed_oss),
     "smollm3": ("SmolLM3ForCausalLM", _smollm3),
     "starcoder": ("GPTBigCodeForCausalLM", gpt_configs.gpt2),

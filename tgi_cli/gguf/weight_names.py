@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tgi_cli.gguf.keys import ArchitectureKeys
-from tgi_cli.gguf.name_tables import FileModule, Rows, name_table
+from tgi_cli.gguf.name_parts import FileModule, Rows
+from tgi_cli.gguf.name_tables import name_table
 from tgi_cli.gguf.reader import GGUFFile, GGUFTensor
 
 _BLOCK = re.compile(r"blk\.(\d+)\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
@@ -112,6 +113,7 @@ def _views(
             if part.middle and len(shape) == 2:
                 final = (size, 1, shape[1])
             final = (1, size) if part.single and len(shape) == 1 else final
+            final = (math.prod(own),) if part.flat else final
             yield WeightView(
                 name if part.bare or not suffix else f"{name}.{suffix}",
                 tensor,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from tgi_cli.hub.cache import disk_error, file_lock
@@ -50,3 +52,26 @@ def create_once(
     except OSError as error:
         raise disk_error(error, target.parent) from error
     return target
+
+
+def keep_last_used(used: Path, count: int) -> None:
+    """Note that the folder ``used`` is in use, and remove others beside it.
+
+    Those are removed whose links lead nowhere, and of the rest all but the ``count`` that were used
+    last. A folder that cannot be removed stays.
+    """
+    with suppress(OSError):  # a folder that this user may not write
+        os.utime(used)
+    ages: dict[Path, int] = {}
+    unused: list[Path] = []
+    for folder in used.parent.iterdir():
+        if folder == used or folder.name.startswith(".") or not folder.is_dir():
+            continue
+        with suppress(OSError):  # another process may remove it, too
+            ages[folder] = folder.stat().st_mtime_ns
+            if any(path.is_symlink() and not path.exists() for path in folder.iterdir()):
+                unused.append(folder)
+    whole = sorted(ages.keys() - set(unused), key=ages.__getitem__, reverse=True)
+    for folder in (*unused, *whole[count - 1 :]):
+        logger.debug("removing %s", folder)
+        shutil.rmtree(folder, ignore_errors=True)

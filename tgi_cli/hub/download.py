@@ -11,9 +11,8 @@ import hashlib
 import logging
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import FileIO
@@ -23,11 +22,11 @@ from urllib.parse import quote
 
 from tgi_cli.errors import CorruptFileError, HubError
 from tgi_cli.hub import client
-from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, require_space
+from tgi_cli.hub.cache import RepoCache, disk_error, file_lock
 from tgi_cli.hub.client import HubEnvironment
 from tgi_cli.hub.repository import LIBRARY_NAME, RepoFile, Repository, error_translator
+from tgi_cli.hub.transfers import DownloadStopped, Fetch, download_files, resume_partial
 from tgi_cli.process.progress import ProgressReporter
-from tgi_cli.process.units import format_size
 from tgi_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -35,19 +34,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WORKERS = 8
-CHUNK = 1 << 20
 HTTP_LIMIT = 50_000_000_000
 """Bytes; the hub serves larger files through xet only."""
 
-_JOIN_SECONDS = 2.0
-"""Time that threads get to notice a stopped download before they are abandoned."""
-
 _SHA256_LENGTH = 64
-
-
-class DownloadStopped(Exception):
-    """The user, or the failure of another file, stopped the download."""
 
 
 class _NotResumable(Exception):
@@ -68,49 +58,15 @@ def download(
     hub: HubEnvironment,
     progress: ProgressReporter,
 ) -> Path:
-    """Complete the named files in the cache; return the snapshot's folder.
-
-    ``names`` are groups of file names. A group starts when the one before it is complete, so that
-    weights never appear without the files that belong to them.
-
-    Raises:
-        DiskFullError: before the first byte, if that is known by then.
-        HubError: the first error of a file; it stops the others.
-    """
+    """Complete the named files of a repository on the hub; see :func:`download_files`."""
     cache = RepoCache(hub.cache, repository.model_id)
-    groups = [[repository.files[name] for name in group] for group in names]
-    files = [file for group in groups for file in group]
-    for file in files:
-        cache.snapshot_file(file.name, repository.commit)  # raises for paths that lead elsewhere
-    distinct = {file.checksum: file for file in files}
-    total = sum(file.size for file in distinct.values())
-    missing = sum(cache.missing_bytes(file) for file in distinct.values())
-    if missing:
-        require_space(hub.cache, missing, repository.model_id)
-        logger.info(
-            "%s: fetching %s in %d files (of %s)",
-            repository.model_id,
-            format_size(missing),
-            sum(not cache.has(file) for file in distinct.values()),
-            format_size(total),
-        )
-    else:
-        progress = download_progress(quiet=True)
-    stop = threading.Event()
-    began = time.monotonic()
-    with _http_client(hub) as http, progress:
-        downloader = FileDownloader(repository, cache, hub, http, progress, len(files), stop)
-        progress.start(repository.model_id, total, total - missing)
-        for group in groups:
-            _in_parallel(group, downloader.fetch, stop)
-    if missing:
-        seconds = time.monotonic() - began
-        logger.info("%s: complete after %.1f s", repository.model_id, seconds)
-    try:
-        cache.save_ref(repository.revision, repository.commit)
-    except OSError as error:
-        raise disk_error(error, hub.cache) from error
-    return cache.snapshot(repository.commit)
+
+    @contextmanager
+    def connect(reporter: ProgressReporter, count: int, stop: threading.Event) -> Iterator[Fetch]:
+        with _http_client(hub) as http:
+            yield FileDownloader(repository, cache, hub, http, reporter, count, stop).fetch
+
+    return download_files(repository, names, cache, progress, connect)
 
 
 def _http_client(hub: HubEnvironment) -> httpx.Client:
@@ -126,46 +82,6 @@ def _http_client(hub: HubEnvironment) -> httpx.Client:
         follow_redirects=True,
         timeout=httpx.Timeout(hub.timeout, connect=10.0),
     )
-
-
-def _in_parallel(
-    files: Sequence[RepoFile], work: Callable[[RepoFile], object], stop: threading.Event
-) -> None:
-    """Call ``work`` on each of ``files``; the first error stops the rest and is raised here.
-
-    The threads are daemons rather than an executor's: exit does not wait for a silent connection,
-    and nothing is lost, as received bytes are in their files already.
-    """
-    pending = deque(files)
-    errors: list[BaseException] = []
-
-    def worker() -> None:
-        while pending and not stop.is_set():
-            try:
-                work(pending.popleft())
-            except (IndexError, DownloadStopped):
-                return
-            except BaseException as error:  # raised in the caller's thread below
-                errors.append(error)
-                stop.set()
-
-    threads = [
-        threading.Thread(target=worker, name=f"download-{number}", daemon=True)
-        for number in range(min(WORKERS, len(files)))
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        while any(thread.is_alive() for thread in threads) and not stop.is_set():
-            for thread in threads:
-                thread.join(0.1)
-    finally:
-        if any(thread.is_alive() for thread in threads):
-            stop.set()
-            for thread in threads:
-                thread.join(_JOIN_SECONDS / len(threads))
-    if errors:
-        raise errors[0]
 
 
 @dataclass
@@ -228,7 +144,7 @@ class FileDownloader:
     def _receive(self, file: RepoFile, partial: Path) -> str:
         """Download the rest of ``partial``, resuming after cuts; return its checksum."""
         digest = _digest_for(file)
-        size = _resume(file, partial, digest)
+        size = resume_partial(file, partial, digest)
         retryable: tuple[type[Exception], ...] = (
             client.RetryableStatus,
             *client.transport_errors(),
@@ -346,20 +262,6 @@ def tqdm_class(progress: ProgressReporter) -> type:
             """Ignore bytes on the wire, which xet reports beside those written."""
 
     return Feed
-
-
-def _resume(file: RepoFile, partial: Path, digest: Any) -> int:
-    """Feed the bytes of an earlier run to ``digest``; return their number."""
-    size = partial.stat().st_size if partial.exists() else 0
-    if size > file.size:
-        partial.unlink()
-        return 0
-    if size:
-        logger.info("%s: resuming at %d of %d bytes", file.name, size, file.size)
-        with partial.open("rb") as stream:
-            while block := stream.read(CHUNK):
-                digest.update(block)
-    return size
 
 
 def _is_checksum(name: str) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tgi_cli.errors import ModelError
 from tgi_cli.gguf.reader import GGUFFile, read_gguf
 from tgi_cli.hub import model_files
-from tgi_cli.hub.client import HubEnvironment
-from tgi_cli.hub.derived_folders import beside_cache, create_once, files_key
-from tgi_cli.hub.download import download
+from tgi_cli.hub.derived_folders import (
+    beside_cache,
+    create_once,
+    files_key,
+    keep_last_used,
+)
 from tgi_cli.hub.gguf_files import (
     GGUF,
     GGUFVariant,
@@ -21,13 +24,15 @@ from tgi_cli.hub.gguf_files import (
     image_encoders,
 )
 from tgi_cli.hub.repository import Repository
-from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.version import __version__
 
 logger = logging.getLogger(__name__)
 
 _FORM = "1"
 """Changes with what is written into the folder."""
+
+_KEPT = 64
+"""Folders that are kept; each has a few megabytes and links to the file."""
 
 
 def names_of(folder: Path) -> list[str]:
@@ -75,14 +80,13 @@ def from_folder(folder: Path, tag: str | None, tokenizer: Path | None = None) ->
 def from_repository(
     repository: Repository,
     tag: str | None,
-    hub: HubEnvironment,
-    progress: ProgressReporter,
+    fetch: Callable[[tuple[tuple[str, ...], ...]], Path],
     tokenizer: Path | None = None,
 ) -> Path:
-    """The same for a repository, whose files are downloaded.
+    """The same for a repository, whose files ``fetch`` downloads into a folder, in groups.
 
     Raises:
-        HubError, ModelError: as :func:`from_file`, :func:`choose_variant` and :func:`download`.
+        HubError, ModelError: as :func:`from_file`, :func:`choose_variant` and ``fetch``.
     """
     names = list(repository.files)
     variant = choose_variant(
@@ -90,7 +94,7 @@ def from_repository(
     )
     _log_choice(repository.model_id, variant, names)
     small = model_files.select_files(names, GGUF, False).small
-    folder = download(repository, (small, variant.names), hub, progress)
+    folder = fetch((small, variant.names))
     return _served(folder / variant.names[0], folder, tokenizer)
 
 
@@ -122,7 +126,10 @@ def _served(path: Path, companions: Path | None, tokenizer: Path | None) -> Path
     def fill(scratch: Path) -> None:
         write_model_folder(file, scratch, companions, tokenizer)
 
-    return create_once(beside_cache("tgi-gguf") / f"{stem}-{key}", fill, _check)
+    folders = beside_cache("tgi-gguf")
+    made = create_once(folders / f"{stem}-{key}", fill, _check)
+    keep_last_used(made, _KEPT)
+    return made
 
 
 def _check(folder: Path) -> GGUFFile:

@@ -35,7 +35,7 @@ QUANTIZATION_FILES = frozenset({"quantize_config.json", "quant_config.json"})
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
-_SMALL = CONFIG_FILES | TOKENIZER_FILES | PROCESSOR_FILES | QUANTIZATION_FILES
+SMALL_FILES = CONFIG_FILES | TOKENIZER_FILES | PROCESSOR_FILES | QUANTIZATION_FILES
 _NOT_WEIGHTS = ("arguments", "args", "training")
 """Parts of names that mark leftovers of training rather than weights, as in TGI."""
 
@@ -123,7 +123,7 @@ def select_files(names: Iterable[str], extension: str, trust_remote_code: bool) 
             else:
                 skipped[name] = "code, and --trust-remote-code was not given"
         elif (
-            name in _SMALL
+            name in SMALL_FILES
             or name == index_name(extension)
             or name == ADAPTER_CONFIG
             or (name.endswith((".model", ".spm", ".tiktoken")) and "/" not in name)
@@ -139,7 +139,7 @@ def select_adapter_files(names: Iterable[str]) -> FileSelection:
     """Select the files of a PEFT adapter's repository: weights and tokenizer, not a base model."""
     names = list(names)
     weights = [name for name in ADAPTER_WEIGHTS if name in names][:1]
-    small = [name for name in names if name in _SMALL or name == ADAPTER_CONFIG]
+    small = [name for name in names if name in SMALL_FILES or name == ADAPTER_CONFIG]
     small += [name for name in names if name.endswith(".model") and "/" not in name]
     skipped = dict.fromkeys(set(names) - {*weights, *small}, "not needed to serve")
     return FileSelection(tuple(sorted(small)), tuple(weights), skipped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,19 +20,26 @@ from tgi_cli.errors import (
 from tgi_cli.hub import child_process, gguf_model, model_files
 from tgi_cli.hub.cache import RepoCache, require_space
 from tgi_cli.hub.client import HubEnvironment
-from tgi_cli.hub.derived_folders import beside_cache, create_once, files_key
+from tgi_cli.hub.derived_folders import beside_cache, create_once
+from tgi_cli.hub.derived_models import (
+    OVERRIDE,
+    SAFETENSORS,
+    check_complete,
+    combine,
+    convert_folder,
+)
 from tgi_cli.hub.download import download, download_progress
 from tgi_cli.hub.gguf_files import GGUF, is_model_file, split_tag
+from tgi_cli.hub.model_urls import is_remote, without_scheme
+from tgi_cli.hub.remote_model import fetch_remote
 from tgi_cli.hub.repository import Repository, fetch_repository
+from tgi_cli.hub.streamed_model import stream_model
 from tgi_cli.process.progress import ProgressReporter
-from tgi_cli.process.units import format_size
 
 logger = logging.getLogger(__name__)
 
-SAFETENSORS = ".safetensors"
-
-OVERRIDE = "WEIGHTS_CACHE_OVERRIDE"
-"""TGI's variable: a folder with weights that replace the model's."""
+_VERSION = re.compile("[0-9a-f]{40}")
+"""Of what an URL has: the revision of a model that was resolved before."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ def resolve_model(
     merge_lora: bool = False,
     weights: bool = True,
     overridable: bool = True,
+    stream: bool = False,
     gguf: str | None = None,
     tokenizer: str | None = None,
     progress: ProgressReporter | None = None,
@@ -85,7 +93,9 @@ def resolve_model(
     for. Of a repository or a folder with several, ``model_id:TAG`` names one.
 
     Args:
-        model_id: a folder, a GGUF file, or an id on the hub.
+        model_id: a folder, a GGUF file, an id on the hub, perhaps behind ``hf://``, or the URL of a
+            folder or a GGUF file in an object store or on a web server (``s3://``, ``gs://``,
+            ``az://``, ``https://``).
         revision: branch, tag, commit or ``refs/pr/N``. Default: main.
         trust_remote_code: download code, too.
         extension: of the weights.
@@ -93,6 +103,7 @@ def resolve_model(
         merge_lora: merge a PEFT adapter into its base instead of returning its folder.
         weights: require weights, not only the configuration and the tokenizer.
         overridable: let :data:`OVERRIDE` replace the weights, which it does for the served model.
+        stream: leave the weights where they are, to be read as they are loaded; for URLs.
         gguf: a GGUF file, local or as ``model_id`` names one, with the weights; ``model_id`` then
             stands for its tokenizer, if it is not empty.
         tokenizer: a folder or an id, whose tokenizer replaces that of a GGUF file.
@@ -103,6 +114,7 @@ def resolve_model(
             DiskFullError, CorruptFileError).
         ModelError: the model cannot be served.
     """
+    model_id, revision = without_scheme(model_id, revision)
     override = os.environ.get(OVERRIDE, "")
     if override and weights and overridable:
         model = resolve_model(
@@ -112,9 +124,11 @@ def resolve_model(
             weights=False,
             progress=progress,
         )
-        return replace(model, path=_combine(model.path, Path(override).expanduser()))
+        return replace(model, path=combine(model.path, Path(override).expanduser()))
     progress = progress or download_progress(quiet=True)
     if gguf is not None:
+        if stream:
+            raise ConfigError("--load-format stream is not for GGUF files", "leave it off")
         model = resolve_model(
             gguf, revision=revision, tokenizer=tokenizer or model_id or None, progress=progress
         )
@@ -128,6 +142,13 @@ def resolve_model(
         progress,
         _tokenizer_folder(tokenizer, trust_remote_code, progress),
     )
+    if is_remote(model_id):
+        return _from_url(model_id, revision, options, stream)
+    if stream:
+        raise ConfigError(
+            f"--load-format stream reads weights from a URL, and {model_id} is not one",
+            "leave it off",
+        )
     folder = Path(model_id).expanduser()
     try:
         if folder.exists():
@@ -143,6 +164,35 @@ def resolve_model(
     if not model_id.strip():
         raise ModelNotFoundError("the model id is empty", "name a model or a folder")
     return _from_hub(model_id, revision, options)
+
+
+def _from_url(url: str, revision: str | None, options: _ResolveOptions, stream: bool) -> LocalModel:
+    if revision is not None and not _VERSION.fullmatch(revision):
+        raise ConfigError(f"--revision applies to models of the hub, not to {url}", "leave it out")
+    if options.extension not in (SAFETENSORS, GGUF):
+        raise ConfigError(
+            f"--extension {options.extension}: only safetensors and GGUF files are taken from URLs",
+            "leave it out",
+        )
+    if stream:
+        path, version = stream_model(url, options.trust_remote_code, options.progress)
+        return LocalModel(path, url, version)
+    path, version = fetch_remote(
+        url,
+        trust_remote_code=options.trust_remote_code,
+        weights=options.weights,
+        tokenizer=options.tokenizer,
+        progress=options.progress,
+    )
+    names = model_files.file_names(path)
+    if not _is_gguf(names, options):
+        _require_no_tokenizer(url, options)
+    if options.weights and model_files.is_adapter(names):
+        name = url.rstrip("/").rpartition("/")[2]
+        return LocalModel(_adapter(path, name, version, options), url, version)
+    if options.weights and not any(name.endswith(GGUF) for name in names):
+        model_files.check_model(path, SAFETENSORS)
+    return LocalModel(path, url, version)
 
 
 def _tokenizer_folder(
@@ -188,7 +238,7 @@ def _from_folder(folder: Path, model_id: str, options: _ResolveOptions) -> Path:
     ):
         model_files.check_model(folder, ".bin")
         _require_conversion(model_id, options)
-        return _convert_folder(folder)
+        return convert_folder(folder)
     model_files.check_model(folder, options.extension)
     return folder
 
@@ -219,7 +269,11 @@ def _from_hub(named: str, revision: str | None, options: _ResolveOptions) -> Loc
         return replace(found, model_id=named)
     names = list(repository.files)
     if tag is not None or (_is_gguf(names, options) and not model_files.is_adapter(names)):
-        path = gguf_model.from_repository(repository, tag, hub, options.progress, options.tokenizer)
+
+        def fetch(groups: tuple[tuple[str, ...], ...]) -> Path:
+            return download(repository, groups, hub, options.progress)
+
+        path = gguf_model.from_repository(repository, tag, fetch, options.tokenizer)
         return LocalModel(path, named, repository.commit)
     _require_no_tokenizer(named, options)
     if model_files.is_adapter(names):
@@ -251,7 +305,7 @@ def _model(repository: Repository, hub: HubEnvironment, options: _ResolveOptions
         _download(repository, chosen, hub, options)
         return snapshot
     folder = _download(repository, pickles, hub, options)
-    return _convert_folder(folder)
+    return convert_folder(folder)
 
 
 def _download(
@@ -303,7 +357,7 @@ def _from_cache(
         and not model_files.has_weights(folder, SAFETENSORS)
         and model_files.is_complete(folder, ".bin")
     ):
-        return LocalModel(_convert_folder(folder), model_id, commit)
+        return LocalModel(convert_folder(folder), model_id, commit)
     raise error
 
 
@@ -313,56 +367,6 @@ def _require_conversion(model_id: str, options: _ResolveOptions) -> None:
             f"{model_id} has .bin weights only, and --no-auto-convert forbids converting them",
             "drop --no-auto-convert, or name a revision with .safetensors weights",
         )
-
-
-def _convert_folder(folder: Path) -> Path:
-    """Convert .bin weights inside their folder or, if it is read-only, beside the cache."""
-    if os.access(folder, os.W_OK):
-        _convert(folder, folder)
-        model_files.check_model(folder, SAFETENSORS)
-        return folder
-    # The key changes with the files, so that no stale conversion is served.
-    sources = [folder / name for name in model_files.file_names(folder)]
-    target = beside_cache("tgi-converted") / f"{folder.resolve().name}-{files_key(sources)}"
-
-    def fill(scratch: Path) -> None:
-        for name in model_files.select_files(model_files.file_names(folder), ".bin", True).small:
-            shutil.copyfile(folder / name, scratch / name)
-        _convert(folder, scratch)
-
-    return create_once(target, fill, _complete)
-
-
-def _combine(folder: Path, weights: Path) -> Path:
-    """Make a folder of links: weights of one folder, all other files of another."""
-    if not weights.is_dir():
-        raise ModelNotFoundError(
-            f"{OVERRIDE} names {weights}, which is not a folder",
-            "name the folder that holds the safetensors, or leave it off",
-        )
-    ends = (SAFETENSORS, f"{SAFETENSORS}.index.json")
-    own = [name for name in model_files.file_names(weights) if name.endswith(ends)]
-    rest = [name for name in model_files.file_names(folder) if not name.endswith((*ends, ".bin"))]
-    sources = [*(folder / name for name in rest), *(weights / name for name in own)]
-    target = beside_cache("tgi-combined") / f"{folder.name}-{files_key(sources)}"
-
-    def fill(scratch: Path) -> None:
-        for source in sources:
-            (scratch / source.name).symlink_to(source.resolve())
-
-    return create_once(target, fill, _complete)
-
-
-def _complete(folder: Path) -> object:
-    return model_files.check_model(folder, SAFETENSORS)
-
-
-def _convert(source: Path, target: Path) -> None:
-    weights = model_files.check_model(source, ".bin")
-    size = sum(path.stat().st_size for path in weights)
-    require_space(target, size, f"the conversion of {source.name}")
-    logger.info("converting %d .bin files (%s) to safetensors", len(weights), format_size(size))
-    child_process.run("tgi_cli.hub.convert", source, target)
 
 
 def _adapter(folder: Path, name: str, commit: str, options: _ResolveOptions) -> Path:
@@ -375,6 +379,8 @@ def _adapter(folder: Path, name: str, commit: str, options: _ResolveOptions) -> 
         return folder
     if not isinstance(base_id, str) or not base_id:
         raise ModelError(f"{name} does not name its base model (base_model_name_or_path)")
+    if is_remote(base_id):  # files do not choose which hosts are asked
+        raise ModelError(f"{name} names a URL as its base model, which is refused: {base_id:.200}")
     logger.info("%s is an adapter: its base %s is needed too", name, base_id)
     base = resolve_model(
         base_id,
@@ -391,4 +397,4 @@ def _adapter(folder: Path, name: str, commit: str, options: _ResolveOptions) -> 
         logger.info("merging %s into %s", name, base_id)
         child_process.run("tgi_cli.hub.merge_lora", folder, base.path, scratch)
 
-    return create_once(target, fill, _complete)
+    return create_once(target, fill, check_complete)

@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,6 +32,9 @@ LEVELS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "avx2": (frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
 }
 """Best first: the processor's features that a level needs, and the compiler's flags for it."""
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of compiled files, and that of all."""
 
 _FLAGS = ("-std=gnu++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi")
 
@@ -74,7 +77,11 @@ def cache_folder() -> Path:
     return Path(base) / "tgi" / "kernels"
 
 
-def build(folder: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
+def build(
+    folder: Path,
+    levels: Iterable[str] = tuple(LEVELS),
+    on_progress: OnProgress = lambda compiled, total: None,
+) -> list[Path]:
     """Compile the libraries missing in ``folder``; about 20 s of one core per level.
 
     Returns:
@@ -106,8 +113,13 @@ def build(folder: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
                 ]
                 for level in missing
             }
+            total, compiled = sum(map(len, objects.values())), 0
             for level, path in missing.items():
-                made = [job.result() for job in objects[level]]
+                made = []
+                for job in objects[level]:
+                    made.append(job.result())
+                    compiled += 1
+                    on_progress(compiled, total)
                 whole = Path(scratch) / path.name
                 # Without libgomp: the library is given torch's.
                 _run([cxx, "-shared", "-o", str(whole), *map(str, made)])
@@ -119,7 +131,7 @@ def build(folder: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
     return list(wanted.values())
 
 
-def build_for_use(level: str) -> Path:
+def build_for_use(level: str, on_progress: OnProgress = lambda compiled, total: None) -> Path:
     """The library of one level, wherever it is or can be put: compiled if it is nowhere.
 
     Raises:
@@ -129,7 +141,8 @@ def build_for_use(level: str) -> Path:
         if (path := folder / file_name(level)).exists():
             return path
     # Where this user may not write the installation, as in a container, there is the cache.
-    return build(INSTALLED if _writable(INSTALLED) else cache_folder(), [level])[0]
+    folder = INSTALLED if _writable(INSTALLED) else cache_folder()
+    return build(folder, [level], on_progress)[0]
 
 
 def _writable(folder: Path) -> bool:

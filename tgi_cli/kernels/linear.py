@@ -1,6 +1,6 @@
 """Packed weights and products with them in C++, for bfloat16 inputs on the CPU.
 
-A weight is stored in panels of 32 outputs, in bfloat16 or as codes of 8 or 4 bits with scales.
+A weight is stored in panels of 32 outputs, in bfloat16 or as codes of 4 to 8 bits with scales.
 Codes (integers, e4m3, or indices of a table of 16) become bfloat16 in registers, without loss.
 Where there is VNNI, products with 8-bit integers are computed in integers instead: rows are
 converted to 15 bits, with a smaller error than that of rounding to bfloat16, or to 8 bits if
@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from tgi_cli.kernels.library import cpp_library, threads
-from tgi_cli.kernels.packed_matrix import PackedMatrix, ScaleLevels, allocate_matrix
+from tgi_cli.kernels.packed_matrix import FP8, PackedMatrix, ScaleLevels, allocate_matrix
 
 MIN_GROUP = 16
 """Least number of inputs that may share a scale; every other number is a multiple of it."""
 _LONGEST_GROUP = 512
-_FORMATS = {16: 0, 8: 1, 4: 2}
-"""By bits, of bfloat16 and of integers."""
-_E4M3 = 3
+FORMATS = {16: 0, 8: 1, 4: 2, 5: 4, 6: 5}
+"""By bits, the numbers of the formats of bfloat16 and of integers."""
 ACTIVATIONS = {
     "silu": 0,
     "swish": 0,
@@ -115,7 +114,7 @@ def pack_codes(
         codes: uint8 [out, in], below 2^bits.
         scales: [out, groups], used as float32.
         zeros: like ``scales``, the code of 0. Default: the middle, 2^(bits - 1).
-        bits: 8 or 4.
+        bits: 8, 6, 5 or 4.
         group: inputs that share a scale, a multiple of 16; 0: one per output.
         table: bfloat16 [16], the values of codes of 4 bits; then there are no ``zeros``.
         e4m3: codes are of 8 bits and e4m3, none of them NaN; then there are no ``zeros``.
@@ -142,7 +141,7 @@ def pack_codes(
             zeros = zeros.repeat_interleave(repeats, 1)[:, :groups] - 2 ** (bits - 1)
     if codes.stride(-1) != 1:
         codes = codes.contiguous()
-    number_format = _E4M3 if e4m3 else _FORMATS[bits]
+    number_format = FP8 if e4m3 else FORMATS[bits]
     matrix = allocate_matrix(
         bits, out, inputs, paired, group, wide, zeros, table, number_format, levels
     )
@@ -163,7 +162,7 @@ def quantize_inputs(matrix: PackedMatrix) -> bool:
     Returns:
         False, without effect, if codes are not integers or :func:`multiplies_bytes` is false.
     """
-    integers = matrix.bits < 16 and matrix.struct.format != _E4M3 and matrix.table is None
+    integers = matrix.bits < 16 and not matrix.is_fp8 and matrix.table is None
     if not (integers and multiplies_bytes()):
         return False
     matrix.struct.input_bits = 8

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from tgi_cli.kernels.memory import allocate
 
+FP8 = 3
+"""Number of the format of e4m3."""
+
 _PANEL = 32
-_CHUNKS = {0: (2, 128), 1: (4, 128), 2: (8, 128), 3: (2, 64)}
+_CHUNKS = {0: (2, 128), 1: (4, 128), 2: (8, 128), FP8: (2, 64), 4: (16, 320), 5: (8, 192)}
 """By format, the inputs of a chunk and its bytes, as in matrix.h."""
 
 
@@ -79,7 +82,7 @@ class PackedMatrix:
     """A weight [out, in] in panels, which stay where they are as long as this object lives.
 
     Attributes:
-        bits: of a number: 16 (bfloat16), 8 or 4.
+        bits: of a number: 16 (bfloat16), 8, 6, 5 or 4.
         out: outputs, gate and up together if ``paired``.
         inputs: of a row.
         paired: outputs 0 to out / 2 are gates of the others and are packed beside them.
@@ -107,6 +110,11 @@ class PackedMatrix:
     address: int
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether numbers are e4m3."""
+        return bool(self.struct.format == FP8)
+
+    @property
     def nbytes(self) -> int:
         """Of all that a product reads."""
         return sum(t.nbytes for t in self.tensors)
@@ -116,6 +124,17 @@ class PackedMatrix:
         """All that a product reads, but the table."""
         every = (self.data, self.scales, self.zeros, *self.levels)
         return [each for each in every if each is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _PanelScales:
+    """Scales as a matrix has them, [panels, groups or supergroups, 32]."""
+
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
+    codes: Tensor | None = None
+    minima: Tensor | None = None
+    shift: int = 0
 
 
 def allocate_matrix(
@@ -132,15 +151,71 @@ def allocate_matrix(
 ) -> PackedMatrix:
     """A matrix with memory for its numbers, uninitialized."""
     order = _order(out, paired)
+    panel_scales = _PanelScales(
+        _in_panels(scales, order),
+        _in_panels(zeros, order),
+        None if levels is None else _in_panels(levels.codes, order),
+        None if levels is None else _in_panels(levels.minima, order),
+        0 if levels is None else levels.shift,
+    )
+    return _matrix(bits, out, inputs, paired, group, panel_scales, table, number_format)
+
+
+def allocate_coded(
+    bits: int,
+    out: int,
+    inputs: int,
+    paired: bool,
+    group: int,
+    number_format: int,
+    table: Tensor | None,
+    codes: torch.dtype,
+    minima: torch.dtype | None,
+    shift: int,
+) -> PackedMatrix:
+    """A matrix with memory for its numbers and scales, uninitialized.
+
+    Args:
+        codes: float32 for scales without levels; else the dtype of codes of :class:`ScaleLevels`.
+        minima: the dtype of its minima, or None if there are none.
+        shift: log2 of the groups of a supergroup, if scales are in two levels.
+    """
+    panels, groups = _panels(out, paired), inputs // group
+    supergroups = -(-groups // (1 << shift))
+
+    def memory(dtype: torch.dtype | None, count: int) -> Tensor | None:
+        if dtype is None:
+            return None
+        size = panels * count * _PANEL * dtype.itemsize
+        return allocate(size).view(dtype).view(panels, count, _PANEL)
+
+    plain, wide = codes == torch.float32, codes == torch.int8
+    panel_scales = _PanelScales(
+        memory(torch.float32, groups if plain else supergroups) if plain or wide else None,
+        memory(torch.float32, supergroups) if wide and minima is not None else None,
+        None if plain else memory(codes, groups),
+        memory(minima, groups),
+        shift,
+    )
+    return _matrix(bits, out, inputs, paired, group, panel_scales, table, number_format)
+
+
+def _matrix(
+    bits: int,
+    out: int,
+    inputs: int,
+    paired: bool,
+    group: int,
+    scales: _PanelScales,
+    table: Tensor | None,
+    number_format: int,
+) -> PackedMatrix:
     chunk, chunk_bytes = _CHUNKS[number_format]
-    panels = len(order) // _PANEL
+    panels = _panels(out, paired)
     if bits == 4:  # two alternate
         panels += panels % 2
     size = panels * -(-inputs // chunk) * chunk_bytes
     data = allocate(size)
-    scales, zeros = _in_panels(scales, order), _in_panels(zeros, order)
-    small = () if levels is None else (levels.codes, levels.minima)
-    codes, minima = (_in_panels(each, order) for each in small or (None, None))
     table = None if table is None else torch.cat((table, table)).bfloat16()
     struct = MatrixStruct(
         number_format,
@@ -149,28 +224,47 @@ def allocate_matrix(
         inputs,
         group,
         data.data_ptr(),
-        None if scales is None else scales.data_ptr(),
-        None if zeros is None else zeros.data_ptr(),
-        None if table is None else table.data_ptr(),
+        _address(scales.scales),
+        _address(scales.zeros),
+        _address(table),
         16,
-        0 if levels is None else levels.shift,
-        None if codes is None else codes.data_ptr(),
-        None if minima is None else minima.data_ptr(),
+        scales.shift,
+        _address(scales.codes),
+        _address(scales.minima),
     )
-    address = ctypes.addressof(struct)
-    kept = tuple(each for each in (codes, minima) if each is not None)
+    kept = tuple(each for each in (scales.codes, scales.minima) if each is not None)
     return PackedMatrix(
-        bits, out, inputs, paired, group, data, scales, zeros, table, kept, struct, address
+        bits,
+        out,
+        inputs,
+        paired,
+        group,
+        data,
+        scales.scales,
+        scales.zeros,
+        table,
+        kept,
+        struct,
+        ctypes.addressof(struct),
     )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _panels(out: int, paired: bool) -> int:
+    width = _PANEL // 2 if paired else _PANEL
+    return -(-(out // 2 if paired else out) // width)
 
 
 def _order(out: int, paired: bool) -> Tensor:
     """Which output is where in the panels; -1: none."""
     if not paired:
-        order = torch.arange(-(-out // _PANEL) * _PANEL)
+        order = torch.arange(_panels(out, paired) * _PANEL)
         return order.masked_fill_(order >= out, -1)
     assert out % 2 == 0
-    gates = torch.arange(-(-out // _PANEL) * (_PANEL // 2))
+    gates = torch.arange(_panels(out, paired) * (_PANEL // 2))
     both = torch.stack((gates, gates + out // 2)).masked_fill_(gates >= out // 2, -1)
     return both.view(2, -1, _PANEL // 2).transpose(0, 1).flatten()
 

@@ -53,3 +53,17 @@ class Restarts:
         wait = min(FIRST_SECONDS * 2.0 ** len(self._tries), LONGEST_SECONDS)
         self._tries.append(now)
         return wait * (1.0 + self._draw()) / 2.0
+
+    def next_allowed(self, now: float) -> float | None:
+        """Return the seconds until :meth:`next` allows a restart again, or None if it never does.
+
+        The restart is counted.
+
+        Args:
+            now: A clock's seconds.
+        """
+        if not self.most:
+            return None
+        wait = max(0.0, self._tries.popleft() + self._window - now)
+        self._tries.append(now + wait)
+        return wait

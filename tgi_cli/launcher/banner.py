@@ -19,7 +19,14 @@ _EXAMPLE_PROMPT = "def read_json(path):"
 
 
 def announce(
-    config: ServeConfig, info: EngineInfo, url: str, seconds: float, key: bool = False
+    config: ServeConfig,
+    info: EngineInfo,
+    url: str,
+    seconds: float,
+    *,
+    key: bool = False,
+    web_ui: bool = True,
+    places: Sequence[object] = (),
 ) -> None:
     """Report that the server is ready, with its effective settings.
 
@@ -29,12 +36,14 @@ def announce(
         url: Of the HTTP port.
         seconds: Since the command began.
         key: Whether requests need an API key.
+        web_ui: Whether there is a page for browsers.
+        places: Where each replica runs, if there are several.
     """
     if config.json_output:
         log.info("ready: %s on %s", info.model_id, url, extra=fields(config, info, url, seconds))
         return
     log.info("ready: %s on %s in %.1f s", info.model_id, url, seconds)
-    show(rows(config, info, url), sys.stderr)
+    show(rows(config, info, url, web_ui=web_ui, places=places), sys.stderr)
     body = {"inputs": _EXAMPLE_PROMPT, "parameters": {"max_new_tokens": 40}}
     header = '-H "Authorization: Bearer ${API_KEY%%,*}" ' if key else ""
     print(
@@ -56,13 +65,21 @@ def fields(
     )
     return {name: getattr(info, name) for name in names} | {
         "kv_blocks": info.max_batch_total_tokens // info.block_size,
+        "replicas": config.replicas,
         "max_concurrent_requests": config.max_concurrent_requests,
         "url": url,
         "start_seconds": round(seconds, 3),
     }
 
 
-def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str]]:
+def rows(
+    config: ServeConfig,
+    info: EngineInfo,
+    url: str,
+    *,
+    web_ui: bool,
+    places: Sequence[object] = (),
+) -> list[tuple[str, str]]:
     """Return the effective settings as rows of a table."""
     model = info.model_id if not info.revision else f"{info.model_id} ({info.revision[:12]})"
     blocks = info.max_batch_total_tokens // info.block_size
@@ -72,6 +89,11 @@ def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str
         ("dtype", info.dtype),
         ("quantization", info.quantize or "none"),
         ("device", info.device),
+        *(
+            [("replicas", f"{config.replicas}, on {' | '.join(map(str, places))}")]
+            if config.replicas > 1
+            else []
+        ),
         ("shards", str(info.num_shard)),
         (
             "KV cache",
@@ -87,6 +109,7 @@ def rows(config: ServeConfig, info: EngineInfo, url: str) -> list[tuple[str, str
         ),
         ("step", f"up to {info.max_batch_prefill_tokens:,} prompt tokens{drafts}"),
         ("URL", url),
+        *([("web UI", f"{url}/ in a browser")] if web_ui else []),
         *([("kernels", info.kernels)] if info.kernels else []),
     ]
 
@@ -110,6 +133,6 @@ def show(table: Sequence[tuple[str, str]], file: TextIO) -> None:
     frame.add_column(overflow="fold")
     for name, text in table:
         slow = name == "kernels" and text.startswith("torch:")
-        style = "yellow" if slow else "bold" if name == "URL" else ""
+        style = "yellow" if slow else "bold" if name in ("URL", "web UI") else ""
         frame.add_row(name, Text(text, style=style))
     console.print(frame)

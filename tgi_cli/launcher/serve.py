@@ -13,15 +13,19 @@ from functools import partial
 from pathlib import Path
 
 from tgi_cli.config import ServeConfig, check_settings
+from tgi_cli.engine.common_limits import common_limits
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.errors import RouterError, ShardError, TgiError
+from tgi_cli.errors import ConfigError, RouterError, ShardError, TgiError
 from tgi_cli.launcher.backoff import Restarts
 from tgi_cli.launcher.banner import announce
 from tgi_cli.launcher.child_process import ChildProcess, adopt_orphans
-from tgi_cli.launcher.health_probe import HealthProbe
+from tgi_cli.launcher.health_probe import HEALTH, HealthProbe
+from tgi_cli.launcher.model_server import ModelServerParts
+from tgi_cli.launcher.placement import place_replicas
 from tgi_cli.launcher.supervisor import ServerParts, Supervisor
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.process import bind
+from tgi_cli.process.control_channel import ControlChannel
 from tgi_cli.process.heartbeat import SharedHeartbeat
 from tgi_cli.process.parent_death import parent_pipe
 from tgi_cli.process.resident_memory import release_file_pages, trim_heap
@@ -43,8 +47,8 @@ def serve(
 
     Args:
         config: Of the model server.
-        router: Of the router, but for the model, the engine's address and the socket, which are
-            known later.
+        router: Of the router, but for the model and the engine's address, which are known later.
+            Its socket is used, or bound if it has none.
         locate: Finds or downloads the model and its adapters; returns ``config`` with their full
             names, and the model's folder. Called in a process of its own.
 
@@ -57,16 +61,27 @@ def serve(
     """
     began = time.monotonic()
     check_settings(config)
-    with bind.bind(config.hostname, config.port) as sock:
+    # Whoever has bound the socket announces it.
+    behind_parent = router.socket_fd is not None
+    if router.may_sleep and config.shard_uds_path is not None:
+        raise ConfigError(
+            "a model server that sleeps cannot be driven on --shard-uds-path: its clients would "
+            "find it gone",
+            "leave off --sleep-idle-seconds and --enable-sleep-mode, or --shard-uds-path",
+        )
+    with bind.bind_or_adopt(config.hostname, config.port, router.socket_fd) as sock:
         with exiting_on(signal.SIGTERM, signal.SIGINT):
             config, model_path = run_in_fork(partial(locate, config))
+            placements = place_replicas(config)
         host, port = bind.local_address(sock)
         bind.warn_if_open(config.hostname, port, router.api_key, router.cors_allow_origin)
         tls = router.ssl_certfile is not None
+        control = ControlChannel() if router.may_sleep else None
         supervisor = Supervisor(
             config.graceful_termination_timeout,
-            Restarts(config.max_restarts),
+            partial(Restarts, config.max_restarts),
             config.watchdog_timeout,
+            control,
         )
         adopt_orphans()
         with (
@@ -78,53 +93,92 @@ def serve(
             if (prefix := config.shard_uds_path) is not None:
                 # A killed model server leaves TGI's socket behind.
                 stack.callback(remove_stale, prefix.with_name(f"{prefix.name}-0"))
-            uds_path = folder / SOCKET
+            replicas = config.replicas
+            names = [SOCKET] if replicas == 1 else [f"engine-{i}.sock" for i in range(replicas)]
+            uds_paths = [folder / name for name in names]
+            fds = [parent_fd, sock.fileno()]
+            if control is not None:
+                stack.callback(control.close)
+                fds.append(control.router_fd)
             router = replace(
                 router,
                 model_path=model_path,
                 model_id=config.model_id,
                 revision=config.revision or "",
-                engine_url=f"unix:{uds_path}",
+                engine_url=f"unix:{uds_paths[0]}",
+                replica_url=tuple(f"unix:{path}" for path in uds_paths[1:]),
                 socket_fd=sock.fileno(),
                 parent_fd=parent_fd,
+                control_fd=None if control is None else control.router_fd,
             )
             start = partial(_start, variables={VARIABLE: str(folder)}, shared=config)
-            heartbeat: SharedHeartbeat
+            heartbeats: dict[int, SharedHeartbeat] = {}
 
-            def start_server() -> tuple[ChildProcess, SharedHeartbeat]:
-                nonlocal heartbeat
-                heartbeat = SharedHeartbeat.create()
+            def start_server(replica: int) -> tuple[ChildProcess, SharedHeartbeat]:
+                heartbeat = heartbeats[replica] = SharedHeartbeat.create()
+                placement = placements[replica]
                 server = ModelServerConfig(
                     serve=config,
                     model_path=model_path,
-                    uds_path=uds_path,
+                    uds_path=uds_paths[replica],
                     parent_fd=parent_fd,
                     heartbeat_fd=heartbeat.fd,
+                    replica=replica if replicas > 1 else None,
+                    cpus=placement.cpus,
                 )
-                child = start("model-server", ShardError, server, (parent_fd, heartbeat.fd))
+                child = start(
+                    "model-server",
+                    ShardError,
+                    server,
+                    (parent_fd, heartbeat.fd),
+                    replica=server.replica,
+                    variables={VARIABLE: str(folder), **placement.variables},
+                )
                 heartbeat.close_fd()
                 return child, heartbeat
 
             def start_router() -> ChildProcess:
-                child = start("router", RouterError, router, (parent_fd, sock.fileno()))
+                child = start("router", RouterError, router, tuple(fds))
                 sock.close()  # only the router holds it from here on: it closes with the router
+                if control is not None:
+                    control.close_router_fd()
                 return child
 
+            probe = HealthProbe(host, port, tls)
+
+            def usable(replica: int) -> bool:
+                return probe.ask(f"{HEALTH}?replica={replica}") == 200
+
             def on_ready() -> None:
-                published = heartbeat.published()
-                assert published is not None, "published before the state is SERVING"
-                info = EngineInfo.from_dict(published)
-                url = bind.url(host, port, tls)
-                seconds = time.monotonic() - began
-                announce(config, info, url, seconds, key=router.api_key is not None)
+                published = [heartbeat.published() for heartbeat in heartbeats.values()]
+                info = common_limits([EngineInfo.from_dict(each) for each in published if each])
+                if behind_parent:
+                    log.info("serving %s", config.model_id)
+                else:
+                    url = bind.url(host, port, tls)
+                    seconds = time.monotonic() - began
+                    announce(
+                        config,
+                        info,
+                        url,
+                        seconds,
+                        key=router.api_key is not None,
+                        web_ui=not router.disable_web_ui,
+                        places=placements,
+                    )
                 trim_heap()
                 release_file_pages()
 
             log.info("loading %s", config.model_id)
             parts = ServerParts(
-                start_server=start_server,
+                model_servers=[
+                    ModelServerParts(
+                        start=partial(start_server, replica), usable=partial(usable, replica)
+                    )
+                    for replica in range(replicas)
+                ],
                 start_router=start_router,
-                probe=HealthProbe(host, port, tls),
+                probe=probe,
                 on_ready=on_ready,
             )
             return supervisor.run(parts)
@@ -137,8 +191,10 @@ def _start(
     fds: tuple[int, ...],
     variables: dict[str, str],
     shared: ServeConfig,
+    replica: int | None = None,
 ) -> ChildProcess:
     """Start ``tgi COMMAND``, which reads ``config`` from an inherited descriptor."""
+    role = command if replica is None else f"{command} {replica}"
     config_fd = write_config(config)
     # The model is for people who list processes; how to report errors is known before the rest.
     words = [command, shared.model_id, f"--config-fd={config_fd}"]
@@ -146,12 +202,12 @@ def _start(
         words.append("--json-output")
     try:
         return ChildProcess(
-            command.replace("-", " "),
+            role.replace("-", " "),
             failure,
             module_command("tgi_cli", *words),
             (*fds, config_fd),
             variables,
-            command if shared.json_output else None,
+            role if shared.json_output else None,
         )
     finally:
         os.close(config_fd)

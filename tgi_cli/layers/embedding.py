@@ -13,8 +13,8 @@ from tgi_cli.kernels.linear import Epilogue, linear, rows
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
 from tgi_cli.layers.linear import LinearBase
+from tgi_cli.quantization.block_weight import CodedWeight
 from tgi_cli.quantization.matmul import CppMatmul, make_matmul
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 def _own_rows(build: Build, vocab_size: int) -> tuple[int, int, int]:
@@ -54,7 +54,7 @@ class Embedding(Loadable):
         self.mapped: Tensor | None = None
         self.head: PackedMatrix | None = None
         """The packed weight of a tied head, or of its own, whose rows are the vectors."""
-        self.quantized: QuantizedWeight | None = None
+        self.quantized: CodedWeight | None = None
         """This shard's table, until it or a tied head is packed."""
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
@@ -69,8 +69,8 @@ class Embedding(Loadable):
         self.mapped, self.weight = tensor[self.start : self.end], None
         return True
 
-    def _fill(self, tensor: Tensor | QuantizedWeight) -> None:
-        if isinstance(tensor, QuantizedWeight):
+    def _fill(self, tensor: Tensor | CodedWeight) -> None:
+        if isinstance(tensor, CodedWeight):
             self.quantized = tensor[self.start : self.end].padded(self.rows)
             self.weight = None
             return
@@ -200,10 +200,10 @@ class LMHead(LinearBase):
         if self.bias is not None:
             yield WeightSlot(f"{path}.bias", (self.vocab_size,), self._fill_bias)
 
-    def _fill_weight(self, weight: Tensor | QuantizedWeight) -> None:
+    def _fill_weight(self, weight: Tensor | CodedWeight) -> None:
         own = weight[self.start : self.end]
         missing = self.out_features - (self.end - self.start)
-        if isinstance(own, QuantizedWeight):
+        if isinstance(own, CodedWeight):
             own = own.padded(self.out_features)
         elif missing:
             own = nn.functional.pad(own, (0, 0, 0, missing))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.layers.base import Build, Loadable, WeightSlot, empty_parameter
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
+from tgi_cli.quantization.block_weight import CodedWeight
 
 if TYPE_CHECKING:
     from tgi_cli.layers.lora import LoraLayer
@@ -103,7 +103,7 @@ class ColumnParallelLinear(LinearBase):
                 yield self.slot(f"{full}.bias", "bias", (part.size,), own, at)
             start = at.stop
 
-    def _fill_weight(self, at: slice, own: slice, weight: Tensor | QuantizedWeight) -> None:
+    def _fill_weight(self, at: slice, own: slice, weight: Tensor | CodedWeight) -> None:
         self.method.fill(self, at, weight[own])
 
 
@@ -136,7 +136,7 @@ class RowParallelLinear(LinearBase):
         if self.bias is not None:
             yield self.slot(f"{path}.bias", "bias", (self.out_features,))
 
-    def _fill_weight(self, weight: Tensor | QuantizedWeight) -> None:
+    def _fill_weight(self, weight: Tensor | CodedWeight) -> None:
         self.method.fill(self, slice(0, self.out_features), weight[:, self.own])
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import (
@@ -73,6 +74,7 @@ class InProcessEngine:
         on_end: Called when the loop has ended, on its thread.
         grammars: Compiles grammars. Default: requests with one are refused.
         speculator: Proposes draft tokens. Default: no speculative decoding.
+        blocks: Keeps copies of KV blocks. Default: none are kept.
 
     Attributes:
         request_ids: Unique ids for requests.
@@ -89,10 +91,11 @@ class InProcessEngine:
         on_end: Callable[[], None] | None = None,
         grammars: GrammarCompiler | None = None,
         speculator: Speculator | None = None,
+        blocks: BlockStore | None = None,
     ) -> None:
         self.request_ids: Iterator[int] = itertools.count(1)
         on_step = None if on_stats is None else _json_callback(on_stats)
-        core = EngineCore(worker, limits, depth, grammars, speculator, on_step)
+        core = EngineCore(worker, limits, depth, grammars, speculator, on_step, blocks=blocks)
         self._inbox, self._outbox = core.inbox, core.outbox
         self.adapters = AdapterRegistry(core.inbox.put, limits.max_loras, model_id)
         self._lock = threading.RLock()

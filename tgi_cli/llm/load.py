@@ -15,6 +15,7 @@ from tgi_cli import demo
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.speculation import checked
 from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.disk_blocks import open_disk_blocks
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.speculation import create_speculator
 from tgi_cli.errors import ConfigError
@@ -136,6 +137,13 @@ def start_engine(
 
     worker, _ = load_worker(serve, model_path)
     capacity = worker.warmup()
+    blocks = open_disk_blocks(capacity.config, worker, capacity.cache_bytes, capacity.step_seconds)
+
+    def on_end() -> None:
+        if blocks is not None:
+            blocks.close()
+        worker.close()
+
     info = worker.info()
     limits = SchedulerConfig.of(
         capacity.config,
@@ -161,9 +169,10 @@ def start_engine(
         depth,
         on_stats,
         info.model_id,
-        worker.close,
+        on_end,
         worker.grammars,
         create_speculator(capacity.config, capacity.step_times, capacity.most_proposed),
+        blocks,
     )
     worker.watch(engine.fail)
     try:

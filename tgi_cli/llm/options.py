@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral
+from pathlib import Path
 from typing import Any, TypedDict
 
 from tgi_cli.engine.logits_processor import LogitsProcessor
@@ -47,6 +48,8 @@ class EngineSettings(TypedDict, total=False):
         waiting_served_ratio: See :class:`tgi_cli.engine.config.SchedulerConfig`.
         max_waiting_tokens: See :class:`tgi_cli.engine.config.SchedulerConfig`.
         prefix_caching: Compute common prefixes of prompts once.
+        kv_cache_dir: Folder in which KV blocks are kept, too, for later runs. Default: none.
+        kv_cache_dir_size: Most bytes of its files. Default: 10 GiB.
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
         quantize: How to quantize plain weights on loading: ``int8``, ``fp8``,
             ``bitsandbytes-nf4``...; see ``--quantize``.
@@ -76,6 +79,8 @@ class EngineSettings(TypedDict, total=False):
     waiting_served_ratio: float | None
     max_waiting_tokens: int | None
     prefix_caching: bool
+    kv_cache_dir: Path | None
+    kv_cache_dir_size: int | None
     kv_cache_dtype: str
     quantize: str | None
     quantize_head: bool

@@ -18,6 +18,8 @@ class ModelServerConfig:
         uds_path: Unix socket to listen on.
         parent_fd: Pipe that closes when the parent is gone, or None to run alone.
         heartbeat_fd: Memory for the heartbeat, or None if no launcher watches.
+        replica: Number among its replicas, for its log; None if there are none.
+        cpus: Logical CPUs that its threads may use; empty for all.
     """
 
     serve: ServeConfig
@@ -25,3 +27,5 @@ class ModelServerConfig:
     uds_path: Path
     parent_fd: int | None = None
     heartbeat_fd: int | None = None
+    replica: int | None = None
+    cpus: tuple[int, ...] = ()

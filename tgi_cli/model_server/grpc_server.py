@@ -93,6 +93,7 @@ class EngineServer(AdapterServicer):
         self.sessions: set[ClientSession] = set()
         self._routes: dict[int, _Route] = {}
         self._closed_because = ""
+        self._draining = False
         self._server: grpc.Server | None = None
         self._folder: Path | None = None
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatch", daemon=True)
@@ -134,6 +135,7 @@ class EngineServer(AdapterServicer):
         """Refuse new requests from now on; live ones continue."""
         with self._lock:
             self._closed_because = "the model server is shutting down"
+            self._draining = True
         for service in self.services:
             service.drain()
 
@@ -243,12 +245,15 @@ class EngineServer(AdapterServicer):
         with self._lock:
             if session.closed:
                 return
+            reason = FinishReason.ERROR
             if self._closed_because:
                 problem = self._closed_because
+                if self._draining:  # its client may have another engine
+                    reason = FinishReason.DRAINING
             elif client_id in session.live:
                 problem = f"request id {client_id} is in use"
             if problem:
-                session.outgoing.put(self._ended([client_id], problem))
+                session.outgoing.put(self._ended([client_id], problem, reason))
                 return
             engine_id = next(self._engine_ids)
             # Its parent may have ended: then there is nothing to share.
@@ -336,5 +341,7 @@ class EngineServer(AdapterServicer):
                 if session.half_closed and not session.live:
                     session.outgoing.put(None)
 
-    def _ended(self, client_ids: list[int], cause: str) -> StepOutputs:
-        return StepOutputs(finished=[Finished(i, FinishReason.ERROR, cause) for i in client_ids])
+    def _ended(
+        self, client_ids: list[int], cause: str, reason: FinishReason = FinishReason.ERROR
+    ) -> StepOutputs:
+        return StepOutputs(finished=[Finished(i, reason, cause) for i in client_ids])

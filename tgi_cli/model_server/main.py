@@ -6,6 +6,7 @@ The socket exists only while the engine can serve: every client that connects ge
 from __future__ import annotations
 
 import gc
+import linecache
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
+from tgi_cli.engine.disk_blocks import open_disk_blocks
 from tgi_cli.engine.messages import Fail, Shutdown
 from tgi_cli.engine.speculation import create_speculator
 from tgi_cli.errors import ExitCode, ShardError, TgiError
@@ -29,8 +31,8 @@ from tgi_cli.model_server.adapters import EngineEndedError
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.grpc_service import ServedEngine, ServiceFactory
-from tgi_cli.model_server.limits_report import log_limits
 from tgi_cli.process import unix_socket
+from tgi_cli.process.deferred_imports import TORCH_PARTS, TORCH_USERS, defer
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
@@ -71,12 +73,17 @@ def run_model_server(
     """
     unix_socket.claim(server_config.uds_path)
     limit_arenas(_ARENAS)
+    defer(TORCH_PARTS, TORCH_USERS)
     fd = server_config.heartbeat_fd
     from tgi_cli.worker.factory import load_worker
 
     serve = server_config.serve
     memory = None if fd is None else SharedHeartbeat.attach(fd)
-    with exiting_on(signal.SIGTERM), HeartbeatWriter(memory).beating() as heartbeat:
+    with (
+        exiting_on(signal.SIGTERM),
+        HeartbeatWriter(memory).beating() as heartbeat,
+        _publishing_errors(heartbeat),
+    ):
         show_bar = False if serve.json_output else None
         with ProgressReporter(show_bar=show_bar, delay=_BAR_DELAY, transient=True) as progress:
             progress.start("loading weights", 0)
@@ -87,6 +94,16 @@ def run_model_server(
             worker.close()
 
 
+@contextmanager
+def _publishing_errors(heartbeat: HeartbeatWriter) -> Iterator[None]:
+    """Let the launcher have the cause of an error that ends the process."""
+    try:
+        yield
+    except TgiError as error:
+        heartbeat.publish_error(error.cause)
+        raise
+
+
 def _serve(
     server_config: ModelServerConfig,
     services: Sequence[ServiceFactory],
@@ -95,11 +112,14 @@ def _serve(
     heartbeat: HeartbeatWriter,
 ) -> None:
     """Warm up and serve; ``max_total_tokens`` is the limit of a request if the memory allows."""
+    from tgi_cli.model_server.limits_report import log_limits  # imports torch
+
     serve, uds_path = server_config.serve, server_config.uds_path
     heartbeat.enter(State.WARMING_UP)
     capacity = worker.warmup()
     log_limits(serve, max_total_tokens, capacity)
     config = capacity.config
+    blocks = open_disk_blocks(config, worker, capacity.cache_bytes, capacity.step_seconds)
     engine = EngineCore(
         worker,
         SchedulerConfig.of(
@@ -115,8 +135,10 @@ def _serve(
         speculator=create_speculator(config, capacity.step_times, capacity.most_proposed),
         external_drafts=serve.asks_for_drafts,
         on_idle=trim_heap,
+        blocks=blocks,
     )
     # Everything that lives now lives until the end: the collector need not walk the model again.
+    linecache.clearcache()  # of sources that imports have looked into
     gc.collect()
     gc.freeze()
     trim_heap()
@@ -157,6 +179,8 @@ def _serve(
         finally:
             wait([opened])  # soon, once the engine's loop has ended
             server.stop(cause or "the model server has stopped")
+            if blocks is not None:
+                blocks.close()
         opened.result()
 
 

@@ -9,9 +9,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError
+from tgi_cli.hub.streamed_model import RangeReader, RemoteWeights, remote_weights
 from tgi_cli.models.gguf_weights import gguf_tensors
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
-from tgi_cli.models.tensor_readers import map_bytes
+from tgi_cli.models.tensor_readers import ReadAhead, map_bytes
 from tgi_cli.models.weight_files import (
     INDEX,
     file_header,
@@ -89,6 +90,8 @@ def read_tensor(stored: StoredTensor) -> Tensor:
     """A tensor that is stored as it is, or rows of one."""
     if stored.span is not None:
         return map_bytes(stored.file, *stored.span)
+    if (remote := remote_weights(stored.file.parent)) is not None:
+        return _read_remote(stored, remote)
     try:
         with safe_open(stored.file, framework="pt") as tensors:
             if stored.part is not None:
@@ -99,6 +102,18 @@ def read_tensor(stored: StoredTensor) -> Tensor:
     except (SafetensorError, OSError) as error:
         raise unreadable(stored.file, error) from error
     return tensor
+
+
+def _read_remote(stored: StoredTensor, remote: RemoteWeights) -> Tensor:
+    reader = ReadAhead([stored], pin=False, remote=RangeReader(remote))
+    try:
+        tensor = reader.read(stored)
+    finally:
+        reader.close()
+    if stored.part is None:
+        return tensor
+    index, start, end = stored.part
+    return tensor[index, start:end]
 
 
 def some(names: list[str]) -> str:

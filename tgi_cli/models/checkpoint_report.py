@@ -14,8 +14,8 @@ from tgi_cli.models.checkpoint import merge_quantized, read_headers, read_tensor
 from tgi_cli.models.config import read_config
 from tgi_cli.models.registry import checkpoint_format, quantization_name
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
+from tgi_cli.quantization.block_weight import CodedWeight
 from tgi_cli.quantization.matmul import make_matmul
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _kernel(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> s
     """The kernel that computes with a weight, found by creating it."""
     assert tensor.read is not None
     weight = tensor.read(*map(read_tensor, tensor.parts))
-    assert isinstance(weight, QuantizedWeight)
+    assert isinstance(weight, CodedWeight)
     product = make_matmul(weight, dtype, device)
     if isinstance(product, str):
         return f"dense, as {product}"

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from tgi_cli.errors import CheckpointError, ModelError
 from tgi_cli.files import read_json
+from tgi_cli.gguf.model_config import METHOD as GGUF
 from tgi_cli.models.weight_files import file_header
 
 log = logging.getLogger(__name__)
@@ -142,6 +143,11 @@ class ModelConfig:
             if (self.path / name).is_file():
                 return {"quant_method": method} | _read_object(self.path / name)
         return None
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether config.json was made of the keys of a GGUF file."""
+        return self.get("quantization_config", dict, {}).get("quant_method") == GGUF
 
     @property
     def dtype(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
@@ -11,8 +13,7 @@ from tgi_cli.gguf.reader import GGUFFile
 from tgi_cli.gguf.weight_names import WeightView, weight_views
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.quantization import gguf
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
-from tgi_cli.quantization.widening import reorder_inputs
+from tgi_cli.quantization.block_weight import BlockWeight, CodedWeight
 
 _SUPPORTED = ", ".join((*gguf.FLOATS, *gguf.LAYOUTS))
 
@@ -33,6 +34,13 @@ def gguf_tensors(file: GGUFFile) -> dict[str, StoredTensor]:
             )
         found[view.name] = _stored(view)
     return found
+
+
+def rounded_weights(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> int:
+    """How many matrices in float16 lose bits in ``dtype``."""
+    if dtype != torch.bfloat16:
+        return 0
+    return sum(each.dtype == "F16" and len(each.shape) > 1 for each in stored.values())
 
 
 def _stored(view: WeightView) -> StoredTensor:
@@ -69,8 +77,8 @@ def _floats(view: WeightView, data: Tensor) -> Tensor:
     return tensor.T if view.transposed and tensor.ndim == 2 else tensor
 
 
-def _blocks(view: WeightView, data: Tensor) -> QuantizedWeight:
-    weight = gguf.read_blocks(view.tensor.type, (view.shape[0], view.shape[1]), data)
+def _blocks(view: WeightView, data: Tensor) -> CodedWeight:
+    weight = BlockWeight(view.tensor.type, (data.view(view.shape[0], -1),))
     if view.rows is not None:
         weight = weight.rows(view.rows)
-    return reorder_inputs(weight, view.columns) if view.columns else weight
+    return weight.reordered(view.columns) if view.columns else weight

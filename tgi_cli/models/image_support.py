@@ -12,17 +12,26 @@ from tgi_cli.models.config import ModelConfig
 
 SEEING = frozenset(
     {
+        "AyaVisionForConditionalGeneration",
+        "DeepseekVLForConditionalGeneration",
+        "Exaone4_5_ForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "Glm46VForConditionalGeneration",
         "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "GlmOcrForConditionalGeneration",
+        "HyperCLOVAXVisionV2ForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration",
+        "Lfm3VlForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
+        "LlavaNextVideoForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "PaliGemmaForConditionalGeneration",
+        "QianfanOCRForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
@@ -30,6 +39,7 @@ SEEING = frozenset(
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
         "SmolVLMForConditionalGeneration",
+        "VipLlavaForConditionalGeneration",
     }
 )
 """Architectures that are given images."""

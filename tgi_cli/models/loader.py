@@ -13,11 +13,13 @@ import torch
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.device.memory import available_memory, large_blocks_apart
 from tgi_cli.errors import ConfigError, ModelError, OutOfMemoryError, UnsupportedModelError
+from tgi_cli.hub.streamed_model import remote_weights
 from tgi_cli.layers import Build
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.checkpoint import merge_quantized, read_headers
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
+from tgi_cli.models.gguf_weights import rounded_weights
 from tgi_cli.models.image_support import why_blind
 from tgi_cli.models.registry import (
     checkpoint_format,
@@ -64,7 +66,8 @@ def load_model(
         progress: called with (bytes read, bytes in all) as layers are completed.
         shard: which share of the weights is loaded.
         lora: slots for adapters. Default: none.
-        load_format: ``dummy`` fills the model with random numbers and reads no weights.
+        load_format: ``dummy`` fills the model with random numbers and reads no weights. Weights
+            are streamed if the folder says where they are (:mod:`tgi_cli.hub.streamed_model`).
         max_positions: the context that will be served. Default: the model's.
         quantize: how plain weights are quantized as they are loaded, one of
             :data:`tgi_cli.config.settings.model.ON_THE_FLY`. Default: they are not.
@@ -100,8 +103,14 @@ def load_model(
             stored = read_headers(config.path)
             if layout is not None:
                 stored = merge_quantized(stored, layout)
+            if config.is_gguf and shard.rank == 0 and (halves := rounded_weights(stored, dtype)):
+                log.info(
+                    "%d weights in float16 are rounded to bfloat16; --dtype float32 keeps them",
+                    halves,
+                )
             unused = () if layout is None else layout.ignored
-            stacked = fill_model(model, stored, device, progress, unused, shard.size == 1)
+            whole, remote = shard.size == 1, remote_weights(config.path)
+            stacked = fill_model(model, stored, device, progress, unused, whole, remote)
             if stacked and shard.rank == 0:
                 name = str(dtype).removeprefix("torch.")
                 why = "as parts of larger ones, or split by heads"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
+from tgi_cli.quantization.block_weight import CodedWeight
 
 QUANTIZED = "quantized"
 """The dtype of weights which are made of several tensors."""
@@ -27,7 +27,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     parts: tuple[StoredTensor, ...] = ()
-    read: Callable[..., Tensor | QuantizedWeight] | None = None
+    read: Callable[..., Tensor | CodedWeight] | None = None
     about: str = ""
     """How a quantized weight is quantized, for reports."""
     part: tuple[int, int, int] | None = None

@@ -20,7 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tgi_cli.errors import CheckpointError
 from tgi_cli.hub.safetensors_header import TensorEntry
+from tgi_cli.hub.streamed_model import RangeReader
 from tgi_cli.models.stored_tensor import StoredTensor
 from tgi_cli.models.weight_files import file_header, unreadable
 
@@ -34,6 +36,9 @@ cache, and disks need several requests under way."""
 _PART_BYTES = 32 << 20
 _AHEAD_BYTES = 1 << 30
 """Size of a part, and the limit of what is read ahead and not taken yet."""
+
+_AHEAD_REMOTE_BYTES = 64 << 20
+"""The same limit for weights that are streamed: it adds to the memory that loading takes."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -114,11 +119,17 @@ class ReadAhead:
     Args:
         wanted: the tensors in the order of the calls of :meth:`read`.
         pin: whether to pin the memory, which needs CUDA.
+        remote: reads ranges of files that are not on this machine; closed with this reader.
     """
 
-    def __init__(self, wanted: Iterable[StoredTensor], pin: bool) -> None:
+    def __init__(
+        self, wanted: Iterable[StoredTensor], pin: bool, remote: RangeReader | None = None
+    ) -> None:
         self._wanted = iter(wanted)
         self._pin = pin
+        self._remote = remote
+        self._read_into = _read_into if remote is None else remote.read_into
+        self._ahead_bytes = _AHEAD_BYTES if remote is None else _AHEAD_REMOTE_BYTES
         self._mapped = MappedReader()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="weights")
         self._headers: dict[Path, dict[str, TensorEntry]] = {}
@@ -129,6 +140,11 @@ class ReadAhead:
     def read(self, stored: StoredTensor) -> Tensor:
         self._read_more()
         if stored.dtype not in _DTYPES:
+            if self._remote is not None:
+                raise CheckpointError(
+                    f"{stored.name} is {stored.dtype}, which --load-format stream does not read",
+                    "leave it off",
+                )
             return self._mapped.read(stored)
         pending = self._pending.popleft()
         if pending.stored is not stored:
@@ -142,12 +158,14 @@ class ReadAhead:
         return pending.tensor
 
     def close(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
         self._mapped.close()
 
     def _read_more(self) -> None:
-        while not self._exhausted and (self._ahead < _AHEAD_BYTES or not self._pending):
+        while not self._exhausted and (self._ahead < self._ahead_bytes or not self._pending):
             stored = next(self._wanted, None)
             if stored is None:
                 self._exhausted = True
@@ -160,7 +178,7 @@ class ReadAhead:
         target = memoryview(memory.numpy())  # type: ignore[arg-type]
         parts = [
             self._pool.submit(
-                _read_into, target[begin : begin + _PART_BYTES], stored.file, start + begin
+                self._read_into, target[begin : begin + _PART_BYTES], stored.file, start + begin
             )
             for begin in range(0, size, _PART_BYTES)
         ]

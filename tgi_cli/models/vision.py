@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,34 @@ class ImageFeatures:
     deepstack: tuple[Tensor, ...] = ()
 
 
+class PausePoints:
+    """The points within a tower's layers at which a run may be interrupted.
+
+    Whoever has little time sets ``check``, which is then called some milliseconds of work apart, on
+    the thread of the run.
+    """
+
+    def __init__(self) -> None:
+        self.check: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        """A run has come to such a point."""
+        if self.check is not None:
+            self.check()
+
+
 class VisionTower(nn.Module):
     """An image encoder and what fits its output to the decoder, for inference only.
 
     Part of a :class:`~tgi_cli.models.CausalLM`, whose loader fills it. Every shard has all of it.
+
+    Attributes:
+        pauses: where :meth:`encode` may be interrupted within layers; used on a CPU alone.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses = PausePoints()
 
     @abstractmethod
     def encode(self, tensors: Mapping[str, Tensor], num_rows: int | None) -> ImageFeatures:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from tgi_cli.errors import CheckpointError
+from tgi_cli.hub.streamed_model import RangeReader, RemoteWeights
 from tgi_cli.layers import Loadable, WeightSlot
 from tgi_cli.models.base import LoadableModel
 from tgi_cli.models.checkpoint import some
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.models.tensor_readers import MappedReader, ReadAhead, TensorReader
 from tgi_cli.models.weight_map import Source
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
+from tgi_cli.quantization.block_weight import CodedWeight
 
 LayerSlots = tuple[Loadable, list[WeightSlot]]
 """A layer, and the tensors that it needs."""
@@ -101,6 +102,7 @@ def fill_model(
     progress: Callable[[int, int], None] | None = None,
     unused: tuple[str, ...] = (),
     whole: bool = True,
+    remote: RemoteWeights | None = None,
 ) -> int:
     """Fill all layers of a model, once all tensors have been checked.
 
@@ -112,6 +114,7 @@ def fill_model(
         unused: regular expressions for whole names of further tensors that are not needed.
         whole: whether this process keeps whole tensors. A shard does not: of what it reads from a
             mapped file, the other shards' parts stay on the disk.
+        remote: where the tensors' bytes are, if not in their files.
 
     Returns:
         How many quantized weights had to be dequantized.
@@ -122,7 +125,7 @@ def fill_model(
     layers = layer_slots(model)
     wanted = [slot for _, slots in layers for slot in slots]
     fillings = _resolve(model, wanted, stored, unused)
-    _fill(layers, fillings, device, progress, whole)
+    _fill(layers, fillings, device, progress, whole, remote)
     return sum(filling.num_dequantized for filling in fillings.values())
 
 
@@ -139,14 +142,16 @@ def _fill(
     device: torch.device,
     progress: Callable[[int, int], None] | None,
     whole: bool,
+    remote: RemoteWeights | None,
 ) -> None:
     total = sum(filling.num_bytes for filling in fillings.values())
     done = 0
     reader: TensorReader = MappedReader()
-    if device.type in READS_AHEAD and whole:
+    if remote is not None or (device.type in READS_AHEAD and whole):
         ordered = (fillings[slot.name] for _, slots in layers for slot in slots)
         wanted = (part for filling in ordered for each in filling.stored for part in each.pieces)
-        reader = ReadAhead(wanted, pin=device.type == "cuda")
+        ranges = None if remote is None else RangeReader(remote)
+        reader = ReadAhead(wanted, pin=device.type == "cuda", remote=ranges)
     try:
         for layer, slots in layers:
             layer.materialize(device)
@@ -164,7 +169,7 @@ def _fill(
 def _fill_slot(filling: SlotAssignment, reader: TensorReader) -> None:
     slot, source = filling.slot, filling.source
     read = [_read_one(each, reader) for each in filling.stored]
-    if filling.keeps_quantized and isinstance(read[0], QuantizedWeight):
+    if filling.keeps_quantized and isinstance(read[0], CodedWeight):
         slot.fill(read[0] if source.rows is None else read[0].rows(source.rows))
         return
     tensor = source.view(*map(_dense, read))
@@ -175,13 +180,13 @@ def _fill_slot(filling: SlotAssignment, reader: TensorReader) -> None:
         slot.fill(tensor)
 
 
-def _read_one(stored: StoredTensor, reader: TensorReader) -> torch.Tensor | QuantizedWeight:
+def _read_one(stored: StoredTensor, reader: TensorReader) -> torch.Tensor | CodedWeight:
     read = [reader.read(piece) for piece in stored.pieces]
     return read[0] if stored.read is None else stored.read(*read)
 
 
-def _dense(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
-    return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight
+def _dense(weight: torch.Tensor | CodedWeight) -> torch.Tensor:
+    return weight.dequantize(torch.float32) if isinstance(weight, CodedWeight) else weight
 
 
 def _resolve(

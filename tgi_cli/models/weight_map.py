@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tgi_cli.models.weight_files import file_header
+from tgi_cli.models.weight_files import file_header, gguf_headers
 
 Rows = Callable[[Any], Any]
 """From a tensor [all outputs, ...] to a view of some of them, in the model's order."""
@@ -227,11 +227,13 @@ def has_stacked_experts(path: Path) -> bool:
 
 
 def has_tensor(path: Path, name: str) -> bool:
-    """Whether the checkpoint in ``path`` has a tensor of that name.
+    """Whether the checkpoint in ``path`` has a tensor of that name, in GGUF files of GGUF's.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
+    if (gguf := gguf_headers(path)) is not None:
+        return name in gguf.tensors
     return any(file.is_file() and name in file_header(file) for file in path.glob("*.safetensors"))
 
 

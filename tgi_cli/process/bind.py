@@ -47,6 +47,23 @@ def bind(
     return listener
 
 
+def bind_or_adopt(hostname: str, port: int, fd: int | None) -> socket.socket:
+    """Return the bound socket that this process has inherited as ``fd``, or bind one.
+
+    Raises:
+        ConfigError: ``fd`` is not a socket; or as :func:`bind`.
+        AddressInUseError: See :func:`bind`.
+    """
+    if fd is None:
+        return bind(hostname, port)
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise ConfigError(f"descriptor {fd} is not a socket: {error.strerror}") from error
+    listener.set_inheritable(False)
+    return listener
+
+
 def _unavailable(error: OSError, hostname: str, port: int, flag: str) -> AddressInUseError:
     if error.errno == errno.EADDRINUSE:
         cause = f"port {port} is in use"

@@ -31,6 +31,8 @@ _FIELDS = struct.Struct("@5Q")
 _LENGTH = struct.Struct("@Q")
 """Length of the engine's info, which follows as JSON; 0 before it is published."""
 _INFO_START = _FIELDS.size + _LENGTH.size
+_ERROR = "error"
+_ERROR_CHARACTERS = 2000
 _SIZE = 64 * 1024
 """Far more than an info takes; pages that are never written take no memory."""
 
@@ -116,6 +118,14 @@ class SharedHeartbeat:
         self._memory[_INFO_START : _INFO_START + len(text)] = text
         _LENGTH.pack_into(self._memory, _FIELDS.size, len(text))
 
+    def publish_error(self, cause: str) -> None:
+        """Write why the model server ends, in place of the info."""
+        self.publish({_ERROR: cause[:_ERROR_CHARACTERS]})
+
+    def error(self) -> str:
+        """Return why the model server has ended, or an empty string if it did not say."""
+        return str((self.published() or {}).get(_ERROR, ""))
+
     def published(self) -> dict[str, Any] | None:
         """Return the engine's info, or None before :meth:`publish`."""
         (length,) = _LENGTH.unpack_from(self._memory, _FIELDS.size)
@@ -168,6 +178,11 @@ class HeartbeatWriter:
         """Publish the engine's info; see :meth:`SharedHeartbeat.publish`."""
         if self._heartbeat is not None:
             self._heartbeat.publish(info)
+
+    def publish_error(self, cause: str) -> None:
+        """Publish why the process ends; see :meth:`SharedHeartbeat.publish_error`."""
+        if self._heartbeat is not None:
+            self._heartbeat.publish_error(cause)
 
     def watch(self, engine: ProgressSource, step_seconds: float) -> None:
         """Show the progress of an engine that serves; its worst step takes ``step_seconds``."""

@@ -38,6 +38,11 @@ def describe() -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in (None, "")}
 
 
+def has_gpu() -> bool:
+    """Whether nvidia-smi finds a GPU."""
+    return bool(_output_of("nvidia-smi", _GPU_QUERY, "--format=csv,noheader"))
+
+
 def _processor() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():

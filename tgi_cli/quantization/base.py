@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tgi_cli.kernels.packed_matrix import PackedMatrix
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
+from tgi_cli.quantization.block_weight import CodedWeight
 
 
 class LinearWeights(Protocol):
@@ -42,13 +42,13 @@ class QuantizationMethod(ABC):
     ) -> None:
         """Register the parameters that a checkpoint fills, on the meta device."""
 
-    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | QuantizedWeight) -> None:
+    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | CodedWeight) -> None:
         """Load some outputs of this shard's weight, [outputs, in_features], into ``rows``.
 
         ``weight`` may be in a memory-mapped file, so it is copied.
         """
         assert layer.weight is not None
-        if isinstance(weight, QuantizedWeight):  # the layer cannot compute with it
+        if isinstance(weight, CodedWeight):  # the layer cannot compute with it
             weight = weight.dequantize(layer.weight.dtype)
         layer.weight[rows].copy_(weight)
 

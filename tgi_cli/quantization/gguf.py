@@ -14,7 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tgi_cli.gguf.tensor_types import TensorType
+from tgi_cli.gguf.tensor_types import TENSOR_TYPES, TensorType
+from tgi_cli.kernels.gguf_packing import BlockForm
 from tgi_cli.kernels.packed_matrix import ScaleLevels
 from tgi_cli.quantization import mxfp4
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
@@ -44,15 +45,19 @@ class BlockLayout:
 
     Attributes:
         group: inputs that share a scale.
-        bits: of a code, of which 4-bit kernels take up to 4.
+        bits: of a code.
         decode: takes blocks uint8 [rows, blocks, bytes] apart.
         table: the values of codes; None if they are integers, less 2 ** (bits - 1) or a minimum.
+        scales: dtype that scales are kept in; int8 if they are in two levels.
+        minima: likewise, or None if there are none.
     """
 
     group: int
     bits: int
     decode: Callable[[Tensor], _Parts]
     table: Callable[[], Tensor] | None = None
+    scales: torch.dtype = torch.float16
+    minima: torch.dtype | None = None
 
 
 def read_floats(kind: str, shape: tuple[int, ...], data: Tensor) -> Tensor:
@@ -192,8 +197,7 @@ def _fifth_bits(data: Tensor) -> Tensor:
 
 def _q5_0(blocks: Tensor) -> _Parts:
     high = _fifth_bits(blocks[..., 2:6])
-    codes = _nibbles(blocks[..., 6:], 16) | high << 4
-    return codes + (128 - 16), _half(blocks, 0), None
+    return _nibbles(blocks[..., 6:], 16) | high << 4, _half(blocks, 0), None
 
 
 def _q5_1(blocks: Tensor) -> _Parts:
@@ -240,7 +244,7 @@ def _q5_k(blocks: Tensor) -> _Parts:
 
 def _q6_k(blocks: Tensor) -> _Parts:
     codes = _nibbles(blocks[..., :128], 64) | _pairs(blocks[..., 128:192], 32) << 4
-    return codes + (128 - 32), (_real(blocks, 208), _signed(blocks[..., 192:208])), None
+    return codes, (_real(blocks, 208), _signed(blocks[..., 192:208])), None
 
 
 def _iq4_xs(blocks: Tensor) -> _Parts:
@@ -286,21 +290,33 @@ def _iq4_table() -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
+_HALF, _BYTE, _INT = torch.float16, torch.uint8, torch.int8
+
 LAYOUTS = {
     "Q4_0": BlockLayout(32, 4, _q4_0),
-    "Q4_1": BlockLayout(32, 4, _q4_1),
-    "Q5_0": BlockLayout(32, 8, _q5_0),
-    "Q5_1": BlockLayout(32, 8, _q5_1),
+    "Q4_1": BlockLayout(32, 4, _q4_1, minima=_HALF),
+    "Q5_0": BlockLayout(32, 5, _q5_0),
+    "Q5_1": BlockLayout(32, 5, _q5_1, minima=_HALF),
     "Q8_0": BlockLayout(32, 8, _q8_0),
-    "Q2_K": BlockLayout(16, 2, _q2_k),
-    "Q3_K": BlockLayout(16, 3, _q3_k),
-    "Q4_K": BlockLayout(32, 4, _q4_k),
-    "Q5_K": BlockLayout(32, 8, _q5_k),
-    "Q6_K": BlockLayout(16, 8, _q6_k),
+    "Q2_K": BlockLayout(16, 2, _q2_k, scales=_INT, minima=_BYTE),
+    "Q3_K": BlockLayout(16, 3, _q3_k, scales=_INT),
+    "Q4_K": BlockLayout(32, 4, _q4_k, scales=_INT, minima=_BYTE),
+    "Q5_K": BlockLayout(32, 5, _q5_k, scales=_INT, minima=_BYTE),
+    "Q6_K": BlockLayout(16, 6, _q6_k, scales=_INT),
     "IQ4_NL": BlockLayout(32, 4, _q4_0, _iq4_table),
-    "IQ4_XS": BlockLayout(32, 4, _iq4_xs, _iq4_table),
-    "MXFP4": BlockLayout(32, 4, _mxfp4, mxfp4.table),
+    "IQ4_XS": BlockLayout(32, 4, _iq4_xs, _iq4_table, scales=_INT),
+    "MXFP4": BlockLayout(32, 4, _mxfp4, mxfp4.table, scales=torch.float32),
     "TQ1_0": BlockLayout(256, 2, _tq1_0),
     "TQ2_0": BlockLayout(256, 2, _tq2_0),
 }
 """By the name of the type."""
+
+
+def block_form(kind: TensorType) -> BlockForm:
+    """How the CPU's kernels keep the blocks of one of :data:`LAYOUTS`."""
+    layout = LAYOUTS[kind.name]
+    [number] = [number for number, each in TENSOR_TYPES.items() if each.name == kind.name]
+    supergroup = kind.elements if layout.scales == _INT else 0
+    table = None if layout.table is None else layout.table().bfloat16()
+    bits = max(layout.bits, 4)
+    return BlockForm(number, bits, layout.group, layout.scales, layout.minima, supergroup, table)

@@ -16,6 +16,7 @@ from tgi_cli.kernels.linear import MIN_GROUP, linear, pack_codes, quantize_input
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization import fp8
 from tgi_cli.quantization.base import QuantizedMatmul
+from tgi_cli.quantization.block_weight import BlockWeight, CodedWeight, decoded
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
 from tgi_cli.quantization.quantized_weight import (
     GroupedWeight,
@@ -23,35 +24,34 @@ from tgi_cli.quantization.quantized_weight import (
     bfloat16_table,
     group_inputs,
 )
-from tgi_cli.quantization.widening import widen_to_4_bits
+from tgi_cli.quantization.widening import widen
 
 _TORCH_GROUPS = (256, 128, 64, 32)
 """Group sizes that torch's kernels for 4 bits support."""
 
+_TORCH_BITS = (4, 8)
+"""Sizes of integers that they support."""
+
+
+_CPP_BITS = (4, 5, 6, 8)
+"""Sizes of integers that our C++ kernels support."""
+
 
 class CppMatmul(QuantizedMatmul):
-    """Our C++ kernels for 4 and 8 bits and e4m3 on a CPU, with scales in float32.
+    """Our C++ kernels for 4 to 8 bits and e4m3 on a CPU.
 
     Codes are exact, except for a table's rounding in :func:`bfloat16_table`. Activations are
     rounded to 8 bits where ``input_bits`` is 8 and codes are integers.
     """
 
     def __init__(
-        self, weight: GroupedWeight, bits: int, paired: bool, input_bits: int = 16
+        self, matrix: PackedMatrix, order: Tensor | None = None, input_bits: int = 16
     ) -> None:
-        group = weight.group if weight.group < weight.codes.shape[1] else 0
-        e4m3 = bits == 8 and weight.table is not None
-        self.kernel = "our kernels for fp8" if e4m3 else f"our kernels for {bits} bits"
-        self.order = weight.order
-        scales, table, levels = weight.scales, None, weight.levels if group else None
-        if weight.table is not None and not e4m3:
-            table, factor = bfloat16_table(weight.table)
-            scales = scales / factor
-            levels = levels if factor == 1.0 else None
-        self.matrix = pack_codes(
-            weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3, levels
-        )
-        self.quantizes_activations = input_bits == 8 and quantize_inputs(self.matrix)
+        form = "fp8" if matrix.is_fp8 else f"{matrix.bits} bits"
+        self.kernel = f"our kernels for {form}"
+        self.order = order
+        self.matrix = matrix
+        self.quantizes_activations = input_bits == 8 and quantize_inputs(matrix)
         if self.quantizes_activations:
             self.kernel += ", activations of 8 bits"
 
@@ -147,6 +147,17 @@ class ConcatMatmul(QuantizedMatmul):
         return [tensor for _, each in self.products for tensor in each.tensors]
 
 
+def _pack(weight: GroupedWeight, bits: int, paired: bool) -> PackedMatrix:
+    group = weight.group if weight.group < weight.codes.shape[1] else 0
+    e4m3 = bits == 8 and weight.table is not None
+    scales, table, levels = weight.scales, None, weight.levels if group else None
+    if weight.table is not None and not e4m3:
+        table, factor = bfloat16_table(weight.table)
+        scales = scales / factor
+        levels = levels if factor == 1.0 else None
+    return pack_codes(weight.codes, scales, weight.zeros, bits, group, paired, table, e4m3, levels)
+
+
 def _has_cpp_kernel(weight: QuantizedWeight) -> bool:
     """Whether our C++ kernels support the weight's table; they do not support NaN."""
     if weight.bits == 4:
@@ -160,7 +171,7 @@ def _has_cpp_kernel(weight: QuantizedWeight) -> bool:
 
 
 def make_matmul(
-    weight: QuantizedWeight,
+    weight: CodedWeight,
     dtype: torch.dtype,
     device: torch.device,
     paired: bool = False,
@@ -172,19 +183,21 @@ def make_matmul(
         paired: the outputs are a gate's and then as many that it gates.
         input_bits: 8 if activations may be rounded to 8-bit integers, else 16.
     """
-    weight = widen_to_4_bits(weight)
     if device.type == "cuda":
-        return make_cuda_matmul(weight, dtype, device)
+        return make_cuda_matmul(widen(decoded(weight)), dtype, device)
     if dtype != torch.bfloat16:
         return f"there are kernels for bfloat16, not {str(dtype).removeprefix('torch.')}"
     ours = cpp_library() is not None
+    if ours and isinstance(weight, BlockWeight) and weight.can_be_packed():
+        return CppMatmul(weight.pack(paired), None, input_bits)
+    weight = widen(decoded(weight), _CPP_BITS if ours else _TORCH_BITS)
     if weight.table is not None and not (ours and _has_cpp_kernel(weight)):
         return "there is no kernel for this format"
     arranged = group_inputs(weight)
     outputs, inputs = weight.shape
     whole = arranged.group == inputs
     if ours and (whole or arranged.group % MIN_GROUP == 0):
-        return CppMatmul(arranged, weight.bits, paired, input_bits)
+        return CppMatmul(_pack(arranged, weight.bits, paired), arranged.order, input_bits)
     if weight.table is not None:
         return f"there is no kernel for groups of {arranged.group}"
     if weight.bits == 4:
@@ -194,8 +207,8 @@ def make_matmul(
             return f"there is no kernel for {outputs} outputs"
         return _try_kernel(lambda: TorchInt4Matmul(arranged), inputs)
     middle = arranged.zeros is None or bool((arranged.zeros == 128).all())
-    if not (whole and middle):
-        return "there is no kernel for groups of 8-bit codes"
+    if not (weight.bits == 8 and whole and middle):
+        return f"there is no kernel for groups of {weight.bits}-bit codes"
     return _try_kernel(lambda: TorchInt8Matmul(arranged, dtype), inputs)
 
 

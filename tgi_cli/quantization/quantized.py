@@ -15,16 +15,17 @@ from tgi_cli.kernels.linear import linear
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.quantization import bitsandbytes
 from tgi_cli.quantization.base import LinearWeights, QuantizationMethod, QuantizedMatmul
+from tgi_cli.quantization.block_weight import BlockWeight, CodedWeight, concat_blocks, decoded
 from tgi_cli.quantization.cuda_matmul import make_cuda_matmul
 from tgi_cli.quantization.matmul import ConcatMatmul, CppMatmul, make_matmul
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, concat_outputs, quantize_int8
 from tgi_cli.quantization.unquantized import Unquantized
-from tgi_cli.quantization.widening import make_alike, widen_to_4_bits
+from tgi_cli.quantization.widening import make_alike, widen
 
 Quantizer = Callable[[Tensor], QuantizedWeight]
 """Quantizes a weight [out, in]."""
 
-_Part = tuple[slice, Tensor | QuantizedWeight]
+_Part = tuple[slice, Tensor | CodedWeight]
 """Some outputs of a layer, and their weight."""
 
 _HEAD_FORMATS = {8: "integers of 8 bits", 4: "nf4"}
@@ -76,7 +77,7 @@ class Quantized(QuantizationMethod):
         layer.weight = None
         layer.packed = None
 
-    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | QuantizedWeight) -> None:
+    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | CodedWeight) -> None:
         if isinstance(weight, Tensor):
             weight = weight.to(self.dtype, copy=True)
             if self.quantizer is not None and not layer.exempt:
@@ -112,12 +113,12 @@ class Quantized(QuantizationMethod):
         packed: Any = only.matrix_alone or only
         layer.packed = packed
 
-    def _matrix(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
+    def _matrix(self, weight: CodedWeight, paired: bool) -> QuantizedMatmul | Tensor:
         matmul = make_matmul(weight, self.dtype, self.device, paired, self.input_bits)
         return self._counted(matmul, weight)
 
     def _counted(
-        self, matmul: QuantizedMatmul | str, weight: QuantizedWeight
+        self, matmul: QuantizedMatmul | str, weight: CodedWeight
     ) -> QuantizedMatmul | Tensor:
         """The kernel's matrix, or the dense weight for a reason."""
         if isinstance(matmul, str):
@@ -152,10 +153,11 @@ class _GroupedExperts(Quantized):
         super().__init__(whole.dtype, whole.device, whole.quantizer)
         self.kernels, self.dequantized = whole.kernels, whole.dequantized
 
-    def _matrix(self, weight: QuantizedWeight, paired: bool) -> QuantizedMatmul | Tensor:
+    def _matrix(self, weight: CodedWeight, paired: bool) -> QuantizedMatmul | Tensor:
+        weight = decoded(weight)
         if bool((weight.groups[1:] < weight.groups[:-1]).any()):
             return self._counted("experts have no kernel for an activation order", weight)
-        widened = widen_to_4_bits(weight)
+        widened = widen(weight)
         return self._counted(make_cuda_matmul(widened, self.dtype, self.device, True), weight)
 
 
@@ -179,8 +181,8 @@ class QuantizedHead(Quantized):
         )
         self.is_stored = False
 
-    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | QuantizedWeight) -> None:
-        if isinstance(weight, QuantizedWeight):
+    def fill(self, layer: LinearWeights, rows: slice, weight: Tensor | CodedWeight) -> None:
+        if isinstance(weight, CodedWeight):
             self.is_stored = True
         else:  # in one step, without a plain copy of perhaps the largest weight of all
             weight = self._quantize(weight)
@@ -227,9 +229,9 @@ def _pairable(parts: list[_Part]) -> list[_Part]:
     if len(parts) != 2:
         return parts
     (first, a), (second, b) = parts
-    if isinstance(a, Tensor) or isinstance(b, Tensor) or a.is_like(b):
+    if isinstance(a, Tensor) or isinstance(b, Tensor) or _mergeable(a, b):
         return parts
-    pair = make_alike(a, b)
+    pair = make_alike(decoded(a), decoded(b))
     return parts if pair is None else [(first, pair[0]), (second, pair[1])]
 
 
@@ -246,16 +248,19 @@ def _merged(parts: list[_Part]) -> list[_Part]:
     ]
 
 
-def _mergeable(a: Tensor | QuantizedWeight, b: Tensor | QuantizedWeight) -> bool:
+def _mergeable(a: Tensor | CodedWeight, b: Tensor | CodedWeight) -> bool:
     if isinstance(a, QuantizedWeight) and isinstance(b, QuantizedWeight):
+        return a.is_like(b)
+    if isinstance(a, BlockWeight) and isinstance(b, BlockWeight):
         return a.is_like(b)
     return isinstance(a, Tensor) and isinstance(b, Tensor)
 
 
-def _concat(weights: list[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
+def _concat(weights: list[Tensor | CodedWeight]) -> Tensor | CodedWeight:
     if len(weights) == 1:
         return weights[0]
-    dense = [weight for weight in weights if isinstance(weight, Tensor)]
-    if dense:
+    if dense := [weight for weight in weights if isinstance(weight, Tensor)]:
         return torch.cat(dense)
+    if blocks := [weight for weight in weights if isinstance(weight, BlockWeight)]:
+        return concat_blocks(blocks)
     return concat_outputs([weight for weight in weights if isinstance(weight, QuantizedWeight)])

@@ -13,29 +13,31 @@ _FACTORS = (1.0, 2.0)
 """What tables are multiplied with, and scales divided by, to find whole numbers."""
 
 
-def widen_to_4_bits(weight: QuantizedWeight) -> QuantizedWeight:
-    """Convert codes of 2 and 3 bits to codes of 4 with the same values."""
-    if weight.bits not in (2, 3) or weight.table is not None:
+def widen(weight: QuantizedWeight, sizes: Sequence[int] = (4, 8)) -> QuantizedWeight:
+    """Convert integers to the smallest of ``sizes``, in bits, that has all of their values."""
+    bits = min(size for size in sizes if size >= weight.bits)
+    if bits == weight.bits or weight.table is not None:
         return weight
     codes = weight.codes
     if weight.zeros is None:
-        codes = codes + (8 - 2 ** (weight.bits - 1))
-    return replace(weight, codes=codes, bits=4)
+        codes = codes + (2 ** (bits - 1) - 2 ** (weight.bits - 1))
+    return replace(weight, codes=codes, bits=bits)
 
 
 def make_alike(
     a: QuantizedWeight, b: QuantizedWeight
 ) -> tuple[QuantizedWeight, QuantizedWeight] | None:
-    """Both as integers of 4 or 8 bits in groups of one size, with the same values.
+    """Both as integers of 4 to 8 bits in groups of one size, with the same values.
 
     None if their codes are no integers, or their groups not contiguous.
     """
     pair = []
-    four_bits = all(each.table is None and each.bits <= 4 for each in (a, b))
+    same = a.table is None and b.table is None
+    bits = max(a.bits, b.bits, 4) if same else 8
     group = 0
     for each in (a, b):
         size = _group_size(each)
-        integers = widen_to_4_bits(each) if four_bits else _widen_to_8_bits(each)
+        integers = widen(each, (bits,)) if same else _widen_to_8_bits(each)
         if size is None or integers is None or each.fp8_inputs:
             return None
         group = min(group or size, size)
@@ -47,10 +49,7 @@ def make_alike(
 
 def _widen_to_8_bits(weight: QuantizedWeight) -> QuantizedWeight | None:
     if weight.table is None:
-        codes = weight.codes
-        if weight.zeros is None and weight.bits < 8:
-            codes = codes + (128 - 2 ** (weight.bits - 1))
-        return replace(weight, codes=codes, bits=8)
+        return widen(weight, (8,))
     if weight.zeros is not None:
         return None
     for factor in _FACTORS:

@@ -27,7 +27,7 @@ from tgi_cli.models.registry import checkpoint_format
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.models.weight_map import Source
-from tgi_cli.quantization.quantized_weight import QuantizedWeight
+from tgi_cli.quantization.block_weight import CodedWeight
 from tgi_cli.quantize.checkpoint_map import TensorIndex, locate_tensors, unstack_experts
 
 
@@ -148,7 +148,7 @@ class OffloadedModel:
         if entry.read is None:
             return read_tensor(entry)
         weight = entry.read(*map(read_tensor, entry.parts))
-        return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight
+        return weight.dequantize(torch.float32) if isinstance(weight, CodedWeight) else weight
 
     def materialize(self, path: str, recurse: bool = True) -> None:
         """Read the weights of the module at ``path``.

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from tgi_cli.errors import ShardError
 from tgi_cli.hub.lora_files import BASE_NAME
-from tgi_cli.router.engine_restart import DynamicAdapters
+from tgi_cli.router.engine_restart import AdapterLoader
 from tgi_cli.router.http import errors
 from tgi_cli.rpc.interface import Adapters, EngineClient
 
@@ -31,7 +31,7 @@ class AdapterNames:
         self,
         client: EngineClient,
         model_id: str,
-        dynamic: DynamicAdapters,
+        dynamic: AdapterLoader,
         served: Sequence[str] = (),
     ) -> None:
         self.dynamic = dynamic

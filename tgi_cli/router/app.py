@@ -7,18 +7,15 @@ import logging
 import os
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
 
-from tgi_cli.errors import ModelError
 from tgi_cli.router.adapter_names import AdapterNames
 from tgi_cli.router.api import (
     adapters,
     chat,
     completions,
     docs,
+    gateways,
     infill,
     kserve,
     messages,
@@ -27,6 +24,7 @@ from tgi_cli.router.api import (
     responses,
     sagemaker,
     service,
+    sleep,
     stored_responses,
     tgi,
     tokenize,
@@ -35,17 +33,17 @@ from tgi_cli.router.api import (
 )
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.engine_restart import DynamicAdapters, EngineRestart
+from tgi_cli.router.engine_sleep import EngineSleep
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
-from tgi_cli.router.http import errors
 from tgi_cli.router.http.admission import ConcurrencyLimiter
 from tgi_cli.router.http.auth import ApiKeyMiddleware
 from tgi_cli.router.http.cors import cors
-from tgi_cli.router.http.error_styles import error_response
-from tgi_cli.router.observability import access_log
+from tgi_cli.router.http.error_handlers import error_handlers
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.middleware import ObservabilityMiddleware
 from tgi_cli.router.observability.tracing import Tracing
+from tgi_cli.router.replicas.pool import EnginePool
 from tgi_cli.router.response_store import ResponseStore
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.interface import EngineClient
@@ -71,6 +69,8 @@ ROUTES = [
     *vertex.ROUTES,
     *kserve.ROUTES,
     *service.ROUTES,
+    *sleep.ROUTES,
+    *gateways.ROUTES,
     *web_ui.ROUTES,
     *docs.ROUTES,
 ]
@@ -92,8 +92,9 @@ def create_app(
     grammars = None
     if client.info.grammar and not config.disable_grammar_support:
         grammars = GrammarChecker(text.tokenizer, client.info.eos_token_ids)
-    generator = Generator(client, text, workers, metrics, admission, grammars, vision)
-    dynamic = DynamicAdapters(client)
+    dynamic = client.dynamic if isinstance(client, EnginePool) else DynamicAdapters(client)
+    engine_sleep = EngineSleep(client, admission, dynamic)
+    generator = Generator(client, text, workers, metrics, admission, engine_sleep, grammars, vision)
     EngineRestart(client, config, generator, dynamic)
     routes = [*vertex.environment_routes(os.environ), *ROUTES]
     tracing = None
@@ -108,12 +109,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=middleware,
-        exception_handlers={
-            errors.ApiError: _api_error,
-            errors.ClientDisconnected: _client_disconnected,
-            ModelError: _model_error,
-            HTTPException: _http_error,
-        },
+        exception_handlers=error_handlers(),
     )
     app.router.redirect_slashes = False
     names = AdapterNames(client, config.model_id, dynamic, config.served_model_name)
@@ -141,37 +137,3 @@ def schema() -> str:
     """The API's document as JSON, for a server without API key."""
     routes = [*vertex.environment_routes(os.environ), *ROUTES]
     return json.dumps(openapi.document(routes, guarded=False), indent=2)
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.ApiError)
-    access_log.note(error)
-    return error_response(request.scope, error)
-
-
-async def _model_error(request: Request, error: Exception) -> Response:
-    """The model's tokenizer fails on a text of the request."""
-    assert isinstance(error, ModelError)
-    return await _api_error(request, errors.tokenizer(error.cause))
-
-
-async def _client_disconnected(request: Request, error: Exception) -> Response:
-    # Never sent, but logged: nginx's status for a closed connection.
-    return Response(status_code=499)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own errors, for unknown routes and methods."""
-    assert isinstance(error, HTTPException)
-    words = {
-        404: ("Not Found", "not_found", "unknown_url"),
-        405: ("Method Not Allowed", "method_not_allowed", "method_not_supported"),
-    }
-    message, kind, code = words.get(error.status_code, (str(error.detail), "validation", None))
-    text = f"{message}: {request.method} {request.scope['path']}"
-    return error_response(
-        request.scope,
-        errors.ApiError(
-            error.status_code, text, kind, code=code, headers=dict(error.headers or {})
-        ),
-    )

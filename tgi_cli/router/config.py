@@ -22,7 +22,8 @@ class RouterConfig:
     Attributes:
         model_path: folder of the model, for its tokenizer and chat template.
         engine_url: address of the engine; see :meth:`tgi_cli.rpc.endpoint.EngineEndpoint.parse`.
-        engine_tls: TLS files for an engine on TCP. Default: no TLS.
+        replica_url: addresses of further engines with the same model.
+        engine_tls: TLS files for engines on TCP. Default: no TLS.
         socket_fd: bound TCP socket to serve on. Default: bind ``hostname`` and ``port``.
         parent_fd: pipe that closes when the parent exits. Default: run independently.
         max_input_tokens, max_total_tokens: limits of a request. Default: the engine's.
@@ -34,6 +35,8 @@ class RouterConfig:
         max_images, image_workers: see :class:`tgi_cli.vision.limits.ImageLimits`.
         response_store_bytes, response_store_seconds: bounds of the responses that later requests
             may continue; 0: none is kept.
+        cache_threshold, balance_abs_threshold, balance_rel_threshold: how requests are divided
+            among several engines; see :class:`tgi_cli.router.replicas.policy.CacheAwarePolicy`.
         watermark_gamma, watermark_delta: parameters of requested watermarks.
         served_model_name: names of the model on /v1 routes; requests with others are refused.
             Default: its id, and any name is accepted.
@@ -55,11 +58,16 @@ class RouterConfig:
         graceful_termination_timeout: seconds that requests in flight have after SIGTERM.
         watchdog_timeout: seconds without progress while requests wait, after which the engine
             counts as gone; 0 for no limit.
+        control_fd: the channel to the launcher that stops and starts the model server. Default:
+            it never sleeps.
+        sleep_idle_seconds: time without requests after which it is stopped; 0 for never.
+        enable_sleep_mode: clients may stop and start it.
     """
 
     model_path: Path
     model_id: str
     engine_url: str
+    replica_url: tuple[str, ...] = ()
     engine_tls: TlsFiles | None = None
     revision: str = ""
     socket_fd: int | None = None
@@ -91,6 +99,9 @@ class RouterConfig:
     image_workers: int = default("image_workers")
     response_store_bytes: int = default("response_store_bytes")
     response_store_seconds: int = default("response_store_seconds")
+    cache_threshold: float = default("cache_threshold")
+    balance_abs_threshold: int = default("balance_abs_threshold")
+    balance_rel_threshold: float = default("balance_rel_threshold")
     watermark_gamma: float = default("watermark_gamma")
     watermark_delta: float = default("watermark_delta")
     served_model_name: tuple[str, ...] = ()
@@ -108,6 +119,9 @@ class RouterConfig:
     otlp_endpoint: str | None = None
     otlp_service_name: str = default("otlp_service_name")
     vllm_metrics: bool = False
+    control_fd: int | None = None
+    sleep_idle_seconds: float = default("sleep_idle_seconds")
+    enable_sleep_mode: bool = False
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -118,6 +132,11 @@ class RouterConfig:
     def api_keys(self) -> tuple[str, ...]:
         """The keys, separately."""
         return () if self.api_key is None else tuple(self.api_key.split(","))
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether the model server may be stopped and started while this router serves."""
+        return self.enable_sleep_mode or self.sleep_idle_seconds > 0
 
     @property
     def image_limits(self) -> ImageLimits:

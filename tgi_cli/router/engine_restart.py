@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.errors import ShardError
@@ -26,6 +27,26 @@ _ATTEMPTS = 3
 """Attempts while the engine is connected but does not answer."""
 
 
+class AdapterLoader(Protocol):
+    """Loads adapters for clients, and restores them where an engine has restarted.
+
+    :class:`DynamicAdapters` does for one engine,
+    :class:`tgi_cli.router.replicas.adapters.ReplicaAdapters` for several.
+    """
+
+    async def load(self, name: str, source: str, in_place: bool) -> None: ...
+
+    async def unload(self, name: str) -> None: ...
+
+    async def refresh(self) -> None: ...
+
+    async def settled(self, name: str) -> None: ...
+
+    def restore(self, another: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class EngineRestart:
     """Adopts the limits of every new engine and restores its adapters.
 
@@ -38,7 +59,7 @@ class EngineRestart:
         client: EngineClient,
         config: RouterConfig,
         generator: Generator,
-        adapters: DynamicAdapters,
+        adapters: AdapterLoader,
     ) -> None:
         self._client = client
         self._config = config
@@ -112,6 +133,21 @@ class DynamicAdapters:
                 self._loaded.pop(name, None)
             raise
         self._loaded.pop(name, None)
+
+    def expect(self, name: str, other: DynamicAdapters) -> None:
+        """Have an adapter that another engine has loaded; load it when this engine is found."""
+        if (adapter := other._loaded.get(name)) is not None:
+            self._loaded[name] = adapter
+            if self._client.connected:
+                self.restore(another=True)
+
+    def forget(self, name: str) -> None:
+        """Restore an adapter no more."""
+        self._loaded.pop(name, None)
+
+    def is_returning(self, name: str) -> bool:
+        """Whether the engine lacks the adapter so far."""
+        return name in self._returning
 
     async def refresh(self) -> None:
         """Have the client list what is loaded. Raises ShardError."""

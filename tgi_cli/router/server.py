@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from functools import partial
 
 import anyio
@@ -18,13 +16,15 @@ import uvloop
 from starlette.applications import Starlette
 
 import tgi_cli.logging
-from tgi_cli.errors import AddressInUseError, RouterError
+from tgi_cli.errors import AddressInUseError, ConfigError, RouterError
 from tgi_cli.process.bind import bind
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
 from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.http.protocol import BoundedProtocol, body_seconds
-from tgi_cli.router.http.tls import server_context
+from tgi_cli.router.http.http_server import BACKLOG, HttpServer, http_server_config
+from tgi_cli.router.launcher_connection import LauncherConnection
+from tgi_cli.router.replicas.policy import CacheAwarePolicy
+from tgi_cli.router.replicas.pool import EnginePool
 from tgi_cli.router.state import RouterState
 from tgi_cli.rpc.client import GrpcEngineClient
 from tgi_cli.text.bundle import TextBundle
@@ -34,16 +34,11 @@ logger = logging.getLogger(__name__)
 
 _ARENAS = 2
 """Of malloc. One thread serves; others tokenize long texts and handle the engine's messages."""
-_BACKLOG = 2048
-_KEEP_ALIVE_SECONDS = 75
-"""Timeout of idle connections, longer than that of clients so that they close first."""
 _NO_ENGINE = "`tgi model-server MODEL` starts one, --engine-url names another address"
 _STOPPING = "the server is shutting down"
 _SAME_SIGNAL_SECONDS = 1.0
 """Time within which signals count as one: a service manager that signals all processes also
 signals the launcher, which forwards it."""
-_FLUSH_SECONDS = 5
-"""Time for the last bytes of complete answers after the grace period."""
 
 
 def run_router(config: RouterConfig) -> None:
@@ -74,7 +69,7 @@ class _Router:
     def __init__(self, config: RouterConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
-        self._server: _Server | None = None
+        self._server: HttpServer | None = None
         self._state: RouterState | None = None
         self._starting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -106,22 +101,17 @@ class _Router:
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
         )
-        client = await GrpcEngineClient.connect(
-            config.engine_url,
-            None,
-            stall_seconds=config.watchdog_timeout,
-            tls=config.engine_tls,
-            hint=_NO_ENGINE if config.parent_fd is None else "",
-        )
+        client = await _connect(config)
         try:
             vision = await asyncio.to_thread(
                 load_vision, config.model_path, text.tokenizer, config.image_limits, client.info
             )
             app = create_app(client, text, config, vision)
             self._state = app.state.router
+            await self._attach_launcher(self._state)
             host, port = self._listener.getsockname()[:2]
             try:
-                self._listener.listen(_BACKLOG)
+                self._listener.listen(BACKLOG)
             except OSError as error:
                 raise AddressInUseError(
                     f"cannot serve on {host} port {port}: {error.strerror or error}",
@@ -135,7 +125,7 @@ class _Router:
             gc.freeze()
             trim_heap()  # of what reading the tokenizer took
             release_file_pages()
-            self._server = _Server(uvicorn_config(app, config))
+            self._server = HttpServer(uvicorn_config(app, config))
             scheme = "https" if config.ssl_certfile else "http"
             logger.info("listening on %s port %d (%s)", host, port, scheme)
             await self._server.serve(sockets=[self._listener])
@@ -145,6 +135,13 @@ class _Router:
             if self._state is not None:
                 await self._state.close()
             await client.close()
+
+    async def _attach_launcher(self, state: RouterState) -> None:
+        """Let the engine sleep, if there is a launcher to stop and start it."""
+        config, sleep = self._config, state.sleep
+        if config.control_fd is not None:
+            launcher = await LauncherConnection.open(config.control_fd, sleep.on_outcome)
+            sleep.attach(launcher, config.sleep_idle_seconds)
 
     def _on_signal(self) -> None:
         if self._server is None or self._state is None:
@@ -158,7 +155,7 @@ class _Router:
             self._state.generator.abort(_STOPPING)
             self._server.should_exit = True
 
-    async def _drain(self, server: _Server, state: RouterState) -> None:
+    async def _drain(self, server: HttpServer, state: RouterState) -> None:
         grace = self._config.graceful_termination_timeout
         state.admission.drain()
         logger.info("draining %d requests, for at most %d s", state.admission.in_flight, grace)
@@ -171,35 +168,53 @@ class _Router:
         server.should_exit = True
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to the router, as uvicorn stops listening at once instead of draining."""
+async def _connect(config: RouterConfig) -> GrpcEngineClient | EnginePool:
+    """Wait for the engine, or for all of several.
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
-        yield
+    Raises:
+        ConfigError: An address is invalid, or the engines serve different models.
+        ShardError: See :meth:`GrpcEngineClient.connect`.
+    """
+    urls = (config.engine_url, *config.replica_url)
+    hint = _NO_ENGINE if config.parent_fd is None else ""
+    connect = partial(
+        GrpcEngineClient.connect,
+        stall_seconds=config.watchdog_timeout,
+        tls=config.engine_tls,
+        hint=hint,
+    )
+    connecting = [asyncio.ensure_future(connect(url, None)) for url in urls]
+    try:
+        clients = await asyncio.gather(*connecting)
+    except BaseException:
+        for each in connecting:
+            each.cancel()
+        raise
+    if len(clients) == 1:
+        return clients[0]
+    models = {(client.info.model_id, client.info.vocab_size) for client in clients}
+    if len(models) > 1:
+        served = ", ".join(
+            f"{client.info.model_id} at {url}" for client, url in zip(clients, urls, strict=True)
+        )
+        raise ConfigError(
+            f"the replicas serve different models: {served}", "start all with the same MODEL"
+        )
+    return EnginePool(
+        clients,
+        CacheAwarePolicy(
+            [client.info.max_batch_total_tokens for client in clients],
+            cache_threshold=config.cache_threshold,
+            balance_abs_threshold=config.balance_abs_threshold,
+            balance_rel_threshold=config.balance_rel_threshold,
+        ),
+    )
 
 
 def uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:
     """The configuration of uvicorn. Raises ConfigError for invalid certificates."""
     limit = app.state.router.payload_limit
-    server = uvicorn.Config(
-        app,
-        http=partial(BoundedProtocol, body_seconds=body_seconds(limit)),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        loop="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_FLUSH_SECONDS,
-    )
-    server.load()
-    if config.ssl_certfile is not None:
-        server.ssl = server_context(config.ssl_certfile, config.ssl_keyfile)
-    return server
+    return http_server_config(app, limit, config.ssl_certfile, config.ssl_keyfile)
 
 
 def _bound_socket(config: RouterConfig) -> socket.socket:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from tgi_cli.hub.lora_files import BASE_NAME
 from tgi_cli.router.adapter_names import AdapterNames
 from tgi_cli.router.config import IMAGE_PAYLOAD, TEXT_PAYLOAD, RouterConfig
+from tgi_cli.router.engine_sleep import EngineSleep
 from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
@@ -58,6 +59,11 @@ class RouterState:
     tracing: Tracing | None = None
     images: ImageReader | None = None
     started: float = field(default_factory=time.time)
+
+    @property
+    def sleep(self) -> EngineSleep:
+        """Whether the engine sleeps."""
+        return self.generator.sleep
 
     @property
     def payload_limit(self) -> int:
@@ -119,6 +125,7 @@ class RouterState:
 
     async def close(self) -> None:
         """Stop the worker threads and processes, and send the last traces."""
+        self.sleep.close()
         self.workers.close()
         self.adapters.dynamic.close()
         if self.generator.grammars is not None:

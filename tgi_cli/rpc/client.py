@@ -27,9 +27,10 @@ from tgi_cli.rpc.endpoint import EngineEndpoint
 from tgi_cli.rpc.engine_watch import EngineWatch
 from tgi_cli.rpc.image_codec import encode_tensors
 from tgi_cli.rpc.interface import GONE, AdapterError, Adapters
+from tgi_cli.rpc.resubmission import Resubmission, TakeOver
 from tgi_cli.rpc.services import make_stub
 from tgi_cli.rpc.status import ADAPTER_STATUSES
-from tgi_cli.rpc.streams import RequestStream, RequestStreams
+from tgi_cli.rpc.streams import STOPPING, RequestStream, RequestStreams
 from tgi_cli.rpc.tls import TlsFiles
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ class GrpcEngineClient:
         self._metrics = EngineMetrics()
         self._adapters = Adapters()
         self._connected = False
+        self._expects_loss = False
         self._streams = RequestStreams(self._cancel)
+        self._resubmission = Resubmission(self._streams)
         self._request_ids = itertools.count(1)
         self._outgoing: _Outgoing = asyncio.Queue()
         self._session: asyncio.Task[None] | None = None
@@ -134,8 +137,29 @@ class GrpcEngineClient:
     def connected(self) -> bool:
         return self._connected
 
+    @property
+    def accepting(self) -> bool:
+        """Whether the engine takes new requests: it is there, and not known to drain."""
+        return self._connected and not self._resubmission.refused
+
+    @property
+    def num_live(self) -> int:
+        """Number of requests in flight."""
+        return len(self._streams)
+
+    def is_live(self, request_id: int) -> bool:
+        """Whether a request of this id is in flight."""
+        return request_id in self._streams
+
+    def on_refused(self, take_over: TakeOver) -> None:
+        """Have ``take_over`` submit requests elsewhere that the engine refuses as it drains."""
+        self._resubmission.take_over = take_over
+
     def on_found(self, callback: Callable[[bool], None]) -> None:
         self._callbacks.append(callback)
+
+    def expect_loss(self) -> None:
+        self._expects_loss = True
 
     async def healthy(self) -> bool:
         """Return whether the session is open, and the engine answers or has just answered."""
@@ -183,16 +207,34 @@ class GrpcEngineClient:
             self._adapters = answer
         return answer
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> RequestStream:
-        if not self._connected:
-            raise ShardError(GONE, "see its log")
+    def submit(
+        self, request: GenerationRequest, adapter: str = "", session: str = ""
+    ) -> RequestStream:
+        if not self.accepting:
+            raise ShardError(STOPPING if self._connected else GONE, "see its log")
         message = codec.encode_submit(request, adapter)
         stream = self._streams.open(request.request_id)
+        self._send(request, adapter, message)
+        return stream
+
+    def adopt(self, stream: RequestStream, request: GenerationRequest, adapter: str) -> None:
+        """Submit a request that another engine has refused, whose stream goes on here.
+
+        Raises:
+            ShardError: The engine is gone, or drains too.
+        """
+        if not self.accepting:
+            raise ShardError(STOPPING if self._connected else GONE, "see its log")
+        message = codec.encode_submit(request, adapter)
+        self._streams.adopt(request.request_id, stream)
+        self._send(request, adapter, message)
+
+    def _send(self, request: GenerationRequest, adapter: str, message: pb.ClientMessage) -> None:
+        self._resubmission.sent(request, adapter)
         if request.fork_of is None:  # otherwise the engine has them
             for image in {image.digest: image for image in request.images}.values():
                 self._outgoing.put_nowait(image)
         self._outgoing.put_nowait(message)
-        return stream
 
     def next_request_id(self) -> int:
         return next(self._request_ids)
@@ -212,7 +254,7 @@ class GrpcEngineClient:
         """Keep a session open: reconnect after each loss."""
         attempt = 0
         while True:
-            cause = GONE
+            cause, ended = GONE, False
             try:
                 answer = await self._stub.Info(pb.InfoRequest(), wait_for_ready=True)
                 listener = step_socket.Listener.beside(self._endpoint.path)
@@ -228,6 +270,7 @@ class GrpcEngineClient:
                         if listener is not None:
                             listener.close()
                     self._outgoing = asyncio.Queue()
+                    self._resubmission.clear()
                     self._update_info(answer)
                     self._connected = True
                     attempt = 0
@@ -236,6 +279,7 @@ class GrpcEngineClient:
                     else:
                         log.info("found the model server at %s again", self._target)
                     await self._serve(call, by_socket)
+                    ended = True
                 finally:
                     call.cancel()
             except grpc.aio.AioRpcError as error:
@@ -252,8 +296,15 @@ class GrpcEngineClient:
                 lost = self._connected
                 self._connected = False
                 self._watch.forget()
+                if ended:
+                    self._resubmission.pass_on_all()
                 self._streams.end(cause)
-            if lost:
+            expected, self._expects_loss = self._expects_loss, False
+            if expected and lost:
+                log.info("the model server at %s has stopped", self._target)
+            elif ended:
+                log.warning("the model server at %s has stopped", self._target)
+            elif lost:
                 log.error("%s (%s)", cause, self._target)
             if cause is not GONE:
                 await self._watch.until_moved()
@@ -307,7 +358,10 @@ class GrpcEngineClient:
                 transport.close()
 
     def _deliver(self, message: pb.StepMessage) -> None:
-        self._streams.deliver(codec.decode_step(message))
+        outputs = codec.decode_step(message)
+        if outputs.started or outputs.finished:
+            self._resubmission.check(outputs)
+        self._streams.deliver(outputs)
 
     @staticmethod
     async def _write(call: Any, outgoing: _Outgoing) -> None:
@@ -322,6 +376,7 @@ class GrpcEngineClient:
 
     def _cancel(self, request_id: int) -> None:
         """Send the engine the cancellation of a stream."""
+        self._resubmission.forget(request_id)
         if self._connected:
             self._outgoing.put_nowait(codec.encode_cancel(request_id))
 

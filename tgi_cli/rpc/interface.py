@@ -124,6 +124,10 @@ class EngineClient(Protocol):
         """
         ...
 
+    def expect_loss(self) -> None:
+        """The engine is about to be stopped on purpose: its loss is no error."""
+        ...
+
     async def healthy(self) -> bool:
         """Ask the engine; False if it is gone, or makes no progress while requests wait."""
         ...
@@ -132,10 +136,14 @@ class EngineClient(Protocol):
         """The engine's metrics; those fetched last if it does not answer."""
         ...
 
-    def submit(self, request: GenerationRequest, adapter: str = "") -> TokenStream:
+    def submit(
+        self, request: GenerationRequest, adapter: str = "", session: str = ""
+    ) -> TokenStream:
         """Queue a request for a loaded adapter, or for the base model if ``adapter`` is empty.
 
-        The request's ``adapter_id`` is ignored: those ids are the engine's.
+        The request's ``adapter_id`` is ignored: those ids are the engine's. ``session`` names the
+        conversation that it belongs to, if that is known: a hint where several engines share the
+        requests.
 
         Raises:
             ShardError: The engine is gone.

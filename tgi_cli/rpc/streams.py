@@ -11,6 +11,7 @@ from tgi_cli.engine.messages import Finished, FinishReason, StepOutputs
 from tgi_cli.rpc.interface import TokenBatch
 
 STOPPING = "the model server is shutting down"
+_STOPPED = (FinishReason.CANCELLED, FinishReason.DRAINING)
 
 
 class OutputBuffer:
@@ -121,6 +122,10 @@ class RequestStream(OutputBuffer):
         self.wake()
         self._cancel(self._request_id, self)
 
+    def cancelled_by(self, cancel: Callable[[int, RequestStream], None]) -> None:
+        """Call ``cancel`` from now on when the reader cancels it."""
+        self._cancel = cancel
+
     def wake(self) -> None:
         """Resume the reader if it waits."""
         waiter = self._waiter
@@ -144,13 +149,28 @@ class RequestStreams:
         stream = self._live[request_id] = RequestStream(request_id, self._forget)
         return stream
 
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._live
+
+    def take(self, request_id: int) -> RequestStream | None:
+        """Remove a live stream and return it, for :meth:`adopt`."""
+        return self._live.pop(request_id, None)
+
+    def adopt(self, request_id: int, stream: RequestStream) -> None:
+        """Add a stream that another engine's client has opened."""
+        stream.cancelled_by(self._forget)
+        self._live[request_id] = stream
+
     def deliver(self, outputs: StepOutputs) -> None:
         """Give each stream its outputs, and wake the readers that wait."""
         changed = split_by_request(outputs, self._live)
         for finished in outputs.finished:
             stream = self._live.pop(finished.request_id, None)
             # Requests that we cancelled are not live: the engine cancelled this one.
-            if stream is not None and finished.reason is FinishReason.CANCELLED:
+            if stream is not None and finished.reason in _STOPPED:
                 error = replace(finished, reason=FinishReason.ERROR, error=STOPPING)
                 stream.pending().finished = error
         for stream in changed:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.process.worker_pool import LimitError, Limits, WorkerPool
+from tgi_cli.text import long_json
 from tgi_cli.text.images import with_image_parts
 from tgi_cli.text.template_files import of_holder, sources_of
 from tgi_cli.text.template_traits import TemplateTraits, probe, with_parts
@@ -246,6 +247,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None,
     ) -> bytes:
+        dumps = long_json.dumps if _is_large((messages, tools, variables)) else _dumps
         given = {
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
@@ -253,12 +255,12 @@ class ChatTemplate:
         try:
             # json, not msgspec: the arguments of a tool call may contain NaN or lone surrogates.
             encoded = [
-                _dumps(messages[start : start + _AT_ONCE])[1:-1]
+                dumps(messages[start : start + _AT_ONCE])[1:-1]
                 for start in range(0, len(messages), _AT_ONCE)
             ]
             body = (
-                f'{{"variables": {_dumps(dict(variables or {}))}, "given": '
-                f'{_dumps(given)[:-1]}, "messages": [{", ".join(encoded)}]}}}}'
+                f'{{"variables": {dumps(dict(variables or {}))}, "given": '
+                f'{dumps(given)[:-1]}, "messages": [{", ".join(encoded)}]}}}}'
             )
         except RecursionError as error:
             raise ChatTemplateError("the conversation is nested too deeply") from error

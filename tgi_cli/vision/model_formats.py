@@ -8,13 +8,16 @@ processors give them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 from tgi_cli.vision.image_format import ImageFormat
+
+_OF_LLAVAS_KIN = {"llava_next_video": "llava_next", "vipllava": "llava"}
+"""Model types whose images are preprocessed as those of others."""
 
 _REFUSED = {
     "mllama": "its decoder attends to images in layers of their own, which are not implemented",
@@ -167,6 +170,11 @@ def _qwen(files: CheckpointFiles) -> ImageFormat:
     return _format("qwen2_vl", row, text=start + row[0] + end)
 
 
+def _patch_grid(files: CheckpointFiles) -> ImageFormat:
+    """As Qwen's, with tokens around an image that only the chat template knows."""
+    return _format("qwen2_vl", files.row_token("<|image_pad|>"))
+
+
 def _glm(files: CheckpointFiles) -> ImageFormat:
     row = files.row_token("<|image|>")
     start = files.token("<|begin_of_image|>", index="image_start_token_id")
@@ -196,7 +204,8 @@ def _llava(files: CheckpointFiles) -> ImageFormat:
         return _pixtral(files)
     if llava_tower(files.config) is None:
         raise _refused(f"image encoders of the type `{kind}` are not supported")
-    return _format(files.model_type, files.row_token("<image>"))
+    family = _OF_LLAVAS_KIN.get(files.model_type, files.model_type)
+    return _format(family, files.row_token("<image>"))
 
 
 def _internvl(files: CheckpointFiles) -> ImageFormat:
@@ -205,6 +214,26 @@ def _internvl(files: CheckpointFiles) -> ImageFormat:
         "end": files.token("</img>", name="end_image_token"),
     }
     return _format("internvl", files.row_token("<IMG_CONTEXT>"), tokens=tokens)
+
+
+def _qianfan_ocr(files: CheckpointFiles) -> ImageFormat:
+    # Templates write a word in place of each image.
+    return replace(_internvl(files), placeholder="<image>", text="<image>")
+
+
+def _aya_vision(files: CheckpointFiles) -> ImageFormat:
+    tokens = {
+        "start": files.token("<|START_OF_IMG|>", name="start_of_img_token"),
+        "end": files.token("<|END_OF_IMG|>", name="end_of_img_token"),
+        "tile": files.token("TILE", name="tile_token"),
+        "global": files.token("TILE_GLOBAL", name="tile_global_token"),
+    }
+    row = files.row_token("<|IMG_PATCH|>")
+    return _format("aya_vision", row, placeholder="<image>", text="<image>", tokens=tokens)
+
+
+def _deepseek_vl(files: CheckpointFiles) -> ImageFormat:
+    return _format("deepseek_vl", files.row_token("<image_placeholder>"))
 
 
 def _gemma3(files: CheckpointFiles) -> ImageFormat:
@@ -240,17 +269,26 @@ def _paligemma(files: CheckpointFiles) -> ImageFormat:
 
 
 _FORMATS: dict[str, Callable[[CheckpointFiles], ImageFormat]] = {
+    "aya_vision": _aya_vision,
+    "deepseek_vl": _deepseek_vl,
+    "exaone4_5": _patch_grid,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "glm46v": _glm,
     "glm4v": _glm,
+    "glm4v_moe": _glm,
+    "glm_ocr": _glm,
+    "hyperclovax_vision_v2": _patch_grid,
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "lfm3_vl": _qwen,
     "llava": _llava,
     "llava_next": _llava,
+    "llava_next_video": _llava,
     "llava_onevision": _llava,
     "mistral3": _pixtral,
     "paligemma": _paligemma,
+    "qianfan_ocr": _qianfan_ocr,
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
     "qwen3_5": _qwen,
@@ -258,6 +296,7 @@ _FORMATS: dict[str, Callable[[CheckpointFiles], ImageFormat]] = {
     "qwen3_vl": _qwen,
     "qwen3_vl_moe": _qwen,
     "smolvlm": _idefics3,
+    "vipllava": _llava,
 }
 MODEL_TYPES = frozenset(_FORMATS)
 """``model_type`` of the checkpoints whose images can be processed."""

@@ -22,13 +22,20 @@ from tgi_cli.vision.preprocessing.fixed import (
     Gemma3Preprocessor,
     LlavaPreprocessor,
     PaliGemmaPreprocessor,
+    SquarePreprocessor,
 )
 from tgi_cli.vision.preprocessing.grids import GridPreprocessor
 from tgi_cli.vision.preprocessing.ragged import Gemma4Preprocessor, PixtralPreprocessor
-from tgi_cli.vision.preprocessing.tiles import Idefics3Preprocessor, InternVLPreprocessor
+from tgi_cli.vision.preprocessing.tiles import (
+    AyaVisionPreprocessor,
+    Idefics3Preprocessor,
+    InternVLPreprocessor,
+)
 from tgi_cli.vision.preprocessing.values import DTYPES
 
 _FAMILIES: dict[str, type[Preprocessor]] = {
+    "aya_vision": AyaVisionPreprocessor,
+    "deepseek_vl": SquarePreprocessor,
     "gemma3": Gemma3Preprocessor,
     "gemma4": Gemma4Preprocessor,
     "glm4v": GridPreprocessor,

@@ -26,6 +26,7 @@ from tgi_cli.models.cpu_program import compile_program
 from tgi_cli.models.kv_scales import kv_scales
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.models.registry import scale_rope
+from tgi_cli.process.deferred_imports import execute_deferred
 from tgi_cli.process.resident_memory import trim_heap
 from tgi_cli.worker.lazy_grammars import LazyGrammars
 from tgi_cli.worker.lora_cache import LoraCache
@@ -125,6 +126,8 @@ def make_worker(
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
         set_threads(default_threads(processes=shard.size))
+    else:
+        execute_deferred()  # what compiles for the device may rely on any of it
     if config.quantize_activations:
         _require_byte_products(device, dtype)
     with out_of_memory_as_error(LOAD_REMEDY):
@@ -158,6 +161,8 @@ def make_worker(
     target = Target(model, model_config, facts, dtype, device, shard)
     with out_of_memory_as_error(LOAD_REMEDY):
         drafter = load_drafter(config, target)
+    if config.kv_cache_dir is not None:
+        _require_blocks_alone(model, drafter is not None)
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
@@ -193,6 +198,20 @@ def make_worker(
     loaded = LoadedModel(facts, model, attention, lora, program, drafter, time.monotonic() - began)
     with out_of_memory_as_error():  # the tables of rows, as long as the context
         return ModelWorker(config, loaded, shard, grammars)
+
+
+def _require_blocks_alone(model: CausalLM, has_drafter: bool) -> None:
+    """Raises ConfigError if KV blocks are not all that a model keeps of a prefix."""
+    if model.state_specs:
+        raise ConfigError(
+            "--kv-cache-dir: the model keeps recurrent states, which are not kept on a disk",
+            "leave it off",
+        )
+    if has_drafter:
+        raise ConfigError(
+            "--kv-cache-dir: weights that draft have a cache of their own, which is not kept",
+            "leave it or the drafter off",
+        )
 
 
 def _require_byte_products(device: torch.device, dtype: torch.dtype) -> None:

@@ -7,8 +7,9 @@ has the whole encoder, and runs it for itself.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from tgi_cli.device.distributed import ALONE, Shard
-from tgi_cli.engine.step import EncodeSlice, Step
+from tgi_cli.engine.image_slices import NOTHING_ENCODED, EncodeReport, EncodeSlice
+from tgi_cli.engine.step import Step
 from tgi_cli.models.base import ImageRows
 from tgi_cli.models.vision import ImageFeatures, VisionTower
 from tgi_cli.worker.paused_calls import PausedCalls
@@ -32,11 +34,11 @@ class StepImages:
 
     Attributes:
         rows: of its tokens; None if none stands for an image that is encoded.
-        failed: causes, by key, of images that could not be encoded and that it has ended or used.
+        report: on its images.
     """
 
     rows: ImageRows | None
-    failed: dict[int, str]
+    report: EncodeReport
 
 
 class ImageEncoder:
@@ -63,9 +65,9 @@ class ImageEncoder:
         self.device = device
         self._shard = shard
         self._upload = Uploader(device)
-        self._calls = PausedCalls(tower.layers, device, threads)
+        self._calls = PausedCalls(tower.layers, device, threads, tower.pauses)
         self._current: int | None = None
-        self._parts_done = self._calls_done = 0
+        self._parts_done = 0
         self._num_calls = 0
         self._features: dict[int, ImageFeatures] = {}
         self._failed: dict[int, Exception] = {}
@@ -78,18 +80,27 @@ class ImageEncoder:
     def run(self, step: Step) -> StepImages:
         """Forget and encode what a step says, and gather the rows that its tokens stand for.
 
-        An image that cannot be encoded has a cause in ``failed``, and no rows.
+        An image that cannot be encoded has a cause in the report, and no rows.
         """
         for key in step.dropped_images:
             self.forget(key)
-        for part in step.encodes:
-            self.encode(part)
-        if not self._failed:
-            return StepImages(self._rows(step), {})
-        ended = {part.key for part in step.encodes if part.last}
-        ended |= {span.key for span in step.images}
-        failed = {key: _cause(self._failed[key]) for key in ended if key in self._failed}
-        return StepImages(self._rows(step), failed)
+        report = NOTHING_ENCODED
+        if step.encodes:
+            began = time.perf_counter()
+            layers: dict[int, int] = {}
+            for part in step.encodes:
+                if part.seconds is None:
+                    self.encode(part)
+                else:
+                    layers[part.key] = self.encode_for(part, part.seconds)
+            seconds = time.perf_counter() - began if self.device.type == "cpu" else 0.0
+            report = EncodeReport({}, layers, seconds)
+        if self._failed:
+            ended = {part.key for part in step.encodes if part.last}
+            ended |= {span.key for span in step.images}
+            failed = {key: _cause(self._failed[key]) for key in ended if key in self._failed}
+            report = replace(report, failed=failed)
+        return StepImages(self._rows(step), report)
 
     def forget(self, key: int) -> None:
         """Drop an image, encoded or not. Unknown keys are ignored."""
@@ -112,6 +123,22 @@ class ImageEncoder:
             lost = RuntimeError("it was not encoded on every shard")
             self._failed.setdefault(part.key, lost)
 
+    def encode_for(self, part: EncodeSlice, seconds: float) -> int:
+        """Run a slice for so long; returns the parts of the whole run that are done by then.
+
+        All of them, if nothing is left: then the image's last slice may follow.
+        """
+        if part.tensors is not None:
+            self.begin(part.key, part.tensors, part.rows)
+        if self._current == part.key and self._calls.is_running:
+            if self._calls.resume_for(seconds):
+                self._end(part.key)
+            else:
+                done = max(0, self._calls.layers_begun - 1) * self._tower.parts
+                self._parts_done = min(done // self._num_calls, self._tower.parts - 1)
+                return self._parts_done
+        return self._tower.parts
+
     def begin(self, key: int, tensors: Mapping[str, Any], rows: int | None = None) -> None:
         """Give an image to the encoder, without running it.
 
@@ -121,7 +148,7 @@ class ImageEncoder:
             rows: that it must have; None for any number.
         """
         self._current = key
-        self._parts_done = self._calls_done = 0
+        self._parts_done = 0
         self._num_calls = self._tower.calls(tensors)
         self._calls.start(lambda: self._encode(tensors, rows))
 
@@ -132,15 +159,18 @@ class ImageEncoder:
             return
         self._parts_done += part.layers
         wanted = self._parts_done * self._num_calls // self._tower.parts
-        layers, self._calls_done = wanted - self._calls_done, wanted
-        if layers:
+        layers = wanted - self._calls.layers_begun
+        if layers > 0:
             self.advance(part.key, layers)
 
     def advance(self, key: int, layers: int | None) -> None:
         """Run the next calls of layers of an image's run, or all that are left, if it runs."""
         running = self._current == key and self._calls.is_running
-        if not running or not self._calls.resume(layers):
-            return
+        if running and self._calls.resume(layers):
+            self._end(key)
+
+    def _end(self, key: int) -> None:
+        """The run over an image has ended."""
         self._current = None
         try:
             with out_of_memory_as_error():

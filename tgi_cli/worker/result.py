@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tgi_cli.engine.image_slices import NOTHING_ENCODED
 from tgi_cli.engine.step import StepResult
 from tgi_cli.sampling.logprobs import TopLogprobs
 from tgi_cli.sampling.sampler import Sampled
@@ -32,7 +33,7 @@ class DeviceResult:
         packed: int32 [N, 2], the same as token ids and the bits of their log-probabilities,
             instead of ``sampled``.
         errors: of entries that failed alone, by index.
-        failed_images: causes, by key, of images that could not be encoded.
+        encodes: what has become of images.
         generation_logits: float32 [V], by index of the entry; on their way to the host.
         prompts: reports on chunks of prompts.
         proposals: drafts of a drafter with weights; None without any.
@@ -43,7 +44,7 @@ class DeviceResult:
         self.sampled: list[Sampled] = []
         self.packed: Tensor | None = None
         self.errors: dict[int, str] = {}
-        self.failed_images: dict[int, str] = {}
+        self.encodes = NOTHING_ENCODED
         self.generation_logits: dict[int, Tensor] = {}
         self.prompts: list[ScoredChunk] = []
         self.proposals: DeviceProposals | None = None
@@ -97,7 +98,7 @@ class DeviceResult:
             with out_of_memory_as_error():
                 self.arrived.synchronize()
             self._sources = None
-        result = StepResult([], [], [], [], dict(self.errors), failed_images=self.failed_images)
+        result = StepResult([], [], [], [], dict(self.errors), encodes=self.encodes)
         if self.packed is not None:
             token_ids, bits = self.packed.unbind(1)
             _append(result, Sampled(token_ids, bits.view(torch.float32), None))

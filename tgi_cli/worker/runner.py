@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tgi_cli.attention import PagedAttention
 from tgi_cli.device.distributed import ALONE, Shard
+from tgi_cli.engine.image_slices import NOTHING_ENCODED, EncodeReport
 from tgi_cli.engine.step import Step
 from tgi_cli.models.base import EncoderDecoderLM, ImageRows
 from tgi_cli.models.speculators.base import TargetStates
@@ -63,14 +64,14 @@ class LaunchedStep:
         step: as the scheduler made it.
         options: of the sampled sequences that want more than a token, by index.
         chunks: of prompts that are reported on.
-        failed_images: causes, by key, of images that could not be encoded.
+        encodes: what has become of images.
     """
 
     forward: ForwardOutput
     step: Step
     options: dict[int, RowOptions]
     chunks: list[PromptChunk]
-    failed_images: dict[int, str] = field(default_factory=dict)
+    encodes: EncodeReport = NOTHING_ENCODED
 
 
 class ModelRunner:
@@ -154,16 +155,18 @@ class ModelRunner:
             if step.adapters and self._lora is not None:
                 self._lora.put(step.adapters)
             self.rows.apply(step)
-            image_rows, failed = None, dict[int, str]()
+            if step.loads:
+                self._attention.import_blocks(step.loads)
+            image_rows, encodes = None, NOTHING_ENCODED
             if self._images is not None:
                 images = self._images.run(step)
-                image_rows, failed = images.rows, images.failed
+                image_rows, encodes = images.rows, images.report
             if step.copies:
                 self._attention.copy_blocks(step.copies)
             if self._proposals is not None:
                 self._proposals.apply(step)
             if not step.rows:  # all that it does is to encode
-                return LaunchedStep(self._nothing(), step, {}, [], failed)
+                return LaunchedStep(self._nothing(), step, {}, [], encodes)
             requested = self.rows.row_options
             chunks = prompt_chunks(step, requested) if requested else []
             batch = self._batch(step, bool(chunks), image_rows)
@@ -172,7 +175,7 @@ class ModelRunner:
             if requested:
                 rows = enumerate(forward.batch.rows.tolist())
                 options = {index: requested[row] for index, row in rows if row in requested}
-            return LaunchedStep(forward, step, options, chunks, failed)
+            return LaunchedStep(forward, step, options, chunks, encodes)
 
     def _nothing(self) -> ForwardOutput:
         """The result of a step without entries."""
@@ -214,7 +217,7 @@ class ModelRunner:
         """
         assert isinstance(handle, LaunchedStep)
         result = DeviceResult()
-        result.failed_images = handle.failed_images
+        result.encodes = handle.encodes
         with out_of_memory_as_error():
             forward = handle.forward
             if forward.all_hidden is not None:

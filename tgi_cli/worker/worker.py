@@ -25,6 +25,7 @@ from tgi_cli.worker.graph_capture import cuda_graphs
 from tgi_cli.worker.image_positions import ImagePositions
 from tgi_cli.worker.images import ImageEncoder
 from tgi_cli.worker.input_batch import InputBatch
+from tgi_cli.worker.kv_identity import block_identity
 from tgi_cli.worker.lora_cache import LoraCache
 from tgi_cli.worker.mixed_graphs import MixedGraphs
 from tgi_cli.worker.runner import ModelRunner
@@ -165,6 +166,19 @@ class ModelWorker:
         """See :meth:`tgi_cli.engine.step.Worker.sample`."""
         return self.runner.sample(handle, masks)
 
+    @property
+    def block_bytes(self) -> int:
+        """See :class:`tgi_cli.engine.block_store.BlockExporter`."""
+        return self.attention.block_bytes
+
+    def block_identity(self) -> bytes:
+        """See :class:`tgi_cli.engine.block_store.BlockExporter`."""
+        return block_identity(self._config, self.attention)
+
+    def export_block(self, block: int) -> bytes:
+        """See :class:`tgi_cli.engine.block_store.BlockExporter`."""
+        return self.attention.export_block(block)
+
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """See :meth:`tgi_cli.engine.step.AdapterStore.prepare_adapter`."""
         assert self._lora is not None, "the engine has no slots"
@@ -267,7 +281,10 @@ class ModelWorker:
         self, config: EngineConfig, num_blocks: int, known: tuple[StepTime, ...]
     ) -> tuple[StepTime, ...]:
         """The durations of steps with and without drafts, measured unless every shard has them."""
-        if not config.speculate or self._shard.smallest(len(known)):
+        proposer = self._proposer
+        catches_up = -self._shard.smallest(-(proposer is not None and proposer.catches_up))
+        complete = len(known) and (not catches_up or any(time.lag for time in known))
+        if not config.speculate or self._shard.smallest(complete):
             return known
         return time_steps(
             lambda step: self.sample(self.launch(step)).wait(),
@@ -276,6 +293,7 @@ class ModelWorker:
             num_blocks,
             self._most_proposed,
             self._assume_computed,
+            self._forget_computed if catches_up else None,
         )
 
     @property
@@ -287,6 +305,10 @@ class ModelWorker:
     def _assume_computed(self) -> None:
         if self._proposer is not None:
             self._proposer.assume_computed()
+
+    def _forget_computed(self) -> None:
+        if self._proposer is not None:
+            self._proposer.forget_computed()
 
     def _run_asking(self, step: Step) -> object:
         """Run a step to its end that asks for as many drafts as a step may."""

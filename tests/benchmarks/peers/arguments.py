@@ -10,15 +10,17 @@ from pathlib import Path
 
 from tests.benchmarks.peers.columns import CONTEXTS, LONG_NEW, NEW, PREFILLS, PROMPT
 from tests.benchmarks.peers.contestant import Contestant
+from tests.benchmarks.peers.gguf_files import GGUFFiles
 from tests.benchmarks.peers.hf_generate import Transformers
 from tests.benchmarks.peers.llama_cpp import LlamaCpp
 from tests.benchmarks.peers.openvino import OpenVino
-from tests.benchmarks.peers.tgi import Tgi
+from tests.benchmarks.peers.tgi import Tgi, TgiGGUF
 from tests.benchmarks.peers.vllm import Vllm
 from tests.tools.published_shapes import PUBLISHED
 
 MODELS = ("small", "qwen06", *PUBLISHED)
 DEFAULT_MODELS = ("small", "qwen06")
+GGUF_TYPES = ("q4_0", "q8_0", "q4_k_m")
 PEERS = ("tgi", "openvino", "vllm", "llama.cpp", "transformers")
 
 
@@ -119,6 +121,13 @@ def parser() -> argparse.ArgumentParser:
         help="weights that our contestant reads per token, if not derived from its checkpoint",
     )
     add("--quantized", action="store_true", help="weights of 4 and 8 bits instead of bf16")
+    add(
+        "--gguf",
+        nargs="*",
+        metavar="TYPE",
+        help="only tgi and llama.cpp, both with the same GGUF file of each type of "
+        f"llama-quantize [{' '.join(GGUF_TYPES)}]",
+    )
     add("--long", action="store_true", help="long contexts instead of waves")
     add("--concurrency", type=int, nargs="*", default=[1, 8, 32])
     add("--prefill", type=int, nargs="*", default=list(PREFILLS), help="lengths of single prompts")
@@ -143,6 +152,8 @@ def parser() -> argparse.ArgumentParser:
 def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     """Return our contestants, then the peers."""
     python, bytes_ = arguments.tgi_python, dict(arguments.weight_mb)
+    if arguments.gguf is not None:
+        return _with_same_file(arguments.gguf or GGUF_TYPES, dict(arguments.peers), python)
     mine = arguments.ours or (QUANTIZED if arguments.quantized else PLAIN)
     found: list[Contestant] = [
         Tgi(one.name, python, one.checkpoint, one.flags, bytes_.get(one.name)) for one in mine
@@ -153,6 +164,19 @@ def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     if len(set(names)) < len(names):
         raise SystemExit(f"names must differ: {', '.join(names)}")
     return found
+
+
+def _with_same_file(types: Sequence[str], peers: dict[str, Path], python: Path) -> list[Contestant]:
+    """Return ours and llama.cpp for each type of GGUF file."""
+    if peers.keys() != {"llama.cpp"}:
+        raise SystemExit("--gguf needs --peer llama.cpp=BUILD, and no other peer")
+    build = peers["llama.cpp"]
+    files = GGUFFiles(build, python)
+    pairs = [
+        (TgiGGUF(f"tgi {weights}", python, files, weights), LlamaCpp(build, weights, python))
+        for weights in types
+    ]
+    return [contestant for pair in pairs for contestant in pair]
 
 
 def _peer(

@@ -37,6 +37,7 @@ class Server(Running):
     ) -> None:
         super().__init__(process, log)
         self._port = port
+        self.url = f"http://{HOST}:{port}"
         self._body = {"temperature": 0, "ignore_eos": True, "stream": True, **(body or {})}
         self._body["stream_options"] = {"include_usage": True}
         try:

@@ -14,12 +14,10 @@ from tests.benchmarks.peers.columns import Column
 from tests.benchmarks.peers.contestant import (
     Contestant,
     Failure,
-    Running,
     Setup,
-    convert,
     spawn,
 )
-from tests.benchmarks.peers.inprocess import DRIVERS
+from tests.benchmarks.peers.gguf_files import GGUFFiles
 from tests.tools.server_process import free_ports
 
 MARGIN = 32  # context tokens beyond those of the requests
@@ -33,15 +31,25 @@ class LlamaCpp(Contestant):
 
     Args:
         build: build folder of cmake.
-        weights: bf16, or a type of ``llama-quantize``: q8_0, q4_0.
+        weights: bf16, or a type of ``llama-quantize``: q8_0, q4_0, q4_k_m.
         python: interpreter with torch and transformers, for the conversion.
+        name: by default from ``weights``.
+        flags: further ones of ``llama-server``.
     """
 
-    def __init__(self, build: Path, weights: str, python: Path) -> None:
-        super().__init__(f"llama.cpp {weights}")
+    def __init__(
+        self,
+        build: Path,
+        weights: str,
+        python: Path,
+        name: str | None = None,
+        flags: Sequence[str] = (),
+    ) -> None:
+        super().__init__(name or f"llama.cpp {weights}")
+        self._flags = flags
         self._build = build
         self._weights = weights
-        self._python = python
+        self._files = GGUFFiles(build, python)
 
     def versions(self) -> dict[str, str]:
         try:
@@ -58,38 +66,20 @@ class LlamaCpp(Contestant):
         found = next((line for line in lines if line.startswith("version:")), "version: unknown")
         versions = {"llama.cpp": found.removeprefix("version:").strip()}
         # Sources that are bundled with the Python bindings only have the bindings' version.
-        package = self._source().parents[1] / "PKG-INFO"
+        package = self._files.source().parents[1] / "PKG-INFO"
         if package.is_file():
             match = re.search(r"^Version: (\S+)", package.read_text(), re.MULTILINE)
             versions["llama-cpp-python"] = match[1] if match else "unknown"
         return versions
 
     def prepare(self, checkpoint: Path, folder: Path) -> Path:
-        whole = folder / "bf16.gguf"
-        path = folder / f"{self._weights}.gguf"
-        log = folder / f"{self._weights}.log"
-        if not whole.is_file():
-            part = whole.with_suffix(".part")
-            command: list[str | Path] = [
-                self._python,
-                DRIVERS / "to_gguf.py",
-                self._source(),
-                checkpoint,
-            ]
-            convert([*command, "--outtype", "bf16", "--outfile", part], log)
-            part.rename(whole)
-        if not path.is_file():
-            part = path.with_suffix(".part")
-            quantize = self._build / "bin" / "llama-quantize"
-            convert([quantize, whole, part, self._weights.upper()], log)
-            part.rename(path)
-        return path
+        return self._files.write(checkpoint, folder, self._weights)
 
     def visits(self, columns: Sequence[Column]) -> list[list[Column]]:
         ordered = sorted(columns, key=lambda column: column.concurrency)
         return [list(group) for _, group in groupby(ordered, lambda column: column.concurrency)]
 
-    def start(self, model: Path, setup: Setup, log: Path) -> Running:
+    def start(self, model: Path, setup: Setup, log: Path) -> Server:
         [port] = free_ports(1)
         threads = str(len(os.sched_getaffinity(0)))
         context = setup.sequences * (setup.context + MARGIN)
@@ -97,19 +87,9 @@ class LlamaCpp(Contestant):
         command += ["--host", HOST, "--port", str(port)]
         command += ["--threads", threads, "--threads-batch", threads]
         command += ["--parallel", str(setup.sequences), "--ctx-size", str(context)]
-        command += ["--no-kv-unified", "--cache-ram", "0", "--fit", "off"]
+        command += ["--no-kv-unified", "--cache-ram", "0", "--fit", "off", *self._flags]
         body = {"cache_prompt": False}
         return Server(spawn(command, log), log, port, body)
 
     def weight_bytes(self, model: Path) -> int:
         return model.stat().st_size
-
-    def _source(self) -> Path:
-        try:
-            cache = (self._build / "CMakeCache.txt").read_text()
-        except OSError as error:
-            raise Failure(f"{self._build} is not a build folder of cmake: {error}") from error
-        match = re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.+)$", cache, re.MULTILINE)
-        if match is None:
-            raise Failure(f"{self._build}/CMakeCache.txt does not contain the source folder")
-        return Path(match[1])

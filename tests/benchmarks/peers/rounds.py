@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ class Results:
         values: one value per round, by contestant and figure. Figures are named
             ``COLUMN.FIGURE``: ``rate`` is output tokens per second, ``decode`` the same without
             the first token, ``prefill`` prompt tokens per second, ``ttft`` and ``token`` (between
-            tokens) are in ms; ``memory.FIGURE`` is in MB.
+            tokens) are in ms; ``memory.FIGURE`` is in MB; ``start.seconds`` is until it is ready.
         foreign: likewise, the CPU share of other programs (0 to 1) by contestant and column.
         failures: error message by contestant and column or stage.
     """
@@ -127,11 +128,13 @@ class Run:
         for group in contestant.visits(columns):
             names = "+".join(column.name for column in group)
             self._print_line(f"{contestant.name}: starting for {names}")
+            began = time.monotonic()
             try:
                 running = contestant.start(model, Setup.of(group), log)
             except (Failure, OSError) as error:
                 self.fail(contestant, names, error)
                 continue
+            self.results.add(contestant.name, {"start.seconds": time.monotonic() - began})
             try:
                 for column in group:
                     self._column(contestant, running, column, number)

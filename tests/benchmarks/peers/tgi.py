@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.benchmarks.peers.client import HOST, Server
 from tests.benchmarks.peers.contestant import Contestant, Failure, Running, Setup, installed, spawn
+from tests.benchmarks.peers.gguf_files import GGUFFiles
 from tests.benchmarks.peers.weights import decoded_bytes
 from tests.tools.quantized import gptq, write_quantized
 from tests.tools.server_process import free_ports
@@ -94,6 +95,26 @@ class Tgi(Contestant):
         if "--quantize-head-bits" in self._flags:
             head = int(self._flags[self._flags.index("--quantize-head-bits") + 1])
         return decoded_bytes(model, bits, head)
+
+
+class TgiGGUF(Tgi):
+    """``tgi serve`` of the GGUF file that llama.cpp serves, too.
+
+    Args:
+        files: writes the file.
+        weights: its type.
+    """
+
+    def __init__(self, name: str, python: Path, files: GGUFFiles, weights: str) -> None:
+        super().__init__(name, python)
+        self._files = files
+        self._weights = weights
+
+    def prepare(self, checkpoint: Path, folder: Path) -> Path:
+        return self._files.write(checkpoint, folder, self._weights)
+
+    def weight_bytes(self, model: Path) -> int:
+        return model.stat().st_size
 
 
 def _gptq(checkpoint: Path, path: Path, bits: int) -> Path:

@@ -42,9 +42,10 @@ def make_environment(base: Path) -> Path:
     python = folder / "bin" / "python"
     complete = folder / "complete"
     if not complete.exists():
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-        pip = ["-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
-        _run([str(python), *pip, "--requirement", str(REQUIREMENTS)])
+        _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+        options = ["--no-compile", "--disable-pip-version-check"]
+        _run([*pip, *options, "--requirement", str(REQUIREMENTS)])
         complete.touch()
     return python
 

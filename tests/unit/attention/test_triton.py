@@ -1,57 +1,31 @@
-"""Triton's attention on a machine without a GPU: interpreted, and compiled for some.
-
-Each happens in a process of its own: whether Triton interprets is settled when it is imported,
-for good, and other tests may have done that.
-"""
+"""Triton's attention on a machine without a GPU: interpreted, and compiled for some."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 import tgi_cli.attention
+from tests.tools.triton_process import needs_triton, run_tests
 from tgi_cli.attention import KVSpec, create_attention
 from tgi_cli.attention import triton_tiles as tiles
-
-# https://pypi.org/project/triton/#files: Linux has wheels.
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None and sys.platform != "linux", reason="Triton is for Linux"
-)
 
 
 @needs_triton
 @pytest.mark.timeout(600)  # a minute where nothing else runs
 @pytest.mark.parametrize(
-    ("file", "interpret"),
+    ("files", "interpret"),
     [
-        ("triton_attention_results.py", "1"),
-        ("triton_work_results.py", "1"),
-        ("triton_attention_compile.py", "0"),
+        (("triton_attention_results.py", "triton_work_results.py"), True),
+        (("triton_attention_compile.py",), False),
     ],
+    ids=["interpreted", "compiled"],
 )
-def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
+def test_kernels(files: tuple[str, ...], interpret: bool, tmp_path: Path) -> None:
     folder = Path(__file__).parent
-    options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(folder / file)],
-        cwd=folder.parents[2],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TRITON_CACHE_DIR": str(tmp_path),
-            "TRITON_INTERPRET": interpret,
-        },
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_tests([folder / file for file in files], interpret, tmp_path, timeout=580)
 
 
 class Chosen(Exception):

@@ -29,33 +29,35 @@ def plain(
     bias: Tensor | None = None,
     until: list[int] | None = None,
 ) -> Tensor:
-    """[n, heads, D] queries, the last of [m, kv_heads, D] keys: one head and query at a time."""
-    share = query.shape[1] // keys.shape[1]
-    output = torch.zeros(*query.shape[:2], values.shape[2], dtype=torch.float64)
-    first = len(keys) - len(query)
-    for token in range(len(query)):
-        for head in range(query.shape[1]):
-            position = first + token
-            seen = slice(spec.first_visible(position), position + 1)
-            if until is not None and until[token] >= 0 and spec.spans != "none":
-                seen = slice(0 if spec.spans == "whole" else seen.start, until[token] + 1)
-            scores = keys[seen, head // share].double() @ query[token, head].double() * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            if bias is not None:
-                far = [position - at for at in range(seen.start, seen.stop)]
-                scores += torch.tensor([distant(bias[head], d) for d in far]).double()
-            if sinks is not None:
-                scores = torch.cat((scores, sinks[head : head + 1].double()))
-            weights = scores.softmax(0)[: seen.stop - seen.start]
-            output[token, head] = weights @ values[seen, head // share].double()
-    return output
+    """float64 [n, heads, D] of [n, heads, D] queries, the last of [m, kv_heads, D] keys."""
+    first, share = len(keys) - len(query), query.shape[1] // keys.shape[1]
+    seen = torch.zeros(len(query), len(keys), dtype=torch.bool)
+    for token, row in enumerate(seen):
+        visible = slice(spec.first_visible(first + token), first + token + 1)
+        if until is not None and until[token] >= 0 and spec.spans != "none":
+            visible = slice(0 if spec.spans == "whole" else visible.start, until[token] + 1)
+        row[visible] = True
+    # What no query sees may be anything, NaN included.
+    values = values.double().masked_fill(~seen.any(0)[:, None, None], 0.0)
+    keys, values = (each.double().repeat_interleave(share, 1) for each in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        distances = torch.arange(first, len(keys))[:, None] - torch.arange(len(keys))
+        scores += torch.stack([bias_at(head, distances) for head in bias]).double()
+    scores.masked_fill_(~seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., : len(keys)]
+    return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def distant(bias: Tensor, distance: int) -> float:
-    """A head's bias at a distance: a line goes on behind the table."""
-    beyond = max(distance - len(bias) + 1, 0)
-    return float(bias[min(max(distance, 0), len(bias) - 1)] + beyond * (bias[-1] - bias[-2]))
+def bias_at(bias: Tensor, distances: Tensor) -> Tensor:
+    """A head's bias at distances: a line goes on behind the table."""
+    beyond = (distances - len(bias) + 1).clamp(min=0)
+    return bias[distances.clamp(0, len(bias) - 1)] + beyond * (bias[-1] - bias[-2])
 
 
 class Batch:

@@ -12,6 +12,7 @@ import torch
 
 from tests.benchmarks.peers import machine
 from tests.benchmarks.peers.arguments import (
+    GGUF_TYPES,
     Ours,
     contestants,
     named_megabytes,
@@ -139,6 +140,18 @@ def test_peers_of_a_quantized_run_have_quantized_weights() -> None:
         contestants(parser().parse_args(["w", "--tgi", "a=x", "--tgi", "a=y"]))
 
 
+def test_gguf_files_are_served_by_both() -> None:
+    line = ["w", "--peer", "llama.cpp=/b", "--gguf"]
+    found = [one.name for one in contestants(parser().parse_args(line))]
+    both = [f"{name} {kind}" for kind in GGUF_TYPES for name in ("tgi", "llama.cpp")]
+    assert found == both
+    named = [one.name for one in contestants(parser().parse_args([*line, "q6_k"]))]
+    assert named == ["tgi q6_k", "llama.cpp q6_k"]
+    for wrong in (["w", "--gguf"], [*line, "--peer", "vllm=/v"]):
+        with pytest.raises(SystemExit, match="--gguf needs"):
+            contestants(parser().parse_args(wrong))
+
+
 def test_ratios_are_above_one_where_ours_is_better() -> None:
     assert ratio([4, 2, 3], [1, 2, 1.5], more_is_better=True) == 2
     assert ratio([4, 2, 3], [6], more_is_better=False) == 2
@@ -161,8 +174,8 @@ def test_tables_mark_noise_and_failures() -> None:
         "failed", "-"
     )
     assert "| tgi | HTTP | 20.0 | 25.0 | 50 |" in "\n".join(lines)
-    assert "| slow | 2.00 | 2.00 | 0.50 | - | - |" in lines
-    assert "| broken | - | - | - | - | - |" in lines
+    assert "| slow | 2.00 | 2.00 | 0.50 | - | - | - |" in lines
+    assert "| broken | - | - | - | - | - | - |" in lines
     assert report.failures() == "- broken, preparation: is not there"
     limit = report.limit({"tgi": 10**9}, 50e9, columns[0])
     assert "| tgi | 1000 | 50 | 25.0 | 50% |" in limit

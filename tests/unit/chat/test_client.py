@@ -63,6 +63,34 @@ async def test_adapters_are_not_models_to_choose_from(server: ChatServer) -> Non
         assert await client.models() == []
 
 
+async def test_a_server_that_loads_its_model_is_waited_for(server: ChatServer) -> None:
+    loading = error_reply(503, "Loading model", **{"retry-after": "0"})
+    server.loading = [loading, loading]
+    reasons: list[str] = []
+    async with ChatClient(server.url) as client:
+        names = await client.models(on_pause=lambda seconds, error: reasons.append(error.cause))
+        assert names == ["acme/chat"]
+        assert reasons == ["the server is busy (status 503): Loading model"] * 2
+        server.loading = [loading] * 4
+        with pytest.raises(ChatServerError, match="Loading model"):
+            await client.models()
+        server.loading = [error_reply(500, "broken")]
+        with pytest.raises(ChatServerError, match="broken"):
+            await client.models()
+
+
+async def test_parameters_have_the_names_of_the_server(server: ChatServer) -> None:
+    server.cards = [{"id": "acme/chat", "owned_by": "llamacpp"}]
+    server.script = [text_reply("fine")]
+    async with ChatClient(server.url) as client:
+        await client.models()
+        body = {**BODY, "repetition_penalty": 1.1, "thinking_token_budget": 0}
+        assert [p async for p in client.answer(body, lambda s, e: None)]
+    asked = server.requests[-1]
+    assert (asked["repeat_penalty"], asked["thinking_budget_tokens"]) == (1.1, 0)
+    assert not {"repetition_penalty", "thinking_token_budget"} & asked.keys()
+
+
 async def test_the_key_is_sent_and_asked_for(server: ChatServer) -> None:
     server.key = "sk-1"
     async with ChatClient(server.url, "sk-1") as client:

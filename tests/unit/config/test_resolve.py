@@ -431,3 +431,22 @@ def test_what_encoder_decoder_models_are_not_served_with_is_named(
 def test_quantized_encoder_decoder_checkpoints_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="gptq"):
         resolved(replace(SEQ2SEQ, quantization="gptq"))
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "said", "words"),
+    [
+        (MODEL, CUDA, {}, "is for CPUs"),
+        (MODEL, CPU, {"num_shard": 2}, "needs one shard"),
+        (replace(MODEL, decoder=DecoderFacts(start_id=0)), CPU, {}, "encoder-decoder"),
+        (MODEL, CPU, {"prefix_caching": False}, "--no-prefix-caching"),
+        (MODEL, CPU, {"kv_cache_dir_size": 10}, "is not a size"),
+    ],
+)
+def test_blocks_are_kept_on_a_disk_where_they_can_be_copied(
+    model: ModelFacts, device: DeviceFacts, said: dict[str, Any], words: str
+) -> None:
+    folder = Path("/kv")
+    assert resolved(kv_cache_dir=folder, kv_cache_dir_size=1 << 30).kv_cache_dir == folder
+    with pytest.raises(ConfigError, match=words):
+        resolved(model, device, kv_cache_dir=folder, **said)

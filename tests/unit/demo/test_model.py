@@ -125,6 +125,7 @@ def test_prose_continues_as_documentation(
         ("Explain json.dumps", "`json.dumps`: "),
         ("What is Deep Learning?", "Deep learning"),
         ("Hello!", "Hello! Ask me about the Python standard library."),
+        ("What is the weather in Paris?", "I do not know."),
     ],
 )
 def test_chat_answers_and_stops(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -296,6 +297,19 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True
     )
     assert "tgi.service" not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
+def test_docker_accepts_the_flags() -> None:
+    """Its client parses them before it connects to the daemon."""
+    deployment = replace(
+        PLAIN, arguments=("serve", *HOSTILE), gpus=1, cpuset_cpus="0-1", cpuset_mems="0"
+    )
+    variables = {"PATH": os.environ["PATH"], "DOCKER_HOST": "tcp://127.0.0.1:1"}
+    done = subprocess.run(
+        ["/bin/sh", "-c", docker.render(deployment)], env=variables, capture_output=True, text=True
+    )
+    assert "tcp://127.0.0.1:1" in done.stderr, done.stderr
 
 
 def test_paths_among_values(tmp_path: Path) -> None:

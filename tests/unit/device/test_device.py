@@ -12,7 +12,6 @@ from tgi_cli.device import (
     default_threads,
     describe,
     facts,
-    memory,
     peak_memory,
     set_threads,
     threads,
@@ -20,6 +19,8 @@ from tgi_cli.device import (
 )
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import ConfigError
+from tgi_cli.process import cores, system_memory
+from tgi_cli.process.cores import Core
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -92,7 +93,7 @@ def test_version_2_groups_limit_memory_at_every_level(
             "sys/fs/cgroup/kubepods/memory.max": f"{4 * GIB}\n",
         },
     )
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(system_memory, "ROOT", tmp_path)
     assert total_memory(CPU) == GIB
     assert available_memory(CPU) == GIB - (GIB // 2 - GIB // 4)
 
@@ -109,7 +110,7 @@ def test_version_1_groups_limit_memory(tmp_path: Path, monkeypatch: pytest.Monke
             "sys/fs/cgroup/memory/memory.stat": f"cache 3\ntotal_cache {GIB // 2}\n",
         },
     )
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(system_memory, "ROOT", tmp_path)
     assert total_memory(CPU) == 2 * GIB
     assert available_memory(CPU) == 2 * GIB - GIB // 2
 
@@ -123,7 +124,7 @@ def test_without_limits_the_system_decides(tmp_path: Path, monkeypatch: pytest.M
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(system_memory, "ROOT", tmp_path)
     assert total_memory(CPU) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert available_memory(CPU) == 8 * GIB
 
@@ -163,8 +164,8 @@ def test_threads_are_the_physical_cores_within_reach(
         write(tmp_path, {name: siblings + "\n"})
     if quota is not None:
         write(tmp_path, {"sys/fs/cgroup/cpu.max": quota + "\n"})
-    monkeypatch.setattr(threads, "_ROOT", tmp_path)
-    monkeypatch.setattr(threads, "_affinity", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(cores, "_ROOT", tmp_path)
+    monkeypatch.setattr(cores, "_affinity", lambda: {0, 1, 2, 3})
     if environment is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     else:
@@ -176,8 +177,8 @@ def test_a_version_1_quota_and_an_unknown_topology(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "_ROOT", tmp_path)
-    monkeypatch.setattr(threads, "_affinity", lambda: {0, 1, 2, 3, 4})
+    monkeypatch.setattr(cores, "_ROOT", tmp_path)
+    monkeypatch.setattr(cores, "_affinity", lambda: {0, 1, 2, 3, 4})
     assert default_threads() == 5
     folder = "sys/fs/cgroup/cpu"
     write(tmp_path, {f"{folder}/cpu.cfs_quota_us": "-1\n", f"{folder}/cpu.cfs_period_us": "10\n"})
@@ -189,8 +190,7 @@ def test_a_version_1_quota_and_an_unknown_topology(
 def test_a_small_model_computes_with_one_thread_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "_affinity", lambda: {0, 1})
-    monkeypatch.setattr(threads, "_physical_cores", len)
+    monkeypatch.setattr(threads, "usable_cores", lambda: [Core(0, (0,)), Core(0, (1,))])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert default_threads(threads.SMALL_MODEL - 1) == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -201,9 +201,7 @@ def test_a_small_model_computes_with_one_thread_by_default(
 def test_processes_share_the_cores(
     processes: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_affinity", lambda: set(range(6)))
-    monkeypatch.setattr(threads, "_physical_cores", len)
-    monkeypatch.setattr(threads, "_quota", lambda: None)
+    monkeypatch.setattr(threads, "usable_cores", lambda: [Core(0, (cpu,)) for cpu in range(6)])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert default_threads(processes=processes) == each
 

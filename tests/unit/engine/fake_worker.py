@@ -28,6 +28,7 @@ import numpy as np
 
 from tests.unit.engine.fake_images import IMAGE_ID, features
 from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.image_slices import EncodeReport
 from tgi_cli.engine.step import FRESH, GrammarCompiler, NewRow, Proposal, Step, StepResult
 
 VOID = b"void"
@@ -91,6 +92,7 @@ class _Begun:
     pixels: bytes
     rows: int
     layers: int = 0
+    passed: float = 0.0
 
 
 @dataclass
@@ -147,6 +149,10 @@ class FakeWorker:
     keys: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
     """Of the step that was launched last."""
+    layer_seconds: float = 1.0
+    """That a layer of the encoder takes."""
+    progress: dict[int, int] = field(default_factory=dict)
+    """Likewise, layers of slices that were bounded by time."""
 
     @classmethod
     def of(cls, limits: SchedulerConfig, **more: Any) -> FakeWorker:
@@ -180,6 +186,15 @@ class FakeWorker:
     def forget_adapter(self, adapter_id: int) -> None:
         self.held.remove(adapter_id)
 
+    def export_block(self, block: int) -> bytes:
+        return b"".join(self.kv[block, offset].ljust(8) for offset in range(self.block_size))
+
+    def _load(self, step: Step) -> None:
+        for block, content in step.loads:
+            for offset in range(self.block_size):
+                found = content[8 * offset : 8 * offset + 8]
+                self.kv[block, offset] = VOID if found.rstrip() == VOID else found
+
     def launch(self, step: Step) -> list[tuple[int, int, bytes]]:
         self.steps.append(step)
         error = self.fail_when(step)
@@ -202,6 +217,7 @@ class FakeWorker:
             blocks = self.rows[more.row].blocks
             assert more.start == len(blocks)
             blocks.extend(more.block_ids)
+        self._load(step)
         self._encode(step)
         if error is not None:
             raise error
@@ -230,8 +246,16 @@ class FakeWorker:
                 self.keys.add(part.key)
                 self.begun[part.key] = _Begun(part.tensors["pixels"], part.rows)
             begun = self.begun[part.key]
-            assert part.layers > 0
+            if part.seconds is not None:
+                assert (part.layers, part.last) == (0, False)
+                assert part.seconds > 0
+                begun.passed += part.seconds / self.layer_seconds
+                begun.layers = min(int(begun.passed + 1e-6), self.encoder_layers)
+                self.progress[part.key] = begun.layers
+                continue
+            assert part.layers > 0 or begun.layers == self.encoder_layers
             begun.layers += part.layers
+            begun.passed = begun.layers
             assert part.last == (begun.layers == self.encoder_layers)
             if part.last:
                 ended.add(part.key)
@@ -388,7 +412,8 @@ class FakeWorker:
         result = StepResult(
             tokens, [self.logprob] * count, empty, [[] for _ in range(count)], errors
         )
-        result.failed_images, self.failed = self.failed, {}
+        result.encodes = EncodeReport(self.failed, self.progress)
+        self.failed, self.progress = {}, {}
         self._propose(self.steps[-1], handle, tokens, result)
         return _Pending(result)
 

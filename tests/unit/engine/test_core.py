@@ -323,6 +323,17 @@ def test_progress_stops_during_a_step_that_does_not_end() -> None:
         assert client.core.progress == 2
 
 
+def test_memory_may_be_returned_some_steps_after_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "IDLE_SECONDS", 60.0)
+    called = threading.Semaphore(0)
+    with running(FakeWorker(8), limits(), on_idle=called.release) as client:
+        for number, length in enumerate((core_module.SETTLED_STEPS, 30, 30)):
+            client.core.inbox.put(request(number, [1], length))
+            client.read_until_finished(number)
+            assert called.acquire(blocking=False) == (number > 0)
+            assert not called.acquire(blocking=False), "once after each prompt"
+
+
 def test_an_engine_without_requests_rests_once_after_each_time_of_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,7 +2,8 @@
 
 Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
 step, take in a result, up to two in flight, a step that breaks, an adapter that is read or a
-grammar that is compiled late) against a plain model: what each request must answer.
+grammar that is compiled late, copies of blocks that are read late or lost) against a plain model:
+what each request must answer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.unit.engine.fake_blocks import FakeBlockStore
 from tests.unit.engine.fake_grammar import EOS, FakeCompiler, constrained, slots
 from tests.unit.engine.fake_images import image, seeing, seen
 from tests.unit.engine.fake_speculator import DRAFTERS, FakeSpeculator
@@ -48,6 +50,15 @@ ENCODERS = st.sampled_from(
         EncoderLimits(layers=1, row_cost=0.1, cache_rows=13),
         EncoderLimits(layers=4, row_cost=2.0, cache_rows=13),
         EncoderLimits(layers=3, row_cost=40.0, cache_rows=60),
+        EncoderLimits(layers=3, row_cost=2.0, cache_rows=13, token_seconds=0.3, step_seconds=0.7),
+        EncoderLimits(
+            layers=2,
+            row_cost=2.0,
+            cache_rows=13,
+            token_seconds=0.3,
+            step_seconds=0.7,
+            interrupts=True,
+        ),
     ]
 )
 PIXELS = st.sampled_from([b"cat", b"dog", b"ox", b"cat", b"dog", b"cat", b"dog", b"unreadable"])
@@ -74,6 +85,7 @@ class Engine(RuleBasedStateMachine):
         encoder=ENCODERS,
         bidirectional=st.booleans(),
         whole_prompts=st.sampled_from([False, False, False, True]),
+        keeps=st.booleans(),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -106,7 +118,9 @@ class Engine(RuleBasedStateMachine):
             self.speculator = AdaptiveSpeculator(7, costs, drafters, most_proposed=most)
         elif more["drafter"] is not None and more["snapshots"] is None:
             self.speculator = FakeSpeculator(more["drafter"], lambda key: self.expected[key])
-        self.scheduler = Scheduler(bounds, self.worker, self.compiler, self.speculator)
+        keeps = more["keeps"] and more["snapshots"] is None
+        self.blocks = FakeBlockStore(self.worker) if keeps else None
+        self.scheduler = Scheduler(bounds, self.worker, self.compiler, self.speculator, self.blocks)
         self.batch = self.scheduler.batch
         self.adapters: list[int] = []
         self.used_adapters: dict[int, int] = {}
@@ -236,6 +250,35 @@ class Engine(RuleBasedStateMachine):
         self.compiler.finish()
         assert not self.batch.collect_grammars()
 
+    @precondition(lambda self: self.blocks is not None and self.blocks.pending)
+    @rule(count=st.sampled_from([100, 100, 1, 0]))
+    def read_blocks(self, count: int) -> None:
+        assert self.blocks is not None
+        self.blocks.pending[0].finish(count)
+
+    @precondition(lambda self: self.blocks is not None)
+    @rule(busy=st.booleans())
+    def keep_blocks_busy(self, busy: bool) -> None:
+        assert self.blocks is not None
+        self.blocks.busy = busy
+
+    @precondition(lambda self: self.blocks is not None and self.blocks.saved)
+    @rule(data=st.data())
+    def lose_a_copy(self, data: st.DataObject) -> None:
+        assert self.blocks is not None
+        del self.blocks.saved[data.draw(st.sampled_from(list(self.blocks.saved)))]
+
+    @precondition(lambda self: self.blocks is not None)
+    @rule()
+    def forget_cached_blocks(self) -> None:
+        """As after a restart: nothing is found in memory but what runs."""
+        pool = self.batch.pool
+        for block in range(pool.num_blocks):
+            if not pool.is_used(block):
+                pool.forget(block)
+                for offset in range(self.worker.block_size):
+                    self.worker.kv.pop((block, offset), None)
+
     @precondition(lambda self: len(self.pending) < 2)
     @rule(breaks=st.integers(0, 30))
     def launch(self, breaks: int) -> None:
@@ -243,6 +286,7 @@ class Engine(RuleBasedStateMachine):
         if step is None:
             self.batch.adapters.read_wanted()
             awaited = self.pending or self.worker.readings or self.compiler.waiting
+            awaited = awaited or (self.blocks is not None and self.blocks.pending)
             self.idle_steps += bool(self.live) and not awaited
             assert not self.idle_steps, "requests wait and nothing is scheduled"
             return
@@ -359,7 +403,10 @@ class Engine(RuleBasedStateMachine):
                 self.read()
             if self.compiler.waiting:
                 self.compile()
+            if self.blocks is not None and self.blocks.pending:
+                self.read_blocks(100)
         assert not self.live, "no progress"
+        assert self.blocks is None or all(read.taken for read in self.blocks.reads)
         self.answers_are_right_so_far()
         assert self.batch.pool.num_used == 0
         if isinstance(self.speculator, FakeSpeculator):

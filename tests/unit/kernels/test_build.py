@@ -10,12 +10,26 @@ import pytest
 from tgi_cli.kernels import build, cpp_library, library, without_cpp_kernels
 
 
-def test_libraries_are_compiled_once(tmp_path: Path, compiled: dict[str, ctypes.CDLL]) -> None:
-    (first,) = build.build(tmp_path, ["avx2"])
+def test_libraries_are_compiled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: dict[str, ctypes.CDLL]
+) -> None:
+    """Of small sources: the kernels' own are those of ``compiled``."""
+    sources, folder = tmp_path / "cpp", tmp_path / "lib"
+    sources.mkdir()
+    (sources / "one.cpp").write_text("int one() { return 1; }\n")
+    exported = '__attribute__((visibility("default")))'
+    (sources / "two.cpp").write_text(
+        f'int one();\nextern "C" {exported} int two() {{ return one() + 1; }}\n'
+    )
+    monkeypatch.setattr(build, "SOURCES", sources)
+    progress: list[tuple[int, int]] = []
+    (first,) = build.build(folder, ["avx2"], lambda *counts: progress.append(counts))
+    assert progress == [(1, 2), (2, 2)]
     made = first.stat().st_mtime_ns
-    assert build.build(tmp_path, ["avx2"]) == [first]
+    assert build.build(folder, ["avx2"]) == [first]
     assert first.stat().st_mtime_ns == made
-    assert list(tmp_path.iterdir()) == [first]  # nothing else is left behind
+    assert list(folder.iterdir()) == [first]  # nothing else is left behind
+    assert ctypes.CDLL(str(first)).two() == 2
 
 
 def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

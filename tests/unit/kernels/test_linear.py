@@ -23,6 +23,7 @@ from tgi_cli.layers import ops
 
 ROWS = [*range(15), 33, 100]
 FORMATS = ["bf16", "8", "8/32", "8z/64", "4", "4/32", "4/96", "4z/128", "4z", "4t", "4t/64"]
+FORMATS += ["5", "5/32", "5z/64", "6", "6/16", "6z/96", "5i/64", "5zi/32", "6i/32", "6zi/128"]
 FORMATS += ["8f", "8f/128", "8i", "8zi/96", "4i", "4i/32", "4zi/128"]
 """Bits; "z" with zero points, "t" with a table, "f" for e4m3, "i" with inputs rounded to 8 bits;
 and the number of inputs that share a scale."""

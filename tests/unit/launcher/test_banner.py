@@ -39,7 +39,7 @@ class Terminal(io.StringIO):
 
 def test_text_has_a_line_per_setting() -> None:
     out = io.StringIO()
-    banner.show(banner.rows(ServeConfig(model_id="m"), SLOW, URL), out)
+    banner.show(banner.rows(ServeConfig(model_id="m"), SLOW, URL, web_ui=True), out)
     lines = {line[:14].strip(): line[14:].strip() for line in out.getvalue().splitlines()}
     assert lines == {
         "model": "org/model (aaaaaaaaaaaa), 16.1 GB of weights",
@@ -52,9 +52,11 @@ def test_text_has_a_line_per_setting() -> None:
         "concurrency": "128 requests, 8 of them running",
         "step": "up to 64 prompt tokens, 3 drafts per sequence",
         "URL": URL,
+        "web UI": f"{URL}/ in a browser",
         "kernels": "torch: slower; tgi warmup compiles them",
     }
     assert list(lines)[-1] == "kernels"
+    assert "web UI" not in dict(banner.rows(ServeConfig(model_id="m"), SLOW, URL, web_ui=False))
 
 
 def test_a_terminal_shows_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +64,7 @@ def test_a_terminal_shows_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     long = replace(LARGE, model_id="organisation/" + "a-model-of-a-very-long-name-" * 4)
-    banner.show(banner.rows(ServeConfig(model_id="m"), long, URL), out)
+    banner.show(banner.rows(ServeConfig(model_id="m"), long, URL, web_ui=True), out)
     shown = re.sub("\x1b\\[[0-9;]*m", "", out.getvalue())
     assert "╭" in shown
     assert "a-very-long-name" in shown

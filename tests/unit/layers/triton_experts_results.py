@@ -1,4 +1,4 @@
-"""Triton's kernels around experts and of adapters against references. See test_triton_experts.py.
+"""Triton's kernels around experts and of adapters against references. See test_triton.py.
 
 On a machine with CUDA it may be run as it stands, and then tests what the compiler made.
 """

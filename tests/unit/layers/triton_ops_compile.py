@@ -1,7 +1,7 @@
 """Compiles every kernel that the wrappers would launch, for GPUs that are not present.
 
 The interpreter accepts Python that the compiler refuses, so equal results alone prove little. Not
-collected by itself: see test_triton_ops.py. TRITON_CACHE_DIR should be a new folder.
+collected by itself: see test_triton.py. TRITON_CACHE_DIR should be a new folder.
 """
 
 from __future__ import annotations

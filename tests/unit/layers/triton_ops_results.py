@@ -1,4 +1,4 @@
-"""Triton's kernels against their references. Not collected by itself: see test_triton_ops.py.
+"""Triton's kernels against their references. Not collected by itself: see test_triton.py.
 
 On a machine with CUDA it may be run as it stands, and then tests what the compiler made.
 """

@@ -1,6 +1,6 @@
 """Compiles the kernels of layers with a state, for GPUs that are not present.
 
-Not collected by itself: see test_triton_ops.py. TRITON_CACHE_DIR should be a new folder.
+Not collected by itself: see test_triton.py. TRITON_CACHE_DIR should be a new folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Triton's kernels of layers with a state against their references, and however a text is cut.
 
-Not collected by itself: see test_triton_ops.py. On a machine with CUDA it may be run as it stands,
+Not collected by itself: see test_triton.py. On a machine with CUDA it may be run as it stands,
 and then tests what the compiler made.
 """
 

@@ -34,18 +34,32 @@ INFO = EngineInfo(
 
 
 class ScriptedEngine:
-    """The queues and counters that a server wants of an engine, moved by hand."""
+    """The queues and counters that a server wants of an engine, moved by hand.
+
+    Attributes:
+        moves: whether there is progress each time that somebody looks.
+    """
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Inbound] = SimpleQueue()
         self.outbox: SimpleQueue[StepOutputs | None] = SimpleQueue()
-        self.progress = 0
+        self.moves = False
         self.live_requests = 0
         self.metrics = EngineMetrics()
+        self._progress = 0
+
+    @property
+    def progress(self) -> int:
+        self._progress += self.moves
+        return self._progress
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        self._progress = value
 
     async def taken(self) -> Inbound:
         """The next message in the inbox; waits for it in a thread."""
-        return await asyncio.to_thread(self.inbox.get, True, 10)
+        return await asyncio.to_thread(self.inbox.get, True, 60)
 
     def put_tokens(self, *tokens: tuple[int, int], **more: object) -> None:
         """One step's outputs of (engine's request id, token id)."""
@@ -72,7 +86,7 @@ def request(request_id: int, **fields: object) -> GenerationRequest:
     return GenerationRequest(request_id=request_id, **values)  # type: ignore[arg-type]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for a condition; fails after ``seconds``."""
     end = time.monotonic() + seconds
     while not condition():

@@ -1,7 +1,4 @@
-"""Triton's products with quantized weights on a machine without a GPU: interpreted and compiled.
-
-Each happens in a process of its own: whether Triton interprets is settled when it is imported.
-"""
+"""Triton's products with quantized weights on a machine without a GPU: interpreted and compiled."""
 
 from __future__ import annotations
 
@@ -19,4 +16,4 @@ pytestmark = needs_triton
     [("triton_product_results.py", True), ("triton_product_compile.py", False)],
 )
 def test_kernels(file: str, interpret: bool, tmp_path: Path) -> None:
-    run_tests(Path(__file__).parent / file, interpret, tmp_path)
+    run_tests([Path(__file__).parent / file], interpret, tmp_path)

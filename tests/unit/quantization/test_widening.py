@@ -9,7 +9,7 @@ import torch
 
 from tgi_cli.quantization import mxfp4
 from tgi_cli.quantization.quantized_weight import QuantizedWeight, contiguous_groups
-from tgi_cli.quantization.widening import make_alike, widen_to_4_bits
+from tgi_cli.quantization.widening import make_alike, widen
 
 
 def weight(bits: int, group: int, zeros: bool = False, table: bool = False) -> QuantizedWeight:
@@ -21,13 +21,19 @@ def weight(bits: int, group: int, zeros: bool = False, table: bool = False) -> Q
     return QuantizedWeight(codes, scales, offsets, contiguous_groups(128, group), bits, values)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_four_bits(bits: int, zeros: bool) -> None:
+@pytest.mark.parametrize("sizes", [(4, 8), (4, 5, 6, 8), (8,)])
+def test_integers_in_more_bits(bits: int, zeros: bool, sizes: tuple[int, ...]) -> None:
     given = weight(bits, 32, zeros)
-    widened = widen_to_4_bits(given)
-    assert widened.bits == 4
+    widened = widen(given, sizes)
+    assert widened.bits == next(size for size in sizes if size >= bits)
     assert torch.equal(widened.dequantize(torch.float32), given.dequantize(torch.float32))
+
+
+def test_a_table_keeps_its_codes() -> None:
+    given = weight(4, 32, table=True)
+    assert widen(given, (8,)) is given
 
 
 @pytest.mark.parametrize(
@@ -35,6 +41,8 @@ def test_four_bits(bits: int, zeros: bool) -> None:
     [
         (weight(4, 32, zeros=True), weight(8, 16), 8),
         (weight(3, 16), weight(4, 32), 4),
+        (weight(5, 32), weight(2, 16, zeros=True), 5),
+        (weight(6, 16), weight(5, 32), 6),
         (weight(8, 128), weight(2, 32, zeros=True), 8),
         (weight(4, 32, table=True), weight(8, 64), 8),
         (weight(4, 32, table=True), weight(4, 32), 8),

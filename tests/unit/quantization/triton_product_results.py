@@ -30,7 +30,7 @@ from tgi_cli.quantization.tiled_weight import (
 )
 from tgi_cli.quantization.triton_product import triton_product
 from tgi_cli.quantization.triton_quantize import quantize_rows as quantize_rows_kernel
-from tgi_cli.quantization.widening import widen_to_4_bits
+from tgi_cli.quantization.widening import widen
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -88,7 +88,7 @@ WEIGHTS = {
 
 
 def tiled(weight: QuantizedWeight) -> TiledWeight:
-    weight = widen_to_4_bits(weight)
+    weight = widen(weight)
     found = tile_weight(group_inputs(weight), weight.bits, DEVICE)
     assert not isinstance(found, str), found
     return found

@@ -1,7 +1,4 @@
-"""The sampler's Triton kernel on a machine without a GPU: interpreted, and compiled for one.
-
-Each happens in a process of its own: whether Triton interprets is settled when it is imported.
-"""
+"""The sampler's Triton kernel on a machine without a GPU: interpreted, and compiled for one."""
 
 from __future__ import annotations
 
@@ -19,4 +16,4 @@ pytestmark = needs_triton
     [("triton_sampler_results.py", True), ("triton_sampler_compile.py", False)],
 )
 def test_kernel(file: str, interpret: bool, tmp_path: Path) -> None:
-    run_tests(Path(__file__).parent / file, interpret, tmp_path)
+    run_tests([Path(__file__).parent / file], interpret, tmp_path)

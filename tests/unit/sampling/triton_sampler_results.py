@@ -79,7 +79,7 @@ WANTED = [GREEDY, *(SamplingParams(seed=seed, **each) for seed, each in enumerat
 @pytest.mark.parametrize(
     ("scale", "rounded"), [(0.0, False), (0.1, False), (2.0, True), (5.0, False), (40.0, True)]
 )
-@pytest.mark.parametrize("vocabulary", [1, 500, BLOCK + 1, 20_000])
+@pytest.mark.parametrize("vocabulary", [1, 500, BLOCK + 1, 2 * BLOCK + 900])
 def test_tokens_are_those_of_the_reference(vocabulary: int, scale: float, rounded: bool) -> None:
     logits = random_logits(len(WANTED), vocabulary, scale)
     if rounded:  # equal numbers, as logits of 16 bits are
@@ -138,18 +138,17 @@ def test_halves_and_rows_apart_in_memory() -> None:
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_a_poisoned_row_is_marked_alone(poison: float) -> None:
+def test_poisoned_rows_are_marked_alone(poison: float) -> None:
     logits = random_logits(len(WANTED), 9000, 2.0)
     clean, _ = both(logits, WANTED)
-    for row in range(0, len(WANTED), 3):
-        broken = logits.clone()
-        broken[row, 8500] = poison
-        result, _ = both(broken, WANTED)
-        others = [other for other in range(len(WANTED)) if other != row]
-        assert not result.logprobs[row].isfinite()
-        assert torch.equal(result.token_ids[others], clean.token_ids[others])
-        assert torch.equal(result.logprobs[others], clean.logprobs[others])
-        assert 0 <= result.token_ids[row] < 9000
+    poisoned = range(0, len(WANTED), 3)
+    others = [row for row in range(len(WANTED)) if row not in poisoned]
+    logits[poisoned, 8500] = poison
+    result, _ = both(logits, WANTED)
+    assert not result.logprobs[poisoned].isfinite().any()
+    assert torch.equal(result.token_ids[others], clean.token_ids[others])
+    assert torch.equal(result.logprobs[others], clean.logprobs[others])
+    assert ((result.token_ids >= 0) & (result.token_ids < 9000)).all()
 
 
 def test_rows_without_any_possible_token_give_valid_ids() -> None:

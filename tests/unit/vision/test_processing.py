@@ -192,6 +192,9 @@ def test_no_image_takes_more_rows_than_told(
     smallest = {"SmolVLM": 4, "Idefics 3": 4, "LLaVA 1.5": 4, "Gemma 3": 4, "PaliGemma": 4}
     smallest |= {
         "InternVL": 4,
+        "Aya Vision": 4,
+        "DeepSeek-VL": 4,
+        "Qianfan-OCR": 4,
         "Mistral 3": 4,
         "Gemma 4": 70,
         "LLaVA-NeXT": 16,

@@ -61,6 +61,7 @@ class TinyTower(VisionTower):
         x = tensors["pixel_values"].float()
         deepstack = x
         for index, block in enumerate(self.blocks):
+            self.pauses()
             if index == len(self.blocks) - 1 and self.failure is not None:
                 raise self.failure
             x = block(x)

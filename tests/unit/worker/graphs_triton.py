@@ -1,4 +1,4 @@
-"""Run by test_graphs_triton.py under Triton's interpreter: decode graphs over its attention.
+"""Collected by test_cuda_graphs_triton.py under Triton's interpreter: graphs over its attention.
 
 The stand-in for a graph runs the step's work anew, on the same tensors: launches of kernels are
 no operators that could be recorded.
@@ -133,9 +133,8 @@ def tokens_of(attention: PagedAttention, graphs: bool) -> list[list[int]]:
     return found
 
 
-if __name__ == "__main__":
+def test_steps_with_graphs_give_the_tokens_of_the_reference() -> None:
     specs = [KVSpec(Model.KV_HEADS, Model.DIM), KVSpec(Model.KV_HEADS, Model.DIM, window=9)]
     given = specs, BLOCK, torch.float32, CPU
     expected = tokens_of(ReferenceAttention(*given), graphs=False)
-    assert tokens_of(Remembering(*given), graphs=True) == expected, "differs"
-    print("equal")
+    assert tokens_of(Remembering(*given), graphs=True) == expected

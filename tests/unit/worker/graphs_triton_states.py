@@ -1,16 +1,14 @@
-"""Run by test_cuda_graphs_triton.py under Triton's interpreter: miniatures with recurrent states.
+"""Collected by test_cuda_graphs_triton.py under Triton's interpreter: miniatures with states.
 
 Decode graphs run Triton's kernels of convolutions, linear attention, Mamba-2 and attention. What
-they are compared with are operations of torch, eagerly. Names of cases are arguments.
+they are compared with are operations of torch, eagerly.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from pathlib import Path
-from unittest import mock
 
+import pytest
 import torch
 
 from tests.parity.cases import CASES
@@ -68,21 +66,16 @@ def tokens_of(model: CausalLM, graphs: bool) -> tuple[list[list[int]], StateCach
     return found, states
 
 
-def main(names: list[str]) -> None:
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder, without_cpp_kernels():
-            model = load(make_checkpoint(CASES[name], Path(folder) / "model"))
-            expected, wanted = tokens_of(model, graphs=False)
-            with mock.patch.object(recurrent, "triton_for", return_value=triton_recurrent):
-                got, states = tokens_of(model, graphs=True)
-        assert got == expected, name
-        for ours, theirs in zip(states.tensors, wanted.tensors, strict=True):
-            for kind, tensor in ours.items():
-                torch.testing.assert_close(
-                    tensor, theirs[kind], atol=1e-4, rtol=1e-4, equal_nan=True
-                )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
-    print("equal")
+@pytest.mark.parametrize("name", ["Qwen 3.5", "Granite 4"])
+def test_steps_with_graphs_give_the_tokens_of_the_reference(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with without_cpp_kernels():
+        model = load(make_checkpoint(CASES[name], tmp_path / "model"))
+        expected, wanted = tokens_of(model, graphs=False)
+        monkeypatch.setattr(recurrent, "triton_for", lambda *_: triton_recurrent)
+        got, states = tokens_of(model, graphs=True)
+    assert got == expected
+    for ours, theirs in zip(states.tensors, wanted.tensors, strict=True):
+        for kind, tensor in ours.items():
+            torch.testing.assert_close(tensor, theirs[kind], atol=1e-4, rtol=1e-4, equal_nan=True)

@@ -218,6 +218,30 @@ def test_without_being_asked_the_draft_model_computes_nothing() -> None:
     assert not harness.model.passes
 
 
+def test_a_prompt_is_computed_once_drafts_are_wanted_for_its_answer() -> None:
+    """Not chunk by chunk beside the target, whose answers may be too short for drafts to pay."""
+    harness = Harness(0, max_batch_prefill_tokens=8)
+    harness.add(list(range(1, 31)), 10)
+    for _ in range(3):
+        harness.step()
+        assert not harness.model.passes
+    harness.step()
+    assert harness.model.passes[0] == 31, "the first token of the answer as well"
+    harness.finish()
+
+
+def test_what_the_draft_model_forgets_it_computes_again() -> None:
+    harness = Harness(0)
+    harness.add(list(range(1, 25)), 20)
+    harness.step()
+    harness.step()
+    harness.draft.forget_computed()
+    harness.model.passes.clear()
+    harness.step()
+    assert harness.model.passes[0] > 24
+    harness.finish()
+
+
 def test_a_context_beyond_that_of_the_draft_model_is_not_drafted_for() -> None:
     harness = Harness(0, draft_tokens=20)
     harness.add([1, 2, 3], 40)

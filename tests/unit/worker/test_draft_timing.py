@@ -164,3 +164,27 @@ def test_proposals_of_more_sequences_are_timed_where_there_is_time(
         (4, 1),
         (4, 3),
     ]
+
+
+def test_a_drafter_that_catches_up_is_timed_behind_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt takes it three seconds, and is computed anew in each of the steps."""
+    recorder, forgotten = Recorder(500, 0.1), []
+
+    def forget() -> None:
+        forgotten.append(len(recorder.steps))
+        recorder.seconds = 3.0
+
+    def run(step: Step) -> None:
+        recorder(step)
+        recorder.seconds = 0.1
+
+    config = replace(CONFIG, max_total_tokens=9000, max_batch_size=8)
+    monkeypatch.setattr(draft_timing.time, "perf_counter", lambda: recorder.now)
+    times = time_steps(run, config, ALONE, 500, 3, forget_computed=forget)
+    (late,) = (time for time in times if time.lag)
+    assert late == StepTime(1, 1, 256, pytest.approx(3.0, abs=1e-5), 1, 256)
+    first = recorder.steps.index(next(s for s in recorder.steps if s.starts == [256]))
+    assert forgotten == [first + 1, first + 2], "before the steps that are timed"
+    assert all(time.seconds == pytest.approx(0.1, abs=1e-5) for time in times if not time.lag)

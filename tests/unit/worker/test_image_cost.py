@@ -69,6 +69,13 @@ def test_of_the_largest_image_a_cpu_runs_few_layers(monkeypatch):
     assert [layer.passed for layer in tower.layers] == [2, 2] + [1] * 18
 
 
+def test_streams_wait_for_what_each_further_token_takes(monkeypatch):
+    found = measure(monkeypatch, TinyTower(20)).limits
+    assert found.token_seconds == pytest.approx(0.1)
+    assert found.step_seconds == pytest.approx(0.1)
+    assert found.interrupts
+
+
 @pytest.mark.parametrize(("layers", "smallest"), [(2, 2), (20, 576)])
 def test_what_is_quick_or_of_one_size_is_encoded_whole(monkeypatch, layers, smallest):
     tower = TinyTower(layers)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tests.unit.worker.fake_tower import WIDTH, TinyTower, pixels
 from tests.unit.worker.fakes import CPU, VOCAB, make_runner, new_row, next_token, run, step_of
-from tgi_cli.engine.step import EncodeSlice, ImageSpan, NewRow, RowImage, Step
+from tgi_cli.engine.image_slices import EncodeSlice, ImageSpan
+from tgi_cli.engine.step import NewRow, RowImage, Step
 from tgi_cli.models.base import ImageRows
 from tgi_cli.models.vision import ImageFeatures
 from tgi_cli.sampling.params import SamplingParams
@@ -70,10 +71,47 @@ def test_slices_do_not_change_a_bit(tower, encoder, cuts):
     given: Any = pixels(3, 7)
     for begin, end in zip([0, *cuts], ends, strict=True):
         part = EncodeSlice(5, 7, end - begin, end == 4, given)
-        assert not encoder.run(step(part)).failed
+        assert not encoder.run(step(part)).report.failed
         assert [layer.passed for layer in tower.layers] == [int(i < end) for i in range(4)]
         given = None
     assert same(rows_of(encoder, 5, 7), expected(tower, 3, 7))
+
+
+@pytest.mark.parametrize("planned", [(), (0,), (2,), (0, 3), (1, 2, 3)])
+def test_nor_do_slices_that_time_bounds(tower, encoder, planned):
+    """A time that is up at once lets a run go on to the next point at which it can stop."""
+    given: Any = pixels(3, 7)
+    reached = 0
+    for turn in range(40):
+        seconds = None if turn in planned else 0.0
+        part = EncodeSlice(5, 7, int(seconds is None), False, given, seconds)
+        report = encoder.run(step(part)).report
+        given = None
+        if seconds is None:
+            continue
+        assert report.layers[5] >= reached
+        reached = report.layers[5]
+        assert report.seconds > 0
+        if reached == tower.parts:
+            break
+    assert turn >= 3
+    assert [layer.passed for layer in tower.layers] == [1] * 4
+    assert encoder.held_rows == 7
+    encoder.run(step(EncodeSlice(5, 7, 0, True)))
+    assert same(rows_of(encoder, 5, 7), expected(tower, 3, 7))
+
+
+def test_with_time_enough_a_slice_is_the_whole_run(tower, encoder):
+    report = encoder.run(step(EncodeSlice(5, 7, 0, False, pixels(3, 7), 60.0))).report
+    assert report.layers == {5: tower.parts}
+    assert encoder.held_rows == 7
+
+
+def test_a_failure_in_a_slice_that_time_bounds_is_told_with_the_last(tower, encoder):
+    part = EncodeSlice(1, 3, 0, False, {"wrong": pixels(2, 3)["pixel_values"]}, 60.0)
+    report = encoder.run(step(part)).report
+    assert (report.layers, report.failed) == ({1: tower.parts}, {})
+    assert list(encoder.run(step(EncodeSlice(1, 3, 0, True))).report.failed) == [1]
 
 
 def test_two_images_of_one_step_have_features_of_their_own(tower, encoder):
@@ -141,14 +179,14 @@ def test_a_failure_is_of_one_image_and_told_to_all_steps_that_use_it(tower, enco
     encoder.run(step(whole(0, 3, seed=1)))
     tower.failure = ValueError("too wide\nin line 7")
     if sliced:
-        assert not encoder.run(step(EncodeSlice(1, 3, 2, False, pixels(2, 3)))).failed
+        assert not encoder.run(step(EncodeSlice(1, 3, 2, False, pixels(2, 3)))).report.failed
         found = encoder.run(step(EncodeSlice(1, 3, 2, True)))
     else:
         found = encoder.run(step(whole(1, 3, seed=2)))
-    assert found.failed == {1: "too wide"}
+    assert found.report.failed == {1: "too wide"}
     images = [ImageSpan(0, 0, 2, 0, 0), ImageSpan(1, 0, 2, 1, 0)]
     found = encoder.run(step(counts=(3, 3), images=images))
-    assert found.failed == {1: "too wide"}
+    assert found.report.failed == {1: "too wide"}
     assert found.rows is not None
     assert found.rows.indices.tolist() == [0, 1], "the other image's rows are there"
     tower.failure = None
@@ -160,17 +198,19 @@ def test_a_failure_is_of_one_image_and_told_to_all_steps_that_use_it(tower, enco
 def test_a_failure_in_an_early_slice_is_told_with_the_last(tower, encoder):
     encoder.run(step(EncodeSlice(1, 3, 3, False, {"wrong": pixels(2, 3)["pixel_values"]})))
     found = encoder.run(step(EncodeSlice(1, 3, 1, True)))
-    assert list(found.failed) == [1]
+    assert list(found.report.failed) == [1]
 
 
 def test_another_number_of_rows_is_a_failure(tower, encoder):
     tower.extra = 1
-    assert encoder.run(step(whole(0, 3))).failed == {0: "the encoder gave 4 rows for an image of 3"}
+    assert encoder.run(step(whole(0, 3))).report.failed == {
+        0: "the encoder gave 4 rows for an image of 3"
+    }
 
 
 def test_lack_of_memory_is_a_failure_of_the_image(tower, encoder):
     tower.failure = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
-    (cause,) = encoder.run(step(whole(0, 3))).failed.values()
+    (cause,) = encoder.run(step(whole(0, 3))).report.failed.values()
     assert "ran out of memory" in cause
 
 
@@ -187,7 +227,7 @@ def test_no_shard_uses_features_that_another_lacks(tower):
     assert asked == [], "asked once, when the image is encoded"
     found = encoder.run(step(EncodeSlice(0, 3, 2, True)))
     assert asked == [1]
-    assert list(found.failed) == [0]
+    assert list(found.report.failed) == [0]
     assert encoder.held_rows == 0
     encoder.close()
 
@@ -265,7 +305,7 @@ def test_a_step_may_encode_and_compute_nothing(seeing):
     part = EncodeSlice(4, 2, 2, False, numbers(801, 802))
     result = run(runner, Step(0, new=[image_row(0, [1, 1, 6], [0], 0, 2)], encodes=[part]))
     assert result.token_ids == result.logprobs == []
-    assert not result.failed_images
+    assert not result.encodes.failed
     images = [ImageSpan(0, 0, 2, 4, 0)]
     last = step_of((0, 0, 3, True), encodes=[EncodeSlice(4, 2, 2, True)], images=images)
     assert run(runner, last).token_ids == [next_token([801, 802, 6])]
@@ -293,7 +333,7 @@ def test_a_failed_image_is_told_in_the_result(seeing):
         images=[ImageSpan(0, 0, 2, 4, 0)],
     )
     result = run(runner, step)
-    assert list(result.failed_images) == [4]
+    assert list(result.encodes.failed) == [4]
     assert result.token_ids[1] == next_token([8, 9]), "others have their own"
 
 

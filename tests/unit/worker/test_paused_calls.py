@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tgi_cli.models.vision import PausePoints
 from tgi_cli.worker.paused_calls import PausedCalls
 
 CPU = torch.device("cpu")
@@ -108,6 +109,62 @@ def test_a_cancelled_call_unwinds_and_another_may_begin(layers, calls):
     calls.start(call)
     assert calls.resume(None)
     assert calls.result() == 5
+
+
+def within(pauses: PausePoints, layers: list[Counter], passed: list[int]) -> int:
+    """Layers with three points each."""
+    for layer in layers:
+        layer(0)
+        for _ in range(3):
+            passed.append(1)
+            pauses()
+    return len(passed)
+
+
+def test_time_bounds_a_call_within_layers(layers):
+    pauses = PausePoints()
+    calls = PausedCalls(layers, CPU, None, pauses)
+    points: list[int] = []
+    calls.start(lambda: within(pauses, layers, points))
+    seen = []
+    while not calls.resume_for(0.0):
+        seen.append((calls.layers_begun, len(points)))
+        assert pauses.check is None, "others go on without stopping"
+    assert len(seen) == 5 + 15, "at each layer, and at each point"
+    assert seen == sorted(seen)
+    assert calls.result() == 15
+    calls.close()
+
+
+def test_after_some_time_layers_may_be_counted_again(layers):
+    pauses = PausePoints()
+    calls = PausedCalls(layers, CPU, None, pauses)
+    points: list[int] = []
+    calls.start(lambda: within(pauses, layers, points))
+    for _ in range(3):
+        assert not calls.resume_for(0.0)
+    assert (calls.layers_begun, len(points)) == (1, 2)
+    assert not calls.resume(2)
+    assert (calls.layers_begun, len(points)) == (3, 9)
+    assert calls.resume_for(60.0)
+    assert calls.result() == 15
+    calls.close()
+
+
+def test_a_call_may_be_cancelled_within_a_layer(layers):
+    pauses = PausePoints()
+    calls = PausedCalls(layers, CPU, None, pauses)
+    points: list[int] = []
+    calls.start(lambda: within(pauses, layers, points))
+    for _ in range(3):
+        calls.resume_for(0.0)
+    calls.cancel()
+    assert not calls.is_running
+    assert len(points) == 2
+    calls.start(lambda: through(layers))
+    assert calls.resume_for(60.0)
+    assert calls.result() == 5
+    calls.close()
 
 
 def test_without_a_call_there_is_nothing_to_resume(calls):

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.config.test_resolve import resolved
+from tgi_cli.engine.image_slices import EncodeSlice, ImageSpan
 from tgi_cli.engine.step import (
     BlockAppend,
-    EncodeSlice,
-    ImageSpan,
     NewRow,
     OptionalOutputs,
     RowImage,

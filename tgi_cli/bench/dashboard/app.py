@@ -206,7 +206,12 @@ class BenchApp(App[None]):
             url = self._options.url if isinstance(self._options.url, str) else self._options.url()
             self._poller = ServerPoller(url, self._options.headers) if url else None
         if self._poller is not None:
-            self.run_worker(self._poller.ask(), group="server", exclusive=True)
+            self.run_worker(self._sample(self._poller), group="server", exclusive=True)
+
+    async def _sample(self, poller: ServerPoller) -> None:
+        await poller.ask()
+        if not poller.history.error:
+            self.run_state.count_drafts(poller.history.samples[-1].accepted_tokens)
 
     def _note_failure(self) -> None:
         failure = self.feed.failure

@@ -13,9 +13,14 @@ from numpy.typing import NDArray
 from tgi_cli.bench.dashboard.run_state import RunState, StepState
 from tgi_cli.bench.events import BenchRequestRecord, StepRecord
 from tgi_cli.bench.statistics.metrics import StepMetrics, step_metrics
-from tgi_cli.bench.statistics.observations import batch_values, latencies_of, without_warmup
+from tgi_cli.bench.statistics.observations import (
+    METRICS,
+    batch_values,
+    latencies_of,
+    without_warmup,
+)
 from tgi_cli.bench.statistics.rates import windows
-from tgi_cli.bench.statistics.resolution import unresolved
+from tgi_cli.bench.statistics.resolution import TOGETHER, together, unresolved
 from tgi_cli.bench.statistics.summary import Summary, summarize
 
 SHARE = 0.1
@@ -40,7 +45,9 @@ class StepPanel:
         counts: Other numbers by name, the rate of a step of requests first.
         values: Values of the histogram, float64 ``[n]``, ms.
         latency, throughput: Points of the chart, float64 ``[n]``, ms and tokens/s.
+        axis: What the chart's latency is.
         unresolved: Why there are no values, if the client could not resolve them.
+        note: What the user should know about the values.
     """
 
     heading: str
@@ -50,7 +57,9 @@ class StepPanel:
     values: Floats = field(default_factory=lambda: NONE)
     latency: Floats = field(default_factory=lambda: NONE)
     throughput: Floats = field(default_factory=lambda: NONE)
+    axis: str = "ms"
     unresolved: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +75,9 @@ def panels(record: StepRecord) -> StepPanels:
 
     Closed batches are shown as text-generation-benchmark shows them. For requests over HTTP, the
     time to first token takes the place of the prefill, the inter-token latency that of a decode
-    step, and the end-to-end latency that of all decode steps.
+    step, and the end-to-end latency that of all decode steps. Where tokens arrive together, as
+    those of accepted drafts do, the time per output token replaces the inter-token latency. The
+    chart has the time per output token in any case, so that its points can be compared.
     """
     if not record.batches and (record.step.kind != "batch" or record.requests):
         return _of_requests(record)
@@ -102,7 +113,9 @@ def _of_requests(record: StepRecord) -> StepPanels:
     rates = {name: float(found.mean()) for name, found in _rates(record, failed).items()}
     read, written = rates.get("input_tokens_per_second"), rates.get("output_tokens_per_second")
     values = {name: NONE if name in coarse else observed[name].values for name in observed}
-    first, gaps = _summary(values["ttft"]), _summary(values["itl"])
+    first, per_token = _summary(values["ttft"]), _summary(values["tpot"])
+    merged = "itl" in coarse or together(observed) > TOGETHER
+    name, decode = ("tpot", per_token) if merged else ("itl", _summary(values["itl"]))
     return StepPanels(
         StepPanel(
             "First token",
@@ -117,16 +130,20 @@ def _of_requests(record: StepRecord) -> StepPanels:
             ),
             values["ttft"],
             *_point(first, read),
+            "TTFT ms",
             coarse.get("ttft", ""),
+            f"TTFT is unresolved: {coarse['ttft']}" if "ttft" in coarse else "",
         ),
         StepPanel(
             "Decode",
-            {"E2E ms": _summary(values["e2e"]), "ITL ms": gaps},
+            {"E2E ms": _summary(values["e2e"]), f"{METRICS[name].label} ms": decode},
             None,
             _known({"tokens/s": written, "failed": float(failed) if requests else None}),
-            values["itl"],
-            *_point(gaps, written),
-            coarse.get("itl", ""),
+            values[name],
+            *_point(per_token, written),
+            "TPOT ms",
+            coarse.get(name, ""),
+            f"ITL is unresolved, see TPOT: {coarse['itl']}" if "itl" in coarse else "",
         ),
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from tgi_cli.bench.metrics_scrape import parse_metrics
+from tgi_cli.bench.statistics.drafts import DraftCounts, drafts_by_source
 
 INTERVAL = 1.0
 """Seconds between samples."""
@@ -47,6 +48,8 @@ class ServerSample:
         kv: Share of the KV cache in use, 0 to 1.
         hits: Share of the prompt tokens since the last sample that were in the prefix cache.
         accepted: Share of the draft tokens verified since the last sample that were accepted.
+        accepted_by_source: The same of each source that any of them came from.
+        accepted_tokens: The number of the accepted ones.
         output, input: Tokens per second since the last sample.
     """
 
@@ -56,6 +59,8 @@ class ServerSample:
     kv: float | None = None
     hits: float | None = None
     accepted: float | None = None
+    accepted_by_source: dict[str, float] = field(default_factory=dict)
+    accepted_tokens: float | None = None
     output: float | None = None
     input: float | None = None
 
@@ -96,7 +101,7 @@ class ServerPoller:
         self._client = httpx.AsyncClient(
             headers=dict(headers or {}), timeout=TIMEOUT, transport=transport
         )
-        self._before: tuple[float, dict[str, float | None]] | None = None
+        self._before: ServerTotals | None = None
         self.history = ServerHistory(self._address)
 
     async def ask(self) -> None:
@@ -111,10 +116,10 @@ class ServerPoller:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._failed(str(error) or type(error).__name__)
         else:
-            now, totals = self._clock(), read(response.text)
-            history.samples.append(_sample(now, totals, self._before))
-            self._before = (now, totals)
-            known = any(value is not None for value in totals.values())
+            totals = read(response.text, self._clock())
+            history.samples.append(_sample(totals, self._before))
+            self._before = totals
+            known = any(value is not None for value in totals.values.values())
             history.error = "" if known else "no metrics of TGI, vLLM or SGLang"
 
     async def close(self) -> None:
@@ -126,45 +131,72 @@ class ServerPoller:
         self._before = None
 
 
-def read(text: str) -> dict[str, float | None]:
-    """The totals of an exposition, by our names, or None if it lacks them."""
+@dataclass(frozen=True, slots=True)
+class ServerTotals:
+    """What a server has counted.
+
+    Attributes:
+        at: Seconds on the clock of the poller.
+        values: By our names; None if the server lacks them.
+        drafts: Draft tokens by where they came from.
+    """
+
+    at: float
+    values: dict[str, float | None]
+    drafts: dict[str, DraftCounts]
+
+
+def read(text: str, at: float) -> ServerTotals:
+    """Read the totals of an exposition."""
     try:
         found = parse_metrics(text).values
     except ValueError:  # not an exposition
         found = {}
-    return {
+    values = {
         name: next(
             (sum(found[n] for n in names) for names in choices if all(n in found for n in names)),
             None,
         )
         for name, choices in _NAMES.items()
     }
+    return ServerTotals(at, values, drafts_by_source(found))
 
 
-def _sample(
-    now: float,
-    totals: Mapping[str, float | None],
-    before: tuple[float, Mapping[str, float | None]] | None,
-) -> ServerSample:
+def _sample(totals: ServerTotals, before: ServerTotals | None) -> ServerSample:
     def grown(name: str) -> float | None:
-        new = totals[name]
-        old = before[1][name] if before is not None else None
-        # A counter that shrank belongs to a server that was restarted.
-        return None if new is None or old is None else (new - old if new >= old else new)
+        new = totals.values[name]
+        old = before.values[name] if before is not None else None
+        return None if new is None or old is None else _growth(new, old)
 
     def rate(name: str) -> float | None:
         more = grown(name)
-        return None if more is None or before is None else more / max(now - before[0], 1e-3)
+        return None if more is None or before is None else more / max(totals.at - before.at, 1e-3)
 
     looked_up, drafted = grown("looked_up"), grown("drafted")
     hits, accepted = grown("hits"), grown("accepted")
     return ServerSample(
-        at=now,
-        queued=totals["queued"],
-        running=totals["running"],
-        kv=totals["kv"],
+        at=totals.at,
+        queued=totals.values["queued"],
+        running=totals.values["running"],
+        kv=totals.values["kv"],
         hits=hits / looked_up if hits is not None and looked_up else None,
         accepted=accepted / drafted if accepted is not None and drafted else None,
+        accepted_by_source={} if before is None else _shares(totals.drafts, before.drafts),
+        accepted_tokens=accepted,
         output=rate("output"),
         input=rate("input"),
     )
+
+
+def _growth(new: float, old: float) -> float:
+    """Since the last sample; a counter that shrank belongs to a server that was restarted."""
+    return new - old if new >= old else new
+
+
+def _shares(now: dict[str, DraftCounts], before: dict[str, DraftCounts]) -> dict[str, float]:
+    """Of the drafts verified since the last sample, those accepted, by source."""
+    grown = {
+        source: DraftCounts(*map(_growth, counts, before.get(source, (0.0, 0.0))))
+        for source, counts in now.items()
+    }
+    return {source: counts.share for source, counts in grown.items() if counts.verified}

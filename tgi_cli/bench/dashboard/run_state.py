@@ -59,6 +59,8 @@ class StepState:
         requests, batches: Those so far; the record's own once there is one.
         failures: Failures of the step as a whole, one line each.
         request_errors: Number of failed requests.
+        accepted_drafts: Draft tokens that the server has accepted while the step runs, or None if
+            it does not count them.
         version: Grows with everything that the metrics depend on.
     """
 
@@ -70,6 +72,7 @@ class StepState:
     record: events.StepRecord | None = None
     failures: list[str] = field(default_factory=list)
     request_errors: int = 0
+    accepted_drafts: float | None = None
     version: int = 0
 
     @property
@@ -103,12 +106,17 @@ class StepState:
             return self.record
         requests = self.requests[-LIVE_REQUESTS:]
         elapsed = self.progress.elapsed if self.progress else 0.0
+        server = {}
+        if self.accepted_drafts is not None:
+            share = len(requests) / max(len(self.requests), 1)
+            server["tgi_draft_accepted_tokens_total"] = self.accepted_drafts * share
         return events.StepRecord(
             step=self.step,
             began=0.0,
             duration=measured_seconds(requests) or elapsed,
             requests=requests,
             batches=self.batches[-LIVE_BATCHES:],
+            server=server,
         )
 
 
@@ -187,6 +195,11 @@ class RunState:
                     self._end(step, event.record)
                 elif step is not None and step.record is None:
                     self._advance(step, event)
+
+    def count_drafts(self, accepted: float | None) -> None:
+        """Take the draft tokens that the server has accepted since the last call, if it counts."""
+        if self.running is not None and accepted is not None:
+            self.running.accepted_drafts = (self.running.accepted_drafts or 0.0) + accepted
 
     def give_up(self, cause: str, remedy: str = "") -> None:
         """End the run without a record."""

@@ -186,13 +186,12 @@ def message_line(state: ViewState, leaving: bool) -> Text:
 
 
 def _notes(state: ViewState) -> list[str]:
-    notes = []
+    notes: list[str] = []
     run_state, shown = state.run_state, state.shown
     record = shown.record if shown is not None else None
     panels = state.metrics.panels(shown) if shown is not None else None
     if panels is not None:
-        for panel, name in ((panels.prefill, "TTFT"), (panels.decode, "ITL")):
-            notes += [f"{name} is unresolved: {panel.unresolved}"] if panel.unresolved else []
+        notes += filter(None, (panels.prefill.note, panels.decode.note))
     if record is not None and record.client.behind:
         reason = record.client.reason or "its event loop lagged"
         notes.append(f"the client was the bottleneck: {reason}")

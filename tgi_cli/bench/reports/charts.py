@@ -244,13 +244,12 @@ def charts_of(run: BenchRun, steps: Sequence[StepMetrics]) -> list[LineChart | T
     loads = [step for step in steps if step.latencies]
     if len([step for step in loads if "e2e" in step.latencies]) > 1:
         charts.append(_throughput_over_latency(loads))
+    shown = ("ttft", "itl", *["tpot"] * any(step.bursty for step in loads))
     if len(loads) > 1:
-        charts += [
-            chart for name in ("ttft", "itl") for chart in _latency_by_load(loads, name, run)
-        ]
+        charts += [chart for name in shown for chart in _latency_by_load(loads, name, run)]
         charts += _goodput(loads) if run.slo else []
     records = [record for record, step in pairs if step.latencies]
-    for name in ("ttft", "itl"):
+    for name in shown:
         values = [
             (record.step.title, latencies_of(record.requests)[name].values)
             for record, step in pairs

@@ -45,6 +45,7 @@ def html(run: BenchRun) -> str:
             for name in unresolved_latencies(step)
         ],
         rates=rates,
+        drafting=[step for step in steps if step.drafts],
         errors=_errors(run),
         facts=_facts(run),
         definitions=[metric for name, metric in METRICS.items() if name in measured],
@@ -59,7 +60,7 @@ def _best(steps: Sequence[StepMetrics]) -> list[tuple[str, str, str]]:
         best = max(loads, key=lambda step: step.rates["output_tokens_per_second"])
         value = f"{best.rates['output_tokens_per_second']:.1f} tokens/s"
         cards.append(("Highest output", value, best.step.title))
-    for name in ("ttft", "itl"):
+    for name in ("ttft", "tpot" if any(step.bursty for step in loads) else "itl"):
         if having := [step for step in loads if name in step.latencies]:
             best = min(having, key=lambda step: step.latencies[name].p50)
             value = f"{best.latencies[name].p50:.1f} ms"

@@ -152,6 +152,8 @@ def markdown(run: BenchRun, width: int | None = None) -> str:
         parts.append(tgi_tables(run, width))
     if loads := [step for step in steps if step.requests]:
         parts += [load_table(loads, width), percentile_table(loads, width)]
+    if drafting := [step for step in steps if step.drafts]:
+        parts.append(draft_table(drafting, width))
     if notes := notes_of(run, steps):
         parts.append("\n".join(_item(note, width) for note in notes))
     return "\n\n".join(parts) + "\n" if parts else "no step of the run has any metrics\n"
@@ -195,6 +197,17 @@ def load_table(metrics: Sequence[StepMetrics], width: int | None = None) -> str:
         columns.append((f"{label} p50", lambda step, name=name: _middle(step, name)))  # type: ignore[misc]
     rows = [[cell(step) for _, cell in columns] for step in metrics]
     return table([label for label, _ in columns], rows, width=width)
+
+
+def draft_table(metrics: Sequence[StepMetrics], width: int | None = None) -> str:
+    """A row per step and source of drafts: how many the server verified and accepted."""
+    rows = [
+        [step.step.title, source, *(f"{count:.0f}" for count in counts), _share(counts.share)]
+        for step in metrics
+        for source, counts in step.drafts.items()
+    ]
+    labels = ["Load", "Drafts from", "Verified", "Accepted", "Share"]
+    return table(labels, rows, width=width, keys=2)
 
 
 def percentile_table(metrics: Sequence[StepMetrics], width: int | None = None) -> str:

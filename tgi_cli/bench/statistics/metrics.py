@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tgi_cli.bench.events import BenchRequestRecord, BenchStep, StepRecord
+from tgi_cli.bench.statistics.drafts import DraftCounts, drafts_by_source
 from tgi_cli.bench.statistics.observations import (
     METRICS,
     batch_values,
@@ -21,15 +22,13 @@ from tgi_cli.bench.statistics.rates import (
     rate_interval,
     windows,
 )
-from tgi_cli.bench.statistics.resolution import doubtful, unresolved
+from tgi_cli.bench.statistics.resolution import TOGETHER, doubtful, together, unresolved
 from tgi_cli.bench.statistics.summary import Summary, summarize
 from tgi_cli.config.settings import default
 from tgi_cli.config.settings.setting import BENCH
 
 MERGED = 1.05
 """Tokens per event above which ITL and TPOT differ."""
-TOGETHER = 0.05
-"""Share of events that arrive together above which the ITL is no reading speed."""
 FEW = 20
 """Requests below which a p95 is little more than the maximum."""
 
@@ -52,8 +51,8 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
         attainment: Share of the requests that met every limit, or None without limits.
         acceptance: Share of the draft tokens that the server verified and accepted (speculative
             decoding), or None without any.
-        acceptance_by_source: The same of each source that drafts came from, if the server tells;
-            see docs/speculation.md.
+        drafts: Draft tokens by where they came from, if the server tells; docs/speculation.md
+            describes the sources.
         tokens_per_event: Above 1 if the server sends several tokens in one event.
         together: Share of events that arrived together with the one before, as accepted drafts do.
         concurrency: Mean number of requests in flight.
@@ -77,12 +76,17 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     batches: dict[str, Summary]
     attainment: float | None
     acceptance: float | None
-    acceptance_by_source: dict[str, float]
+    drafts: dict[str, DraftCounts]
     tokens_per_event: float
     together: float
     concurrency: float
     counted_by: dict[str, int]
     warnings: list[str]
+
+    @property
+    def bursty(self) -> bool:
+        """Whether so many tokens arrive together that TPOT tells the reading speed, and not ITL."""
+        return "itl" in self.unresolved or self.together > TOGETHER
 
     @property
     def runs(self) -> int:
@@ -109,7 +113,6 @@ def step_metrics(
         for name, (values, clusters) in observed.items()
         if name not in coarse
     }
-    gaps = observed["itl"].values
     rates, rate_intervals = _rates(record, requests, slo or {}, intervals) if requests else ({}, {})
     batches = {
         name: summarize(values, intervals=intervals)
@@ -135,9 +138,9 @@ def step_metrics(
         batches={name: summary for name, summary in batches.items() if summary},
         attainment=float(meets_slo(requests, slo).mean()) if slo and requests else None,
         acceptance=_acceptance(record.server),
-        acceptance_by_source=_acceptance_by_source(record.server),
+        drafts=drafts_by_source(record.server),
         tokens_per_event=output / events if events else 0.0,
-        together=float((gaps == 0).mean()) if gaps.size else 0.0,
+        together=together(observed),
         concurrency=busy / record.duration if record.duration > 0 else 0.0,
         counted_by=dict(Counter(request.counted_by for request in answered)),
         warnings=[],
@@ -162,17 +165,6 @@ def step_metrics(
 def _acceptance(server: Mapping[str, float]) -> float | None:
     drafted = server.get("tgi_draft_tokens_total")
     return server.get("tgi_draft_accepted_tokens_total", 0.0) / drafted if drafted else None
-
-
-def _acceptance_by_source(server: Mapping[str, float]) -> dict[str, float]:
-    drafted = "tgi_draft_tokens_by_source_total{source="
-    accepted = "tgi_draft_accepted_tokens_by_source_total{source="
-    found = {}
-    for name, count in server.items():
-        if name.startswith(drafted) and count:
-            source = name.removeprefix(drafted)
-            found[source.removesuffix("}")] = server.get(accepted + source, 0.0) / count
-    return found
 
 
 def _rates(

@@ -20,8 +20,12 @@ DOUBTFUL = 0.25
 """The 99th percentile of its lag, as a share of that of a latency, from which a warning says so."""
 BURSTS = 0.2
 """Share of events that arrive with the one before, from which gaps between events are not given."""
+TOGETHER = 0.05
+"""Share of events that arrive with the one before above which the ITL is no reading speed."""
 TIMER = 0.002
 """Seconds by which an idle event loop may be late: the resolution of its timers, and some more."""
+
+_ACCEPTED = "tgi_draft_accepted_tokens_total"
 
 
 def unresolved(record: StepRecord, observed: Mapping[str, LatencyValues]) -> dict[str, str]:
@@ -41,8 +45,7 @@ def unresolved(record: StepRecord, observed: Mapping[str, LatencyValues]) -> dic
             )
     share = bursts(record, observed)
     if share > BURSTS:
-        # Without the server's metrics, as while a step runs, drafts are not known.
-        drafts = "" if record.server else "drafts of the server, or "
+        drafts = "" if _ACCEPTED in record.server else "the server drafts (speculation), or "
         reasons["itl"] = (
             f"{share:.0%} of the events arrived with the one before: {drafts}the client or the "
             "network was too slow to tell them apart"
@@ -92,13 +95,15 @@ def measured(
 
 def bursts(record: StepRecord, observed: Mapping[str, LatencyValues]) -> float:
     """Share of the gaps between events that are 0 though the server sent no drafts together."""
-    gaps = observed["itl"].values
-    if not gaps.size:
-        return 0.0
-    together = float((gaps == 0).mean())
-    accepted = record.server.get("tgi_draft_accepted_tokens_total", 0.0)
+    accepted = record.server.get(_ACCEPTED, 0.0)
     events = sum(len(request.arrivals) for request in record.requests)
-    return max(together - accepted / max(events, 1), 0.0)
+    return max(together(observed) - accepted / max(events, 1), 0.0)
+
+
+def together(observed: Mapping[str, LatencyValues]) -> float:
+    """Share of the events that arrived with the one before."""
+    gaps = observed["itl"].values
+    return float((gaps == 0).mean()) if gaps.size else 0.0
 
 
 def _answered(record: StepRecord) -> list[BenchRequestRecord]:

@@ -16,6 +16,7 @@ from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS
 from tgi_cli.config.settings.engine import ENGINE_SETTINGS
 from tgi_cli.config.settings.inherited import INHERITED_SETTINGS
 from tgi_cli.config.settings.model import LOADING_SETTINGS, MODEL_SETTINGS
+from tgi_cli.config.settings.multi_model import MULTI_MODEL_SETTINGS
 from tgi_cli.config.settings.quantize import COMPLETION_SETTINGS, QUANTIZE_SETTINGS
 from tgi_cli.config.settings.router import NETWORK_SETTINGS, ROUTER_SETTINGS
 from tgi_cli.config.settings.setting import DEPLOY, SERVE, Setting
@@ -27,6 +28,7 @@ SETTINGS: tuple[Setting, ...] = (
     *LOADING_SETTINGS,
     *ROUTER_SETTINGS,
     *CONNECTION_SETTINGS,
+    *MULTI_MODEL_SETTINGS,
     *INHERITED_SETTINGS,
     *BENCH_SETTINGS,
     *QUANTIZE_SETTINGS,

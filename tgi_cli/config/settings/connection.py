@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tgi_cli.config.settings.setting import ROUTER, SERVE, SERVER, Setting, panel
-from tgi_cli.config.settings.values import SECONDS, SWITCH, path, text, whole
+from tgi_cli.config.settings.values import SECONDS, SWITCH, path, text, whole, words
 
 CONNECTION_SETTINGS = (
     *panel(
@@ -14,6 +14,11 @@ CONNECTION_SETTINGS = (
             "Address of the model server: unix:/PATH, tcp://HOST:PORT, or grpcs://HOST:PORT (TLS). "
             "Default: the socket of the user's model server.",
             brief="Address of the model server.",
+        ),
+        replica_url=Setting(
+            words("URL"),
+            "Address of another model server with the same model: requests are divided among it "
+            "and that of --engine-url. Repeat the flag or separate by commas.",
         ),
         master_shard_uds_path=Setting(
             path(),
@@ -71,10 +76,28 @@ CONNECTION_SETTINGS = (
             60.0,
             commands=(SERVE, ROUTER),
         ),
+        sleep_idle_seconds=Setting(
+            SECONDS,
+            "Stop the model server after this many seconds without a request, which returns its "
+            "memory. The next request starts it again and waits for it. 0: never.",
+            0.0,
+        ),
+        enable_sleep_mode=Setting(
+            SWITCH,
+            "Let clients stop and start the model server: POST /sleep and /wake_up, as in vLLM. "
+            "Implied by --sleep-idle-seconds.",
+        ),
         config_fd=Setting(
             whole(0),
             "File descriptor of the configuration of a child of `tgi serve`.",
             commands=(SERVER, ROUTER),
+            hidden=True,
+            variables=(),
+        ),
+        socket_fd=Setting(
+            whole(0),
+            "File descriptor of a bound socket to serve on, in place of a port.",
+            commands=(SERVE,),
             hidden=True,
             variables=(),
         ),

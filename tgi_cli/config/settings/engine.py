@@ -10,6 +10,7 @@ from tgi_cli.config.settings.values import (
     SIZES,
     SWITCH,
     ValueKind,
+    memory,
     one_of,
     path,
     text,
@@ -27,6 +28,9 @@ DEFAULT_CPU_PREFILL_TOKENS = 512
 WAITING_SERVED_RATIO = 0.3
 MAX_WAITING_TOKENS = 20
 """Defaults of TGI's launcher."""
+
+DEFAULT_KV_CACHE_DIR_SIZE = 10 << 30
+"""Bytes."""
 
 BATCHINGS = ("fused", "inflight", "static")
 CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
@@ -143,6 +147,16 @@ ENGINE_SETTINGS = (
         prefix_caching=Setting(
             SWITCH, "Reuse the KV cache of shared prompt prefixes.", True, negative=True
         ),
+        kv_cache_dir=Setting(
+            path("FOLDER"),
+            "Keep KV blocks of prompts and answers in this folder, too: their prefixes are found "
+            "again after a restart. On CPUs, with one shard. Prompts can be inferred from them.",
+        ),
+        kv_cache_dir_size=Setting(
+            memory(),
+            "Maximum size of the files in --kv-cache-dir; the least recently used ones are "
+            "removed. Default: 10GiB.",
+        ),
         kv_cache_dtype=Setting(
             one_of("TYPE", *KV_CACHE_DTYPES),
             "Data type of the KV cache: auto (that of the weights), fp8_e4m3fn, fp8_e5m2.",
@@ -215,6 +229,13 @@ ENGINE_SETTINGS = (
             "CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES, else 1; with --sharded, all.",
             variables=("NUM_SHARD", "SM_NUM_GPUS"),
             brief="Devices to shard the model over.",
+        ),
+        replicas=Setting(
+            whole(1, 64),
+            "Number of replicas of the model behind the HTTP port, each a model server on its own "
+            "GPUs (--num-shard each), or on its part of the cores.",
+            1,
+            commands=(SERVE,),
         ),
         cuda_memory_fraction=Setting(
             FRACTION,

@@ -31,38 +31,39 @@ def read_file(path: Path, command: str) -> dict[str, RawValue]:
     Raises:
         ConfigError: an unreadable file, an unknown key or an invalid value.
     """
-    content = _load(path)
+    content = load_mapping(path)
     sections = {name: content.pop(name) for name in list(content) if _section(name) is not None}
     own = settings_of(command)
     known = {s.name for s in own}
     # Of several settings with one name, this command's comes first.
     settings = (*own, *SETTINGS)
-    found = {n: value for n, value in _entries(path, "", content, settings) if n in known}
+    found = {n: value for n, value in read_entries(path, "", content, settings) if n in known}
     for name, entries in sections.items():
         section = _section(name)
         assert section is not None
         if entries is not None and not isinstance(entries, dict):
             raise ConfigError(f"{path}: {name} is not a section of keys and values")
-        values = dict(_entries(path, f"{name}: ", entries or {}, settings_of(section)))
+        values = dict(read_entries(path, f"{name}: ", entries or {}, settings_of(section)))
         if section == command or (command == DEPLOY and section == SERVE):
             found |= values
     return found
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_mapping(path: Path, flag: str = "--config") -> dict[str, Any]:
+    """Read a YAML file of keys and values, which ``flag`` names. Raises ConfigError."""
     try:
         content = read_yaml(path)
     except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from error
     except FileRefusedError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}") from error
+        raise ConfigError(f"{flag} {path} cannot be read: {error}") from error
     except ValueError as error:
         cause = " ".join(str(error).split())
-        raise ConfigError(f"--config {path} is not YAML: {cause}") from error
+        raise ConfigError(f"{flag} {path} is not YAML: {cause}") from error
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ConfigError(f"--config {path} does not consist of keys and values", "as port: 8080")
+        raise ConfigError(f"{flag} {path} does not consist of keys and values", "as port: 8080")
     return content
 
 
@@ -72,9 +73,10 @@ def _section(name: str) -> str | None:
     return command if command in COMMANDS else None
 
 
-def _entries(
+def read_entries(
     path: Path, where: str, entries: Mapping[Any, Any], settings: tuple[Setting, ...]
 ) -> Iterator[tuple[str, RawValue]]:
+    """Check the entries of a section against ``settings``. Raises ConfigError."""
     known = {
         setting.name: setting
         for setting in reversed(settings)

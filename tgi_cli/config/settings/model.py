@@ -45,7 +45,7 @@ int8."""
 IN_CHECKPOINTS = ("gptq", "awq", "compressed-tensors", "marlin", "exl2")
 """Formats of quantized checkpoints that ``--quantize`` may confirm."""
 
-LOAD_FORMATS = ("auto", "dummy")
+LOAD_FORMATS = ("auto", "stream", "dummy")
 
 _ENGINE = (SERVE, SERVER, WARMUP)
 
@@ -55,8 +55,8 @@ MODEL_SETTINGS = (
         SERVING,
         model=Setting(
             text("MODEL"),
-            "Model id on the Hugging Face hub, or a local folder. GGUF: ID:TAG, as "
-            "org/name:Q4_K_M, or a file.",
+            "Model id on the Hugging Face hub, a local folder, or a URL: s3://, gs://, az://, "
+            "https://. GGUF: ID:TAG, as org/name:Q4_K_M, or a file.",
             brief="Id on the hub, a folder or a GGUF file.",
             argument=True,
             alias_of="model_id",
@@ -130,8 +130,9 @@ LOADING_SETTINGS = (
         ),
         load_format=Setting(
             one_of("FORMAT", *LOAD_FORMATS),
-            "auto: load the checkpoint's weights; dummy: random weights of the same shapes, from "
-            "config.json alone, for benchmarks.",
+            "auto: load the checkpoint's weights; stream: read those of a model behind a URL "
+            "(s3://, gs://, az://, https://) into memory, without a copy on the disk; dummy: "
+            "random weights of the same shapes, from config.json alone, for benchmarks.",
             "auto",
         ),
         cross_check=Setting(

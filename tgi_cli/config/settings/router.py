@@ -192,6 +192,24 @@ ROUTER_SETTINGS = (
         ),
     ),
     *panel(
+        "Replicas",
+        _HTTP,
+        cache_threshold=Setting(
+            number(0, 1),
+            "Share of a prompt that a replica must have served before, as a prefix, to be sent the "
+            "request because of it.",
+            0.25,
+        ),
+        balance_abs_threshold=Setting(
+            whole(0),
+            "A replica is too busy for prefixes if it has more requests in flight than the least "
+            "busy one: by more than this number, and by more than the factor "
+            "--balance-rel-threshold.",
+            4,
+        ),
+        balance_rel_threshold=Setting(number(1), "See --balance-abs-threshold.", 1.5),
+    ),
+    *panel(
         "Images",
         _HTTP,
         media_fetch=Setting(

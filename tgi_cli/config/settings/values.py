@@ -24,6 +24,8 @@ MAX_SIZES = 4096
 
 _MEMORY = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kmgt])(?:i?b?)", re.IGNORECASE)
 
+_BYTES = re.compile(r"[0-9]{7,18}")
+
 _SHOWN = 40
 """Characters of an invalid value that an error message repeats."""
 
@@ -108,9 +110,12 @@ def _parse_sizes(word: str) -> tuple[int, ...]:
 
 def _parse_memory(word: str) -> int:
     found = _MEMORY.fullmatch(word.strip())
-    if found is None:
+    if found is not None:
+        size = int(float(found[1]) * 1024 ** (1 + "kmgt".index(found[2].lower())))
+    elif _BYTES.fullmatch(word):
+        size = int(word)
+    else:
         raise ValueError(f"{word[:_SHOWN]!r} is not a size, as 16GiB")
-    size = int(float(found[1]) * 1024 ** (1 + "kmgt".index(found[2].lower())))
     if size < 1 << 20:
         raise ValueError(f"{word[:_SHOWN]} is not at least 1MiB")
     return size
@@ -172,7 +177,7 @@ def words(metavar: str) -> ValueKind:
 
 
 def memory() -> ValueKind:
-    """Amounts of memory in powers of 1024, as ``16GiB``, ``16Gi``, ``16g`` or ``512M``."""
+    """Amounts in powers of 1024, as ``16GiB``, ``16Gi``, ``16g`` or ``512M``, or in bytes."""
     return ValueKind(int, "SIZE", _parse_memory)
 
 

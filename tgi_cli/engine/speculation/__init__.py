@@ -31,4 +31,10 @@ def create_speculator(
         return None
     drafters = (GrammarDrafter(), LookupDrafter(config.drafts_from_answers))
     costs = StepCosts(times, config.speculate)
-    return AdaptiveSpeculator(config.speculate, costs, drafters, most_proposed=most_proposed)
+    return AdaptiveSpeculator(
+        config.speculate,
+        costs,
+        drafters,
+        most_proposed=most_proposed,
+        most_lag=config.max_batch_prefill_tokens,
+    )

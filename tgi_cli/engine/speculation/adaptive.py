@@ -63,6 +63,7 @@ class AdaptiveSpeculator:
         clock: in seconds, to measure look-ups with.
         most_proposed: drafts that the worker proposes for a sequence at once; 0 if its drafter has
             no weights.
+        most_lag: tokens that such a drafter may have to compute in a step before it proposes.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class AdaptiveSpeculator:
         drafters: Many[Drafter],
         clock: Callable[[], float] = time.perf_counter,
         most_proposed: int = 0,
+        most_lag: int = 1 << 30,
     ) -> None:
         self._most = most
         self._costs = costs
@@ -83,7 +85,8 @@ class AdaptiveSpeculator:
         """Of the look-ups of requests that have ended: what new ones begin with."""
         self._proposals: Proposals | None = None
         if most_proposed:
-            self._proposals = Proposals(min(most, most_proposed), costs, self._acceptance)
+            most_proposed = min(most, most_proposed)
+            self._proposals = Proposals(most_proposed, costs, self._acceptance, most_lag)
 
     @property
     def asks_worker(self) -> bool:

@@ -54,3 +54,23 @@ def may_pay(sequences: int, durations: Sequence[float], margin: float = MARGIN) 
     """
     rates = ((sequences + count) / duration for count, duration in enumerate(durations))
     return max(rates) > margin * sequences / durations[0]
+
+
+def saved_per_token(
+    sequences: int, survivals: Sequence[float], durations: Sequence[float]
+) -> float:
+    """Steps without drafts that a token of a sequence saves at best, if all of them draft alike.
+
+    Args:
+        sequences: of the step.
+        survivals: of the drafts of each, in order and falling.
+        durations: as above.
+
+    Returns:
+        At least 0. The others in the step gain as much, with drafts of their own.
+    """
+    best, tokens = 0.0, 1.0
+    for chance, duration in zip(survivals, durations[sequences::sequences], strict=False):
+        tokens += chance
+        best = max(best, 1 - duration / durations[0] / tokens)
+    return best / sequences

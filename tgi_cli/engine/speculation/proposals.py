@@ -4,6 +4,10 @@ A look-up takes microseconds, a proposal as many forward passes of the drafter a
 it is decided beforehand how many are worth their time, by how often the drafter was right at each
 position, and afterwards how many of them are verified, by how sure it is of each. What that gains
 is checked against the durations of the steps: see :mod:`tgi_cli.engine.speculation.balance`.
+
+A draft model computes nothing of a prompt before it drafts for the answer, and then all of it. It
+is asked to once drafts are expected to save more than that takes: what is left of the answer is
+estimated from the lengths of others, and of one that is longer, from its own.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ from tgi_cli.engine.speculation.acceptance import (
     class_of,
     class_of_chance,
 )
+from tgi_cli.engine.speculation.answer_lengths import AnswerLengths
 from tgi_cli.engine.speculation.balance import Balance
-from tgi_cli.engine.speculation.draft_lengths import choose_lengths, may_pay
+from tgi_cli.engine.speculation.draft_lengths import choose_lengths, may_pay, saved_per_token
 from tgi_cli.engine.speculation.step_costs import StepCosts, batch_class
-from tgi_cli.engine.step import MAX_DRAFT_ROWS, Proposal, Step
+from tgi_cli.engine.step import MAX_DRAFT_ROWS, Proposal, Step, StepTime
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +40,12 @@ MAX_PROBE_STEPS = 1024
 """The same, after many that were wrong: each doubles it."""
 
 LAG = 32
-"""Tokens behind which a drafter computes much before it proposes: such a step is no measure."""
+"""Tokens behind which a drafter computes much before it proposes: such a step is no measure of what
+others take."""
+
+_WORTH = 1.25
+"""Least gain of drafts in what is left of an answer, as a multiple of what catching up takes: both
+are estimates."""
 
 RECENT = 512
 """Steps after the last gain for which the drafter follows, though nothing is proposed: numbers of
@@ -53,7 +63,7 @@ class _Draftee:
     """A sequence that drafts are proposed for.
 
     Attributes:
-        asked_at: the number of the sequence's tokens when it was last asked for.
+        computed: the sequence's tokens that the drafter is taken to have computed.
         own: how its drafts fared.
         token_ids: the latest ones, until it is known what follows; empty for none.
         kinds: their classes.
@@ -62,7 +72,7 @@ class _Draftee:
         pause: such steps until the next one, where none is worth it.
     """
 
-    asked_at: int
+    computed: int
     own: Averages = field(default_factory=Averages)
     token_ids: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
@@ -78,13 +88,13 @@ class _Current:
     Attributes:
         proposed: sequences that the worker has proposed drafts for.
         verified, accepted: of the drafts that were proposed earlier.
-        lags: whether the drafter has much to compute before it proposes.
+        lag: tokens that the drafter computes before it proposes, if they are many.
     """
 
     proposed: int = 0
     verified: int = 0
     accepted: int = 0
-    lags: bool = False
+    lag: int = 0
 
 
 class Proposals:
@@ -94,12 +104,15 @@ class Proposals:
         most: drafts of a sequence in one step.
         costs: predicts the durations of steps and of proposals.
         acceptance: estimates how likely drafts are right.
+        most_lag: tokens that a drafter which catches up may have to compute in a step.
     """
 
-    def __init__(self, most: int, costs: StepCosts, acceptance: Acceptance) -> None:
+    def __init__(self, most: int, costs: StepCosts, acceptance: Acceptance, most_lag: int) -> None:
         self._most = most
         self._costs = costs
         self._acceptance = acceptance
+        self._most_lag = most_lag
+        self._answers = AnswerLengths()
         self._draftees: dict[int, _Draftee] = {}
         self._balances: dict[int, Balance] = {}
         self._step = _Current()
@@ -125,22 +138,72 @@ class Proposals:
         durations = self._durations(count, context)
         if not may_pay(count, durations):
             return self._follow(sequences)
+        costs = self._costs.of(count, context)
+        plain = costs.seconds * self._costs.speed(count)
+
+        def saved(row: list[float]) -> float:
+            return plain * saved_per_token(count, row, durations)
+
         draftees = [self._draftee(sequence) for sequence in sequences]
-        survivals = []
-        for sequence, draftee, expected in zip(sequences, draftees, found, strict=True):
+        survivals, late = [], []
+        for index, (sequence, draftee) in enumerate(zip(sequences, draftees, strict=True)):
             row = self._expected(draftee, sequence.max_tokens - sequence.num_tokens - 1)
-            survivals.append([] if sum(row) <= expected else row)
+            if sum(row) <= found[index]:
+                row = []
+            elif not self._is_worth_catching_up(sequence, draftee, saved(row)):
+                row = []
+                late.append(index)
+            survivals.append(row)
         lengths = choose_lengths(survivals, durations) if sequences else []
         if any(lengths):
             self._probe(draftees, survivals, lengths)
         else:  # a trial of all, which the balance ends
             lengths = [min(1, len(row)) for row in survivals]
-        for sequence, draftee, length in zip(sequences, draftees, lengths, strict=True):
-            if length:
-                known = len(sequence.token_ids)
-                self._step.lags |= known - draftee.asked_at > LAG
-                draftee.asked_at = known
+        if late and not any(lengths):  # or of one, if drafts that are always right would pay
+            index = max(late, key=lambda index: draftees[index].computed)
+            best = saved([1.0] * self._most)
+            if self._is_worth_catching_up(sequences[index], draftees[index], best):
+                lengths[index] = 1
+        self._catch_up(sequences, draftees, lengths)
         return lengths
+
+    def _is_worth_catching_up(self, sequence: Sequence, draftee: _Draftee, saved: float) -> bool:
+        """Whether drafts will save more than the drafter takes to compute what it lacks.
+
+        Args:
+            sequence: in the step.
+            draftee: its own.
+            saved: seconds that drafts save of each token.
+        """
+        lag = len(sequence.token_ids) - draftee.computed
+        if lag <= LAG or not self._costs.catches_up:
+            return True
+        if len(sequence.token_ids) <= sequence.prompt_tokens:
+            return False  # its first token is not to wait for drafts
+        return saved * self._answers.left(sequence) > _WORTH * self._costs.catching_up(lag)
+
+    def _catch_up(
+        self, sequences: Many[Sequence], draftees: list[_Draftee], lengths: list[int]
+    ) -> None:
+        """Note what the drafter computes in this step; what is too much for it waits.
+
+        Args:
+            sequences: of the step.
+            draftees: theirs.
+            lengths: as chosen; changed in place.
+        """
+        left = self._most_lag
+        for index, (sequence, draftee) in enumerate(zip(sequences, draftees, strict=True)):
+            if not lengths[index]:
+                continue
+            lag = len(sequence.token_ids) - draftee.computed
+            if lag > LAG:
+                if self._costs.catches_up:
+                    lag = min(lag, left)
+                    left -= lag
+                self._step.lag += lag
+                lengths[index] = lengths[index] if lag else 0
+            draftee.computed += lag
 
     def _follow(self, sequences: Many[Sequence]) -> list[int] | None:
         """No drafts, in a step that the drafter follows only if it has been of use of late."""
@@ -186,12 +249,17 @@ class Proposals:
             decodes: whether it did nothing but decode.
         """
         current, self._step = self._step, _Current()
-        if not decodes or current.lags:
+        if not decodes:
             return False
-        asked = any(step.proposals)
+        asked, count = any(step.proposals), step.num_decodes
+        if current.lag:
+            rows, context = count + step.num_drafts, sum(step.starts) // count
+            most = max(step.proposals, default=0)
+            late = StepTime(count, rows, context, seconds, most, current.lag)
+            self._costs.learn_catching_up(late)
+            return False
         if not (asked or current.verified):
             return True
-        count = step.num_decodes
         costs = self._costs.of(count, sum(step.starts) // count)
         found = step.num_drafts - current.verified
         if found >= len(costs.durations):
@@ -225,7 +293,13 @@ class Proposals:
 
     def _draftee(self, sequence: Sequence) -> _Draftee:
         key = sequence.request.request_id
-        return self._draftees.setdefault(key, _Draftee(sequence.prompt_tokens))
+        draftee = self._draftees.get(key)
+        if draftee is None:
+            late = self._costs.catches_up
+            # Who has computed a prefix that is used again has probably drafted for it, too.
+            computed = sequence.reused_tokens if late else sequence.prompt_tokens
+            draftee = self._draftees[key] = _Draftee(computed)
+        return draftee
 
     def _expected(self, draftee: _Draftee, most: int) -> list[float]:
         """The chances that each of the next drafts and all before it will be right."""
@@ -273,4 +347,5 @@ class Proposals:
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended."""
+        self._answers.learn(sequence)
         self._draftees.pop(sequence.request.request_id, None)

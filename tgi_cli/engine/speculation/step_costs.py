@@ -9,7 +9,8 @@ where a and b are the seconds per token of context of a sequence and of one more
 the engine runs, the durations of its steps correct the figures, by classes of B and d.
 
 A drafter with weights takes time of its own, after a step: a first pass, which follows the tokens
-that the step has chosen, and one for each further draft.
+that the step has chosen, and one for each further draft. A draft model may have to compute a prompt
+before, or what it has missed while nothing was proposed: its first pass is longer by as much.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _FORGET = 0.004
 not stay wrong."""
 
 _LEAST_SPEED = 0.1
-"""Least share of its measured duration that a proposal is taken to last."""
+"""Least share of its measured duration that a proposal, or catching up, is taken to last."""
 
 _OUTLIER = 4.0
 """Most by which a duration may differ from the expected one: others had the processor then."""
@@ -110,12 +111,17 @@ class StepCosts:
         times: as measured at warm-up; without any, a draft row is taken to cost a twentieth of a
             step of one row.
         most_drafts: of a sequence.
+
+    Attributes:
+        catches_up: whether the drafter computes what it lacks of a sequence once it is asked for
+            drafts, as was measured; if not, it follows every step.
     """
 
     def __init__(self, times: Iterable[StepTime], most_drafts: int) -> None:
         times = list(times) or [StepTime(1, 1, 0, 1.0)]
         self._most_drafts = most_drafts
-        proposing = [time for time in times if time.proposals]
+        catching_up = [time for time in times if time.lag]
+        proposing = [time for time in times if time.proposals and not time.lag]
         times = [time for time in times if not time.proposals]
         self._context = min(time.context for time in times)
         near = [time for time in times if time.context == self._context]
@@ -125,6 +131,9 @@ class StepCosts:
         )
         self._per_sequence, self._per_draft = _context_slopes(times, self._context)
         self._proposals = _ProposalCosts(proposing, self._sequences)
+        self._lag_seconds = max(map(self._per_lag, catching_up), default=0.0)
+        self._lag_speed = _Average()
+        self.catches_up = bool(catching_up)
         self._speeds: dict[int, _Average] = {}
         self._corrections: dict[tuple[int, int], _Average] = {}
         self._costs: dict[tuple[int, int], Costs] = {}
@@ -148,6 +157,15 @@ class StepCosts:
     def proposing(self, sequences: int, drafts: int) -> float:
         """Seconds that the worker takes to propose so many drafts for each sequence; 1 us."""
         return self._proposals.seconds(sequences, drafts)
+
+    def catching_up(self, tokens: int) -> float:
+        """Seconds that the drafter takes to compute so many tokens that it lacks."""
+        return tokens * self._lag_seconds * self._lag_speed.value
+
+    def _per_lag(self, time: StepTime) -> float:
+        """Seconds of each token that the drafter lacked before a step of one sequence."""
+        without = self._sequences(1) + self.proposing(1, time.proposals)
+        return max(0.0, time.seconds - without) / time.lag
 
     def speed(self, sequences: int) -> float:
         """What steps without drafts take of late, as a multiple of what was measured."""
@@ -189,6 +207,15 @@ class StepCosts:
             speed = self.speed(step.sequences)
             left = step.seconds - costs.seconds * speed * costs.durations[drafts]
             self._proposals.learn(step.sequences, step.proposals, left)
+
+    def learn_catching_up(self, step: StepTime) -> None:
+        """A step took so long, after which the drafter has computed ``lag`` tokens in all."""
+        costs, measured = self.of(step.sequences, step.context), self._lag_seconds * step.lag
+        drafts = step.rows - step.sequences
+        if measured and drafts < len(costs.durations):
+            known = costs.seconds * self.speed(step.sequences) * costs.durations[drafts]
+            known += self.proposing(step.sequences, step.proposals)
+            self._lag_speed.add(max(_LEAST_SPEED, (step.seconds - known) / measured))
 
     def learn(self, sequences: int, drafts: int, context: int, seconds: float) -> None:
         """A step of ``sequences`` and so many draft rows took ``seconds``; 1 to 2 us."""

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "bit_planes.h"
 #include "epilogue.h"
 #include "gemm_integers.h"
 #include "pieces.h"
@@ -65,6 +66,8 @@ void multiply_format(int32_t format, const Tile& tile, int64_t rows, int64_t pan
   if constexpr (!BYTE_PRODUCTS)
     if (format == INT8) return multiply_rows<Int8Panel>(tile, rows, panels);
   if (format == FP8) return multiply_rows<Fp8Panel>(tile, rows, panels);
+  if (format == INT5) return multiply_rows<BitPlanesPanel<5>>(tile, rows, panels);
+  if (format == INT6) return multiply_rows<BitPlanesPanel<6>>(tile, rows, panels);
   return multiply_rows<Bf16Panel>(tile, rows, panels);
 }
 
@@ -162,7 +165,7 @@ void run_pairs(const Linear& linear, const Piece& piece) {
         tile.x_sums = scratch.x_sums + row * slab_groups;
         if (fetches)
           tile.ahead = tiles == 1 && both == 2 ? of_two(tile, panel, next)
-                                               : piece.ahead(t, tile.panel, slab_bytes, step, next);
+                                               : piece.ahead(t, tile.panel, slab_bytes, step, next, FAR_AHEAD / step * step);
         tile.decoded = decodes && t == 0 ? scratch.decoded : nullptr;
         multiply_format(format, tile, piece.row(t + 1) - row, at_once);
         if (tile.decoded) {

@@ -1,5 +1,6 @@
 #include "gemm_integers.h"
 
+#include "bit_planes.h"
 #include "epilogue.h"
 #include "integer_tile.h"
 
@@ -14,8 +15,8 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
   const int64_t chunk = weight.chunk_inputs(), block = weight.block(), slab = piece.slab;
   const int64_t numbers = quantized_numbers(weight), blocks = quantized_blocks(weight);
   const int64_t planes = weight.planes();
-  // At least a block: the first of two passes over it reads twice as fast as it fetches.
-  const int64_t far = std::max(FAR_AHEAD, block / chunk * weight.chunk_bytes());
+  // At least a block: the first of two passes over it reads twice as fast as it fetches. In whole chunks.
+  const int64_t far = std::max(FAR_AHEAD / weight.chunk_bytes(), block / chunk) * weight.chunk_bytes();
 
   for (int64_t from = 0; from < weight.in; from += slab) {
     const int64_t chunks = ceil_div(std::min(slab, weight.in - from), chunk);
@@ -56,6 +57,10 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
         tile.ahead = piece.ahead(t, tile.panel, bytes, weight.chunk_bytes(), next, far);
         if (weight.format == INT4)
           multiply_integer_rows<Int4Codes, 1>(tile, count);
+        else if (weight.format == INT5)
+          multiply_integer_rows<BitPlanesCodes<5>, 1>(tile, count);
+        else if (weight.format == INT6)
+          multiply_integer_rows<BitPlanesCodes<6>, 1>(tile, count);
         else if (planes == 1)
           multiply_integer_rows<Int8Codes, 1>(tile, count);
         else

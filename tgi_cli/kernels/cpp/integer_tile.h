@@ -67,6 +67,7 @@ void multiply_integers(const IntegerTile& tile) {
   constexpr int AT_ONCE = PLANES * ROWS * VECTORS <= 24 ? PLANES : 1;
   // With fewer products between loads, the processor's own prefetcher does better.
   constexpr bool FETCHES = ROWS * PLANES * Codes::INPUTS >= 20;
+  constexpr int LINES = Codes::STRIDE == 256 ? 2 : Codes::STRIDE / 64;  // of a chunk; of two, panels alternate
   // Every third row has a pointer: the two behind it are reached by the stride.
   constexpr int POINTERS = (ROWS + 2) / 3;
   const int64_t stride = tile.rows.stride, plane = tile.block_chunks * Codes::INPUTS;
@@ -82,7 +83,6 @@ void multiply_integers(const IntegerTile& tile) {
   // during the second.
   const bool divides = AT_ONCE < PLANES && ahead.step > 64;
   const int64_t step = divides ? ahead.step / 2 : ahead.step;
-  const bool two_lines = step > 64;
   int64_t in_group = 0, group = 0;
 
   for (int64_t left = tile.chunks; left > 0; left -= tile.block_chunks) {
@@ -104,10 +104,12 @@ void multiply_integers(const IntegerTile& tile) {
           if (FETCHES && (which == 0 || divides)) {
             if (ahead.line == ahead.end) ahead.line = ahead.then;
             __builtin_prefetch(ahead.line, 0, 2);
-            if (two_lines) __builtin_prefetch(ahead.line + 64, 0, 2);
+#pragma GCC unroll 4
+            for (int line = 1; line < LINES; ++line)
+              if (step > 64 * line) __builtin_prefetch(ahead.line + 64 * line, 0, 2);
             ahead.line += step;
           }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int part = 0; part < Codes::INPUTS / 4; ++part) {
             u32x16 codes[VECTORS];
 #pragma GCC unroll 2

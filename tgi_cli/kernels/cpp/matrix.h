@@ -6,7 +6,7 @@
 
 namespace tgi {
 
-enum Format : int32_t { BF16 = 0, INT8 = 1, INT4 = 2, FP8 = 3 };
+enum Format : int32_t { BF16 = 0, INT8 = 1, INT4 = 2, FP8 = 3, INT5 = 4, INT6 = 5 };
 
 constexpr int64_t PANEL = 32;  // outputs
 
@@ -46,21 +46,23 @@ struct Matrix {
     return paired ? (out / 2 + PANEL / 2 - 1) / (PANEL / 2) : (out + PANEL - 1) / PANEL;
   }
   // Inputs are padded to whole chunks: what one step of the kernels takes.
-  int64_t chunk_inputs() const { return format == INT4 ? 8 : format == INT8 ? 4 : 2; }
-  int64_t chunk_bytes() const { return format == FP8 ? 64 : 128; }
+  int64_t chunk_inputs() const {
+    return format == INT5 ? 16 : format == INT4 || format == INT6 ? 8 : format == INT8 ? 4 : 2;
+  }
+  int64_t chunk_bytes() const { return format == FP8 ? 64 : format == INT5 ? 320 : format == INT6 ? 192 : 128; }
   int64_t chunks() const { return (in + chunk_inputs() - 1) / chunk_inputs(); }
   int64_t panel_bytes() const { return chunks() * chunk_bytes(); }
   int64_t groups() const { return group ? (in + group - 1) / group : 1; }
   int64_t supergroups() const { return (groups() + (int64_t(1) << super_shift) - 1) >> super_shift; }
   // The code of an integer 0.
-  int middle() const { return format == INT8 ? 128 : 8; }
+  int middle() const { return format == INT8 ? 128 : format == INT6 ? 32 : format == INT5 ? 16 : 8; }
   // Of 4-bit codes the chunks of two panels alternate: a single row needs the sums of both to keep
   // the processor busy, and memory is read best in one stream.
   int64_t interleaved() const { return format == INT4 ? 2 : 1; }
   int64_t chunk_stride() const { return interleaved() * chunk_bytes(); }
   // Bytes of a number of x in a product of integers (quantized_rows.h); 0: codes become bfloat16.
   int64_t planes() const {
-    if (!BYTE_PRODUCTS || (format != INT8 && (format != INT4 || table))) return 0;
+    if (!BYTE_PRODUCTS || format == BF16 || format == FP8 || table) return 0;
     return input_bits == 8 ? 1 : format == INT8 ? 2 : 0;
   }
   // Inputs whose numbers of x share a scale then, a multiple of 16, as groups are.

@@ -9,6 +9,8 @@
 //   stand for, codes are what is stored.
 // Panels are padded with the codes of zero in both directions. Of int4, two panels alternate: 128 bytes
 // of one, 128 of the other.
+#include <type_traits>
+
 #include "fp8.h"
 #include "matrix.h"
 
@@ -17,7 +19,7 @@
 namespace tgi {
 namespace {
 
-// Where input i of an output is within its panel: a byte, and for int4 the bits of it.
+// Where input i of an output is within its panel: a byte, and of int4, int5 and int6 four bits of it.
 struct Place {
   int64_t byte;
   int shift;
@@ -27,8 +29,63 @@ Place place_of(int32_t format, int output, int64_t input) {
   if (format == BF16) return {input / 2 * 128 + output * 4 + input % 2 * 2, 0};
   if (format == FP8) return {input / 2 * 64 + output * 2 + input % 2, 0};
   if (format == INT8) return {input / 4 * 128 + output * 4 + input % 4, 0};
-  int nibble = int(input % 8 / 2);
-  return {input / 8 * 256 + output * 4 + input % 2 * 2 + nibble / 2, nibble % 2 * 4};
+  const int nibble = int(input % 8 / 2);
+  const int64_t byte = output * 4 + input % 2 * 2 + nibble / 2;
+  const int64_t before = format == INT5   ? input / 16 * 320 + input / 8 % 2 * 128
+                         : format == INT6 ? input / 8 * 192
+                                          : input / 8 * 256;
+  return {before + byte, nibble % 2 * 4};
+}
+
+// Where its upper bits are, of int5 and int6.
+Place upper_place(int32_t format, int output, int64_t input) {
+  const int bits = format == INT6 ? 2 : 1;
+  const int nibble = int(input % 8 / 2);
+  const int64_t byte = output % 16 * 4 + input % 2 * 2 + nibble / 2;
+  const int fours = int(format == INT5 ? input / 8 % 2 * 2 : 0) + nibble % 2;
+  const int field = output / 16 * (format == INT5 ? 4 : 2) + fours;
+  return {(format == INT5 ? input / 16 * 320 + 256 : input / 8 * 192 + 128) + byte, bits * field};
+}
+
+int read_code(int32_t format, const uint8_t* panel, int output, int64_t input) {
+  const Place place = place_of(format, output, input);
+  if (format == INT8 || format == FP8) return panel[place.byte];
+  const int code = panel[place.byte] >> place.shift & 15;
+  if (format == INT4) return code;
+  const Place upper = upper_place(format, output, input);
+  return code | (panel[upper.byte] >> upper.shift & (format == INT6 ? 3 : 1)) << 4;
+}
+
+// Other bits of a byte keep what they are.
+void put_bits(uint8_t& byte, int shift, int mask, int bits) {
+  byte = uint8_t((byte & ~(mask << shift)) | (bits & mask) << shift);
+}
+
+void write_code(int32_t format, uint8_t* panel, int output, int64_t input, uint8_t code) {
+  const Place place = place_of(format, output, input);
+  if (format == INT8 || format == FP8) {
+    panel[place.byte] = code;
+    return;
+  }
+  put_bits(panel[place.byte], place.shift, 15, code);
+  if (format == INT4) return;
+  const Place upper = upper_place(format, output, input);
+  put_bits(panel[upper.byte], upper.shift, format == INT6 ? 3 : 1, code >> 4);
+}
+
+// The number that a code stands for, before it is scaled.
+float number_of(const Matrix& m, int code) {
+  if (m.format == FP8) return to_float(fp8_to_bf16(uint8_t(code), E4M3));
+  return m.table ? to_float(m.table[code]) : float(code - m.middle());
+}
+
+// Codes of zero, and zeros in bfloat16 and e4m3.
+void fill_blank(const Matrix& m, uint8_t* chunk) {
+  const int64_t lower = m.format == INT5 ? 256 : 128;
+  const int blank = m.format == INT8 ? 0x80 : m.format == INT4 ? 0x88 : 0;
+  std::memset(chunk, blank, size_t(m.chunk_bytes()));
+  if (m.format == INT5 || m.format == INT6)
+    std::memset(chunk + lower, m.format == INT6 ? 0xaa : 0xff, size_t(m.chunk_bytes() - lower));
 }
 
 // visit(output within it, output of the weight) for each there is.
@@ -74,17 +131,16 @@ struct Scaled {
 constexpr int64_t ROW_TICKET = 8192;
 
 template <class Number, class Put>
-void pack(const Matrix& matrix, const Number* numbers, int64_t stride, uint8_t blank, int threads,
-          const Put& put) {
+void pack(const Matrix& matrix, const Number* numbers, int64_t stride, int threads, const Put& put) {
   share_out(threads, matrix.panels(), [&](int64_t panel, int) {
     uint8_t* to = const_cast<uint8_t*>(matrix.panel(panel));
     for (int64_t chunk = 0; chunk < matrix.chunks(); ++chunk)
-      std::memset(to + chunk * matrix.chunk_stride(), blank, size_t(matrix.chunk_bytes()));
+      fill_blank(matrix, to + chunk * matrix.chunk_stride());
     for (int64_t from = 0; from < matrix.in; from += STRETCH) {
       int64_t end = from + STRETCH < matrix.in ? from + STRETCH : matrix.in;
       each_output(matrix, panel, [&](int place, int64_t output) {
         const Number* row = numbers + output * stride;
-        for (int64_t i = from; i < end; ++i) put(to, place_of(matrix.format, place, i), row[i]);
+        for (int64_t i = from; i < end; ++i) put(to, place, i, row[i]);
       });
     }
   });
@@ -98,22 +154,26 @@ using namespace tgi;
 // weight [out, in] with `stride` between rows.
 TGI_EXPORT void tgi_pack_bf16(const Matrix* matrix, const bf16* weight, int64_t stride,
                               int threads) {
-  pack(*matrix, weight, stride, 0, threads, [](uint8_t* to, Place place, bf16 number) {
-    std::memcpy(to + place.byte, &number, 2);
+  pack(*matrix, weight, stride, threads, [](uint8_t* to, int output, int64_t input, bf16 number) {
+    std::memcpy(to + place_of(BF16, output, input).byte, &number, 2);
   });
 }
 
-// codes [out, in] of 8 or 4 bits, a byte each; of integers the one in the middle, 128 or 8, stands for 0.
+// codes [out, in] of 4 to 8 bits, a byte each; of integers the one in the middle stands for 0.
 TGI_EXPORT void tgi_pack_codes(const Matrix* matrix, const uint8_t* codes, int64_t stride,
                                int threads) {
-  if (matrix->format != INT4)
-    pack(*matrix, codes, stride, matrix->format == INT8 ? 0x80 : 0, threads,
-         [](uint8_t* to, Place place, uint8_t code) { to[place.byte] = code; });
-  else
-    pack(*matrix, codes, stride, 0x88, threads, [](uint8_t* to, Place place, uint8_t code) {
-      uint8_t& byte = to[place.byte];
-      byte = uint8_t((byte & (0xf0 >> place.shift)) | (code & 15) << place.shift);
+  auto pack_as = [&](auto format) {  // a constant, for which the compiler knows all places
+    pack(*matrix, codes, stride, threads, [](uint8_t* to, int output, int64_t input, uint8_t code) {
+      write_code(decltype(format)::value, to, output, input, code);
     });
+  };
+  switch (matrix->format) {
+    case INT8: return pack_as(std::integral_constant<int32_t, INT8>());
+    case INT6: return pack_as(std::integral_constant<int32_t, INT6>());
+    case INT5: return pack_as(std::integral_constant<int32_t, INT5>());
+    case INT4: return pack_as(std::integral_constant<int32_t, INT4>());
+    default: return pack_as(std::integral_constant<int32_t, FP8>());
+  }
 }
 
 // The numbers [out, in] as float32, scaled.
@@ -123,18 +183,11 @@ TGI_EXPORT void tgi_unpack(const Matrix* matrix, float* weight, int threads) {
     const uint8_t* from = m.panel(panel);
     each_output(m, panel, [&](int output, int64_t row) {
       for (int64_t i = 0; i < m.in; ++i) {
-        Place place = place_of(m.format, output, i);
         float number;
         if (m.format == BF16)
-          number = to_float(*reinterpret_cast<const bf16*>(from + place.byte));
-        else if (m.format == INT8)
-          number = float(from[place.byte] - 128);
-        else if (m.format == FP8)
-          number = to_float(fp8_to_bf16(from[place.byte], E4M3));
-        else {
-          int code = from[place.byte] >> place.shift & 15;
-          number = m.table ? to_float(m.table[code]) : float(code - 8);
-        }
+          number = to_float(*reinterpret_cast<const bf16*>(from + place_of(BF16, output, i).byte));
+        else
+          number = number_of(m, read_code(m.format, from, output, i));
         weight[row * m.in + i] = Scaled(m, panel, m.group ? i / m.group : 0, output)(number);
       }
     });
@@ -155,19 +208,8 @@ void decode_row(const Matrix& m, int64_t row, bf16* to) {
     for (int64_t first = from; first < end; first += chunk) {
       const uint8_t* bytes = m.panel(panel) + first / chunk * stride;
       const int64_t count = end - first < chunk ? end - first : chunk;
-      for (int64_t i = 0; i < count; ++i) {
-        const Place place = place_of(m.format, output, i);
-        float number;
-        if (m.format == INT8)
-          number = float(bytes[place.byte] - 128);
-        else if (m.format == FP8)
-          number = to_float(fp8_to_bf16(bytes[place.byte], E4M3));
-        else {
-          const int code = bytes[place.byte] >> place.shift & 15;
-          number = m.table ? to_float(m.table[code]) : float(code - 8);
-        }
-        to[first + i] = to_bf16(scaled(number));
-      }
+      for (int64_t i = 0; i < count; ++i)
+        to[first + i] = to_bf16(scaled(number_of(m, read_code(m.format, bytes, output, i))));
     }
   }
 }

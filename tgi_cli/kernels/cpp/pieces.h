@@ -76,7 +76,9 @@ struct Piece {
     first_row = 0;
     first_row = row(0);
     rows = row(tiles);
-    const int64_t unit = weight_.group ? weight_.group : weight_.planes() ? weight_.block() : 8;
+    const int64_t unit = weight_.group      ? weight_.group
+                         : weight_.planes() ? weight_.block()
+                                            : std::max<int64_t>(8, weight_.chunk_inputs());
     const int64_t limit = std::max((tiles > 1 ? SLAB : LONG_SLAB) / unit * unit, unit);
     const int64_t slabs = ceil_div(weight_.in, limit);
     slab = ceil_div(ceil_div(weight_.in, slabs), unit) * unit;

@@ -12,7 +12,7 @@ constexpr int64_t TICKET = 2048;
 // How rows are quantized.
 struct Form {
   int64_t block, planes;
-  bool four_bits;  // order of 4-bit codes
+  bool nibbles;  // order of codes whose lower four bits are packed
 };
 
 #if defined(__AVX512VNNI__)
@@ -56,11 +56,11 @@ int32_t quantize_block(const Form& form, const bf16* x, int64_t count, uint8_t* 
     factor = 127.0f / to_float(bf16(largest));
     scale = to_float(bf16(largest)) / 127.0f;
   }
-  // The order of 4-bit codes in their bytes.
+  // The order of codes in the bytes of their lower bits.
   const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
   auto put = [&](__m512i numbers, uint8_t* at) {
     const __m128i bytes = _mm512_cvtepi32_epi8(numbers);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), form.four_bits ? _mm_shuffle_epi8(bytes, order) : bytes);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), form.nibbles ? _mm_shuffle_epi8(bytes, order) : bytes);
   };
   __m512i sums = _mm512_setzero_si512();
   for (int64_t i = 0; i < block; i += 16) {
@@ -94,9 +94,9 @@ int64_t quantize_tickets(const Linear& linear) {
 
 void quantize_run(const Linear& linear, const QuantizedRows& rows, int64_t ticket) {
   const Matrix& weight = *linear.weight;
-  const Form form = {weight.block(), weight.planes(), weight.format == INT4};
+  const Form form = {weight.block(), weight.planes(), weight.format != INT8};
   const int64_t tickets = quantize_tickets(linear), block = form.block, blocks = quantized_blocks(weight);
-  const int64_t at = quantized_numbers(weight), middle = form.four_bits ? 8 : 128;
+  const int64_t at = quantized_numbers(weight), middle = weight.middle();
   const int64_t end = linear.rows * (ticket + 1) / tickets;
   for (int64_t row = linear.rows * ticket / tickets; row < end; ++row) {
     const bf16* x = linear.x + row * linear.x_stride;

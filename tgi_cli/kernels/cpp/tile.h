@@ -335,9 +335,12 @@ void multiply(const Tile& tile) {
           __builtin_prefetch(ahead.line, 0, 2);
           if (two_lines) __builtin_prefetch(ahead.line + 64, 0, 2);
         }
+#pragma GCC unroll 4
+        for (int line = 2; line < Panel::BYTES / 64; ++line)
+          if (ahead.step > 64 * line) __builtin_prefetch(ahead.line + 64 * line, 0, 2);
         ahead.line += ahead.step;
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int pair = 0; pair < Panel::PAIRS; ++pair) {
         Words weights[VECTORS];
 #pragma GCC unroll 4

@@ -81,7 +81,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         final_norm=norm,
         ropes=(config_fields.rope_spec(config, head_dim, context, rope),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=NAMES if method == "gguf" else partial(_source, method == "mxfp4"),
+        source=NAMES if config.is_gguf else partial(_source, method == "mxfp4"),
     )
 
 

@@ -19,7 +19,14 @@ from tgi_cli.models.spec import (
     NormSpec,
 )
 from tgi_cli.models.state_fields import granite_mamba, mamba_modules
-from tgi_cli.models.weight_map import Names, StackedExperts, has_stacked_experts, stacked
+from tgi_cli.models.weight_map import (
+    PRE_NORMS,
+    Names,
+    StackedExperts,
+    gated_parts,
+    has_stacked_experts,
+    stacked,
+)
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
@@ -90,8 +97,18 @@ def read(config: ModelConfig) -> DecoderSpec:
     )
 
 
-def _source(config: ModelConfig, shared: int, mamba: dict[str, Any]) -> StackedExperts:
-    """Published names, or those that transformers 5 has in memory."""
+def _source(config: ModelConfig, shared: int, mamba: dict[str, Any]) -> Names | StackedExperts:
+    """Published names, those of transformers 5 in memory, or GGUF's, with all parts apart."""
+    if config.is_gguf:
+        apart = {
+            **PRE_NORMS,
+            "mlp.router": "block_sparse_moe.router.layer",
+            **gated_parts("mlp", "shared_mlp"),
+            **gated_parts("mlp.shared_expert", "shared_mlp"),
+            **gated_parts("mlp.experts.*", "block_sparse_moe.experts.*"),
+            **mamba,
+        }
+        return Names(modules=apart)
     newer = has_stacked_experts(config.path)
     modules: dict[str, Any] = {
         "input_norm": "input_layernorm",

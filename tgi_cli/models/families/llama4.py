@@ -85,7 +85,7 @@ def read(config: ModelConfig) -> DecoderSpec:
         final_norm=norm,
         ropes=(rope,) if temperature is None else (rope, temperature),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
-        source=partial(_source, decoder_names(part.prefix, modules)),
+        source=partial(_source, decoder_names(part.prefix, modules), not config.is_gguf),
         ignored=(r"(vision_model|multi_modal_projector)\..*",) if part.notice else (),
         notice=part.notice,
     )
@@ -101,9 +101,9 @@ def _layers(config: ModelConfig) -> list[tuple[bool, bool, bool]]:
     return [(turning[n], kind == CHUNKED, n in sparse) for n, kind in enumerate(kinds)]
 
 
-def _source(names: Names, name: str) -> Source:
-    """Experts are stacked and stored the other way around."""
-    if ".experts." in name:
+def _source(names: Names, are_stacked: bool, name: str) -> Source:
+    """Experts are stacked and stored the other way around, but in GGUF files."""
+    if ".experts." in name and are_stacked:
         experts = "feed_forward.experts"
         stacked = StackedExperts(names, f"{experts}.gate_up_proj", f"{experts}.down_proj")
         return replace(stacked(name.replace("model.layers", names.layers, 1)), transposed=True)

@@ -1,6 +1,7 @@
 """Qwen3-Next (https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct).
 
-As Qwen 3.5 with experts; the checkpoint has the projections of each key head together.
+As Qwen 3.5 with experts; the checkpoint has the projections of each key head together, GGUF files
+those of all heads apart.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from typing import Any
 
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig
+from tgi_cli.models.delta_fields import stacked_qkv
 from tgi_cli.models.families.qwen_moe import sparse_layers
 from tgi_cli.models.qwen_hybrid import Table, dense, experts, hybrid
 from tgi_cli.models.spec import DecoderSpec, DeltaSpec, MLPSpec, MoESpec
-from tgi_cli.models.weight_map import interleaved
+from tgi_cli.models.weight_map import has_tensor, interleaved
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 151936,
@@ -32,7 +34,17 @@ def read(config: ModelConfig) -> DecoderSpec:
     def mlp(layer: int) -> MLPSpec | MoESpec:
         return experts(config, 512, 10) if layer in sparse else dense(config)
 
-    return hybrid(config, mlp, _packed)
+    # Older GGUF files have them as checkpoints do.
+    apart = config.is_gguf and has_tensor(config.path, "blk.0.attn_qkv.weight")
+    return hybrid(config, mlp, _apart if apart else _packed)
+
+
+def _apart(delta: DeltaSpec) -> Table:
+    return {
+        **stacked_qkv(delta, "proj", "linear_attn.in_proj_qkv"),
+        "linear_attn.z_proj": "linear_attn.in_proj_z",
+        **_steps(delta),
+    }
 
 
 def _packed(delta: DeltaSpec) -> Table:
@@ -46,13 +58,15 @@ def _packed(delta: DeltaSpec) -> Table:
     }
     return {
         **interleaved(delta.num_key_heads, _slices(wide), 1, "linear_attn.in_proj_qkvz"),
-        **interleaved(
-            delta.num_key_heads,
-            _slices({"b": shared, "a": shared}),
-            1,
-            "linear_attn.in_proj_ba",
-        ),
+        **_steps(delta),
     }
+
+
+def _steps(delta: DeltaSpec) -> Table:
+    """What value heads write and forget by, of a key head together."""
+    shared = delta.num_value_heads // delta.num_key_heads
+    parts = _slices({"b": shared, "a": shared})
+    return interleaved(delta.num_key_heads, parts, 1, "linear_attn.in_proj_ba")
 
 
 def _slices(sizes: dict[str, int]) -> dict[str, slice]:

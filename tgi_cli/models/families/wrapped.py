@@ -59,17 +59,22 @@ _LLAMA: dict[str, Any] = {
 }
 
 WRAPPERS: Mapping[str, Wrapper] = {
+    "DeepseekVLForConditionalGeneration": Wrapper("llama", tied=True),
     "Idefics3ForConditionalGeneration": Wrapper("llama", "model.text_model"),
     "InternVLForConditionalGeneration": Wrapper("qwen2", tied=True),
     "LlavaForConditionalGeneration": Wrapper("llama", text_ties=True),
+    "Lfm3VlForConditionalGeneration": Wrapper("lfm3", tied=True),
     "LlavaNextForConditionalGeneration": Wrapper("llama"),
+    "LlavaNextVideoForConditionalGeneration": Wrapper("llama"),
     "LlavaOnevisionForConditionalGeneration": Wrapper("qwen2", text_ties=True),
     "Mistral3ForConditionalGeneration": Wrapper("mistral", tied=True),
     "SmolVLMForConditionalGeneration": Wrapper("llama", "model.text_model"),
+    "VipLlavaForConditionalGeneration": Wrapper("llama"),
 }
 """By architecture. transformers' configuration classes have these defaults."""
 
 DECODERS: Mapping[str, Decoder] = {
+    "lfm3": Decoder("lfm3", "Lfm3ForCausalLM"),
     "llama": Decoder("llama", "LlamaForCausalLM", _LLAMA),
     "mistral": Decoder("llama", "MistralForCausalLM", _LLAMA | {"intermediate_size": 14336}),
     "qwen2": Decoder("qwen", "Qwen2ForCausalLM"),

@@ -23,6 +23,8 @@ from tgi_cli.attention.base import AttentionMetadata
 from tgi_cli.attention.cpu_cpp import TILE, CppAttention
 from tgi_cli.attention.spec import KVSpec
 from tgi_cli.kernels import cpp_library
+from tgi_cli.models.hf.tower_pieces import NO_PAUSES, pauses_of, pieces
+from tgi_cli.models.vision import PausePoints
 
 _CPU = torch.device("cpu")
 
@@ -68,7 +70,7 @@ def tower_attention(
 
     Args:
         module: of transformers.
-        query: [B, heads, T, dim]; ``key`` and ``value`` likewise.
+        query: [B, heads, T, dim]; ``key`` and ``value`` likewise, perhaps with fewer heads.
         attention_mask: as for ``sdpa``; None with windows.
         scaling: of the scores. Default: dim ** -0.5.
         cu_seq_lens_q: int [windows + 1], where each window begins; the last is T. B is 1 then.
@@ -80,6 +82,9 @@ def tower_attention(
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if cu_seq_lens_q is not None and key.shape[1] < query.shape[1]:  # heads share keys and values
+        groups = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
     plain = attention_mask is None and not causal and query.shape == key.shape == value.shape
     plain = plain and all(others.get(name) is None for name in _CHANGING)
     if plain and _usable(query, key, value):
@@ -89,7 +94,7 @@ def tower_attention(
             starts = torch.arange(batch + 1, dtype=torch.int32) * count
         # [tokens, heads, dim], without a copy where projections gave them so
         rows = [each.transpose(1, 2).flatten(0, 1) for each in (query, key, value)]
-        attended = _KERNELS.attend(rows[0], rows[1], rows[2], starts, scale)
+        attended = _KERNELS.attend(rows[0], rows[1], rows[2], starts, scale, pauses_of(module))
         return attended.view(batch, count, *attended.shape[1:]), None
     if cu_seq_lens_q is not None:
         assert attention_mask is None
@@ -117,9 +122,16 @@ class _Kernels(threading.local):
         self._by_shape: dict[tuple[int, int], CppAttention] = {}
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor, scale: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        starts: Tensor,
+        scale: float,
+        pauses: PausePoints = NO_PAUSES,
     ) -> Tensor:
         """[T, heads, dim] each, of windows that begin at ``starts``, int [windows + 1]."""
+        pauses()
         heads, dim = query.shape[1:]
         width = -(-dim // TILE) * TILE  # the kernels take multiples of 16
         if width != dim:
@@ -131,19 +143,37 @@ class _Kernels(threading.local):
         attention = self._attention(heads, width, int(blocks.sum()))
         window = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         offsets = torch.arange(len(query)) - bounds[window]
-        attention.plan(
-            AttentionMetadata(
-                query_start_loc=bounds.int(),
-                kv_lens=lengths.int(),
-                block_table=(first[:, None] + torch.arange(int(blocks.max()))).int(),
-                slot_mapping=first[window] * TILE + offsets,
-                query_lens_host=lengths.tolist(),
-                kv_lens_host=lengths.tolist(),
-                num_decodes=0,
-                visible_until=(lengths[window] - 1).int(),
+        table = (first[:, None] + torch.arange(int(blocks.max()))).int()
+        slots, last = first[window] * TILE + offsets, (lengths[window] - 1).int()
+
+        def plan(rows: slice) -> None:
+            """For some queries: each window has some of its own, or is left out."""
+            begins = bounds.clamp(rows.start, rows.stop)
+            own = begins.diff() > 0
+            counts, of = begins.diff()[own], lengths[own]
+            attention.plan(
+                AttentionMetadata(
+                    query_start_loc=torch.cat([begins[:-1][own], begins[-1:]]).int() - rows.start,
+                    kv_lens=of.int(),
+                    block_table=table[own],
+                    slot_mapping=slots[rows],
+                    query_lens_host=counts.tolist(),
+                    kv_lens_host=of.tolist(),
+                    num_decodes=0,
+                    visible_until=last[rows],
+                )
             )
-        )
-        return attention(0, query, key, value, scale)[..., :dim]
+
+        if pauses.check is None:
+            plan(slice(0, len(query)))
+            return attention(0, query, key, value, scale)[..., :dim]
+        attention.write(0, key, value, slots)
+        attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for rows in pieces(len(query), 4.0 * heads * width * float(lengths.float().mean())):
+            plan(rows)
+            attended[rows] = attention(0, query[rows], None, None, scale)
+            pauses()
+        return attended[..., :dim]
 
     def _attention(self, heads: int, width: int, blocks: int) -> CppAttention:
         attention = self._by_shape.get((heads, width))

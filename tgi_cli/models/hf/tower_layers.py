@@ -22,6 +22,7 @@ from tgi_cli.kernels.linear import linear as packed_linear
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers import Build, ops
 from tgi_cli.layers.linear import ColumnParallelLinear, Projection
+from tgi_cli.models.hf.tower_pieces import by_pieces
 
 _SMALL = (4, 6)
 """Inputs and inner features of the modules that are tried."""
@@ -244,7 +245,8 @@ def _activated(up: str, down: str, activation: str) -> Callable[[Any, Tensor], T
         if not isinstance(packed, PackedMatrix):
             inner = ops.ACTIVATIONS[activation](layer(hidden_states))
         else:
-            inner = _product(hidden_states, packed, layer.bias, Epilogue.ACTIVATE, activation)
+            kind = Epilogue.ACTIVATE
+            inner = _product(self, hidden_states, packed, layer.bias, kind, activation)
         output: Tensor = getattr(self, down)(inner)
         return output
 
@@ -268,7 +270,8 @@ class _GatedFeedForward(nn.Module):
         layer = self.gate_up_proj
         packed = layer.packed
         if isinstance(packed, PackedMatrix):
-            inner = _product(hidden_state, packed, layer.bias, Epilogue.GATED, self.activation)
+            kind = Epilogue.GATED
+            inner = _product(self, hidden_state, packed, layer.bias, kind, self.activation)
         else:
             rows = layer(hidden_state.reshape(-1, hidden_state.shape[-1]))
             inner = ops.gated(rows, self.activation).view(*hidden_state.shape[:-1], -1)
@@ -277,11 +280,18 @@ class _GatedFeedForward(nn.Module):
 
 
 def _product(
-    x: Tensor, packed: PackedMatrix, bias: Tensor | None, epilogue: Epilogue, activation: str
+    module: nn.Module,
+    x: Tensor,
+    packed: PackedMatrix,
+    bias: Tensor | None,
+    epilogue: Epilogue,
+    activation: str,
 ) -> Tensor:
-    rows = x.reshape(-1, packed.inputs)
-    found = packed_linear(rows, packed, bias, epilogue, ACTIVATIONS[activation])
-    return found.view(*x.shape[:-1], -1)
+    number = ACTIVATIONS[activation]
+    operations = 2.0 * packed.inputs * packed.out
+    return by_pieces(
+        module, x, operations, lambda rows: packed_linear(rows, packed, bias, epilogue, number)
+    )
 
 
 # ---------------------------------------------------------------------- rotations

@@ -32,6 +32,7 @@ from tgi_cli.models.hf.names import sources, stored_names
 from tgi_cli.models.hf.skeleton import class_and_config, empty_model
 from tgi_cli.models.hf.tower_attention import replace_attention
 from tgi_cli.models.hf.tower_layers import encode_tiles_alone, replace_operations
+from tgi_cli.models.hf.tower_pieces import add_pauses
 from tgi_cli.models.vision import ImageFeatures, VisionTower
 from tgi_cli.models.weight_map import Source
 from tgi_cli.quantization import Unquantized
@@ -79,6 +80,8 @@ class TransformersTower(VisionTower):
                 replace_operations(core, build)
                 self._tiles_alone = encode_tiles_alone(core)
             self.loose = nn.ModuleList(_replace_linears(core, build, self._sources))
+            if device.type == "cpu":
+                add_pauses(core, self.pauses)
         self.core = core
         self._dtype, self._device = build.dtype, device
         self._named = _arguments(core)

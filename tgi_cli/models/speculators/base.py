@@ -101,11 +101,14 @@ class Proposer(Protocol):
         needs: which hidden states of the target it reads.
         weight_bytes: bytes of weights that are not the target's.
         block_bytes: bytes that it keeps per block of the target's KV cache; may be 0.
+        catches_up: whether it computes what it lacks of a row once drafts are wanted for it, a
+            prompt included. Others read what the target computes in each step.
     """
 
     method: str
     num_drafts: int
     needs: TargetStates
+    catches_up: bool
 
     @property
     def weight_bytes(self) -> int: ...
@@ -134,8 +137,12 @@ class Proposer(Protocol):
     def assume_computed(self) -> None:
         """Take all blocks for computed, whatever they have: for steps that are only timed.
 
-        A proposer that catches up by itself needs not do anything.
+        A proposer that catches up needs not do anything.
         """
+        ...
+
+    def forget_computed(self) -> None:
+        """Take no block for computed, likewise. A proposer that does not catch up does nothing."""
         ...
 
     def propose(self, step: TargetStep) -> Drafts | None:

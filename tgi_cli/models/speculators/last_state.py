@@ -42,6 +42,7 @@ class LastStateProposer:
     """
 
     block_bytes = 0
+    catches_up = False
     needs: TargetStates = "final"
 
     def __init__(self, method: str, module: LastStateModule, num_drafts: int) -> None:
@@ -62,6 +63,9 @@ class LastStateProposer:
 
     def assume_computed(self) -> None:
         """Nothing is kept."""
+
+    def forget_computed(self) -> None:
+        """Nothing: it does not catch up."""
 
     def propose(self, step: TargetStep) -> Drafts | None:
         """See :class:`~tgi_cli.models.speculators.base.Proposer`."""

@@ -91,6 +91,7 @@ class PairProposer:
     ) -> None:
         self.method = method
         self.needs = needs
+        self.catches_up = False
         self.num_drafts = cache.shape.num_drafts
         self._module = module
         self._cache = cache
@@ -141,6 +142,9 @@ class PairProposer:
     def assume_computed(self) -> None:
         """See :class:`~tgi_cli.models.speculators.base.Proposer`."""
         self._whole_blocks[:] = True
+
+    def forget_computed(self) -> None:
+        """Nothing: it does not catch up."""
 
     def propose(self, step: TargetStep) -> Drafts | None:
         """See :class:`~tgi_cli.models.speculators.base.Proposer`."""

@@ -27,6 +27,7 @@ async def load_lora_adapter(context: RequestContext[LoadAdapterRequest]) -> Resp
     body = context.body
     if not body.lora_name or not body.lora_path:
         raise errors.bad_request("Both 'lora_name' and 'lora_path' must be provided.")
+    await context.state.sleep.wake()
     with _adapter_errors():
         await context.state.adapters.dynamic.load(body.lora_name, body.lora_path, body.load_inplace)
     logger.info("adapter %s: loaded from %s", body.lora_name, body.lora_path)
@@ -38,6 +39,7 @@ async def unload_lora_adapter(context: RequestContext[UnloadAdapterRequest]) -> 
     body = context.body
     if not body.lora_name:
         raise errors.bad_request("'lora_name' needs to be provided to unload a LoRA adapter.")
+    await context.state.sleep.wake()
     with _adapter_errors():
         await context.state.adapters.dynamic.unload(body.lora_name)
     logger.info("adapter %s: unloaded", body.lora_name)

@@ -119,7 +119,7 @@ def _selected(
     return selected
 
 
-def _prompts(body: CompletionRequest, state: RouterState) -> list[Prompt]:
+def prompts_of(body: CompletionRequest, state: RouterState) -> list[Prompt]:
     """Text, token ids, or a list of either, as a list. Raises ApiError.
 
     Checks their number and lengths before their items.
@@ -183,7 +183,7 @@ def fill_in_middle(state: RouterState, param: str) -> FillInMiddle:
 
 
 def _specs(body: CompletionRequest, adapter: str, state: RouterState) -> list[GenerationSpec]:
-    prompts = _prompts(body, state)
+    prompts = prompts_of(body, state)
     count = 1 if body.n is None else body.n
     samples = count if body.best_of is None else body.best_of
     if samples < count:

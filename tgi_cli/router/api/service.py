@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from tgi_cli.engine.messages import EngineInfo
+from tgi_cli.router.api.schemas.service import Health, ReplicaHealth
 from tgi_cli.router.api.schemas.tgi import Info
 from tgi_cli.router.api.schemas.tokenize import Version
+from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.http.errors import ApiError
@@ -18,27 +21,68 @@ from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.engine_metrics import (
     load_lines,
     lora_lines,
+    routing_lines,
+    sleep_lines,
     step_lines,
     vllm_lines,
 )
-from tgi_cli.router.observability.prometheus import CONTENT_TYPE
+from tgi_cli.router.observability.prometheus import CONTENT_TYPE, by_label
+from tgi_cli.router.replicas.pool import EnginePool, replicas_of
 from tgi_cli.router.state import RouterState
 from tgi_cli.version import __version__
 
 
 async def health(context: RequestContext[None]) -> Response:
-    """200 without content if the server can answer requests; otherwise 503."""
-    await check_health(context.state)
-    return Response(status_code=200)
+    """200 if the server can answer requests, also while it sleeps; otherwise 503. Of several
+    replicas one suffices, the answer has the health of each, ``replica`` asks for that of one."""
+    state = context.state
+    replica = _replica(context.request.query_params.get("replica"), state)
+    replicas = await check_health(state, replica)
+    if not state.sleep.awake:
+        return json_response(Health(status="asleep"))
+    if len(replicas) == 1:
+        return Response(status_code=200)
+    return json_response(
+        Health(
+            status="ok" if all(replicas) else "degraded",
+            replicas=[
+                ReplicaHealth(replica=index, healthy=healthy)
+                for index, healthy in enumerate(replicas)
+            ],
+        )
+    )
 
 
-async def check_health(state: RouterState) -> None:
-    """Raise ApiError, 503, if the engine is gone or stalled, or the router is draining."""
+async def check_health(state: RouterState, replica: int | None = None) -> list[bool]:
+    """The health of each replica.
+
+    Raises ApiError, 503, if all are gone or stalled, or the one that is asked for, or the router is
+    draining. Without ``replica``, those that sleep are healthy: a request wakes them.
+    """
     draining = state.admission.draining
-    if draining or not state.client.connected or not await state.client.healthy():
-        if draining and (request := access_log.record()) is not None:
-            request.expected = True
-        raise ApiError(503, "unhealthy", "healthcheck", headers={"retry-after": "5"})
+    if not draining:
+        client = state.client
+        if replica is None and not state.sleep.awake:
+            return [True] * len(replicas_of(client))
+        if isinstance(client, EnginePool):
+            replicas = await client.health()
+        else:
+            replicas = [client.connected and await client.healthy()]
+        if any(replicas) if replica is None else replicas[replica]:
+            return replicas
+    if (draining or replica is not None) and (request := access_log.record()) is not None:
+        request.expected = True
+    raise ApiError(503, "unhealthy", "healthcheck", headers={"retry-after": "5"})
+
+
+def _replica(text: str | None, state: RouterState) -> int | None:
+    """The number of a replica, or None for all. Raises ApiError."""
+    if text is None:
+        return None
+    count = len(replicas_of(state.client))
+    if not (text.isascii() and text.isdigit() and int(text[:9]) < count):
+        raise errors.validation(f"`replica` must be >= 0 and < {count}", "replica")
+    return int(text)
 
 
 def _pipeline(engine: EngineInfo) -> str:
@@ -79,13 +123,26 @@ async def version(context: RequestContext[None]) -> Response:
 
 
 async def metrics(context: RequestContext[None]) -> Response:
-    """Prometheus' text exposition."""
+    """Prometheus' text exposition; the engine's metrics are by replica if there are several."""
     state = context.state
-    info, engine, loaded = state.client.info, await state.client.metrics(), state.adapters.loaded
-    lines = [*load_lines(info, engine, len(loaded.loaded)), *step_lines(engine)]
+    loaded = state.adapters.loaded
     vllm = state.config.vllm_metrics
-    if vllm:
-        lines += vllm_lines(info, engine, state.config.served_names[0])
+    client = state.client
+    engines = replicas_of(client)
+    measured = await asyncio.gather(*(engine.metrics() for engine in engines))
+    expositions = []
+    for engine, values in zip(engines, measured, strict=True):
+        info = engine.info
+        lines = [*load_lines(info, values, len(engine.adapters.loaded)), *step_lines(values)]
+        if vllm:
+            lines += vllm_lines(info, values, state.config.served_names[0])
+        expositions.append(lines)
+    if isinstance(client, EnginePool):
+        lines = [*by_label("replica", expositions), *routing_lines(client)]
+    else:
+        (lines,) = expositions
+    sleep = state.sleep
+    lines += sleep_lines(sleep.awake, sleep.wakes, sleep.failed_wakes, sleep.wake_seconds)
     if loaded.max_loras:
         live = state.generator.live
         running = {one.spec.adapter for one in live if one.started} - {""}
@@ -102,7 +159,12 @@ async def metrics(context: RequestContext[None]) -> Response:
 
 
 SERVICE = Operation(tag="Service")
-HEALTH = replace(SERVICE, errors=(503,), public=True)
+HEALTH = replace(
+    SERVICE,
+    query={"replica": {"type": "integer", "minimum": 0}},
+    errors=(422, 503),
+    public=True,
+)
 
 ROUTES = [
     Endpoint("/health", health, HEALTH, method="GET"),

@@ -80,8 +80,8 @@ async def detokenize(context: RequestContext[schemas.DetokenizeRequest]) -> Resp
         raise errors.validation(f"token ids must be >= 0 and < {known}", "tokens")
     tokenizer = state.text.tokenizer
     if len(ids) <= INLINE_IDS:
-        return _json(_text_body(ids, tokenizer))
-    return _json(await state.workers.run(_text_body, ids, tokenizer))
+        return json_parts(_text_body(ids, tokenizer))
+    return json_parts(await state.workers.run(_text_body, ids, tokenizer))
 
 
 async def _tokenize_messages(body: schemas.TokenizeMessagesRequest, state: RouterState) -> Response:
@@ -110,8 +110,8 @@ async def _tokenize_content(body: schemas.TokenizeContentRequest, state: RouterS
         )
     piece = cache(partial(_piece, tokenizer=state.text.tokenizer)) if body.with_pieces else None
     spans = state.workers.spans(body.content, bool(body.add_special))
-    _, arrays = await _token_arrays(state, spans, piece)
-    return _json([b'{"tokens":', *arrays[0], b"}"])
+    _, arrays = await token_arrays(state, spans, piece)
+    return json_parts([b'{"tokens":', *arrays[0], b"}"])
 
 
 async def _vllm_answer(
@@ -126,10 +126,10 @@ async def _vllm_answer(
         backend = state.text.tokenizer.backend
         values.append(cache(lambda index: backend.id_to_token(index) or ""))
     spans = state.generator.images.spans(text, add_special_tokens, rows or deque())
-    count, arrays = await _token_arrays(state, spans, *values)
+    count, arrays = await token_arrays(state, spans, *values)
     front = (count, state.generator.info.max_total_tokens)
     strs = arrays[1] if strings else [b"null"]
-    return _json(
+    return json_parts(
         [
             b'{"count":%d,"max_model_len":%d,"tokens":' % front,
             *arrays[0],
@@ -140,8 +140,8 @@ async def _vllm_answer(
     )
 
 
-def _json(parts: list[bytes]) -> Response:
-    """A body in one piece, or a large one part by part."""
+def json_parts(parts: list[bytes]) -> Response:
+    """A JSON body in one piece, or a large one part by part."""
     if sum(map(len, parts)) <= WHOLE_BYTES:
         return Response(b"".join(parts), media_type="application/json")
 
@@ -167,7 +167,7 @@ def _piece(index: int, tokenizer: Tokenizer) -> schemas.TokenPiece:
         return schemas.TokenPiece(id=index, piece=list(found))
 
 
-async def _token_arrays(
+async def token_arrays(
     state: RouterState, spans: AsyncIterator[Spans], *values: _TokenValue | None
 ) -> tuple[int, list[list[bytes]]]:
     """The number of tokens, and per function a JSON array of its results, in parts.

@@ -119,7 +119,7 @@ class Generation:
             request = replace(request, timeout_seconds=left)
         self.request_id = request.request_id
         try:
-            self._stream = context.client.submit(request, spec.adapter)
+            self._stream = context.client.submit(request, spec.adapter, spec.session)
         except ShardError as error:
             raise errors.engine_gone(error.cause) from error
         self._batches = aiter(self._stream)

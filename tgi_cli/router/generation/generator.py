@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tgi_cli.engine.messages import EngineInfo, GenerationRequest, ImageInput
 from tgi_cli.errors import ModelError
 from tgi_cli.process.worker_pool import WorkerError, WorkersBusy
+from tgi_cli.router.engine_sleep import EngineSleep
 from tgi_cli.router.generation import structured_output
 from tgi_cli.router.generation.generation import Generation, GenerationContext
 from tgi_cli.router.generation.prompt_images import PromptImageLoader
@@ -41,6 +43,7 @@ class Generator:
     """Admits, tokenizes and submits prompts.
 
     Args:
+        sleep: Has requests wait for an engine that sleeps.
         grammars: Compiles grammars. Default: requests with one are refused.
         vision: Reads the images of prompts. Default: those with images are refused.
     """
@@ -52,6 +55,7 @@ class Generator:
         workers: TextWorkers,
         metrics: Metrics,
         admission: ConcurrencyLimiter,
+        sleep: EngineSleep,
         grammars: GrammarChecker | None = None,
         vision: Vision = TEXT_ONLY,
     ) -> None:
@@ -59,6 +63,7 @@ class Generator:
         self.text = text
         self.metrics = metrics
         self.admission = admission
+        self.sleep = sleep
         self.grammars = grammars
         self.images = PromptImageLoader(text, workers, admission, vision)
         self._workers = workers
@@ -74,7 +79,12 @@ class Generator:
         self._context.hidden_ids = self.text.tokenizer.special_ids | self.stop_ids
 
     def abort(self, cause: str) -> None:
-        """End all generations now with an error."""
+        """End all generations now with an error, also those that wait for a sleeping engine."""
+        self.sleep.fail_waiting(cause)
+        self.abort_running(cause)
+
+    def abort_running(self, cause: str) -> None:
+        """End the generations that the engine has."""
         for generation in list(self.live):
             generation.abort(errors.generation_failed(cause))
 
@@ -96,7 +106,7 @@ class Generator:
         self.metrics.requests.add(count)
         try:
             self.fit(count)
-            if not self.client.connected:
+            if self.sleep.awake and not self.client.connected:
                 raise errors.engine_gone(GONE)
             self.admission.enter(count)
         except errors.ApiError as error:
@@ -109,6 +119,12 @@ class Generator:
             requests = [
                 (spec, await self._prepare(spec)) for spec in await self._with_bad_words(specs)
             ]
+            if not self.sleep.awake:
+                adapters = {spec.adapter for spec in specs} - {""}
+                left = None
+                if timeout_seconds is not None:
+                    left = max(0.0, timeout_seconds - (time.perf_counter() - arrived))
+                await self.sleep.ready(count, adapters, left)
             if self.info is not info:  # the engine restarted meanwhile, perhaps with less memory
                 requests = [(spec, self._again(spec, made)) for spec, made in requests]
             for spec, request in requests:

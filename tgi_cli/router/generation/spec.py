@@ -56,6 +56,7 @@ class GenerationSpec:
         tenant: Whose API key the request has, as opaque bytes; empty without keys. Drafts are never
             taken from answers to other tenants.
         adapter: Name of the LoRA adapter; empty for the base model.
+        session: Name of the conversation, for choosing a replica; empty if unknown.
         translation: Languages of the prompt and of the answer, of models that are told them, or
             None.
         images: Images of the prompt, a text with a placeholder for each. Whoever reads them empties
@@ -89,5 +90,6 @@ class GenerationSpec:
     cache_salt: bytes = b""
     tenant: bytes = b""
     adapter: str = ""
+    session: str = ""
     translation: Translation | None = None
     images: list[ImagePart] = field(default_factory=list)

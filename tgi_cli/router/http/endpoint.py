@@ -21,6 +21,7 @@ from tgi_cli.router.generation.validation import request_timeout
 from tgi_cli.router.http.bodies import json_response, parse, read_body
 from tgi_cli.router.http.errors import ApiError
 from tgi_cli.router.http.sse import KEEP_ALIVE, EventEncoder, EventStream
+from tgi_cli.router.replicas.pool import EnginePool
 from tgi_cli.router.state import RouterState, state_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -34,6 +35,9 @@ _GENERATING = (424, 429, 503, 504)
 TENANT = "tenant"
 """Name in a request's ASGI scope of whose API key it has: bytes that differ by key, and are missing
 without keys."""
+
+_SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id")
+"""Of Claude Code, and of Codex in its newer and older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,18 @@ class RequestContext(Generic[T_co]):
         tenant = self.request.scope.get(TENANT)
         if tenant is not None:
             specs = [replace(spec, tenant=tenant) for spec in specs]
+        if isinstance(self.state.client, EnginePool) and (session := self._session):
+            specs = [replace(spec, session=session) for spec in specs]
         return await self.state.generator.open(specs, self.arrived, timeout)
+
+    @property
+    def _session(self) -> str:
+        """The conversation's name by which agents tell theirs apart, or an empty string."""
+        headers = self.request.headers
+        for name in _SESSION_HEADERS:
+            if value := headers.get(name):
+                return value
+        return getattr(self.body, "prompt_cache_key", None) or ""
 
     async def collect(self, generations: Sequence[Generation]) -> list[Whole]:
         """Read all generations to their end. Raises ApiError or ClientDisconnected."""

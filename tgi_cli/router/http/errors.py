@@ -209,6 +209,11 @@ def draining(retry_after: int) -> ApiError:
     )
 
 
+def model_busy(cause: str, retry_after: int) -> ApiError:
+    """The request cannot wait for its model to be loaded; ``retry_after`` in seconds."""
+    return _unavailable(f"Model is overloaded: {cause}", "overloaded", max(retry_after, 1))
+
+
 def _unavailable(message: str, error_type: str, retry_after: int) -> ApiError:
     headers = {"retry-after": str(retry_after)}
     return ApiError(503, message, error_type, code="service_unavailable", headers=headers)

@@ -21,6 +21,8 @@ from tgi_cli.engine.metrics import (
     EngineMetrics,
 )
 from tgi_cli.router.observability.prometheus import counter, gauge, histogram
+from tgi_cli.router.replicas.policy import RoutingReason
+from tgi_cli.router.replicas.pool import EnginePool
 
 _DURATIONS = (
     ("inference", "total", "Seconds of a step, all stages."),
@@ -98,10 +100,33 @@ def step_lines(metrics: EngineMetrics) -> Iterator[str]:
         yield from histogram(name, help, series, label)
 
 
+def sleep_lines(awake: bool, wakes: int, failed: int, seconds: float) -> Iterator[str]:
+    """The exposition of whether the engine sleeps; ``seconds`` is what the last wake took."""
+    yield from gauge("tgi_engine_asleep", "Whether the model server sleeps.", 0 if awake else 1)
+    results = {"success": wakes, "failure": failed}
+    yield from counter("tgi_engine_wakes_total", "Times it was woken.", results, "result")
+    yield from gauge("tgi_engine_last_wake_seconds", "Time of the last wake.", seconds)
+
+
 def lora_lines(prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
     """The exposition of the adapters in use, named by the labels; its value is the time."""
     name = f"{prefix}lora_requests_info"
     return gauge(name, "LoRA adapters in use; the time.", time.time(), labels)
+
+
+def routing_lines(pool: EnginePool) -> Iterator[str]:
+    """The exposition of what the router knows of its replicas."""
+    yield "# HELP tgi_replica_up Whether the router sends requests to the replica."
+    yield "# TYPE tgi_replica_up gauge"
+    for replica, client in enumerate(pool.replicas):
+        yield f'tgi_replica_up{{replica="{replica}"}} {int(client.accepting)}'
+    name = "tgi_replica_requests_total"
+    yield f"# HELP {name} Requests sent to the replica, by the reason of its choice."
+    yield f"# TYPE {name} counter"
+    for replica in range(len(pool.replicas)):
+        for reason in RoutingReason:
+            count = pool.routed[replica, reason]
+            yield f'{name}{{replica="{replica}",reason="{reason.value}"}} {count}'
 
 
 def vllm_lines(info: EngineInfo, metrics: EngineMetrics, model_id: str) -> Iterator[str]:

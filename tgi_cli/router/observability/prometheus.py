@@ -87,6 +87,30 @@ def histogram(
         yield f"{name}_count{_labels(own)} {total}"
 
 
+def by_label(label: str, expositions: Sequence[Sequence[str]]) -> Iterator[str]:
+    """One exposition of several with the same metrics, told apart by a label: 0, 1 and so on."""
+    families: dict[str, list[str]] = {}
+    for value, lines in enumerate(expositions):
+        family: list[str] = []
+        own = f'{label}="{value}"'
+        for line in lines:
+            if line.startswith("# HELP "):
+                family = families.setdefault(line, [])
+            elif line.startswith("# "):
+                if not family:
+                    family.append(line)
+            else:
+                name, labelled, rest = line.partition("{")
+                if labelled:
+                    family.append(f"{name}{{{own},{rest}")
+                else:
+                    name, _, number = line.partition(" ")
+                    family.append(f"{name}{{{own}}} {number}")
+    for head, family in families.items():
+        yield head
+        yield from family
+
+
 def _head(name: str, help: str, kind: str) -> Iterable[str]:
     return f"# HELP {name} {help}", f"# TYPE {name} {kind}"
 

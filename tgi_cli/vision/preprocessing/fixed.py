@@ -1,4 +1,4 @@
-"""Families whose images have one size: LLaVA 1.5, Gemma 3, PaliGemma."""
+"""Families whose images have one size: LLaVA 1.5, Gemma 3, PaliGemma, DeepSeek-VL."""
 
 from __future__ import annotations
 
@@ -94,10 +94,8 @@ class Gemma3Preprocessor(FixedPreprocessor):
         return Prepared({"pixel_values": self.values(pixels)}, pieces)
 
 
-class PaliGemmaPreprocessor(FixedPreprocessor):
-    """PaliGemma: the image is squeezed into a square, a row for each of its patches."""
-
-    bidirectional = True
+class SquarePreprocessor(FixedPreprocessor):
+    """DeepSeek-VL: the image is padded to a square, a row for each of its patches."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -110,3 +108,9 @@ class PaliGemmaPreprocessor(FixedPreprocessor):
         """See :meth:`Preprocessor.prepare`."""
         pixels = np.asarray(self.outputs(image)["pixel_values"])
         return Prepared({"pixel_values": self.values(pixels)}, (self.rows(self._rows),))
+
+
+class PaliGemmaPreprocessor(SquarePreprocessor):
+    """PaliGemma: the image is squeezed into a square."""
+
+    bidirectional = True

@@ -1,8 +1,9 @@
-"""Families that cut an image into tiles and add a small copy of it: Idefics 3, InternVL."""
+"""Families that cut an image into tiles and add a small copy: Idefics 3, InternVL, Aya Vision."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,8 +91,7 @@ class InternVLPreprocessor(Preprocessor):
             raise UnsupportedModelError(
                 "this model takes no images: its image processor makes no tiles"
             )
-        size = self.processor.size
-        ratio = float(setup.config.get("downsample_ratio", 0.5))
+        size, ratio = self.processor.size, self.downsampling(setup)
         patch = setup.vision.get("patch_size", 14)
         high, wide = patch if isinstance(patch, list) else (patch, patch)
         self._tile_rows = int((size.height // high) * (size.width // wide) * ratio**2)
@@ -99,6 +99,11 @@ class InternVLPreprocessor(Preprocessor):
         # The small copy is one more.
         self._tiles = max(1, min(own, setup.max_rows // self._tile_rows - 1))
         self.set_limit(self._most(self._tiles), self._most(own))
+
+    @staticmethod
+    def downsampling(setup: Setup) -> float:
+        """Rows of a tile by its patches, along a side."""
+        return float(setup.config.get("downsample_ratio", 0.5))
 
     def _most(self, tiles: int) -> int:
         return self._tile_rows * (tiles + 1 if tiles > 1 else 1)
@@ -123,7 +128,28 @@ class InternVLPreprocessor(Preprocessor):
         tokens = self.format.tokens
         pieces = (
             PromptPiece(tokens["start"]),
-            self.rows(self._tile_rows * len(pixels)),
+            *self.tiles(len(pixels), self._tile_rows),
             PromptPiece(tokens["end"]),
         )
         return Prepared({"pixel_values": self.values(pixels)}, pieces)
+
+    def tiles(self, count: int, rows: int) -> Sequence[PromptPiece]:
+        """What stands for so many tiles of ``rows`` each, the small copy being the last."""
+        return (self.rows(count * rows),)
+
+
+class AyaVisionPreprocessor(InternVLPreprocessor):
+    """Aya Vision: InternVL's tiles, each behind its number."""
+
+    @staticmethod
+    def downsampling(setup: Setup) -> float:
+        """See :meth:`InternVLPreprocessor.downsampling`."""
+        return 1 / integer(setup.config.get("downsample_factor"), 2)
+
+    def tiles(self, count: int, rows: int) -> Sequence[PromptPiece]:
+        """See :meth:`InternVLPreprocessor.tiles`."""
+        tokens, tile = self.format.tokens, self.rows(rows)
+        pieces: list[PromptPiece] = []
+        for number in range(1, count):
+            pieces += (PromptPiece(f"{tokens['tile']}_{number}"), tile)
+        return (*pieces, PromptPiece(tokens["global"]), tile)

@@ -26,16 +26,23 @@ weights. What there is no time for is interpolated."""
 _REPEATS = 2
 """Of each step, after a first one. The quickest counts: other programs only ever delay steps."""
 
+LAG = 256
+"""Tokens of a prompt that a drafter which catches up is timed with, as far as the limits allow."""
+
 _GREEDY = SamplingParams(temperature=0.0)
 
 
 class _Shape(NamedTuple):
-    """A step of ``sequences`` with ``drafts`` behind each, and the ``proposals`` after it."""
+    """A step of ``sequences`` with ``drafts`` behind each, and the ``proposals`` after it.
+
+    If it is ``late``, the drafter has to compute the context first.
+    """
 
     sequences: int
     drafts: int
     context: int
     proposals: int = 0
+    late: bool = False
 
     @property
     def rows(self) -> int:
@@ -54,6 +61,7 @@ def time_steps(
     num_blocks: int,
     most_proposed: int = 0,
     assume_computed: Callable[[], None] = lambda: None,
+    forget_computed: Callable[[], None] | None = None,
 ) -> tuple[StepTime, ...]:
     """The durations of steps with and without drafts; all shards get the same.
 
@@ -64,10 +72,11 @@ def time_steps(
         num_blocks: KV blocks.
         most_proposed: drafts that a drafter with weights proposes for a sequence; 0 without one.
         assume_computed: makes the drafter take the blocks of a step that proposes for computed.
+        forget_computed: makes it take none for computed; None if it does not catch up.
     """
     times: list[StepTime] = []
     left, latest = MAX_SECONDS * (2 if most_proposed else 1), 0.0
-    for shape in _shapes(config, most_proposed):
+    for shape in _shapes(config, most_proposed, forget_computed is not None):
         if times and not shape.is_needed and left < latest * (_REPEATS + 1):
             break
         first, *steps = _steps(shape, config.block_size, min(num_blocks, WARMUP_BLOCKS))
@@ -76,6 +85,8 @@ def time_steps(
         run(first)
         durations = []
         for step in steps:
+            if shape.late and forget_computed is not None:
+                forget_computed()
             began = time.perf_counter()
             run(step)
             durations.append(time.perf_counter() - began)
@@ -83,11 +94,12 @@ def time_steps(
         latest = -shard.smallest(-int(min(durations) * 1e6)) / 1e6
         left -= latest * (_REPEATS + 1)
         sequences, proposals = shape.sequences, shape.proposals
-        times.append(StepTime(sequences, shape.rows, shape.context, latest, proposals))
+        lag = shape.context if shape.late else 0
+        times.append(StepTime(sequences, shape.rows, shape.context, latest, proposals, lag))
     return tuple(times)
 
 
-def _shapes(config: EngineConfig, most_proposed: int) -> Iterator[_Shape]:
+def _shapes(config: EngineConfig, most_proposed: int, catches_up: bool) -> Iterator[_Shape]:
     """The steps that the limits allow, those that matter most first."""
     most = config.max_total_tokens - 2
     context, longer = (min(each, most // 2) for each in CONTEXTS)
@@ -98,6 +110,8 @@ def _shapes(config: EngineConfig, most_proposed: int) -> Iterator[_Shape]:
     proposals = sorted({min(1, most_proposed), most_proposed} - {0})
     for count in proposals:
         yield _Shape(1, 0, context, count)
+    if proposals and catches_up:
+        yield _Shape(1, 0, min(LAG, most // 2), 1, late=True)
     for drafts in (1, 3, 7):
         if drafts <= available:
             yield _Shape(1, drafts, context)

@@ -52,7 +52,8 @@ class ImageCost(NamedTuple):
     """The cost of a model's images.
 
     Attributes:
-        layers, row_cost, cache_rows: see :class:`~tgi_cli.config.EncoderLimits`.
+        layers, row_cost, cache_rows, token_seconds, step_seconds, interrupts: see
+            :class:`~tgi_cli.config.EncoderLimits`.
         row_bytes: of the features of a row.
         activation_bytes: upper bound of what encoding the largest image takes beside its features.
     """
@@ -62,6 +63,9 @@ class ImageCost(NamedTuple):
     cache_rows: int
     row_bytes: int
     activation_bytes: int
+    token_seconds: float
+    step_seconds: float
+    interrupts: bool
 
     @property
     def total_bytes(self) -> int:
@@ -71,7 +75,14 @@ class ImageCost(NamedTuple):
     @property
     def limits(self) -> EncoderLimits:
         """What the scheduler is to know."""
-        return EncoderLimits(layers=self.layers, row_cost=self.row_cost, cache_rows=self.cache_rows)
+        return EncoderLimits(
+            layers=self.layers,
+            row_cost=self.row_cost,
+            cache_rows=self.cache_rows,
+            token_seconds=self.token_seconds,
+            step_seconds=self.step_seconds,
+            interrupts=self.interrupts,
+        )
 
 
 def max_image_rows(config: EngineConfig) -> int:
@@ -123,15 +134,27 @@ class ImageCostMeter:
             problem = f"{type(error).__name__}: {error}".partition("\n")[0]
         activations = -self._shard.smallest(-meter.read())
         row_cost = GUESSED_ROW_COST
+        prompt, step_seconds = self._step_seconds()
+        tokens = prompt_step(self._config, TIMED_TOKENS).num_tokens
+        token_seconds = prompt / tokens
         if self._shard.smallest(int(not problem)):
-            # In thousandths, for all shards to agree.
-            cost = int(seconds / rows / self._token_seconds() * 1000)
-            row_cost = max(1, -self._shard.smallest(-cost)) / 1000
+            row_cost = max(1e-3, self._longest(seconds / rows / token_seconds))
         elif self._shard.rank == 0:
             log.warning("the cost of images is guessed, as it cannot be measured: %s", problem)
         layers = max(1, self._tower.parts)
         cache_rows = self._shard.smallest(max(rows, CACHE_BYTES // row_bytes))
-        return ImageCost(layers, row_cost, cache_rows, row_bytes, activations)
+        if tokens > 1 and prompt > step_seconds:  # beside others: each more token of a step
+            token_seconds = (prompt - step_seconds) / (tokens - 1)
+        return ImageCost(
+            layers,
+            row_cost,
+            cache_rows,
+            row_bytes,
+            activations,
+            token_seconds=self._longest(token_seconds),
+            step_seconds=self._longest(step_seconds),
+            interrupts=self._device.type == "cpu",
+        )
 
     def _encode_largest(self) -> tuple[int, int, float]:
         """Rows of the largest image, bytes of the features of a row, and the seconds it takes."""
@@ -179,13 +202,18 @@ class ImageCostMeter:
         # What comes before the layers is in the first part.
         return times[0] + times[-1] * (self._tower.calls(tensors) - 1)
 
-    def _token_seconds(self) -> float:
-        """Of a prompt's token, in a step that has been initialised."""
-        step = prompt_step(self._config, TIMED_TOKENS)
-        self._run(step)
-        began = time.perf_counter()
-        self._run(prompt_step(self._config, TIMED_TOKENS))
-        return max(time.perf_counter() - began, 1e-9) / step.num_tokens
+    def _step_seconds(self) -> tuple[float, float]:
+        """Of a prompt, and of a single token, in steps that have been initialised."""
+        times = []
+        for tokens in (TIMED_TOKENS, TIMED_TOKENS, 1, 1):
+            began = time.perf_counter()
+            self._run(prompt_step(self._config, tokens))
+            times.append(max(time.perf_counter() - began, 1e-9))
+        return times[1], times[3]
+
+    def _longest(self, value: float) -> float:
+        """The largest of all shards' values, to nine decimals."""
+        return -self._shard.smallest(-round(value * 1e9)) / 1e9
 
 
 def _numbers(image: Mapping[str, Any]) -> int:

@@ -227,6 +227,9 @@ class KVCacheSizing:
         slot_bytes = self._slot_bytes
         small = WARMUP_BLOCKS * block_bytes + WARMUP_SLOTS * slot_bytes
         available = available_memory(device) + small * sharers
+        if device.type == "cpu" and (replicas := config.replicas) > 1:
+            # The others may not have loaded their weights yet, and take a cache as large.
+            available = max(0, available - (replicas - 1) * self.weight_bytes) // replicas
         budget = cache_budget(config, available, profile.activation_bytes, total_memory(device))
         budget = self.shard.smallest(budget // sharers)
         num_slots, config = size_states(config, budget, slot_bytes)

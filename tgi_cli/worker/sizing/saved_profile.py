@@ -32,7 +32,7 @@ from tgi_cli.worker.sizing.image_cost import ImageCost
 
 log = logging.getLogger(__name__)
 
-_FORM = 1
+_FORM = 2
 _NOT_IN_KEY = frozenset(
     [
         "model_path",
@@ -45,8 +45,11 @@ _NOT_IN_KEY = frozenset(
         "disable_grammar_support",
         "cross_check",
         "measured_limits",
+        "replicas",
         "explicit_limits",
         "json_output",
+        "kv_cache_dir",
+        "kv_cache_dir_size",
         "speculate",
         "drafts_from_answers",
     ]

@@ -94,7 +94,8 @@ class _Pass:
 class DraftModel:
     """Implements :class:`tgi_cli.models.speculators.base.Proposer` over a whole model.
 
-    It may miss steps: what it lacks then, it computes before the next drafts.
+    It may miss steps, those of prompts among them: what it lacks then, it computes before the next
+    drafts.
 
     Args:
         weights: loaded.
@@ -106,6 +107,7 @@ class DraftModel:
 
     method = "draft_model"
     needs: TargetStates = "none"
+    catches_up = True
 
     def __init__(
         self,
@@ -149,6 +151,10 @@ class DraftModel:
     def assume_computed(self) -> None:
         """Nothing: a first step catches up."""
 
+    def forget_computed(self) -> None:
+        """See the protocol."""
+        self._progress.forget()
+
     def propose(self, step: TargetStep) -> Drafts | None:
         """See the protocol. Where no drafts are wanted, nothing is computed.
 
@@ -174,15 +180,15 @@ class DraftModel:
     # ------------------------------------------------------------------ what is computed
 
     def _plan(self, step: TargetStep) -> _Pass:
-        """All tokens that proposing entries lack, and those of prompts' chunks.
+        """All tokens that proposing entries lack.
 
-        Other entries catch up once drafts are wanted for them.
+        Other entries, prompts among them, catch up once drafts are wanted for them.
         """
         wanted = np.zeros(len(step.rows), np.bool_)
         wanted[step.proposing] = True
         ends = step.starts + step.valid + wanted  # the chosen token is known
         begins = np.minimum(self._progress.computed(step.rows), ends - 1)
-        counts = np.where(wanted | (step.counts > 1), ends - begins, 0)
+        counts = np.where(wanted, ends - begins, 0)
         counts[np.maximum(ends, step.starts + step.counts) > self._limits.max_tokens] = 0
         wanted &= ends + step.most <= self._limits.max_tokens + 1
         # The entries that lack least come first: they can be drafted for at once.

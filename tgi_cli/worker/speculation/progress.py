@@ -34,6 +34,11 @@ class DraftProgress:
         self._of_block = np.zeros(num_blocks, np.int64)
         self._new = np.zeros(max_rows, np.bool_)
 
+    def forget(self) -> None:
+        """Take nothing for computed."""
+        self._of_row[:] = 0
+        self._of_block[:] = 0
+
     def apply(self, new_rows: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
         """Take in that other sequences have taken ``new_rows``, and that blocks were copied."""
         for source, destination in copies:

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from tgi_cli.config import EngineConfig
-from tgi_cli.engine.step import NO_EXTRAS, EncodeSlice, NewRow, Step
+from tgi_cli.engine.image_slices import EncodeSlice
+from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
 
 
 class ShardAssignment(msgspec.Struct, frozen=True, array_like=True):

@@ -103,11 +103,12 @@ def test_names_of_vllm_and_of_older_tgi() -> None:
         'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0\n'
         'vllm:num_requests_waiting{engine="1",model_name="m"} 3.0\n'
         'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
-        'vllm:generation_tokens_total{engine="0"} 1e3\n'
-    )
+        'vllm:generation_tokens_total{engine="0"} 1e3\n',
+        0.0,
+    ).values
     assert (vllm["queued"], vllm["kv"], vllm["output"]) == (5.0, 0.5, 1000.0)
     assert vllm["running"] is None
-    older = read("tgi_queue_size 1\ntgi_request_generated_tokens_sum 77\n")
+    older = read("tgi_queue_size 1\ntgi_request_generated_tokens_sum 77\n", 0.0).values
     assert (older["queued"], older["output"], older["kv"]) == (1.0, 77.0, None)
 
 
@@ -118,4 +119,26 @@ async def test_accepted_drafts_are_a_share_of_those_since_the_last_answer() -> N
     for _ in range(4):
         await asked.ask()
     assert [sample.accepted for sample in asked.history.samples] == [None, 0.25, None, None]
+    await asked.close()
+
+
+async def test_accepted_drafts_are_told_apart_by_their_source() -> None:
+    drafts = (
+        'tgi_draft_tokens_by_source_total{{source="context"}} {}\n'
+        'tgi_draft_accepted_tokens_by_source_total{{source="context"}} {}\n'
+        'tgi_draft_tokens_by_source_total{{source="weights"}} {}\n'
+        'tgi_draft_accepted_tokens_by_source_total{{source="weights"}} {}\n'
+        'tgi_draft_tokens_by_source_total{{source="grammar"}} 0\n'
+    )
+    counted = ((10, 10, 0, 0), (30, 15, 4, 3), (30, 15, 8, 7), (1, 1, 0, 0))
+    server = Server(*(drafts.format(*each) for each in counted))
+    asked = poller(server)
+    for _ in counted:
+        await asked.ask()
+    assert [sample.accepted_by_source for sample in asked.history.samples] == [
+        {},
+        {"context": 0.25, "weights": 0.75},
+        {"weights": 1.0},
+        {"context": 1.0},  # of a server that was restarted
+    ]
     await asked.close()

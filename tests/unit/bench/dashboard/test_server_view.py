@@ -37,7 +37,7 @@ async def test_accepted_drafts_are_shown_of_a_server_that_has_any(
     assert max(map(len, lines)) <= size[0]
     screen = "\n".join(lines)
     assert all(f"{title}: " in screen for title in TITLES)
-    assert ("Drafts accepted: 75.0 %" in screen) == drafts
+    assert ("Drafts accepted: 75.0 %, context 90, weights 30" in screen) == drafts
 
 
 async def test_a_run_is_sampled_from_its_start_until_its_server_ends(

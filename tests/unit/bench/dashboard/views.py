@@ -39,7 +39,11 @@ def server(drafts: bool = False) -> ServerPoller:
             f"tgi_request_inter_token_seconds_count {now * now * 3}\n"
             f"tgi_engine_prompt_tokens_total {now * 640}\n"
             f"tgi_draft_tokens_total {now * 40 * drafts}\n"
-            f"tgi_draft_accepted_tokens_total {now * 30 * drafts}\n",
+            f"tgi_draft_accepted_tokens_total {now * 30 * drafts}\n"
+            f'tgi_draft_tokens_by_source_total{{source="context"}} {now * 30 * drafts}\n'
+            f'tgi_draft_accepted_tokens_by_source_total{{source="context"}} {now * 27 * drafts}\n'
+            f'tgi_draft_tokens_by_source_total{{source="weights"}} {now * 10 * drafts}\n'
+            f'tgi_draft_accepted_tokens_by_source_total{{source="weights"}} {now * 3 * drafts}\n',
         )
 
     def clock() -> float:

@@ -194,6 +194,26 @@ def test_the_page_has_figures_errors_and_the_machine() -> None:
     assert 'class="failed"' in text
 
 
+def test_drafts_are_reported_by_their_source() -> None:
+    run = loads()
+    verified, accepted = (
+        f"tgi_draft_{kind}_by_source_total" for kind in ("tokens", "accepted_tokens")
+    )
+    assert "Drafts from" not in markdown(run)
+    assert "Speculative decoding" not in html(run)
+    server = {f"{verified}{{source=context}}": 40.0, f"{accepted}{{source=context}}": 30.0}
+    server[f"{verified}{{source=recent}}"] = 8.0
+    run.steps[1] = msgspec.structs.replace(run.steps[1], server=server)
+    text = markdown(run)
+    assert "| Load      | Drafts from | Verified | Accepted | Share |" in text
+    assert "| 4 clients | context     | 40       | 30       | 75.0% |" in text
+    assert "| 4 clients | recent      | 8        | 0        | 0.0%  |" in text
+    page = re.sub(r"\s+", " ", html(run))
+    assert "<td>context</td><td>40</td><td>30</td><td>75.0 %</td>" in page
+    assert "<td>recent</td><td>8</td><td>0</td><td>0.0 %</td>" in page
+    assert Page(html(run)).open == []
+
+
 def test_long_runs_stay_bounded() -> None:
     server = Server()
     few = server.answer(plan.client_step(16, StepBounds(requests=700, warmups=0)))

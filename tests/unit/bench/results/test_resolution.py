@@ -8,13 +8,17 @@ import pytest
 from tests.unit.bench.results.simulation import request
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.dashboard.metrics import panels
+from tgi_cli.bench.dashboard.run_state import RunState
 from tgi_cli.bench.events import (
     BenchRequestRecord,
     BenchRun,
     BenchStep,
     BenchTarget,
     ClientHealth,
+    RequestDone,
+    StepEnded,
     StepRecord,
+    StepStarted,
 )
 from tgi_cli.bench.reports import comparison, html
 from tgi_cli.bench.reports.markdown import load_table, markdown
@@ -76,7 +80,33 @@ def test_gaps_of_bursts_are_not_given() -> None:
 
 def test_bursts_of_drafts_are_the_servers() -> None:
     drafts = {"tgi_draft_accepted_tokens_total": 30 * TOKENS * 0.95}
-    assert step_metrics(step_of(burst=20, server=drafts)).unresolved == {}
+    metrics = step_metrics(step_of(burst=20, server=drafts))
+    assert metrics.unresolved == {}
+    assert "TPOT 1.8/" in line(metrics)
+    found = panels(step_of(burst=20, server=drafts)).decode
+    assert (list(found.columns), found.unresolved, found.note) == (["E2E ms", "TPOT ms"], "", "")
+
+
+def test_a_server_that_does_not_count_drafts_may_be_the_reason() -> None:
+    reason = "the server drafts (speculation), or the client or the network was too slow"
+    assert reason in step_metrics(step_of(burst=20)).unresolved["itl"]
+    counted = {"tgi_draft_accepted_tokens_total": 0.0}
+    assert reason not in step_metrics(step_of(burst=20, server=counted)).unresolved["itl"]
+
+
+def test_drafts_are_known_while_a_step_runs() -> None:
+    state = RunState()
+    state.apply(StepStarted(0, 1, STEP))
+    for index in range(30):
+        state.apply(RequestDone(0, answered(index, 0.002, 20)))
+    state.count_drafts(None)
+    assert "itl" in step_metrics(state.steps[0].snapshot()).unresolved
+    for _ in range(2):
+        state.count_drafts(15 * TOKENS * 0.95)
+    assert step_metrics(state.steps[0].snapshot()).unresolved == {}
+    state.apply(StepEnded(0, step_of()))
+    state.count_drafts(1.0)
+    assert state.steps[0].snapshot().server == {}
 
 
 def test_what_is_below_the_clients_lag_is_not_given() -> None:
@@ -112,10 +142,11 @@ def test_every_output_marks_it() -> None:
     page = html(run_of(record, msgspec.structs.replace(record, step=STEP)))
     assert "unresolved: 95% of the events" in page
     assert "ITL: distribution" not in page
-    found = panels(record)
-    assert found.decode.columns["ITL ms"] is None
-    assert "95%" in found.decode.unresolved
-    assert not len(found.decode.values)
+    found = panels(record).decode
+    assert list(found.columns) == ["E2E ms", "TPOT ms"]
+    assert found.note.startswith("ITL is unresolved, see TPOT: 95% of the events")
+    assert found.values.mean() == found.latency[0] == pytest.approx(1.81, rel=0.01)
+    assert "TPOT: distribution" in page
 
 
 def test_it_is_not_compared() -> None:

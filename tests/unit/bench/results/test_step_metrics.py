@@ -128,7 +128,8 @@ def test_acceptance_is_told_by_where_drafts_come_from() -> None:
         for kind, value in zip(kinds, values, strict=True):
             drafts[f"{kind}{{source={source}}}"] = value
     metrics = step_metrics(record(request(0), server=drafts))
-    assert metrics.acceptance_by_source == {"context": 0.4, "weights": 0.8}
+    assert metrics.drafts == {"context": (30, 12), "weights": (10, 8)}
+    assert [counts.share for counts in metrics.drafts.values()] == [0.4, 0.8]
     assert "50.0% of drafts accepted (context 40.0%, weights 80.0%)" in line(metrics)
 
 

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_cli.engine.speculation.draft_lengths import MARGIN, choose_lengths, may_pay
+from tgi_cli.engine.speculation.draft_lengths import (
+    MARGIN,
+    choose_lengths,
+    may_pay,
+    saved_per_token,
+)
 
 FALLING = st.lists(st.floats(0.01, 0.99), max_size=3).map(lambda row: sorted(row, reverse=True))
 
@@ -62,3 +67,17 @@ def test_whether_anything_can_pay_assumes_that_all_drafts_are_right() -> None:
     assert not may_pay(1, [1, 2.0])
     assert may_pay(4, [1, 1.3, 1.3])
     assert not may_pay(4, [1, 1.26, 1.52])
+
+
+def test_what_drafts_save_of_a_token_is_the_best_that_any_number_of_them_does() -> None:
+    # Two tokens in 1.25 steps, three in 1.5, 3.5 in 3.
+    durations = [1, 1.25, 1.5, 3]
+    assert saved_per_token(1, [1.0, 1.0, 0.5], durations) == pytest.approx(0.5)
+    assert saved_per_token(1, [1.0], durations) == pytest.approx(1 - 1.25 / 2)
+    assert saved_per_token(1, [0.1, 0.1], durations) == 0
+    assert saved_per_token(1, [], durations) == 0
+
+
+def test_where_all_sequences_draft_each_gains_its_share() -> None:
+    durations = [1, 1, 1.25, 9, 1.5]
+    assert saved_per_token(2, [1.0, 1.0, 1.0], durations) == pytest.approx(0.5 / 2)

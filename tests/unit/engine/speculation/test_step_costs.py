@@ -158,3 +158,18 @@ def test_what_is_known_of_other_batches_is_corrected_when_it_is_asked_for() -> N
         costs.learn(1, 7, 128, 0.014)
     assert costs.of(1, 5000) is before
     assert before.durations[7] < 0.8 * before.measured[7]
+
+
+def test_catching_up_costs_what_a_first_draft_took_longer_by() -> None:
+    proposing = [StepTime(1, 1, 128, 0.013, 1), StepTime(1, 1, 128, 0.015, 3)]
+    assert not costs_of(*ROWS, *proposing).catches_up
+    assert costs_of(*ROWS, *proposing).catching_up(1000) == 0
+    late = StepTime(1, 1, 256, 0.013 + 0.2, 1, 256)
+    costs = costs_of(*ROWS, *proposing, late)
+    assert costs.catches_up
+    assert costs.catching_up(512) == pytest.approx(0.4)
+    assert costs.proposing(1, 1) == pytest.approx(0.003), "as without"
+    for _ in range(100):
+        costs.learn_catching_up(StepTime(1, 1, 128, 0.013 + 0.3, 1, 128))
+    assert costs.catching_up(512) == pytest.approx(1.2, rel=0.05)
+    assert costs.of(1, 128).durations == costs.of(1, 128).measured

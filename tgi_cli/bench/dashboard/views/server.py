@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,8 @@ from tgi_cli.bench.statistics.summary import round_up
 class _ServerPlot:
     """A metric over time; ``scale`` converts it to ``unit``, ``top`` is its maximum if known.
 
-    An ``optional`` one is shown only if the server has it.
+    An ``optional`` one is shown only if the server has it. ``parts`` are what the newest value is
+    made of, by name, on the same scale.
     """
 
     name: str
@@ -33,6 +34,15 @@ class _ServerPlot:
     scale: float = 1.0
     top: float | None = None
     optional: bool = False
+    parts: Callable[[ServerSample], Mapping[str, float]] = lambda sample: {}
+
+    def heading(self, newest: ServerSample | None) -> str:
+        """The title with the newest value and its parts."""
+        value = None if newest is None else self.value(newest)
+        shown = "-" if value is None else fitted(value * self.scale, 9, 1)
+        parts = {} if newest is None else self.parts(newest)
+        more = "".join(f", {name} {fitted(p * self.scale, 5, 0)}" for name, p in parts.items())
+        return f"{self.title}: {shown} {self.unit}{more}"
 
 
 _PLOTS = (
@@ -50,6 +60,7 @@ _PLOTS = (
         100.0,
         100.0,
         optional=True,
+        parts=lambda sample: sample.accepted_by_source,
     ),
 )
 
@@ -76,9 +87,7 @@ class ServerView(Vertical):
             drawing = self.query_one(f"#plot-{plot.name}", DrawnText)
             if plot.optional:
                 drawing.display = any(plot.value(one) is not None for one in history.samples)
-            newest = plot.value(history.samples[-1]) if history.samples else None
-            value = "-" if newest is None else fitted(newest * plot.scale, 9, 1)
-            drawing.border_title = f"{plot.title}: {value} {plot.unit}"
+            drawing.border_title = plot.heading(history.samples[-1] if history.samples else None)
             drawing.show(partial(_drawn, plot, history, step_color(index, state.dark)), key)
 
 

@@ -99,13 +99,13 @@ class StepsView(Vertical):
 
     def _paint_chart(self, kind: str, heading: str, state: ViewState) -> None:
         chart = self.query_one(f"#{kind}-chart", LatencyChart)
-        chart.border_title = f"{heading}: tokens/s over ms"
-        series = []
+        series, axis = [], "ms"
         for index, step in enumerate(state.run_state):
             found = state.metrics.panels(step)
             if found is None:
                 continue
             panel: StepPanel = getattr(found, kind)
+            axis = panel.axis
             series.append(
                 ChartSeries(
                     panel.latency,
@@ -114,6 +114,7 @@ class StepsView(Vertical):
                     chosen=step is state.shown,
                 )
             )
+        chart.border_title = f"{heading}: tokens/s over {axis}"
         chart.show(series, state.zoom)
 
 

@@ -238,6 +238,7 @@ class ChatRequest(CompletionParameters, kw_only=True):
     chat_template: Text | None = None
     chat_template_kwargs: JsonObject | None = None
     documents: Json = None
+    prompt_cache_key: Text | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -189,6 +189,12 @@ class ChatTokenizeResponse(msgspec.Struct, kw_only=True):
     templated_text: str
 
 
+class Sleeping(msgspec.Struct):
+    """The answer of ``/is_sleeping``."""
+
+    is_sleeping: bool
+
+
 class Info(msgspec.Struct, kw_only=True):
     """The answer of ``/info``."""
 

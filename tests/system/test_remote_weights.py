@@ -1,0 +1,100 @@
+"""A server whose weights come from S3, and whose prefixes survive it on a disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.system.conftest import StartServer
+from tests.tools.checkpoints import make_llama
+from tests.tools.server_process import poll
+from tests.tools.store_server import StoreServer
+from tgi_cli import demo
+
+pytestmark = pytest.mark.system
+
+FIRST = "def total(values):\n    return sum(values)\n\n\n" * 60
+SECOND = "\n\n# The second question: what does total([]) return?\n"
+
+
+def ask(client: httpx.Client, prompt: str | list[int]) -> dict[str, Any]:
+    body = {"model": "tgi", "prompt": prompt, "max_tokens": 24, "temperature": 0, "logprobs": 3}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def cached(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("obstore")
+    # Of a size whose prompts take longer to compute than files to read.
+    model = make_llama(
+        tmp_path / "m",
+        vocab_size=4096,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=6,
+        max_position_embeddings=4096,
+        files=3,
+        tokenizer=demo.model_path(),
+    )
+    kept = tmp_path / "kv"
+    with StoreServer() as store:
+        files = {path.name: path.read_bytes() for path in model.iterdir()}
+        store.put_folder("models", "org/m", files)
+        server = start_server(
+            "s3://models/org/m",
+            "--load-format",
+            "stream",
+            "--kv-cache-dir",
+            str(kept),
+            "--no-measured-limits",
+            AWS_ENDPOINT_URL=store.url,
+            AWS_ACCESS_KEY_ID="AKIATEST",
+            AWS_SECRET_ACCESS_KEY="c2VjcmV0",
+            HF_HUB_CACHE=str(tmp_path / "cache" / "hub"),
+        )
+        server.wait_ready()
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            models = client.get("/v1/models").json()["data"]
+            assert models[0]["id"] == "s3://models/org/m"
+            first = ask(client, FIRST)
+            turn = FIRST + first["choices"][0]["text"] + SECOND
+            before = ask(client, turn)
+            prompt = before["usage"]["prompt_tokens"]
+            blocks = (prompt + 24 - 1) // 16
+            poll(lambda: len([*kept.glob("*.kv")]) >= blocks, 30, "all blocks are written")
+
+            def restart() -> None:
+                os.kill(server.child("model-server"), signal.SIGKILL)
+                poll(lambda: client.get("/health").status_code == 503, 20, "/health says 503")
+                poll(lambda: client.get("/health").status_code == 200, 90, "it is healthy again")
+
+            restart()
+            after = ask(client, turn)
+            assert after["choices"] == before["choices"], "the log-probabilities, too"
+            assert prompt - cached(after) <= 16, "all of it but a part of a block"
+
+            torn = sorted(kept.glob("*.kv"))[: blocks // 2]
+            for path in torn:
+                os.truncate(path, 100)
+            restart()
+            again = ask(client, turn)
+            assert again["choices"] == before["choices"]
+            assert cached(again) < cached(after)
+        assert "is torn or damaged: removed" in server.log
+        server.kill()
+    sizes = [path.stat() for path in (tmp_path / "cache").rglob("*.safetensors")]
+    assert len(sizes) == 3
+    assert all(size.st_blocks * 512 < size.st_size // 4 for size in sizes), "headers alone"

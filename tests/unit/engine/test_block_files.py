@@ -1,0 +1,116 @@
+"""Blocks in a folder: whole or missing, bounded, and shared."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from tgi_cli.engine.block_files import HEADER_BYTES, BlockFiles
+
+PAYLOAD = bytes(range(256)) * 4
+SIZE = HEADER_BYTES + len(PAYLOAD)
+
+
+def files(folder: Path, limit: int = 100 * SIZE, identity: bytes = b"model") -> BlockFiles:
+    return BlockFiles(folder, limit, identity)
+
+
+def test_a_block_is_found_again_by_another_process(tmp_path: Path) -> None:
+    first = files(tmp_path / "kv")
+    name = first.name_of(b"content")
+    assert not first.has(name)
+    first.write(name, PAYLOAD)
+    assert first.read(name) == PAYLOAD
+    second = files(tmp_path / "kv")
+    assert second.has(name)
+    assert second.read(name) == PAYLOAD
+    assert second.num_bytes == SIZE
+    assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "kv" / name).stat().st_mode) == 0o600
+
+
+def test_another_model_or_content_has_another_name(tmp_path: Path) -> None:
+    one, other = files(tmp_path), files(tmp_path, identity=b"another")
+    assert len({one.name_of(b"a"), one.name_of(b"b"), other.name_of(b"a")}) == 3
+
+
+@pytest.mark.parametrize("where", [0, 8, 20, HEADER_BYTES, SIZE - 1])
+def test_a_flipped_bit_is_a_miss_and_removed(tmp_path: Path, where: int) -> None:
+    kept = files(tmp_path)
+    name = kept.name_of(b"content")
+    kept.write(name, PAYLOAD)
+    data = bytearray((tmp_path / name).read_bytes())
+    data[where] ^= 1
+    (tmp_path / name).write_bytes(data)
+    assert kept.read(name) is None
+    assert not (tmp_path / name).exists()
+    assert not kept.has(name)
+    kept.write(name, PAYLOAD)
+    assert kept.read(name) == PAYLOAD
+
+
+@pytest.mark.parametrize("length", [0, 10, HEADER_BYTES, SIZE - 1, SIZE + 1])
+def test_a_torn_file_is_a_miss_and_removed(tmp_path: Path, length: int) -> None:
+    kept = files(tmp_path)
+    name = kept.name_of(b"content")
+    kept.write(name, PAYLOAD)
+    os.truncate(tmp_path / name, length)
+    assert kept.read(name) is None
+    assert not (tmp_path / name).exists()
+
+
+def test_a_file_under_another_name_is_a_miss(tmp_path: Path) -> None:
+    kept = files(tmp_path)
+    one, other = kept.name_of(b"one"), kept.name_of(b"other")
+    kept.write(one, PAYLOAD)
+    (tmp_path / one).rename(tmp_path / other)
+    assert files(tmp_path).read(other) is None
+
+
+def test_the_least_recently_used_go_first_and_tails_before_heads(tmp_path: Path) -> None:
+    kept = files(tmp_path, limit=10 * SIZE)
+    old = [kept.name_of(bytes([i])) for i in range(5)]
+    new = [kept.name_of(bytes([i])) for i in range(5, 10)]
+    for age, names in ((100.0, old), (50.0, new)):
+        for name in names:
+            kept.write(name, PAYLOAD)
+            os.utime(tmp_path / name, (time.time() - age,) * 2)
+    kept.touch(old)
+    kept.write(kept.name_of(b"more"), PAYLOAD)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) <= 10
+    assert set(old) < left, "they were used last"
+    kept.shrink(3 * SIZE)
+    assert {path.name for path in tmp_path.iterdir()} <= {*old[:2], kept.name_of(b"more")}
+    assert kept.num_bytes <= 3 * SIZE
+
+
+def test_the_bound_counts_files_of_others(tmp_path: Path) -> None:
+    one, other = files(tmp_path, 6 * SIZE), files(tmp_path, 6 * SIZE, b"another")
+    for i in range(5):
+        one.write(one.name_of(bytes([i])), PAYLOAD)
+    other.scan()
+    for i in range(5):
+        other.write(other.name_of(bytes([i])), PAYLOAD)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 6 * SIZE
+
+
+def test_remains_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.1-1.tmp").write_bytes(b"half")
+    os.utime(tmp_path / "a.1-1.tmp", (1.0, 1.0))
+    (tmp_path / "b.2-2.tmp").write_bytes(b"half, being written")
+    files(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.2-2.tmp"]
+
+
+def test_a_removed_file_is_a_miss(tmp_path: Path) -> None:
+    kept = files(tmp_path)
+    name = kept.name_of(b"content")
+    kept.write(name, PAYLOAD)
+    (tmp_path / name).unlink()
+    assert kept.read(name) is None
+    assert not kept.has(name)

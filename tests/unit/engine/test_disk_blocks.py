@@ -1,0 +1,158 @@
+"""Blocks written and read by threads, and when reading is worth it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tools.server_process import poll
+from tgi_cli.engine import disk_blocks
+from tgi_cli.engine.block_files import BlockFiles
+from tgi_cli.engine.disk_blocks import DiskBlocks, DiskRead
+
+BLOCK_BYTES = 4096
+CONTENTS = [bytes([i]) * 16 for i in range(10)]
+
+
+def block_bytes(block: int) -> bytes:
+    return bytes([block]) * BLOCK_BYTES
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., DiskBlocks]]:
+    """Makes stores over one folder."""
+    made = []
+
+    def make(**options: float) -> DiskBlocks:
+        files = BlockFiles(tmp_path / "kv", 1 << 30, b"model")
+        made.append(DiskBlocks(files, block_bytes, 16, BLOCK_BYTES, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for blocks in made:
+        blocks.close()
+
+
+def written(blocks: DiskBlocks) -> DiskBlocks:
+    for block, content in enumerate(CONTENTS):
+        assert blocks.save(content, block)
+    blocks.close()
+    return blocks
+
+
+def finished(read: DiskRead | None) -> list[bytes]:
+    assert read is not None
+    poll(lambda: read.finished, 20, "it is read")
+    return read.take()
+
+
+def test_what_one_writes_another_reads(make: Callable[..., DiskBlocks]) -> None:
+    written(make())
+    blocks = make()
+    assert blocks.load([b"unknown" * 2]) is None
+    assert finished(blocks.load([*CONTENTS, b"unknown" * 2])) == [*map(block_bytes, range(10))]
+    assert not blocks.loading
+    assert not blocks.is_full
+
+
+def test_a_torn_file_ends_a_run(make: Callable[..., DiskBlocks], tmp_path: Path) -> None:
+    written(make())
+    blocks = make()
+    files = BlockFiles(tmp_path / "kv", 1 << 30, b"model")
+    os.truncate(tmp_path / "kv" / files.name_of(CONTENTS[3]), 100)
+    assert finished(blocks.load(CONTENTS)) == [*map(block_bytes, range(3))]
+    assert finished(blocks.load(CONTENTS)) == [*map(block_bytes, range(3))]
+
+
+def test_what_is_computed_faster_is_not_read(make: Callable[..., DiskBlocks]) -> None:
+    written(make())
+    blocks = make(token_seconds=1e-9)
+    assert blocks.load(CONTENTS) is None
+    blocks.timed(1000, 1000.0)  # a second for each token
+    assert len(finished(blocks.load(CONTENTS))) == 10
+
+
+def test_short_runs_are_computed(make: Callable[..., DiskBlocks]) -> None:
+    written(make())
+    blocks = make(token_seconds=disk_blocks.OVERHEAD_SECONDS / 16 / 4)
+    assert blocks.load(CONTENTS[:3]) is None
+    assert blocks.load(CONTENTS) is not None
+
+
+def test_a_disk_that_was_slow_once_is_tried_again(make: Callable[..., DiskBlocks]) -> None:
+    written(make())
+    blocks = make(token_seconds=0.002)
+    blocks._bandwidth = 100.0
+    assert blocks.load(CONTENTS) is None
+    for _ in range(2000):
+        if blocks.load(CONTENTS) is not None:
+            return
+    raise AssertionError("it never is")
+
+
+def test_a_writer_that_is_behind_has_sequences_wait(
+    make: Callable[..., DiskBlocks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_blocks, "WRITE_BYTES", 2 * BLOCK_BYTES)
+    blocks = make()
+    release = []
+    monkeypatch.setattr(blocks._files, "write", lambda *_: poll(lambda: release, 20, "released"))
+    assert blocks.save(CONTENTS[0], 0)
+    assert blocks.save(CONTENTS[1], 1)
+    assert not blocks.save(CONTENTS[2], 2)
+    release.append(True)
+    poll(lambda: blocks.save(CONTENTS[2], 2), 20, "it is accepted")
+
+
+def test_a_full_disk_stops_writing_for_a_while(
+    make: Callable[..., DiskBlocks],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    blocks = make()
+    calls = []
+
+    def write(name: str, payload: bytes) -> None:
+        calls.append(name)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(blocks._files, "write", write)
+    assert blocks.save(CONTENTS[0], 0)
+    poll(lambda: "No space left" in caplog.text, 20, "it is logged")
+    for block, content in enumerate(CONTENTS):
+        assert blocks.save(content, block), "dropped"
+    blocks.close()
+    assert len(calls) == 1
+
+
+def test_what_was_read_and_not_taken_is_bounded(
+    make: Callable[..., DiskBlocks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_blocks, "READ_BYTES", 4 * BLOCK_BYTES)
+    written(make())
+    blocks = make(read_bytes=0)
+    first = blocks.load(CONTENTS)
+    assert blocks.is_full
+    assert blocks.load(CONTENTS) is None
+    assert len(finished(first)) == 4, "the rest is computed"
+    assert not blocks.is_full
+
+
+def test_nobody_waits_for_ever(
+    make: Callable[..., DiskBlocks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(make())
+    monkeypatch.setattr(disk_blocks, "_LEAST_WAIT", 0.05)
+    blocks = make(token_seconds=0.001)
+    release: list[bool] = []
+    monkeypatch.setattr(blocks._files, "read", lambda _: poll(lambda: release, 20, "released"))
+    read = blocks.load(CONTENTS)
+    assert read is not None
+    assert not read.done
+    poll(lambda: read.done, 20, "the time is up")
+    assert not read.finished
+    assert read.take() == []
+    release.append(True)

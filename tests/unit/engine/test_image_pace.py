@@ -1,0 +1,219 @@
+"""By how much images lengthen the steps that streams wait for, and what becomes of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.engine.fake_images import image, seeing
+from tests.unit.engine.test_image_encoding import TEXT, answer, encoded, encodes, run
+from tests.unit.engine.test_scheduler import Harness, limits, request
+from tgi_cli.config import EncoderLimits
+from tgi_cli.engine.image_pace import LEAST_SECONDS, ImagePace
+from tgi_cli.engine.image_slices import EncodeSlice
+from tgi_cli.engine.messages import FinishReason
+from tgi_cli.engine.step import Step
+
+CAT = image(b"cat", (6, 10))
+
+
+def encoder(layers: int = 4, row_cost: float = 4.0, **more: Any) -> EncoderLimits:
+    """A token takes 10 ms and a decode 50: beside one, images get 5 tokens' worth."""
+    known = {"token_seconds": 0.01, "step_seconds": 0.05}
+    return EncoderLimits(layers=layers, row_cost=row_cost, cache_rows=32, **(known | more))
+
+
+def harness(interrupts: bool, **more: Any) -> Harness:
+    """Steps of 16 prompt tokens."""
+    known = encoder(interrupts=interrupts, **more)
+    return Harness(limits(max_batch_prefill_tokens=16, encoder=known))
+
+
+def beside_a_stream(found: Harness, *sent: Any) -> list[Step]:
+    """The steps of requests beside a stream, which gets a token in each."""
+    found.add(request(100, [1, 2], 200))
+    found.step()
+    begin = len(found.worker.steps)
+    for each in sent:
+        found.add(each)
+    while any(each.request_id not in found.finished for each in sent):
+        before = len(found.tokens[100])
+        found.step()
+        assert len(found.tokens[100]) == before + 1
+    for each in sent:
+        if found.finished[each.request_id].reason is not FinishReason.ERROR:
+            assert found.tokens[each.request_id] == answer(each)
+    return found.worker.steps[begin:]
+
+
+# ---------------------------------------------------------------------- slices
+
+
+def test_slices_beside_a_stream_are_as_long_as_its_decode() -> None:
+    """A layer costs 2.5 tokens: two of them are five."""
+    found = harness(interrupts=False, layers=16)
+    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
+    assert [encodes(step) for step in steps if step.encodes] == [
+        *[[(0, 2, False)]] * 7,
+        [(0, 2, True)],
+    ]
+    assert [step.num_prefill_tokens for step in steps[8:10]] == [5, 5], "rows of the image"
+    assert encoded(found) == 1
+
+
+def test_where_a_run_can_be_interrupted_time_bounds_its_slices() -> None:
+    """A layer takes 0.1 s: two slices of 0.05 s, the first beside no token of the prompt."""
+    found = harness(interrupts=True)
+    found.worker.layer_seconds = 0.1
+    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
+    slices = [part for step in steps for part in step.encodes]
+    assert [(part.layers, part.last, part.seconds) for part in slices] == [
+        *[(0, False, pytest.approx(0.05))] * 8,
+        (0, True, None),
+    ]
+    assert [part.tensors is not None for part in slices] == [True, *[False] * 8]
+    last = next(step for step in steps if step.encodes and step.encodes[-1].last)
+    assert last.num_prefill_tokens == 5, "with the first tokens of the image"
+    assert encoded(found) == 1
+
+
+def test_text_before_an_image_takes_its_part_of_the_time() -> None:
+    found = harness(interrupts=True)
+    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, CAT))
+    assert steps[0].num_prefill_tokens == 5
+    assert steps[1].num_prefill_tokens == 1
+    assert steps[1].encodes[0].seconds == pytest.approx(0.04)
+
+
+def test_prompts_without_images_have_the_whole_budget() -> None:
+    found = harness(interrupts=True)
+    text = request(2, range(300, 340), 2)
+    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))), text)
+    assert [step.counts for step in steps[:2]] == [[1, 10], [1, 10]], "and five are the image's"
+    assert all(step.encodes for step in steps[:2])
+
+
+def test_without_streams_slices_fill_the_budget() -> None:
+    found = harness(interrupts=True, layers=16)
+    steps = run(found, seeing(1, TEXT[:20], 2, CAT))
+    assert [encodes(step) for step in steps if step.encodes] == [
+        [(0, 4, False)],
+        [(0, 6, False)],
+        [(0, 6, True)],
+    ]
+    assert not any(part.seconds for step in steps for part in step.encodes)
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 7])
+def test_when_the_stream_ends_the_rest_of_the_image_is_run_at_once(tokens: int) -> None:
+    found = harness(interrupts=True)
+    found.worker.layer_seconds = 0.1
+    found.add(request(100, [1, 2], tokens))
+    found.step()
+    sent = seeing(1, TEXT[:20], 2, image(b"cat", (0, 10)))
+    found.add(sent)
+    found.run()
+    assert found.tokens[1] == answer(sent)
+    slices = [part for step in found.worker.steps for part in step.encodes]
+    assert [part.seconds is not None for part in slices] == sorted(
+        (part.seconds is not None for part in slices), reverse=True
+    )
+    assert slices[-1].last
+    assert encoded(found) == 1
+
+
+def test_several_images_take_turns_in_one_step_after_the_other() -> None:
+    found = harness(interrupts=True)
+    found.worker.layer_seconds = 0.05
+    sent = [seeing(i, TEXT[:20], 2, image(bytes([i]), (0, 10))) for i in (1, 2)]
+    steps = beside_a_stream(found, *sent)
+    assert all(sum(part.seconds is not None for part in step.encodes) <= 1 for step in steps)
+    keys = [part.key for step in steps for part in step.encodes]
+    assert keys == sorted(keys), "an image is in the encoder until it is encoded"
+    assert encoded(found) == 2
+
+
+def test_what_must_not_be_parted_is_computed_beside_a_stream_as_well() -> None:
+    found = harness(interrupts=True)
+    found.worker.layer_seconds = 0.01
+    cat = image(b"cat", (3, 12), bidirectional=True)
+    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, cat))
+    assert 12 in [step.num_prefill_tokens for step in steps]
+
+
+def test_an_image_that_cannot_be_encoded_ends_its_request_alone() -> None:
+    found = harness(interrupts=True)
+    found.worker.layer_seconds = 0.1
+    found.worker.unreadable = {b"bad"}
+    bad = seeing(1, TEXT[:20], 2, image(b"bad", (0, 10)))
+    beside_a_stream(found, bad, seeing(2, TEXT[:20], 2, image(b"cat", (0, 10))))
+    assert found.finished[1].error == "the image is unreadable"
+
+
+def test_an_image_that_is_given_up_makes_room() -> None:
+    """Before its first layer has run."""
+    found = harness(interrupts=True)
+    found.worker.layer_seconds = 9.0
+    found.add(request(100, [1, 2], 200))
+    found.step()
+    found.add(seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
+    found.step()
+    assert found.batch.cancel(1) is not None
+    found.worker.layer_seconds = 0.01
+    found.add(sent := seeing(2, TEXT[:20], 2, image(b"dog", (0, 10))))
+    while 2 not in found.finished:
+        found.step()
+    assert found.tokens[2] == answer(sent)
+    assert [key for step in found.worker.steps for key in step.dropped_images] == [0]
+
+
+# ---------------------------------------------------------------------- what is measured
+
+
+def decode(**more: Any) -> Step:
+    return Step(0, rows=[0], counts=[1], num_decodes=1, **more)
+
+
+SLICE = EncodeSlice(0, 10, 0, False, None, 0.05)
+
+
+def test_the_time_of_decodes_is_an_average_of_late_ones() -> None:
+    pace = ImagePace(encoder(interrupts=True, token_seconds=0.001))
+    assert pace.tokens(1000) == 50
+    for _ in range(3):
+        pace.learn(decode(), 0.1, 0.0)
+    assert pace.tokens(1000) == 100
+    assert pace.tokens(70) == 70
+    for _ in range(60):
+        pace.learn(decode(encodes=[SLICE]), 0.3, 0.1)
+    assert pace.tokens(1000) == pytest.approx(200, abs=2)
+    assert pace.seconds(200) == pytest.approx(0.2)
+
+
+def test_a_single_slow_step_changes_little() -> None:
+    pace = ImagePace(encoder(token_seconds=0.001))
+    for _ in range(20):
+        pace.learn(decode(), 0.05, 0.0)
+    pace.learn(decode(), 9.0, 0.0)
+    assert pace.tokens(1000) <= 66
+
+
+def test_steps_with_prompts_tell_nothing() -> None:
+    pace = ImagePace(encoder(token_seconds=0.001))
+    pace.learn(Step(0, rows=[0, 1], counts=[1, 8], num_decodes=1), 9.0, 0.0)
+    pace.learn(Step(0, encodes=[SLICE]), 9.0, 0.0)
+    pace.learn(decode(encodes=[SLICE]), 9.0, 0.0)  # whose part is unknown on such a device
+    assert pace.tokens(1000) == 50
+
+
+def test_quick_models_give_images_a_few_milliseconds() -> None:
+    pace = ImagePace(encoder(token_seconds=LEAST_SECONDS / 8, step_seconds=1e-4))
+    assert pace.tokens(1000) == 8
+    assert ImagePace(encoder(token_seconds=10.0)).tokens(1000) == 1
+
+
+def test_what_was_not_measured_bounds_nothing() -> None:
+    pace = ImagePace(encoder(token_seconds=0.0, interrupts=True))
+    assert pace.tokens(1000) == 1000
+    assert not pace.interrupts

@@ -1,0 +1,78 @@
+"""The contract between the engine and what keeps copies of KV blocks outside of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class BlockExporter(Protocol):
+    """A worker whose blocks can be copied, and filled by :attr:`tgi_cli.engine.step.Step.loads`."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        ...
+
+    def block_identity(self) -> bytes:
+        """A hash of all that determines the bytes of a block, apart from its content's hash."""
+        ...
+
+    def export_block(self, block: int) -> bytes:
+        """The keys and values of a block in all layers, as they are after the last launched step.
+
+        Equal blocks give equal bytes, in a form that the model, the data type of the cache and the
+        attention backend determine.
+        """
+        ...
+
+
+class StoredBlocks(Protocol):
+    """A run of blocks that is being read."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been read, as far as it can be or is worth waiting for."""
+        ...
+
+    @property
+    def num_ready(self) -> int:
+        """Blocks that were read, from the first on."""
+        ...
+
+    def take(self) -> list[bytes]:
+        """The blocks that were read, once; reading ends."""
+        ...
+
+
+class BlockStore(Protocol):
+    """Keeps copies of computed blocks by the hashes of their content.
+
+    No method waits for a disk.
+    """
+
+    @property
+    def loading(self) -> bool:
+        """Whether blocks are being read, or were read and not taken yet."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the blocks that were read, and not taken yet, have reached their limit."""
+        ...
+
+    def save(self, content: bytes, block: int) -> bool:
+        """Copy a computed block, unless there is a copy; False if that has to wait."""
+        ...
+
+    def load(self, contents: Sequence[bytes]) -> StoredBlocks | None:
+        """Begin to read a run of blocks; None if it is not there, or faster computed than read."""
+        ...
+
+    def touch(self, contents: Sequence[bytes]) -> None:
+        """A sequence has used these blocks, from its first on: they are dropped last."""
+        ...
+
+    def timed(self, prompt_tokens: int, seconds: float) -> None:
+        """A step that computed prompt tokens alone has taken so long."""
+        ...

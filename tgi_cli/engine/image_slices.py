@@ -1,0 +1,59 @@
+"""What a step encodes of images, what has become of it, and the tokens that stand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSlice:
+    """A part of an image's way through the encoder.
+
+    The first slice brings the image's ``tensors`` (numpy arrays, by the names of the encoder's
+    arguments). Each runs the next ``layers`` of the encoder, the ``last`` one whatever is left;
+    another image begins behind it. With ``seconds``, it runs as far as that time goes instead, and
+    the result says how far (:class:`EncodeReport`). ``key`` names the ``rows`` of features
+    that it gives, until a step drops them; a key is never used again.
+    """
+
+    key: int
+    rows: int
+    layers: int
+    last: bool
+    tensors: Mapping[str, Any] | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Tokens of entry ``index`` that stand for an image: ``count`` behind the first ``offset``.
+
+    They stand for the rows of the features ``key`` from ``first`` on.
+    """
+
+    index: int
+    offset: int
+    count: int
+    key: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeReport:
+    """What has become of the images that a step encodes or uses, by their keys.
+
+    Attributes:
+        failed: causes, of images that could not be encoded, and that the step has ended or used.
+        layers: that have run up to now, of slices that were bounded by time; all of them only if
+            nothing is left to be run.
+        seconds: that the slices took; 0 where the device runs behind the host.
+    """
+
+    failed: Mapping[int, str] = field(default_factory=dict)
+    layers: Mapping[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+NOTHING_ENCODED = EncodeReport()

@@ -1,0 +1,136 @@
+"""Configurations of architectures with recurrent states or convolutions, as GGUF's keys have them.
+
+https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
+"""
+
+from __future__ import annotations
+
+from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.gguf.config_parts import (
+    Config,
+    expert_size,
+    experts,
+    granite_factors,
+    llama_shape,
+    partial_rotary,
+    shared_expert_size,
+)
+from tgi_cli.gguf.keys import ArchitectureKeys
+
+
+def qwen35(keys: ArchitectureKeys) -> Config:
+    """Qwen 3.5, dense or with experts."""
+    config = _delta_shape(keys) | {"model_type": "qwen3_5_text"}
+    sections = keys.file.values(f"{keys.architecture}.rope.dimension_sections", int)
+    if sections:
+        config["rope_parameters"] = {"mrope_section": sections[:3]}
+    if keys.architecture == "qwen35":
+        return config
+    return config | _delta_experts(keys) | {"model_type": "qwen3_5_moe_text"}
+
+
+def qwen3_next(keys: ArchitectureKeys) -> Config:
+    """Qwen3-Next."""
+    return _delta_shape(keys) | _delta_experts(keys) | {"model_type": "qwen3_next"}
+
+
+def _delta_shape(keys: ArchitectureKeys) -> Config:
+    return llama_shape(keys) | {
+        "layer_types": _linear_layers(keys),
+        "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.whole("ssm.state_size"),
+        "linear_num_key_heads": keys.whole("ssm.group_count"),
+        "linear_num_value_heads": keys.whole("ssm.time_step_rank"),
+        "linear_value_head_dim": keys.whole("ssm.inner_size") // keys.whole("ssm.time_step_rank"),
+        **partial_rotary(keys),
+    }
+
+
+def _delta_experts(keys: ArchitectureKeys) -> Config:
+    return {
+        "num_experts": experts(keys),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "moe_intermediate_size": expert_size(keys),
+        "shared_expert_intermediate_size": shared_expert_size(keys),
+        "norm_topk_prob": True,
+    }
+
+
+def _linear_layers(keys: ArchitectureKeys) -> list[str]:
+    """Which layers have linear attention: all but the last of every few, unless a key says so."""
+    every = keys.whole("full_attention_interval", 4)
+    linear = [bool((layer + 1) % every) for layer in range(keys.num_layers)]
+    stated = keys.file.metadata.get(f"{keys.architecture}.attention.recurrent_layers")
+    if isinstance(stated, list) and len(stated) >= keys.num_layers:
+        linear = [bool(each) for each in stated[: keys.num_layers]]
+    return ["linear_attention" if each else "full_attention" for each in linear]
+
+
+def granite_hybrid(keys: ArchitectureKeys) -> Config:
+    """Granite 4. Layers without key-value heads are Mamba-2's.
+
+    Raises:
+        UnsupportedModelError: heads are rotated in part, as Bamba's are.
+    """
+    kinds = keys.wholes("attention.head_count_kv", keys.num_layers)
+    mamba = next((layer for layer, heads in enumerate(kinds) if not heads), 0)
+    heads, width = keys.whole("ssm.time_step_rank"), keys.whole("ssm.inner_size")
+    hidden = keys.whole("embedding_length")
+    if width % heads or width % hidden:
+        raise keys.invalid(f"{heads} heads of a state have {width} channels")
+    rotated = keys.flag("rope.scaling.finetuned", True)
+    if rotated and partial_rotary(keys):
+        raise UnsupportedModelError(
+            f"{keys.file.path}: {keys.architecture} with heads that are rotated in part is not "
+            "supported as GGUF",
+            "serve the model's safetensors",
+        )
+    shared = shared_expert_size(keys) if experts(keys) else keys.whole("feed_forward_length")
+    return (
+        llama_shape(keys)
+        | granite_factors(keys)
+        | {
+            "model_type": "granitemoehybrid",
+            "layer_types": ["attention" if each else "mamba" for each in kinds],
+            "position_embedding_type": "rope" if rotated else "nope",
+            "attention_bias": any(
+                keys.has_tensor(f"blk.{layer}.attn_q.bias") for layer in range(keys.num_layers)
+            ),
+            "shared_intermediate_size": shared,
+            "num_local_experts": experts(keys),
+            "num_experts_per_tok": keys.whole("expert_used_count", 0, 0),
+            "mamba_expand": width // hidden,
+            "mamba_n_heads": heads,
+            "mamba_d_head": width // heads,
+            "mamba_d_state": keys.whole("ssm.state_size"),
+            "mamba_n_groups": keys.whole("ssm.group_count"),
+            "mamba_d_conv": keys.whole("ssm.conv_kernel"),
+            "mamba_conv_bias": keys.has_tensor(f"blk.{mamba}.ssm_conv1d.bias"),
+            "mamba_proj_bias": keys.has_tensor(f"blk.{mamba}.ssm_in.bias"),
+        }
+    )
+
+
+def lfm2(keys: ArchitectureKeys) -> Config:
+    """LFM 2, dense or with experts."""
+    heads = keys.wholes("attention.head_count_kv", keys.num_layers)
+    config = llama_shape(keys) | {
+        "model_type": "lfm2",
+        "norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "conv_L_cache": keys.whole("shortconv.l_cache"),
+        "conv_bias": keys.has_tensor("blk.0.shortconv.conv.bias"),
+        "block_auto_adjust_ff_dim": False,
+    }
+    if keys.architecture == "lfm2":
+        return config
+    dense = keys.whole("leading_dense_block_count", 0, 0)
+    return config | {
+        "model_type": "lfm2_moe",
+        "num_dense_layers": dense,
+        "num_experts": experts(keys),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "use_expert_bias": keys.has_tensor(f"blk.{dense}.exp_probs_b.bias"),
+    }

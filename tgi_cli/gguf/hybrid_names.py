@@ -1,0 +1,129 @@
+"""Names of architectures with recurrent states or convolutions in GGUF files.
+
+https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/tensor_mapping.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tgi_cli.gguf.keys import ArchitectureKeys
+from tgi_cli.gguf.name_parts import (
+    BLOCKS,
+    TOP,
+    FileModule,
+    NameTable,
+    by_heads,
+    neighbours_apart,
+    norm_less_one,
+    with_fused,
+)
+
+
+def lfm2_names(keys: ArchitectureKeys) -> NameTable:
+    block = dict(BLOCKS) | {
+        "attn_norm": FileModule("operator_norm"),
+        "attn_output": FileModule("self_attn.out_proj"),
+        "attn_q_norm": FileModule("self_attn.q_layernorm"),
+        "attn_k_norm": FileModule("self_attn.k_layernorm"),
+        "ffn_norm": FileModule("ffn_norm"),
+        "ffn_gate_inp": FileModule("feed_forward.gate"),
+        "exp_probs_b": FileModule("feed_forward.expert_bias", bare=True),
+        "shortconv.conv": FileModule("conv.conv", middle=True),
+        "shortconv.in_proj": FileModule("conv.in_proj"),
+        "shortconv.out_proj": FileModule("conv.out_proj"),
+    }
+    for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+        block[f"ffn_{ours}"] = FileModule(f"feed_forward.{theirs}")
+        block[f"ffn_{ours}_exps"] = FileModule(f"feed_forward.experts.{{e}}.{theirs}")
+    norm = FileModule("model.embedding_norm")
+    top = TOP | {"token_embd_norm": norm, "output_norm": norm}
+    return NameTable(top=top, block=with_fused(keys, block))
+
+
+def qwen35_names(keys: ArchitectureKeys) -> NameTable:
+    """Value heads of linear attention are in turns of the key heads that they share.
+
+    Checkpoints have those of a key head together. A decay is stored as what multiplies, not as
+    its logarithm.
+    """
+    key_heads, value_heads = keys.whole("ssm.group_count"), keys.whole("ssm.time_step_rank")
+    key_dim, value_dim = keys.whole("ssm.state_size"), keys.whole("ssm.inner_size") // value_heads
+    shared = value_heads // key_heads
+    if value_heads % key_heads or value_dim * value_heads != keys.whole("ssm.inner_size"):
+        raise keys.invalid(f"{value_heads} value heads cannot share {key_heads} key heads")
+    order = [key + turn * key_heads for key in range(key_heads) for turn in range(shared)]
+    values = by_heads(order)
+    keep = 2 * key_heads * key_dim
+    rows = [*range(keep)]
+    rows += [keep + head * value_dim + each for head in order for each in range(value_dim)]
+
+    def mixed(tensor: Any) -> Any:
+        return tensor[rows]
+
+    block = dict(BLOCKS) | {
+        "post_attention_norm": FileModule("post_attention_layernorm"),
+    }
+    block = {name: norm_less_one(name, module) for name, module in block.items()}
+    block = with_fused(keys, block) | {
+        "attn_qkv": FileModule("linear_attn.in_proj_qkv", mixed),
+        "attn_gate": FileModule("linear_attn.in_proj_z", values),
+        "ssm_conv1d": FileModule("linear_attn.conv1d", mixed, middle=True),
+        "ssm_beta": FileModule("linear_attn.in_proj_b", values),
+        "ssm_alpha": FileModule("linear_attn.in_proj_a", values),
+        "ssm_dt": FileModule("linear_attn.dt_bias", values, bare=True),
+        "ssm_a": FileModule("linear_attn.A_log", values, numbers=_logarithm, bare=True),
+        "ssm_norm": FileModule("linear_attn.norm"),
+        "ssm_out": FileModule("linear_attn.out_proj", columns=tuple(order)),
+    }
+    top = {name: norm_less_one(name, module) for name, module in TOP.items()}
+    return NameTable(top=top, block=block)
+
+
+def _logarithm(tensor: Any) -> Any:
+    """Of a decay, which is stored as what multiplies."""
+    return (-tensor).log()
+
+
+def qwen3_next_names(keys: ArchitectureKeys) -> NameTable:
+    """As Qwen 3.5's, with value heads in the checkpoints' order.
+
+    Older files have the projections of a key head together, as checkpoints do (``ssm_in``).
+    """
+    block = dict(BLOCKS) | {"post_attention_norm": FileModule("post_attention_layernorm")}
+    block = {name: norm_less_one(name, module) for name, module in block.items()}
+    block = with_fused(keys, block) | {
+        "attn_qkv": FileModule("linear_attn.in_proj_qkv"),
+        "attn_gate": FileModule("linear_attn.in_proj_z"),
+        "ssm_in": FileModule("linear_attn.in_proj_qkvz"),
+        "ssm_conv1d": FileModule("linear_attn.conv1d", middle=True),
+        "ssm_ba": FileModule("linear_attn.in_proj_ba"),
+        "ssm_dt": FileModule("linear_attn.dt_bias", bare=True),
+        "ssm_a": FileModule("linear_attn.A_log", numbers=_logarithm, bare=True),
+        "ssm_norm": FileModule("linear_attn.norm"),
+        "ssm_out": FileModule("linear_attn.out_proj"),
+    }
+    top = {name: norm_less_one(name, module) for name, module in TOP.items()}
+    return NameTable(top=top, block=block)
+
+
+def granite_hybrid_names(keys: ArchitectureKeys) -> NameTable:
+    """Granite 4: Mamba-2 layers, and attention whose rotated pairs are neighbours."""
+    block = dict(BLOCKS)
+    for name, heads in (("attn_q", keys.num_heads), ("attn_k", keys.num_kv_heads)):
+        block[name] = FileModule(block[name].name, neighbours_apart(heads))
+    block["ffn_gate_inp"] = FileModule("block_sparse_moe.router.layer")
+    for part in ("gate", "up", "down"):
+        block[f"ffn_{part}_exps"] = FileModule(f"block_sparse_moe.experts.{{e}}.{part}_proj")
+        for suffix in ("", "_shexp"):  # without experts, what is shared is all there is
+            block[f"ffn_{part}{suffix}"] = FileModule(f"shared_mlp.{part}_proj")
+    block = with_fused(keys, block) | {
+        "ssm_in": FileModule("mamba.in_proj"),
+        "ssm_conv1d": FileModule("mamba.conv1d", middle=True),
+        "ssm_dt": FileModule("mamba.dt_bias", bare=True),
+        "ssm_a": FileModule("mamba.A_log", numbers=_logarithm, bare=True, flat=True),
+        "ssm_d": FileModule("mamba.D", bare=True, flat=True),
+        "ssm_norm": FileModule("mamba.norm", flat=True),
+        "ssm_out": FileModule("mamba.out_proj"),
+    }
+    return NameTable(top=TOP, block=block)

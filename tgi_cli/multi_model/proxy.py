@@ -1,0 +1,202 @@
+"""Forwards requests to the model that they name, and answers back as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from urllib.parse import unquote
+
+import httpx
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from tgi_cli.multi_model.model_manager import ModelManager
+from tgi_cli.router.http import errors
+from tgi_cli.router.http.bodies import parse, read_body, unless_disconnected
+from tgi_cli.router.http.errors import ClientDisconnected
+from tgi_cli.router.observability import access_log
+from tgi_cli.rpc.interface import GONE
+
+log = logging.getLogger(__name__)
+
+UPSTREAM = "/upstream/"
+"""Prefix of paths that name their model: ``/upstream/NAME/generate``, as in llama-swap."""
+MODEL_HEADER = b"x-model"
+
+_HOP_BY_HOP = frozenset(
+    [
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
+        *(b"trailer", b"transfer-encoding", b"upgrade"),
+    ]
+)
+"""RFC 9110, section 7.6.1."""
+_OWN = frozenset([b"host", b"content-length", b"origin", b"x-request-id", MODEL_HEADER])
+"""Headers of a request that are written anew; CORS is answered here."""
+_OWN_ANSWER = frozenset([b"x-request-id", b"request-id", b"date", b"server"])
+"""Headers of an answer that this server sets itself."""
+_DRAIN_RETRY_SECONDS = 5
+_ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_RESPONSES = ("/v1/responses/", "/responses/")
+"""Paths below which stored responses are found by their ids, which name no model."""
+
+
+class _NamedModel(msgspec.Struct):
+    """The part of a body that names the model; everything else is skipped."""
+
+    model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelProxy:
+    """An ASGI application that forwards requests.
+
+    Args:
+        manager: Loads the models.
+        payload_limit: Bytes of a request's body.
+    """
+
+    def __init__(self, manager: ModelManager, payload_limit: int) -> None:
+        self._manager = manager
+        self._limit = payload_limit
+        self.in_flight = 0
+        """Requests, also those that wait for their model."""
+        self.draining = False
+        """New requests are refused."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until there are no requests."""
+        await self._idle.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See https://asgi.readthedocs.io/en/latest/specs/www.html."""
+        request = Request(scope, receive)
+        if self.draining:
+            raise errors.draining(_DRAIN_RETRY_SECONDS)
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            await self._forward(request, send)
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+
+    async def _forward(self, request: Request, send: Send) -> None:
+        scope = request.scope
+        path = scope.get("raw_path") or scope["path"].encode()
+        named = _header(scope, MODEL_HEADER)
+        if path.startswith(UPSTREAM.encode()):
+            name, _, rest = path[len(UPSTREAM) :].partition(b"/")
+            named, path = unquote(name.decode("ascii", "replace")), b"/" + rest
+        body = b""
+        if _has_body(scope):
+            body = await read_body(request, self._limit)
+            named = named or _model_of(body)
+        model = self._manager.resolve(named)
+        text_path = path.decode("ascii", "replace")
+        if named is None and text_path.startswith(_RESPONSES):
+            model = await self._model_of_response(request, text_path) or model
+        async with AsyncExitStack() as stack:
+            process = await unless_disconnected(
+                request, stack.enter_async_context(self._manager.using(model))
+            )
+            url = path + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+            sent = process.client.build_request(
+                scope["method"],
+                httpx.URL(process.url).copy_with(raw_path=url),
+                headers=list(_request_headers(scope)),
+                content=body,
+            )
+            try:
+                answer = await unless_disconnected(request, process.client.send(sent, stream=True))
+            except httpx.TransportError as error:
+                raise errors.engine_gone(GONE) from error
+            stack.push_async_callback(answer.aclose)
+            await self._stream(request, answer, send)
+        if text_path in _ADAPTERS and answer.status_code == httpx.codes.OK:
+            await self._manager.refresh_cards(model)
+
+    async def _stream(self, request: Request, answer: httpx.Response, send: Send) -> None:
+        """Pass an answer on in the pieces in which it comes, until its end or the client's."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": answer.status_code,
+                "headers": list(_answer_headers(answer)),
+            }
+        )
+
+        async def pass_on() -> None:
+            async for piece in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+        try:
+            await unless_disconnected(request, pass_on())
+        except ClientDisconnected:
+            # The answer has begun; closing the connection to the model cancels the request there.
+            if (record := access_log.record()) is not None:
+                record.dropped = True
+
+    async def _model_of_response(self, request: Request, path: str) -> str | None:
+        """The loaded model that has stored a response, or None."""
+        id = path.split("/responses/", 1)[1].split("/")[0]
+        headers = [
+            (name, value)
+            for name, value in request.scope["headers"]
+            if name in (b"authorization", b"x-api-key")
+        ]
+        for name, process in self._manager.loaded().items():
+            try:
+                found = await process.client.get(f"/v1/responses/{id}", headers=headers)
+            except httpx.HTTPError:
+                continue
+            if found.status_code == httpx.codes.OK:
+                return name
+        return None
+
+
+def _header(scope: Scope, wanted: bytes) -> str | None:
+    return next((v.decode("latin-1") for name, v in scope["headers"] if name == wanted), None)
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = dict(scope["headers"])
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+
+
+def _model_of(body: bytes) -> str | None:
+    """The model that a body names. Raises ApiError if it is not a JSON object.
+
+    A name that is no text is left to the model's server to refuse.
+    """
+    if body.lstrip()[:1] != b"{":
+        return None
+    raw = parse(body, _NamedModel).model
+    if raw is msgspec.UNSET:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.DecodeError:
+        return None
+
+
+def _request_headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in scope["headers"]:
+        if name not in _HOP_BY_HOP and name not in _OWN:
+            yield name, value
+    record = access_log.record()
+    if record is not None:  # so that the logs of both servers have the same id
+        yield b"x-request-id", record.request_id.encode()
+
+
+def _answer_headers(answer: httpx.Response) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in answer.headers.raw:
+        lower = name.lower()
+        cors = lower.startswith(b"access-control-") or lower == b"vary"
+        if lower not in _HOP_BY_HOP and lower not in _OWN_ANSWER and not cors:
+            yield lower, value

@@ -1,0 +1,1 @@
+"""Several engines with the same model behind one router."""
