@@ -149,7 +149,8 @@ class Server:
 
     async def wave(self, key: tuple[str, int], bodies: list[dict[str, Any]], keep: bool) -> None:
         """Send a wave and record its rate."""
-        limits = httpx.Limits(max_connections=None)
+        # A connection each: llama.cpp closes those on which it has answered with an error.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=600, limits=limits) as client:
             before = await self.counters(client)
             spans = await asyncio.gather(*(self._stream(client, body) for body in bodies))
