@@ -32,7 +32,6 @@ from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.grpc_service import ServedEngine, ServiceFactory
 from tgi_cli.process import unix_socket
-from tgi_cli.process.deferred_imports import TORCH_PARTS, TORCH_USERS, defer
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
@@ -73,7 +72,6 @@ def run_model_server(
     """
     unix_socket.claim(server_config.uds_path)
     limit_arenas(_ARENAS)
-    defer(TORCH_PARTS, TORCH_USERS)
     fd = server_config.heartbeat_fd
     from tgi_cli.worker.factory import load_worker
 

@@ -26,7 +26,6 @@ from tgi_cli.models.cpu_program import compile_program
 from tgi_cli.models.kv_scales import kv_scales
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.models.registry import scale_rope
-from tgi_cli.process.deferred_imports import execute_deferred
 from tgi_cli.process.resident_memory import trim_heap
 from tgi_cli.worker.lazy_grammars import LazyGrammars
 from tgi_cli.worker.lora_cache import LoraCache
@@ -126,8 +125,6 @@ def make_worker(
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
         set_threads(default_threads(processes=shard.size))
-    else:
-        execute_deferred()  # what compiles for the device may rely on any of it
     if config.quantize_activations:
         _require_byte_products(device, dtype)
     with out_of_memory_as_error(LOAD_REMEDY):

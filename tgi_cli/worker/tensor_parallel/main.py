@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.logging import dump_on_signal, setup
-from tgi_cli.process.deferred_imports import TORCH_PARTS, TORCH_USERS, defer
 from tgi_cli.process.framing import Channel
 from tgi_cli.worker.tensor_parallel import messages
 
@@ -69,7 +68,6 @@ def main() -> NoReturn:
 
 def _load(assignment: messages.ShardAssignment, folder: Path, events: Channel) -> ModelWorker:
     """Load, connect and warm up, as shard 0 does."""
-    defer(TORCH_PARTS, TORCH_USERS)
     from tgi_cli.device.distributed import Shard, device_of
     from tgi_cli.worker.factory import make_worker
     from tgi_cli.worker.tensor_parallel.group import CONNECT_SECONDS, START_SECONDS
