@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A shell that starts a test run in the background lets it ignore Ctrl-C, and a process hands
-# that on to its children: tests of Ctrl-C would then test nothing.
+# A shell that starts a test run in the background lets it ignore Ctrl-C, nohup SIGHUP, and a
+# process hands that on to its children: tests of these signals would then test nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("untimed", deadline=None)  # how busy the machine is says nothing of us
 settings.load_profile("untimed")
