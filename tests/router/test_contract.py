@@ -65,6 +65,7 @@ STORED = [
     "GET {prefix}/responses/{{response_id}}/input_items",
 ]
 OWN_ANSWERS: list[tuple[str, dict[str, Any] | None]] = [
+    ("GET /is_sleeping", None),
     ("POST /v1/completions", {"prompt": "hi", "logprobs": 2, "echo": True}),
     ("POST /v1/completions", {"prompt": "hi", "logprobs": 2, "stream": True}),
     ("POST /v1/responses", {"input": "hi", "max_output_tokens": 2}),
@@ -169,7 +170,8 @@ async def test_every_route_of_tgis_document_is_tested(tgi: contracts.Contract) -
 async def test_every_route_of_our_document_is_tested(own: contracts.Contract) -> None:
     changing = {"POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}
     refused = {"POST /v1/embeddings", "POST /embeddings"}
-    elsewhere = {"POST /infill"}  # of models with its tokens: test_infill.py
+    # Of models with its tokens: test_infill.py; of servers that may sleep: test_sleep.py.
+    elsewhere = {"POST /infill", "POST /sleep", "POST /wake_up"}
     held = {operation for operation, _ in ANSWERS + OWN_ANSWERS}
     assert set(own.responses) == held | changing | refused | elsewhere
 

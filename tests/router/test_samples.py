@@ -245,9 +245,9 @@ class TestFailures:
     ) -> None:
         submit = engine.submit
 
-        def second_fails(request: Any, adapter: str) -> Any:
+        def second_fails(request: Any, adapter: str = "", session: str = "") -> Any:
             engine.connected = not engine.requests
-            return submit(request, adapter)
+            return submit(request, adapter, session)
 
         monkeypatch.setattr(engine, "submit", second_fails)
         answer = await client.post(CHAT, json={"messages": USER, "n": 4})
