@@ -193,8 +193,8 @@ class DiskBlocks:
 
     def load(self, contents: Sequence[bytes]) -> DiskRead | None:
         names = []
-        room = max(0, self._read_bytes - self._reserved) // self._block_bytes
-        for content in contents[:room]:
+        num_free = max(0, self._read_bytes - self._reserved) // self._block_bytes
+        for content in contents[:num_free]:
             name = self._files.name_of(content)
             if not self._files.has(name):
                 break

@@ -86,7 +86,7 @@ class FrontMetrics:
             (
                 "tgi_model_switches_total",
                 "counter",
-                "Unloads that made room for another model.",
+                "Models unloaded to load another one.",
                 scheduler.switches,
             ),
             (

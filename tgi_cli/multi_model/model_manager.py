@@ -251,7 +251,7 @@ class ModelManager:
         self._plan()
 
     async def _watch(self, name: str, process: ModelProcess) -> None:
-        """Notice the end of a model's processes that nobody has asked for."""
+        """Notice that a model's processes have ended unexpectedly."""
         await process.wait()
         if self._processes.get(name) is process and not self._closed:
             state = self.scheduler.models[name].state

@@ -1,7 +1,7 @@
 """Decides which models are loaded, and when the requests for each may run. No I/O, no clock.
 
 One queue in the order of arrival holds all requests whose model is not loaded. The model of the
-oldest is loaded next; where it does not fit, the models least recently used make room: they take no
+oldest is loaded next; where it does not fit, the least recently used are unloaded: they take no
 new requests, and are unloaded when those that run are done, or their time is up. All requests for a
 model are admitted when it is loaded, not the oldest alone, and a model stays for a minimum time, so
 that clients of two models that do not fit together do not have them loaded in turns for each
@@ -46,7 +46,7 @@ class SwitchPolicy:
         most_loaded: models that may be loaded at once; 0 for as many as fit.
         residence: seconds that a model stays loaded at least; for one that takes longer to load,
             as long as that takes, so that at most half of the time is spent on loading.
-        drain: seconds that running requests have when their model makes room.
+        drain: seconds that running requests have when their model is evicted.
         queue_size: requests that may wait at once.
         wait: longest expected wait in seconds, beyond which a request is refused.
     """
@@ -73,7 +73,7 @@ class ScheduledModel:
         loaded_at: time of its last load.
         used_at: time at which a request was last admitted or left.
         drain_until: end of its drain.
-        asleep: it was unloaded because nobody used it.
+        asleep: it was unloaded because it was idle.
         unload_wanted: a client has asked for that.
     """
 
@@ -138,7 +138,7 @@ class ModelScheduler:
 
     Attributes:
         models: by name, in their order.
-        switches: how often a model was unloaded to make room.
+        switches: how often a model was unloaded to load another one.
     """
 
     def __init__(self, models: Iterable[ScheduledModel], policy: SwitchPolicy) -> None:
@@ -148,7 +148,7 @@ class ModelScheduler:
         self._queue: dict[int, Ticket] = {}
         self._numbers = itertools.count()
         self._blocked = False
-        """Whether the oldest request waits for models to make room."""
+        """Whether the oldest request waits for models to be evicted."""
 
     @property
     def queued(self) -> int:
@@ -281,7 +281,7 @@ class ModelScheduler:
         return min((time for time in times if time > now), default=math.inf)
 
     def _unload_unwanted(self, now: float) -> None:
-        """Drain models that a client wants unloaded, that nobody uses, or that have grown."""
+        """Drain models that a client wants unloaded, that are idle, or that have grown."""
         for model in list(self._loaded()):
             idle = model.running == 0 and not self.queued_for(model.name)
             slept = model.idle_seconds > 0 and now >= model.used_at + model.idle_seconds
@@ -308,7 +308,7 @@ class ModelScheduler:
             plan.load.append(model.name)
 
     def _displace(self, model: ScheduledModel, now: float) -> None:
-        """Drain the models that have to make room for this one, if they have stayed enough."""
+        """Drain the models to evict for this one, if they have been loaded long enough."""
         leaving = [
             m for m in self._present() if m.state in (LoadState.DRAINING, LoadState.UNLOADING)
         ]
@@ -364,5 +364,5 @@ class ModelScheduler:
 
     @staticmethod
     def _rank(model: ScheduledModel) -> tuple[bool, float]:
-        """Models without requests make room first, the least recently used before others."""
+        """Models without requests are evicted first, the least recently used before others."""
         return model.running > 0, model.used_at

@@ -1,4 +1,4 @@
-"""An engine that sleeps: it is stopped when nobody needs it, and started by the next request.
+"""An engine that sleeps: it is stopped when it is idle, and started by the next request.
 
 The router knows which requests there are, so it decides; the launcher stops and starts the model
 server (:mod:`tgi_cli.process.control_channel`). Requests that find the engine asleep wait for it,

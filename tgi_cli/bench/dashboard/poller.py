@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from tgi_cli.bench.metrics_scrape import parse_metrics
-from tgi_cli.bench.statistics.drafts import DraftCounts, drafts_by_source
+from tgi_cli.bench.statistics.drafts import SourceDraftCounts, drafts_by_source
 
 INTERVAL = 1.0
 """Seconds between samples."""
@@ -143,7 +143,7 @@ class ServerTotals:
 
     at: float
     values: dict[str, float | None]
-    drafts: dict[str, DraftCounts]
+    drafts: dict[str, SourceDraftCounts]
 
 
 def read(text: str, at: float) -> ServerTotals:
@@ -193,10 +193,12 @@ def _growth(new: float, old: float) -> float:
     return new - old if new >= old else new
 
 
-def _shares(now: dict[str, DraftCounts], before: dict[str, DraftCounts]) -> dict[str, float]:
+def _shares(
+    now: dict[str, SourceDraftCounts], before: dict[str, SourceDraftCounts]
+) -> dict[str, float]:
     """Of the drafts verified since the last sample, those accepted, by source."""
     grown = {
-        source: DraftCounts(*map(_growth, counts, before.get(source, (0.0, 0.0))))
+        source: SourceDraftCounts(*map(_growth, counts, before.get(source, (0.0, 0.0))))
         for source, counts in now.items()
     }
     return {source: counts.share for source, counts in grown.items() if counts.verified}

@@ -9,7 +9,7 @@ _VERIFIED = "tgi_draft_tokens_by_source_total"
 _ACCEPTED = "tgi_draft_accepted_tokens_by_source_total"
 
 
-class DraftCounts(NamedTuple):
+class SourceDraftCounts(NamedTuple):
     """Draft tokens of a source: how many were verified, and how many of these were accepted."""
 
     verified: float
@@ -21,7 +21,7 @@ class DraftCounts(NamedTuple):
         return self.accepted / self.verified
 
 
-def drafts_by_source(values: Mapping[str, float]) -> dict[str, DraftCounts]:
+def drafts_by_source(values: Mapping[str, float]) -> dict[str, SourceDraftCounts]:
     """The drafts of each source of which any were verified, in the order of ``values``.
 
     Args:
@@ -32,5 +32,5 @@ def drafts_by_source(values: Mapping[str, float]) -> dict[str, DraftCounts]:
         if verified and name.startswith(_VERIFIED):
             labels = name.removeprefix(_VERIFIED)
             source = labels.removeprefix("{source=").removesuffix("}")
-            found[source] = DraftCounts(verified, values.get(_ACCEPTED + labels, 0.0))
+            found[source] = SourceDraftCounts(verified, values.get(_ACCEPTED + labels, 0.0))
     return found

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tgi_cli.bench.events import BenchRequestRecord, BenchStep, StepRecord
-from tgi_cli.bench.statistics.drafts import DraftCounts, drafts_by_source
+from tgi_cli.bench.statistics.drafts import SourceDraftCounts, drafts_by_source
 from tgi_cli.bench.statistics.observations import (
     METRICS,
     batch_values,
@@ -76,7 +76,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     batches: dict[str, Summary]
     attainment: float | None
     acceptance: float | None
-    drafts: dict[str, DraftCounts]
+    drafts: dict[str, SourceDraftCounts]
     tokens_per_event: float
     together: float
     concurrency: float

@@ -25,7 +25,7 @@ MULTI_MODEL_SETTINGS = panel(
     ),
     model_residence_seconds=Setting(
         SECONDS,
-        "Seconds that a model stays loaded at least before it makes room for another; at least "
+        "Seconds that a model stays loaded before it may be unloaded for another one; at least "
         "the time that it took to load.",
         10.0,
     ),

@@ -27,7 +27,7 @@ LEAST_ROWS = 64
 
 _NAME = "pause_points"
 NO_PAUSES = PausePoints()
-"""Of modules that are not in a tower: nobody watches them."""
+"""Of modules that are not in a tower: they never pause."""
 
 
 def add_pauses(core: nn.Module, pauses: PausePoints) -> None:
@@ -42,7 +42,7 @@ def add_pauses(core: nn.Module, pauses: PausePoints) -> None:
 
 
 def pauses_of(module: nn.Module) -> PausePoints:
-    """The pause points of a tower's module; those of others are watched by nobody."""
+    """The pause points of a tower's module; those of other modules never pause."""
     found: PausePoints = getattr(module, _NAME, NO_PAUSES)
     return found
 
