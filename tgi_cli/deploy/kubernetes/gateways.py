@@ -173,20 +173,18 @@ def picker_config(options: KubernetesOptions) -> dict[str, Any]:
 
 def _picker(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
     probe = {"grpc": {"port": _PICKER_HEALTH_PORT, "service": "inference-extension"}}
-    namespace = {"fieldRef": {"fieldPath": "metadata.namespace"}}
     container = {
         "name": PICKER,
         "image": PICKER_IMAGE,
         "args": [
             f"--pool-name={deployment.name}",
-            "--pool-namespace=$(NAMESPACE)",
+            f"--pool-namespace={options.namespace}",
             "--pool-group=inference.networking.k8s.io",
             "--config-file=/config/config.yaml",
             f"--grpc-health-port={_PICKER_HEALTH_PORT}",
             "--metrics-endpoint-auth=false",
             "--tracing=false",
         ],
-        "env": [{"name": "NAMESPACE", "valueFrom": namespace}],
         "ports": [
             {"name": "grpc", "containerPort": _PICKER_PORT},
             {"name": "grpc-health", "containerPort": _PICKER_HEALTH_PORT},
@@ -224,8 +222,8 @@ def _smg_objects(deployment: Deployment, options: KubernetesOptions) -> list[dic
     ]
 
 
-def smg_arguments(deployment: Deployment) -> list[str]:
-    """SMG's flags, with the namespace and the API key as variables of its container.
+def smg_arguments(deployment: Deployment, options: KubernetesOptions) -> list[str]:
+    """SMG's flags, with the API key as a variable of its container.
 
     By default, a pod that was away for a moment gets no requests for a minute: health checks and
     an open circuit breaker both have that interval.
@@ -237,7 +235,7 @@ def smg_arguments(deployment: Deployment) -> list[str]:
         "--service-discovery",
         "--selector",
         *(f"{label}={value}" for label, value in labels(deployment).items()),
-        "--service-discovery-namespace=$(NAMESPACE)",
+        f"--service-discovery-namespace={options.namespace}",
         f"--service-discovery-port={deployment.port}",
         "--disable-tokenizer-autoload",
         "--health-check-interval-secs=2",
@@ -251,9 +249,7 @@ def smg_arguments(deployment: Deployment) -> list[str]:
 
 
 def _smg(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
-    variables: list[dict[str, Any]] = [
-        {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
-    ]
+    variables: list[dict[str, Any]] = []
     if API_KEY in deployment.secrets:
         key = {"secretKeyRef": {"name": deployment.name, "key": GATEWAY_KEY}}
         variables.append({"name": "GATEWAY_KEY", "valueFrom": key})
@@ -261,7 +257,7 @@ def _smg(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
     container = {
         "name": SMG,
         "image": SMG_IMAGE,
-        "args": smg_arguments(deployment),
+        "args": smg_arguments(deployment, options),
         "env": variables,
         "ports": [
             {"name": "http", "containerPort": deployment.port},

@@ -52,19 +52,18 @@ def role_to_read(
     program: str,
     resources: tuple[tuple[str, tuple[str, ...]], ...],
 ) -> list[dict[str, Any]]:
-    """A service account that may read ``resources``, (API group, plurals), of its namespace.
-
-    Without a namespace in the manifests, the binding's subject has that of the binding.
-    """
+    """A service account that may read ``resources``, (API group, plurals), of its namespace."""
     meta = metadata(deployment, options, suffix, program)
     rbac = "rbac.authorization.k8s.io"
     rules = [
         {"apiGroups": [group], "resources": list(plurals), "verbs": ["get", "list", "watch"]}
         for group, plurals in resources
     ]
-    subject = {"kind": "ServiceAccount", "name": meta["name"]}
-    if options.namespace:
-        subject["namespace"] = options.namespace
+    subject = {
+        "kind": "ServiceAccount",
+        "name": meta["name"],
+        "namespace": options.namespace,
+    }
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
         {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": rules},

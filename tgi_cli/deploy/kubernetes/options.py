@@ -56,6 +56,11 @@ class KubernetesOptions:
                 f"--max-pods {self.max_pods} leaves nothing to scale from --pods {self.pods}",
                 "give a larger number, or leave out --autoscale",
             )
+        if self.gateway and not self.namespace:
+            raise ConfigError(
+                "a gateway reads the pods of a namespace, which its role binding names",
+                "give --namespace NAME",
+            )
         if self.gateway == "inference-pool" and self.replicas > 1:
             raise ConfigError(
                 "an endpoint picker reads the load of one engine per pod, and --replicas makes "
