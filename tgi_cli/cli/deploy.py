@@ -128,6 +128,7 @@ def _kubernetes_options(settings: ParsedSettings) -> KubernetesOptions:
     return KubernetesOptions(
         namespace=settings["namespace"] or "",
         storage_class=settings["storage_class"] or "",
+        nodes=settings["nodes"],
         pods=settings["pods"],
         max_pods=settings["max_pods"],
         autoscaler=settings["autoscale"] or "",

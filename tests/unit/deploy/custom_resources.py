@@ -160,12 +160,31 @@ PROMETHEUS_RULE = resource(
     ),
 )
 
+# https://github.com/kubernetes-sigs/lws: leaderworkerset.x-k8s.io_leaderworkersets.yaml; its pods
+# are checked as those of a Deployment
+LEADER_WORKER_SET = resource(
+    "leaderworkerset.x-k8s.io/v1",
+    "LeaderWorkerSet",
+    record(
+        {
+            "leaderWorkerTemplate": record(
+                {"workerTemplate": {"type": "object"}, "size": COUNT},
+                leaderTemplate={"type": "object"},
+                restartPolicy={"enum": ["RecreateGroupOnPodRestart", "None"]},
+            ),
+            "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+        },
+        replicas=COUNT,
+    ),
+)
+
 SCHEMAS: dict[str, Schema] = {
     schema["properties"]["kind"]["const"]: schema
     for schema in (
         INFERENCE_POOL,
         HTTP_ROUTE,
         SCALED_OBJECT,
+        LEADER_WORKER_SET,
         POD_MONITOR,
         PROMETHEUS_RULE,
     )

@@ -47,13 +47,23 @@ def validate(manifest: dict[str, Any]) -> None:
     schema = SCHEMAS.get(manifest["kind"])
     if schema is None:
         kubernetes_validate.validate(manifest, VERSION, strict=True)
-    else:
-        jsonschema.Draft202012Validator(schema).validate(manifest)
+        return
+    jsonschema.Draft202012Validator(schema).validate(manifest)
+    if manifest["kind"] == "LeaderWorkerSet":
+        for role in ("leaderTemplate", "workerTemplate"):
+            template = manifest["spec"]["leaderWorkerTemplate"][role]
+            spec = {
+                "selector": {"matchLabels": template["metadata"]["labels"]},
+                "template": template,
+            }
+            owner = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec}
+            kubernetes_validate.validate(owner, VERSION, strict=True)
 
 
 def variants() -> Iterator[KubernetesOptions]:
     for autoscaler, gateway in itertools.zip_longest(("hpa", "keda"), ("inference-pool", "smg")):
         yield replace(EVERYTHING, autoscaler=autoscaler, gateway=gateway)
+    yield replace(EVERYTHING, nodes=3, autoscaler="keda", gateway="smg")
 
 
 def test_every_manifest_is_valid() -> None:
@@ -179,12 +189,49 @@ def test_smg_discovers_the_pods() -> None:
     assert "GATEWAY_KEY" not in text
 
 
+def test_a_group_of_pods_is_a_ray_cluster() -> None:
+    found = objects(PLAIN, KubernetesOptions(nodes=3))
+    group = one(found, "LeaderWorkerSet", "tgi")["spec"]["leaderWorkerTemplate"]
+    assert group["size"] == 3
+    (leader,) = group["leaderTemplate"]["spec"]["containers"]
+    (worker,) = group["workerTemplate"]["spec"]["containers"]
+    assert leader["args"] == [
+        *PLAIN.arguments,
+        *("--distributed=ray", "--ray-address=auto", "--replicas=3", "--replica-cpus=4"),
+    ]
+    assert "readinessProbe" in leader
+    assert "readinessProbe" not in worker
+    for container in (leader, worker):
+        assert "ray start" in container["command"][2]
+        assert "--num-cpus=4 --num-gpus=0" in container["command"][2]
+        names = {each["name"]: each for each in container["env"]}
+        assert names["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]["key"] == "ray-token"
+        assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/tmp", "/dev/shm"}
+    selector = one(found, "Service", "tgi")["spec"]["selector"]
+    assert group["leaderTemplate"]["metadata"]["labels"] == selector
+    assert group["workerTemplate"]["metadata"]["labels"] != selector
+    modes = one(found, "PersistentVolumeClaim", "tgi")["spec"]["accessModes"]
+    assert modes == ["ReadWriteMany"]
+    text = render(replace(PLAIN, api_key_file=None), KubernetesOptions(nodes=3))
+    assert 'create secret generic tgi --from-literal=ray-token="$(openssl rand -hex 32)"' in text
+
+
+def test_arguments_do_not_reach_a_leaders_shell() -> None:
+    hostile = replace(PLAIN, arguments=("serve", "$(touch /tmp/x)", "`id`; exit"))
+    found = objects(hostile, KubernetesOptions(nodes=2))
+    group = one(found, "LeaderWorkerSet", "tgi")["spec"]["leaderWorkerTemplate"]
+    (leader,) = group["leaderTemplate"]["spec"]["containers"]
+    assert leader["command"][2].endswith('exec tgi "$@"')
+    assert leader["args"][1:3] == ["$$(touch /tmp/x)", "`id`; exit"]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"autoscaler": "hpa", "pods": 4}, "--max-pods"),
         ({"gateway": "smg"}, "--namespace"),
         ({"gateway": "inference-pool", "namespace": "a", "replicas": 2}, "--pods"),
+        ({"gateway": "inference-pool", "namespace": "a", "nodes": 2}, "--pods"),
         ({"namespace": "a b"}, "--namespace"),
         ({"storage_class": "--x"}, "--storage-class"),
     ],

@@ -71,9 +71,16 @@ KUBERNETES_SETTINGS = panel(
         "Storage class of the volume. For more than one pod, its volumes must be writable from "
         "several nodes (ReadWriteMany). Default: the cluster's.",
     ),
+    nodes=Setting(
+        whole(1, 256),
+        "Nodes of one server, as a Ray cluster with replicas on all of them: a LeaderWorkerSet "
+        "instead of a Deployment. The image needs the extra ray.",
+        1,
+    ),
     pods=Setting(
         whole(1, 4096),
-        "Number of pods; with --autoscale, the smallest number.",
+        "Number of pods, or with --nodes of groups of pods; with --autoscale, the smallest "
+        "number.",
         1,
         brief="Number of pods.",
     ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tgi_cli.deploy.deployment import Deployment
+from tgi_cli.deploy.kubernetes.nodes import LEADER_WORKER_SET
 from tgi_cli.deploy.kubernetes.objects import SERVER, metadata, to_yaml
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
 
@@ -43,7 +44,7 @@ def pod_autoscaler(deployment: Deployment, options: KubernetesOptions) -> dict[s
         "kind": "HorizontalPodAutoscaler",
         "metadata": metadata(deployment, options),
         "spec": {
-            "scaleTargetRef": _target(deployment),
+            "scaleTargetRef": _target(deployment, options),
             "minReplicas": options.pods,
             "maxReplicas": options.max_pods,
             "metrics": metrics,
@@ -97,7 +98,7 @@ def scaled_object(deployment: Deployment, options: KubernetesOptions) -> dict[st
         "kind": "ScaledObject",
         "metadata": metadata(deployment, options),
         "spec": {
-            "scaleTargetRef": _target(deployment),
+            "scaleTargetRef": _target(deployment, options),
             "minReplicaCount": options.pods,
             "maxReplicaCount": options.max_pods,
             "pollingInterval": 15,
@@ -107,8 +108,10 @@ def scaled_object(deployment: Deployment, options: KubernetesOptions) -> dict[st
     }
 
 
-def _target(deployment: Deployment) -> dict[str, str]:
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment.name}
+def _target(deployment: Deployment, options: KubernetesOptions) -> dict[str, str]:
+    several = options.nodes > 1
+    api_version, kind = LEADER_WORKER_SET if several else ("apps/v1", "Deployment")
+    return {"apiVersion": api_version, "kind": kind, "name": deployment.name}
 
 
 def _pods_metric(name: str, target: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ names, or SMG. Both send a request where its prefix is cached unless that pod is
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from tgi_cli.deploy.deployment import API_KEY, Deployment
@@ -57,14 +56,6 @@ def gateway_objects(deployment: Deployment, options: KubernetesOptions) -> list[
     if options.gateway == "smg":
         return _smg_objects(deployment, options)
     return []
-
-
-def secret_arguments(deployment: Deployment, options: KubernetesOptions) -> str:
-    """Arguments of ``kubectl create secret`` for the one key that SMG knows, for a shell."""
-    key = deployment.secrets.get(API_KEY)
-    if options.gateway != "smg" or key is None:
-        return ""
-    return f' --from-literal={GATEWAY_KEY}="$(head -n 1 {shlex.quote(str(key))})"'
 
 
 def _pool_objects(deployment: Deployment, options: KubernetesOptions) -> list[dict[str, Any]]:

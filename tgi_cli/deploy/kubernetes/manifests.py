@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
-from tgi_cli.deploy.deployment import Deployment
+from tgi_cli.deploy.deployment import API_KEY, Deployment
 from tgi_cli.deploy.kubernetes.autoscaling import autoscaling_objects
-from tgi_cli.deploy.kubernetes.gateways import GATEWAY, gateway_objects, secret_arguments
+from tgi_cli.deploy.kubernetes.gateways import GATEWAY, GATEWAY_KEY, gateway_objects
 from tgi_cli.deploy.kubernetes.monitoring import monitoring_objects
+from tgi_cli.deploy.kubernetes.nodes import RAY_TOKEN, leader_worker_set
 from tgi_cli.deploy.kubernetes.objects import labels, metadata, to_yaml
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
 from tgi_cli.deploy.kubernetes.pods import pod_template, quantity
@@ -32,7 +34,9 @@ def render(deployment: Deployment, options: KubernetesOptions = ONE_POD) -> str:
     objects = [
         claim(deployment, options),
         service(deployment, options),
-        deployment_object(deployment, options),
+        leader_worker_set(deployment, options)
+        if options.nodes > 1
+        else deployment_object(deployment, options),
     ]
     if options.several_pods:
         objects.append(disruption_budget(deployment, options))
@@ -45,7 +49,7 @@ def render(deployment: Deployment, options: KubernetesOptions = ONE_POD) -> str:
 def claim(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
     """The volume for models, which survives the pods and is shared by them."""
     spec: dict[str, Any] = {
-        "accessModes": ["ReadWriteMany" if options.several_pods else "ReadWriteOnce"],
+        "accessModes": ["ReadWriteMany" if _shares_volume(options) else "ReadWriteOnce"],
         "resources": {"requests": {"storage": quantity(deployment.storage)}},
     }
     if options.storage_class:
@@ -106,12 +110,15 @@ def disruption_budget(deployment: Deployment, options: KubernetesOptions) -> dic
 def _requirements(deployment: Deployment, options: KubernetesOptions) -> list[str]:
     """What the cluster must have before the manifests are applied, a line each."""
     lines = []
-    if deployment.secrets:
-        secrets = [f"--from-file={name}={path}" for name, path in deployment.secrets.items()]
-        create = ["kubectl", "create", "secret", "generic", deployment.name, *secrets]
-        if options.namespace:
-            create.append(f"--namespace={options.namespace}")
-        lines.append(f"First: {shlex.join(create)}{secret_arguments(deployment, options)}")
+    if secrets := list(_secrets(deployment, options)):
+        create = f"kubectl create secret generic {deployment.name} {' '.join(secrets)}"
+        namespace = f" --namespace={options.namespace}" if options.namespace else ""
+        lines.append(f"First: {create}{namespace}")
+    if options.nodes > 1:
+        lines.append(
+            "The cluster needs LeaderWorkerSet v1, and the image Ray: docker build --build-arg "
+            "EXTRAS=vision,ray"
+        )
     if options.gateway == "inference-pool":
         lines.append(
             "The cluster needs the Gateway API with its inference extension (InferencePool v1), "
@@ -123,6 +130,20 @@ def _requirements(deployment: Deployment, options: KubernetesOptions) -> list[st
             f"is {deployment.name}-adapter-rules, which must be in its namespace."
         )
     lines += [f"Every node that may run the pod needs {path}." for path in deployment.mounts]
-    if options.several_pods:
+    if _shares_volume(options):
         lines.append("The volume is shared by all pods: its storage class must be ReadWriteMany.")
     return lines
+
+
+def _secrets(deployment: Deployment, options: KubernetesOptions) -> Iterator[str]:
+    """Arguments of ``kubectl create secret``, for a shell."""
+    for name, path in deployment.secrets.items():
+        yield shlex.quote(f"--from-file={name}={path}")
+    if options.gateway == "smg" and (key := deployment.secrets.get(API_KEY)):
+        yield f'--from-literal={GATEWAY_KEY}="$(head -n 1 {shlex.quote(str(key))})"'
+    if options.nodes > 1:
+        yield f'--from-literal={RAY_TOKEN}="$(openssl rand -hex 32)"'
+
+
+def _shares_volume(options: KubernetesOptions) -> bool:
+    return options.several_pods or options.nodes > 1

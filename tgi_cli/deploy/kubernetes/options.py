@@ -17,6 +17,7 @@ class KubernetesOptions:
     Attributes:
         namespace: of all objects; empty: that of whoever applies them.
         storage_class: of the volume for models; empty: the cluster's default.
+        nodes: nodes of one server; more than one: groups of pods take the place of pods.
         pods: number of pods, or the smallest number with an autoscaler.
         max_pods: largest number of pods with an autoscaler.
         autoscaler: ``hpa``, ``keda`` or empty.
@@ -32,6 +33,7 @@ class KubernetesOptions:
 
     namespace: str = ""
     storage_class: str = ""
+    nodes: int = 1
     pods: int = 1
     max_pods: int = 4
     autoscaler: str = ""
@@ -61,14 +63,14 @@ class KubernetesOptions:
                 "a gateway reads the pods of a namespace, which its role binding names",
                 "give --namespace NAME",
             )
-        if self.gateway == "inference-pool" and self.replicas > 1:
+        if self.gateway == "inference-pool" and max(self.replicas, self.nodes) > 1:
             raise ConfigError(
-                "an endpoint picker reads the load of one engine per pod, and --replicas makes "
-                f"{self.replicas}",
-                "give --pods instead of --replicas",
+                "an endpoint picker reads the load of one engine per pod, and --replicas and "
+                "--nodes make several behind one address",
+                "give --pods instead",
             )
 
     @property
     def several_pods(self) -> bool:
-        """Whether there may be more than one pod."""
+        """Whether there may be more than one server."""
         return self.pods > 1 or bool(self.autoscaler)
