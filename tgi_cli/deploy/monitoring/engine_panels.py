@@ -84,7 +84,7 @@ CACHE_PANELS = Row(
             top=1,
         ),
         Panel(
-            title="Tokens",
+            title="Tokens in blocks",
             unit=COUNT,
             queries={
                 "in use": total("tgi_batch_current_max_tokens"),
