@@ -79,8 +79,7 @@ KUBERNETES_SETTINGS = panel(
     ),
     pods=Setting(
         whole(1, 4096),
-        "Number of pods, or with --nodes of groups of pods; with --autoscale, the smallest "
-        "number.",
+        "Number of pods, or with --nodes of groups of pods; with --autoscale, the smallest number.",
         1,
         brief="Number of pods.",
     ),

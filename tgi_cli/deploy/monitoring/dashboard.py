@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tgi_cli.deploy.monitoring.panel import Panel, Row
+from tgi_cli.deploy.monitoring.panel import Panel, PanelRow
 from tgi_cli.deploy.monitoring.panels import ROWS
 
 SCHEMA_VERSION = 39
@@ -71,7 +71,7 @@ def _panels() -> Iterator[dict[str, Any]]:
         y += height
 
 
-def _row(row: Row, number: int, y: int) -> dict[str, Any]:
+def _row(row: PanelRow, number: int, y: int) -> dict[str, Any]:
     place = {"h": 1, "w": _COLUMNS, "x": 0, "y": y}
     return {
         "type": "row",

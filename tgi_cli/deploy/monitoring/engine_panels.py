@@ -11,7 +11,7 @@ from tgi_cli.deploy.monitoring.panel import (
     STEPS,
     TOKENS,
     Panel,
-    Row,
+    PanelRow,
 )
 from tgi_cli.deploy.monitoring.queries import (
     increase,
@@ -25,7 +25,7 @@ from tgi_cli.deploy.monitoring.queries import (
 
 _ACCEPTED = rate("tgi_draft_accepted_tokens_total")
 
-ENGINE_PANELS = Row(
+ENGINE_PANELS = PanelRow(
     "Engine",
     (
         Panel(
@@ -73,7 +73,7 @@ ENGINE_PANELS = Row(
     ),
 )
 
-CACHE_PANELS = Row(
+CACHE_PANELS = PanelRow(
     "KV cache",
     (
         Panel(
@@ -124,7 +124,7 @@ CACHE_PANELS = Row(
     ),
 )
 
-SPECULATION_PANELS = Row(
+SPECULATION_PANELS = PanelRow(
     "Speculation and images",
     (
         Panel(
@@ -156,7 +156,7 @@ SPECULATION_PANELS = Row(
     ),
 )
 
-REPLICA_PANELS = Row(
+REPLICA_PANELS = PanelRow(
     "Replicas, sleep and processes",
     (
         Panel(

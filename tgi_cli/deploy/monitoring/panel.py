@@ -37,7 +37,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """Panels under one heading, which can be folded."""
 
     title: str

@@ -11,7 +11,7 @@ from tgi_cli.deploy.monitoring.engine_panels import (
     REPLICA_PANELS,
     SPECULATION_PANELS,
 )
-from tgi_cli.deploy.monitoring.panel import COUNT, REQUESTS, SECONDS, SHARE, TOKENS, Panel, Row
+from tgi_cli.deploy.monitoring.panel import COUNT, REQUESTS, SECONDS, SHARE, TOKENS, Panel, PanelRow
 from tgi_cli.deploy.monitoring.queries import (
     increase,
     mean,
@@ -50,7 +50,7 @@ def _stat(
 
 _FAILED = rate("tgi_request_failure", err=SERVER_FAILURES)
 
-OVERVIEW = Row(
+OVERVIEW = PanelRow(
     "Overview",
     (
         _stat("Requests", REQUESTS, rate("tgi_request_count")),
@@ -93,7 +93,7 @@ OVERVIEW = Row(
     ),
 )
 
-REQUEST_PANELS = Row(
+REQUEST_PANELS = PanelRow(
     "Requests",
     (
         Panel(
@@ -166,7 +166,7 @@ REQUEST_PANELS = Row(
     ),
 )
 
-BATCH_PANELS = Row(
+BATCH_PANELS = PanelRow(
     "Queue and batch",
     (
         Panel(
