@@ -168,7 +168,7 @@ def test_options_of_kubernetes_are_in_the_file(capsys: pytest.CaptureFixture[str
     [
         (("docker", "--pods", "2"), "--pods has no effect on `tgi deploy docker`"),
         (("compose", "--storage", "1GiB"), "--storage has no effect"),
-        (("k8s", "--gpus", "1", "--max-pods", "3"), "--max-pods needs --autoscale"),
+        (("k8s", "--gpus", "1", "--max-pods", "3"), "--max-pods needs an autoscaler"),
         (("k8s", "--gpus", "1", "--gateway", "smg"), "--namespace"),
     ],
 )

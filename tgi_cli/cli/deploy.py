@@ -123,7 +123,10 @@ def _render(settings: ParsedSettings, deployment: Deployment) -> str:
 def _kubernetes_options(settings: ParsedSettings) -> KubernetesOptions:
     for name in ("max_pods", "target_queue", "target_token_latency", "prometheus_url"):
         if settings.is_set(name) and not settings["autoscale"]:
-            raise ConfigError(f"{settings.source_of(name)} needs --autoscale", "hpa or keda")
+            raise ConfigError(
+                f"{settings.source_of(name)} needs an autoscaler",
+                "add --autoscale hpa or --autoscale keda",
+            )
     milliseconds: float | None = settings["target_token_latency"]
     return KubernetesOptions(
         namespace=settings["namespace"] or "",

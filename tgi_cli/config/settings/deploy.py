@@ -62,9 +62,7 @@ KUBERNETES_SETTINGS = panel(
     "Kubernetes",
     (DEPLOY,),
     variables=(),
-    namespace=Setting(
-        text("NAME"), "Namespace of all objects. Default: that of kubectl.", brief="Namespace."
-    ),
+    namespace=Setting(text("NAME"), "Namespace of all objects. Default: that of kubectl."),
     storage=Setting(memory(), "Size of the volume for models. Default: 100GiB."),
     storage_class=Setting(
         text("NAME"),
@@ -84,7 +82,7 @@ KUBERNETES_SETTINGS = panel(
         brief="Number of pods.",
     ),
     autoscale=Setting(
-        one_of("WHAT", *AUTOSCALERS),
+        one_of("BY", *AUTOSCALERS),
         "Add pods under load: by a HorizontalPodAutoscaler, whose metrics prometheus-adapter "
         "reads, or by KEDA, which asks Prometheus itself.",
         brief="Add pods under load: hpa or keda.",
@@ -109,7 +107,7 @@ KUBERNETES_SETTINGS = panel(
         one_of("GATEWAY", *GATEWAYS),
         "What spreads requests over the pods by their prefixes: an InferencePool of the Gateway "
         "API with its endpoint picker, or SMG. Default: the Service, at random.",
-        brief="inference-pool or smg.",
+        brief="Route by prefix: inference-pool or smg.",
     ),
     monitoring=Setting(
         SWITCH,
