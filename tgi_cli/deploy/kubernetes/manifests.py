@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from tgi_cli.deploy.compose import LOAD_SECONDS
 from tgi_cli.deploy.deployment import API_KEY, Deployment
 from tgi_cli.deploy.kubernetes.autoscaling import autoscaling_objects
 from tgi_cli.deploy.kubernetes.gateways import GATEWAY, GATEWAY_KEY, gateway_objects
@@ -17,6 +18,9 @@ from tgi_cli.deploy.kubernetes.pods import pod_template, quantity
 from tgi_cli.errors import ConfigError
 
 ONE_POD = KubernetesOptions()
+
+_MARGIN_SECONDS = 300
+"""For pulling the image, beyond the time that a model may take."""
 
 
 def render(deployment: Deployment, options: KubernetesOptions = ONE_POD) -> str:
@@ -91,6 +95,8 @@ def deployment_object(deployment: Deployment, options: KubernetesOptions) -> dic
         "metadata": metadata(deployment, options),
         "spec": spec
         | {
+            # Until then, a pod that still downloads its model is no failed rollout.
+            "progressDeadlineSeconds": LOAD_SECONDS + _MARGIN_SECONDS,
             "selector": {"matchLabels": labels(deployment)},
             "template": pod_template(deployment, options),
         },

@@ -32,6 +32,10 @@ def pod_template(deployment: Deployment, options: KubernetesOptions) -> dict[str
         "containers": [_container(deployment)],
         "volumes": _volumes(deployment),
     }
+    if deployment.gpus:
+        # Nodes with GPUs often take no other pods.
+        toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+        spec["tolerations"] = [toleration]
     if options.several_pods:
         spec["topologySpreadConstraints"] = [
             {
