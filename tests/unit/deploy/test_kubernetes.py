@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ EVERYTHING = KubernetesOptions(
 )
 
 
+@functools.cache
 def objects(deployment: Deployment, options: KubernetesOptions) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(render(deployment, options)))
 
@@ -82,11 +85,12 @@ def test_every_manifest_is_valid() -> None:
 
 
 def test_the_validator_finds_faults() -> None:
-    manifest = one(objects(GPU, EVERYTHING), "Deployment")
+    manifest = copy.deepcopy(one(objects(GPU, EVERYTHING), "Deployment"))
     manifest["spec"]["template"]["spec"]["containers"][0]["livenes"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(manifest)
-    pool = one(objects(GPU, replace(EVERYTHING, gateway="inference-pool")), "InferencePool")
+    found = objects(GPU, replace(EVERYTHING, gateway="inference-pool"))
+    pool = copy.deepcopy(one(found, "InferencePool"))
     pool["spec"]["extensionRef"] = pool["spec"].pop("endpointPickerRef")
     with pytest.raises(jsonschema.ValidationError):
         validate(pool)
@@ -239,4 +243,4 @@ def test_arguments_do_not_reach_a_leaders_shell() -> None:
 def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         KubernetesOptions(**fields)
-    assert message in str(caught.value)
+    assert message in f"{caught.value.cause} {caught.value.remedy}"
