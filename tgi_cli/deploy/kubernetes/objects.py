@@ -85,7 +85,7 @@ def to_yaml(*documents: dict[str, Any], explicit_start: bool = False) -> str:
     return text
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
         """Write shared values as often as they occur: not everybody reads anchors."""
         return True
