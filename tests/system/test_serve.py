@@ -114,6 +114,29 @@ def test_ctrl_c_ends_it_in_order(start_server: StartServer) -> None:
         assert json.loads(line)["level"] in ("INFO", "WARNING"), line
 
 
+def test_ctrl_c_while_it_loads_is_no_failure(start_server: StartServer) -> None:
+    server = start_server()
+    poll(lambda: len(server.children()) == 2, 60, "the children start")
+    children = server.children()
+    os.killpg(server.process.pid, signal.SIGINT)
+    assert server.wait() == ExitCode.OK
+    assert errors_in(server.log) == []
+    assert_nothing_is_left(server, children)
+
+
+def test_ctrl_c_while_it_downloads_is_no_failure(start_server: StartServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # which never answers
+        hub.settimeout(60)
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        server = start_server("org/model", HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+        connection, _ = hub.accept()
+        with connection:
+            os.killpg(server.process.pid, signal.SIGINT)
+            assert server.wait() == ExitCode.OK
+    assert errors_in(server.log) == []
+    assert "Traceback" not in server.log
+
+
 def test_a_killed_launcher_leaves_no_orphan(start_server: StartServer) -> None:
     server = start_server()
     server.wait_ready()
