@@ -61,6 +61,14 @@ def test_the_line_to_try_works_as_it_is(server: ServerProcess) -> None:
     assert json.loads(done.stdout)["generated_text"]
 
 
+def test_a_chat_without_settings_is_answered(server: ServerProcess) -> None:
+    body = {"messages": [{"role": "user", "content": "How do I open a file?"}]}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert "with open(path" in choice["message"]["content"]
+
+
 def test_the_runtime_folder_is_private(server: ServerProcess) -> None:
     (folder,) = server.runtime.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
