@@ -99,7 +99,7 @@ class LLM:
             trust_remote_code=trust_remote_code,
             lora_adapters=find_adapters(lora_adapters, local.model_id),
             speculative_config=read_speculative_config(speculative_config),
-            **settings,
+            **{"max_prefill_delay": 0, **settings},
         )
         serve = with_drafter(serve, heads)
         self._text = TextBundle.load(local.path, trust_remote_code)
