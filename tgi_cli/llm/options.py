@@ -34,7 +34,7 @@ _PRIORITIES = range(-(1 << 63), 1 << 63)
 
 
 class EngineSettings(TypedDict, total=False):
-    """Settings of an engine: those of ``tgi serve``, with the same defaults but for one.
+    """Settings of an engine: those of ``tgi serve``, with the same defaults, but for one.
 
     Attributes:
         dtype: ``float32``, ``bfloat16`` or ``float16``. Default: depends on the device.

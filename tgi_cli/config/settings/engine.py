@@ -134,7 +134,6 @@ ENGINE_SETTINGS = (
             "Milliseconds by which prompts may lengthen a step that running requests wait for, or "
             "as long as these take alone, if that is more; 0: no limit but the number of tokens. "
             f"Default: {DEFAULT_CPU_PREFILL_DELAY} on a CPU, 0 on a GPU.",
-            brief="Milliseconds that prompts may add to a step.",
         ),
         waiting_served_ratio=Setting(
             RATIO,
