@@ -93,13 +93,14 @@ class LLM:
         if unknown := settings.keys() - EngineSettings.__annotations__:
             raise TypeError(f"LLM() got an unexpected argument {min(unknown)!r}")
         local, heads = locate(model, revision, trust_remote_code)
+        settings.setdefault("max_prefill_delay", 0)  # whole answers are awaited, for the most part
         serve = ServeConfig(
             model_id=local.model_id,
             revision=local.revision or None,
             trust_remote_code=trust_remote_code,
             lora_adapters=find_adapters(lora_adapters, local.model_id),
             speculative_config=read_speculative_config(speculative_config),
-            **{"max_prefill_delay": 0, **settings},
+            **settings,
         )
         serve = with_drafter(serve, heads)
         self._text = TextBundle.load(local.path, trust_remote_code)
