@@ -41,8 +41,7 @@ class EngineSettings(TypedDict, total=False):
         max_input_tokens: Longest prompt. Default: as the model and the memory allow.
         max_total_tokens: Most tokens of a request, the prompt included. Default: likewise.
         max_batch_prefill_tokens: Prompt tokens computed in one step.
-        max_prefill_delay: Milliseconds by which prompts may lengthen a step that running requests
-            wait for; see ``--max-prefill-delay``. Default: 0, no limit.
+        max_prefill_delay: Milliseconds by which prompts may lengthen a step. Default: no limit.
         max_batch_total_tokens: Tokens in the KV cache. Default: as many as fit.
         max_batch_size: Most requests that run at once.
         batching: See :class:`tgi_cli.engine.config.Batching`.
