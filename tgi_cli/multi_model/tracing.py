@@ -65,14 +65,14 @@ class ForwardSpan(ServerSpan):
     def forward(self, url: str, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
         """The request is sent to a model's server; yields its headers with the span's context."""
         parts = urlsplit(url)
+        address = {"server.address": parts.hostname, "server.port": parts.port}
         self._forwarded = self._tracer.start(
             self._record.method,
             "client",
             self.span,
             attributes={
                 "http.request.method": self._record.method,
-                "server.address": parts.hostname or "",
-                "server.port": parts.port or 0,
+                **{name: value for name, value in address.items() if value is not None},
             },
         )
         yield from (header for header in headers if header[0] not in _CONTEXT)
