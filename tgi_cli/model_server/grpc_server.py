@@ -125,6 +125,7 @@ class EngineServer(AdapterServicer):
             options=channel_options.TCP_SERVER
             if any(service.remote for service in self.services)
             else channel_options.SERVER,
+            interceptors=() if self._spans is None else (self._spans.calls,),
         )
         services.add_to_server(pb, self, server)
         for service in self.services:

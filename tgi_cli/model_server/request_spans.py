@@ -15,6 +15,7 @@ from typing import Any
 
 from tgi_cli.config import ServeConfig
 from tgi_cli.engine.messages import Finished, FinishReason, GenerationRequest, StepOutputs
+from tgi_cli.model_server.rpc_spans import RpcSpans
 from tgi_cli.telemetry.context import TraceContext
 from tgi_cli.telemetry.tracer import Tracer, fail, service_name
 
@@ -43,9 +44,13 @@ class RequestSpans:
     """Records spans as requests end.
 
     Sessions' readers call :meth:`begin`, one other thread the other methods.
+
+    Attributes:
+        calls: records the calls of TGI's router.
     """
 
     def __init__(self, tracer: Tracer) -> None:
+        self.calls = RpcSpans(tracer)
         self._tracer = tracer
         self._live: dict[int, _TracedRequest] = {}
         self._lock = threading.Lock()
