@@ -20,7 +20,6 @@ STREAMS = [
     ("/v1/chat/completions", {"messages": CHAT, "n": 3, "stream": True}),
     ("/v1/responses", {"input": "hi", "stream": True}),
     ("/v1/messages", {"model": "m", "max_tokens": 9, "messages": CHAT, "stream": True}),
-    ("/infill", {"input_prefix": "hi", "input_suffix": "", "stream": True}),
 ]
 
 

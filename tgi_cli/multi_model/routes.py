@@ -19,7 +19,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -190,8 +189,8 @@ async def metrics(state: FrontState, request: Request) -> Response:
     lines += openmetrics.openmetrics(own) if exemplars else own
     registry = CollectorRegistry()
     ProcessCollector(namespace="tgi_front", registry=registry)
-    process = generate_openmetrics(registry) if exemplars else generate_latest(registry)
-    body = "\n".join([*lines, ""]).encode() + process
+    own_process = openmetrics.exposition_of(registry) if exemplars else generate_latest(registry)
+    body = "\n".join([*lines, ""]).encode() + own_process
     return Response(body, headers={"content-type": content_type, "vary": "accept"})
 
 

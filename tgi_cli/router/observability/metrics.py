@@ -10,11 +10,10 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.metrics import SECONDS
-from tgi_cli.router.observability.openmetrics import openmetrics
+from tgi_cli.router.observability.openmetrics import exposition_of, openmetrics
 from tgi_cli.router.observability.prometheus import (
     CounterMetric,
     HistogramMetric,
@@ -93,5 +92,5 @@ class Metrics:
         lines += engine
         if exemplars:
             text = "\n".join([*openmetrics(lines), ""])
-            return text.encode() + generate_openmetrics(self._process)
+            return text.encode() + exposition_of(self._process)
         return "\n".join([*lines, ""]).encode() + generate_latest(self._process)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics import exposition
 from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 END = "# EOF"
+"""The last line."""
 _MEDIA_TYPE = "application/openmetrics-text"
 _TEXT = ("text/plain", "text/*", "*/*")
 _TOTAL = "_total"
@@ -57,6 +61,17 @@ def openmetrics(lines: Iterable[str]) -> Iterator[str]:
             if text:
                 yield f"# HELP {name} {text}"
         elif "le=" in line:
-            yield _BOUND.sub(lambda bound: floatToGoString(bound[0]), line, count=1)
+            yield _BOUND.sub(_canonical, line, count=1)
         else:
             yield line
+
+
+def exposition_of(registry: CollectorRegistry) -> bytes:
+    """The exposition of prometheus_client's metrics, with :data:`END`."""
+    generate: Any = exposition.generate_latest  # which has no annotations
+    return bytes(generate(registry))
+
+
+def _canonical(bound: re.Match[str]) -> str:
+    write: Any = floatToGoString
+    return str(write(bound[0]))
