@@ -4,7 +4,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 
 from tests.unit.bench.dashboard.cells import of_picture
-from tests.unit.bench.dashboard.script import batch_step, http_run, http_step
+from tests.unit.bench.dashboard.script import batch_run, batch_step, http_run, http_step
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.dashboard import ScreenTitle, histogram, widgets
 from tgi_cli.bench.dashboard.charts import RoundTicks, limits
@@ -230,3 +230,11 @@ async def test_lines_of_a_text_are_whole_beside_its_scroll_bar() -> None:
         assert view.show_vertical_scrollbar
         shown = of_picture(app.export_screenshot())
     assert all(row.startswith(line) for row in shown)
+
+
+@pytest.mark.parametrize("width", [14, 20, 39])
+def test_rates_of_batches_are_named_apart_from_latencies_at_any_width(width: int) -> None:
+    rows = compare(batch_run(), batch_run()).rows
+    names = [(row.step, comparison.name_of(row, width)) for row in rows]
+    assert len(set(names)) == len(names) > 0
+    assert all(len(name) <= width for _, name in names)
