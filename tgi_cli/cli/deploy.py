@@ -47,14 +47,10 @@ _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"
 @takes(
     DEPLOY,
     ("tgi deploy compose ./my-model -o compose.yaml", "a service of Compose"),
-    ("tgi deploy systemd org/model --port 8080", "a unit of systemd"),
     ("tgi deploy k8s org/model --memory 16GiB", "objects of Kubernetes"),
-    ("tgi deploy grafana -o tgi.json", "a dashboard"),
 )
 def deploy(settings: ParsedSettings) -> None:
     """Print a server's file for Docker, systemd or Kubernetes.
-
-    Or a dashboard for Grafana, or alert rules for Prometheus, for all servers together.
 
     Takes the settings of `tgi serve`, which the server is to have. Nothing is downloaded or
     started; a model on this machine that `tgi warmup` has not measured is loaded once, to measure
