@@ -5,7 +5,7 @@ from __future__ import annotations
 from tgi_cli.config.settings.setting import DEPLOY, Setting, panel
 from tgi_cli.config.settings.values import SWITCH, memory, one_of, path, text, whole
 
-TARGETS = ("docker", "compose", "systemd", "k8s")
+TARGETS = ("docker", "compose", "systemd", "k8s", "ray")
 
 DEPLOY_SETTINGS = panel(
     "Deployment",
@@ -13,7 +13,7 @@ DEPLOY_SETTINGS = panel(
     variables=(),
     target=Setting(
         one_of("TARGET", *TARGETS),
-        "What runs the server: docker, compose, systemd or k8s.",
+        "What runs the server: docker, compose, systemd, k8s or ray (which is started).",
         argument=True,
         required=True,
     ),
