@@ -50,9 +50,9 @@ _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"
 def deploy(settings: ParsedSettings) -> None:
     """Print a server's file for Docker, systemd or Kubernetes, or run replicas on Ray.
 
-    Takes the settings of `tgi serve`, which the server is to have. For a file, nothing is downloaded
-    or started; a model on this machine that `tgi warmup` has not measured is loaded once, to measure
-    its memory.
+    Takes the settings of `tgi serve`, which the server is to have. For a file, nothing is
+    downloaded or started; a model on this machine that `tgi warmup` has not measured is loaded
+    once, to measure its memory.
     """
     if settings["target"] == "ray":
         setup.prepare(settings, "ray")
