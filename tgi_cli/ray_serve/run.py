@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -59,8 +60,10 @@ def run(config: RayConfig, model: ServeConfig, router: RouterConfig, locate: Loc
     check_settings(model)
     check_ray(config, model, router)
     _set_up_environment()
-    _check_installed()
+    if find_spec("ray") is None:
+        raise _not_installed()
     with exiting_on(signal.SIGTERM, signal.SIGINT):
+        # In a fork, which Ray's threads would not survive: it is imported later.
         name = _prepare_here(config, model, locate) if config.own_cluster else model.model_id
     signals: SimpleQueue[signal.Signals] = SimpleQueue()
     with contextlib.ExitStack() as stack:
@@ -99,14 +102,8 @@ def _set_up_environment() -> None:
     os.environ.update(child_environment())
 
 
-def _check_installed() -> None:
-    """Raise ConfigError if Ray Serve is not installed."""
-    try:
-        from ray import serve  # noqa: F401 (imported to see whether it is there)
-    except ImportError as error:
-        raise ConfigError(
-            f"Ray Serve is not installed: {error}", f"`{install_command('ray')}`"
-        ) from error
+def _not_installed() -> ConfigError:
+    return ConfigError("Ray Serve is not installed", f"`{install_command('ray')}`")
 
 
 def _prepare_here(config: RayConfig, model: ServeConfig, locate: Locate) -> str:
@@ -122,11 +119,15 @@ def _cluster(config: RayConfig) -> Iterator[None]:
     """Be connected to the cluster, which ends with the block if it is the own one.
 
     Raises:
-        ConfigError: There is no cluster to join, or it does not accept this user.
+        ConfigError: There is no cluster to join, it does not accept this user, or Ray Serve is not
+            installed.
     """
-    import ray
-    from ray.exceptions import RayError
-
+    try:
+        import ray
+        from ray import serve  # noqa: F401 (an extra of Ray's)
+        from ray.exceptions import RayError
+    except ImportError as error:
+        raise _not_installed() from error
     common = {"include_dashboard": False, "configure_logging": True, "logging_level": "WARNING"}
     try:
         if config.own_cluster:
