@@ -39,7 +39,7 @@ async def exchange(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Res
 
     task = asyncio.create_task(run(), name="exchange")
     _running.add(task)
-    task.add_done_callback(_running.discard)
+    task.add_done_callback(_ended)
     try:
         ended = False
         while not ended:
@@ -57,6 +57,12 @@ async def exchange(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Res
         await task  # raises what the application did
     finally:
         gone.set()
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    _running.discard(task)
+    if not task.cancelled():
+        task.exception()  # seen, also if nobody waits for it
 
 
 async def whole_response(app: ASGIApp, request: ForwardedRequest, replica: str) -> WholeResponse:

@@ -45,7 +45,7 @@ _FIELDS = tuple(name for name in _PromptFields.__struct_fields__ if name != "pro
 def request_key(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> RoutingKey:
     """The key of a request; that of one without a readable prompt has no hashes.
 
-    Costs 50 us for a body of 16 kB. Hashes are those of this process.
+    Costs 23 us for a body of 16 kB, 1.2 ms for 500 kB. Hashes are those of this process.
     """
     try:
         fields = _decode(body)
