@@ -102,6 +102,7 @@ class EngineReplica:
             model_id=found.model_id,
             revision=found.revision or "",
             engine_url=f"unix:{folder / SOCKET}",
+            parent_fd=parent_fd,
             response_store_bytes=0,  # the next request may reach another replica
         )
         server_config = ModelServerConfig(

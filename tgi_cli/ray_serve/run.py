@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -98,6 +99,8 @@ def _set_up_environment() -> None:
             os.environ[AUTH_MODE],
         )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     # Workers of a cluster that starts here find the package where this process has it.
     os.environ.update(child_environment())
 
@@ -210,6 +213,7 @@ class _Deployment:
 
         from tgi_cli.ray_serve.application import make_application, quiet_logs
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         config, model, router = self._config, self._model, self._router
         bundle = bundle_of(config, model.num_shard, ray.cluster_resources())
         options: dict[str, Any] = {"host": model.hostname, "port": model.port}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -34,11 +33,12 @@ LIVES = """
 class Server:
     """A replica's server, the lives of its process, and what it reports."""
 
-    def __init__(self, restarts: int, script: str = LIVES) -> None:
+    def __init__(self, restarts: int, script: str, usable: bool) -> None:
         self.lives: list[ChildProcess] = []
         self.served = 0
         self.failures: SimpleQueue[TgiError] = SimpleQueue()
         self._script = script
+        self._is_usable = usable
         serve = ServeConfig(model_id="m", max_restarts=restarts, watchdog_timeout=0.0)
         parts = ModelServerParts(start=self._start, usable=self._usable)
         self.server = ReplicaServer(parts, serve, self.failures.put)
@@ -54,7 +54,7 @@ class Server:
 
     def _usable(self) -> bool:
         self.served = len(self.lives)
-        return True
+        return self._is_usable
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Server]]:
             kill(child.pid)
 
 
-def start(servers: list[Server], restarts: int, script: str = LIVES) -> Server:
-    server = Server(restarts, script)
+def start(servers: list[Server], restarts: int, script: str = LIVES, usable: bool = True) -> Server:
+    server = Server(restarts, script, usable)
     servers.append(server)
     server.server.start()
     return server
@@ -98,9 +98,8 @@ def test_dying_too_often_is_a_failure(servers: list[Server]) -> None:
     assert len(server.lives) == 2
 
 
-def test_dying_before_it_serves_is_a_failure(servers: list[Server], tmp_path: Path) -> None:
-    server = start(servers, restarts=3, script="import sys; sys.exit(4)")
-    server.served = -1
+def test_dying_before_it_serves_is_a_failure(servers: list[Server]) -> None:
+    server = start(servers, restarts=3, script="import sys; sys.exit(4)", usable=False)
     error = server.failures.get(timeout=30)
     assert "ended with code 4" in error.cause
     server.server.stop()

@@ -60,6 +60,11 @@ def test_bodies_without_a_block_have_no_hashes(body: bytes) -> None:
     assert not request_key(JSON, body).hashes
 
 
+def test_a_long_prompt_is_compared_up_to_a_length() -> None:
+    key = request_key(JSON, json.dumps({"prompt": "x" * 2_000_000}).encode())
+    assert (len(key.hashes), key.num_tokens) == (4096, 500_000)
+
+
 def test_sessions_are_named_by_headers_or_by_the_body() -> None:
     body = json.dumps({"prompt": "x", "prompt_cache_key": "s"}).encode()
     plain = request_key(JSON, b"{}")
