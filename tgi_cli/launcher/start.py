@@ -23,10 +23,11 @@ def start_model_server(
         config: Of the model server, but for its heartbeat. It has a parent's pipe.
         variables: Environment variables besides the inherited ones.
     """
-    assert config.parent_fd is not None
+    parent_fd = config.parent_fd
+    assert parent_fd is not None
     heartbeat = SharedHeartbeat.create()
     config = replace(config, heartbeat_fd=heartbeat.fd)
-    fds = (config.parent_fd, heartbeat.fd)
+    fds = (parent_fd, heartbeat.fd)
     child = start_command(
         "model-server", ShardError, config, fds, variables, config.serve, config.replica
     )

@@ -69,7 +69,7 @@ class Bundle:
     gpus: int
 
     @property
-    def resources(self) -> dict[str, float]:
+    def resources(self) -> dict[str, int]:
         """Under Ray's names."""
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 

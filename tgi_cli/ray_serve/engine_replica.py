@@ -124,15 +124,13 @@ class EngineReplica:
         self._stack.push_async_callback(asyncio.to_thread, server.stop)
         server.start()
         opening = asyncio.ensure_future(self._stack.enter_async_context(running_app(router)))
+        self._failed.add_done_callback(lambda _: opening.cancel())
         try:
-            await asyncio.wait({opening, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-            if not opening.done():
-                raise self._failed.result()
-            return opening.result()
-        finally:
-            if not opening.done():
-                opening.cancel()
-                await asyncio.wait({opening})
+            return await opening
+        except asyncio.CancelledError:
+            if self._failed.done():
+                raise self._failed.result() from None
+            raise
 
     # ------------------------------------------------------------------ requests
 
