@@ -194,6 +194,8 @@ VARIABLES = {
     "MAX_LORAS": ("max_loras", 3),
     "MAX_CPU_LORAS": ("max_cpu_loras", 12),
     "MAX_LORA_RANK": ("max_lora_rank", 32),
+    "OTLP_ENDPOINT": ("otlp_endpoint", "http://collector:4317"),
+    "OTLP_SERVICE_NAME": ("otlp_service_name", "mine"),
     "LOG_LEVEL": ("logger_level", "info,text_generation_router=debug"),
     "JSON_OUTPUT": ("json_output", True),
 }

@@ -96,6 +96,8 @@ class ServeConfig(EngineOptions):
     watermark_delta: float = default("watermark_delta")
     max_restarts: int = default("max_restarts")
     watchdog_timeout: float = default("watchdog_timeout")
+    otlp_endpoint: str | None = None
+    otlp_service_name: str = default("otlp_service_name")
     logger_level: str = default("logger_level")
     graceful_termination_timeout: int = default("graceful_termination_timeout")
 

@@ -12,7 +12,7 @@ from tgi_cli.config.settings.bench import BENCH_SETTINGS
 from tgi_cli.config.settings.chat import CHAT_SETTINGS
 from tgi_cli.config.settings.connect import CONNECT_SETTINGS
 from tgi_cli.config.settings.connection import CONNECTION_SETTINGS
-from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS
+from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS, KUBERNETES_SETTINGS
 from tgi_cli.config.settings.engine import ENGINE_SETTINGS
 from tgi_cli.config.settings.inherited import INHERITED_SETTINGS
 from tgi_cli.config.settings.model import LOADING_SETTINGS, MODEL_SETTINGS
@@ -37,6 +37,7 @@ SETTINGS: tuple[Setting, ...] = (
     *CHAT_SETTINGS,
     *CONNECT_SETTINGS,
     *DEPLOY_SETTINGS,
+    *KUBERNETES_SETTINGS,
     *COMPLETION_SETTINGS,
 )
 """In the order in which help shows them."""
