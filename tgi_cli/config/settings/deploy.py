@@ -15,9 +15,9 @@ DEPLOY_SETTINGS = panel(
     variables=(),
     target=Setting(
         one_of("TARGET", *TARGETS),
-        "What runs the server: docker, compose, systemd, k8s or ray. Or what watches it: grafana (a "
-        "dashboard) or prometheus (alert rules).",
-        brief="docker, compose, systemd or k8s; ray; grafana or prometheus.",
+        "What runs the server: docker, compose, systemd, k8s or ray. Or what watches it: grafana "
+        "(a dashboard) or prometheus (alert rules).",
+        brief="docker, compose, systemd, k8s, ray ...",
         argument=True,
         required=True,
     ),
