@@ -100,7 +100,7 @@ KUBERNETES_SETTINGS = panel(
     prometheus_url=Setting(
         text("URL"),
         "Prometheus that KEDA asks.",
-        "http://prometheus-operated.monitoring.svc:9090",
+        "http://prometheus-operated.monitoring:9090",
     ),
     gateway=Setting(
         one_of("GATEWAY", *GATEWAYS),
