@@ -13,7 +13,7 @@ complete -c tgi -n __fish_use_subcommand -a bench -d 'Benchmark a model, a shard
 complete -c tgi -n __fish_use_subcommand -a model-server -d 'Run a model behind a unix socket, for a router'
 complete -c tgi -n __fish_use_subcommand -a router -d 'Serve HTTP in front of a model server'
 complete -c tgi -n __fish_use_subcommand -a connect -d 'Print or write the settings of a client, such as Codex'
-complete -c tgi -n __fish_use_subcommand -a deploy -d 'Print a server\'s file for Docker, systemd or Kubernetes, or run replicas on Ray'
+complete -c tgi -n __fish_use_subcommand -a deploy -d 'Print files for Docker or Kubernetes, or deploy on Ray'
 complete -c tgi -n __fish_use_subcommand -a completion -d 'Print the script that completes commands in a shell'
 complete -c tgi -n '__fish_seen_subcommand_from serve' -a '(__fish_complete_directories)'
 complete -c tgi -n '__fish_seen_subcommand_from serve' -l model-id -r -F -d 'The same as MODEL'

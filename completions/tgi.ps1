@@ -12,7 +12,7 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
         'model-server' = 'Run a model behind a unix socket, for a router'
         'router' = 'Serve HTTP in front of a model server'
         'connect' = 'Print or write the settings of a client, such as Codex'
-        'deploy' = 'Print a server''s file for Docker, systemd or Kubernetes, or run replicas on Ray'
+        'deploy' = 'Print files for Docker or Kubernetes, or deploy on Ray'
         'completion' = 'Print the script that completes commands in a shell'
     }
     $flags = @{

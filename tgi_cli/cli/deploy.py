@@ -53,7 +53,7 @@ _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"
     ("tgi deploy k8s org/model --memory 16GiB", "objects of Kubernetes"),
 )
 def deploy(settings: ParsedSettings) -> None:
-    """Print a server's file for Docker, systemd or Kubernetes, or run replicas on Ray.
+    """Print files for Docker or Kubernetes, or deploy on Ray.
 
     Takes the settings of `tgi serve`, which the server is to have. For a file, a model on this
     machine that `tgi warmup` has not measured is loaded once.
