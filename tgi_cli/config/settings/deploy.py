@@ -5,7 +5,7 @@ from __future__ import annotations
 from tgi_cli.config.settings.setting import DEPLOY, Setting, panel
 from tgi_cli.config.settings.values import SWITCH, memory, number, one_of, path, text, whole
 
-TARGETS = ("docker", "compose", "systemd", "k8s", "grafana", "prometheus")
+TARGETS = ("docker", "compose", "systemd", "k8s", "ray", "grafana", "prometheus")
 AUTOSCALERS = ("hpa", "keda")
 GATEWAYS = ("inference-pool", "smg")
 
@@ -15,9 +15,9 @@ DEPLOY_SETTINGS = panel(
     variables=(),
     target=Setting(
         one_of("TARGET", *TARGETS),
-        "What runs the server: docker, compose, systemd or k8s. Or what watches it: grafana (a "
-        "dashboard) or prometheus (alert rules).",
-        brief="docker, compose, systemd, k8s, grafana, prometheus.",
+        "What runs the server: docker, compose, systemd, k8s or ray. Or what watches it: grafana "
+        "(a dashboard) or prometheus (alert rules).",
+        brief="docker, compose, systemd, k8s, ray ...",
         argument=True,
         required=True,
     ),
