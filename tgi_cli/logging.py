@@ -35,8 +35,12 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields passed as ``extra=``."""
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    """The fields passed as ``extra=``; those of libraries that mark all records begin with _."""
+    return {
+        key: value
+        for key, value in vars(record).items()
+        if key not in _STANDARD and not key.startswith("_")
+    }
 
 
 class _JsonFormatter(logging.Formatter):

@@ -20,6 +20,7 @@ PACKAGE = Path(tgi_cli.__file__).parent
 PACKAGES = [
     "cli",
     "multi_model",
+    "ray_serve",
     "launcher",
     "deploy",
     "bench",
@@ -163,6 +164,7 @@ def test_modules_import_each_other_in_one_direction_only() -> None:
         "model_server",
         "rpc",
         "launcher",
+        "ray_serve",
         "deploy",
         "cli",
         "hub",

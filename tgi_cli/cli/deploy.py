@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from tgi_cli.cli import setup
+from tgi_cli.cli.on_ray import run_on_ray
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config import ServeConfig
@@ -47,19 +50,17 @@ _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"
 @takes(
     DEPLOY,
     ("tgi deploy compose ./my-model -o compose.yaml", "a service of Compose"),
-    ("tgi deploy systemd org/model --port 8080", "a unit of systemd"),
     ("tgi deploy k8s org/model --memory 16GiB", "objects of Kubernetes"),
-    ("tgi deploy grafana -o tgi.json", "a dashboard"),
 )
 def deploy(settings: ParsedSettings) -> None:
-    """Print a server's file for Docker, systemd or Kubernetes.
+    """Print files for Docker or Kubernetes, or deploy on Ray.
 
-    Or a dashboard for Grafana, or alert rules for Prometheus, for all servers together.
-
-    Takes the settings of `tgi serve`, which the server is to have. Nothing is downloaded or
-    started; a model on this machine that `tgi warmup` has not measured is loaded once, to measure
-    its memory.
+    Takes the settings of `tgi serve`, which the server is to have. For a file, a model on this
+    machine that `tgi warmup` has not measured is loaded once.
     """
+    if settings["target"] == "ray":
+        setup.prepare(settings, "ray")
+        raise typer.Exit(run_on_ray(settings, own_cluster=True))
     setup.set_up_logs("deploy", settings["logger_level"], json_output=False)
     _refuse_flags_without_effect(settings)
     if monitoring := _MONITORING.get(settings["target"]):

@@ -129,6 +129,7 @@ def _serve(
             capacity.num_state_slots,
             capacity.encoder,
             capacity.whole_prompts,
+            capacity.step_seconds,
         ),
         0 if config.device == "cpu" else 1,
         compiler=worker.grammars,

@@ -18,6 +18,7 @@ from tgi_cli.config.settings.inherited import INHERITED_SETTINGS
 from tgi_cli.config.settings.model import LOADING_SETTINGS, MODEL_SETTINGS
 from tgi_cli.config.settings.multi_model import MULTI_MODEL_SETTINGS
 from tgi_cli.config.settings.quantize import COMPLETION_SETTINGS, QUANTIZE_SETTINGS
+from tgi_cli.config.settings.ray import RAY_SETTINGS
 from tgi_cli.config.settings.router import NETWORK_SETTINGS, ROUTER_SETTINGS
 from tgi_cli.config.settings.setting import DEPLOY, SERVE, Setting
 
@@ -29,6 +30,7 @@ SETTINGS: tuple[Setting, ...] = (
     *ROUTER_SETTINGS,
     *CONNECTION_SETTINGS,
     *MULTI_MODEL_SETTINGS,
+    *RAY_SETTINGS,
     *INHERITED_SETTINGS,
     *BENCH_SETTINGS,
     *QUANTIZE_SETTINGS,

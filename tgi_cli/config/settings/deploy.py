@@ -5,7 +5,7 @@ from __future__ import annotations
 from tgi_cli.config.settings.setting import DEPLOY, Setting, panel
 from tgi_cli.config.settings.values import SWITCH, memory, number, one_of, path, text, whole
 
-TARGETS = ("docker", "compose", "systemd", "k8s", "grafana", "prometheus")
+TARGETS = ("docker", "compose", "systemd", "k8s", "ray", "grafana", "prometheus")
 AUTOSCALERS = ("hpa", "keda")
 GATEWAYS = ("inference-pool", "smg")
 
@@ -15,8 +15,9 @@ DEPLOY_SETTINGS = panel(
     variables=(),
     target=Setting(
         one_of("TARGET", *TARGETS),
-        "What runs the server: docker, compose, systemd or k8s. Or what watches it: grafana (a "
-        "dashboard) or prometheus (alert rules).",
+        "What runs the server: docker, compose, systemd, k8s or ray. Or what watches it: grafana "
+        "(a dashboard) or prometheus (alert rules).",
+        brief="docker, compose, systemd, k8s, ray ...",
         argument=True,
         required=True,
     ),
@@ -79,13 +80,11 @@ KUBERNETES_SETTINGS = panel(
         whole(1, 4096),
         "Number of pods, or with --nodes of groups of pods; with --autoscale, the smallest number.",
         1,
-        brief="Number of pods.",
     ),
     autoscale=Setting(
         one_of("BY", *AUTOSCALERS),
         "Add pods under load: by a HorizontalPodAutoscaler, whose metrics prometheus-adapter "
         "reads, or by KEDA, which asks Prometheus itself.",
-        brief="Add pods under load: hpa or keda.",
     ),
     max_pods=Setting(whole(1, 4096), "Largest number of pods, with --autoscale.", 4),
     target_queue=Setting(
@@ -101,13 +100,12 @@ KUBERNETES_SETTINGS = panel(
     prometheus_url=Setting(
         text("URL"),
         "Prometheus that KEDA asks.",
-        "http://prometheus-operated.monitoring.svc:9090",
+        "http://prometheus-operated.monitoring:9090",
     ),
     gateway=Setting(
         one_of("GATEWAY", *GATEWAYS),
         "What spreads requests over the pods by their prefixes: an InferencePool of the Gateway "
         "API with its endpoint picker, or SMG. Default: the Service, at random.",
-        brief="Route by prefix: inference-pool or smg.",
     ),
     monitoring=Setting(
         SWITCH,

@@ -141,7 +141,8 @@ async def metrics(context: RequestContext[None]) -> Response:
             lines += vllm_lines(info, values, state.config.served_names[0])
         expositions.append(lines)
     if isinstance(client, EnginePool):
-        lines = [*by_label("replica", expositions), *routing_lines(client)]
+        by_replica = {str(replica): lines for replica, lines in enumerate(expositions)}
+        lines = [*by_label("replica", by_replica), *routing_lines(client)]
     else:
         (lines,) = expositions
     sleep = state.sleep

@@ -37,7 +37,7 @@ TENANT = "tenant"
 """Name in a request's ASGI scope of whose API key it has: bytes that differ by key, and are missing
 without keys."""
 
-_SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id")
+SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id")
 """Of Claude Code, and of Codex in its newer and older versions."""
 
 
@@ -123,7 +123,7 @@ class RequestContext(Generic[T_co]):
     def _session(self) -> str:
         """The conversation's name by which agents tell theirs apart, or an empty string."""
         headers = self.request.headers
-        for name in _SESSION_HEADERS:
+        for name in SESSION_HEADERS:
             if value := headers.get(name):
                 return value
         return getattr(self.body, "prompt_cache_key", None) or ""

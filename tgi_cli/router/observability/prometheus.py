@@ -117,12 +117,12 @@ def histogram(
         yield f"{name}_count{_labels(own)} {total}"
 
 
-def by_label(label: str, expositions: Sequence[Sequence[str]]) -> Iterator[str]:
-    """One exposition of several with the same metrics, told apart by a label: 0, 1 and so on."""
+def by_label(label: str, expositions: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """One exposition of several with the same metrics, by the values of a label."""
     families: dict[str, list[str]] = {}
-    for value, lines in enumerate(expositions):
+    for value, lines in expositions.items():
         family: list[str] = []
-        own = f'{label}="{value}"'
+        own = f'{label}="{_escaped(value)}"'
         for line in lines:
             if line.startswith("# HELP "):
                 family = families.setdefault(line, [])
