@@ -153,7 +153,6 @@ def start_engine(
         capacity.encoder,
         capacity.whole_prompts,
     )
-    depth = 0 if info.device == "cpu" else 1
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
         info.model_id,
@@ -166,7 +165,7 @@ def start_engine(
     engine = InProcessEngine(
         worker,
         limits,
-        depth,
+        capacity.config.depth,
         on_stats,
         info.model_id,
         on_end,
