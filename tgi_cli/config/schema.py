@@ -245,6 +245,14 @@ class EngineConfig(EngineOptions):
         """Processes of the model: the shards of all pipeline stages."""
         return self.num_shard * self.pipeline_parallel_size
 
+    def process_name(self, number: int) -> str:
+        """What messages call a process of the model; number 0 has the last stage."""
+        stages, size = self.pipeline_parallel_size, self.num_shard
+        if stages == 1:
+            return f"shard {number}"
+        shard = f"shard {number % size} of " if size > 1 else ""
+        return f"{shard}stage {stages - 1 - number // size}"
+
     @property
     def depth(self) -> int:
         """Steps launched beyond the one whose result is awaited."""

@@ -89,14 +89,6 @@ class Shard:
         return (self.stages - 1 - self.stage) * self.size + self.rank
 
     @property
-    def name(self) -> str:
-        """For messages to users."""
-        if self.stages == 1:
-            return f"shard {self.rank}"
-        shard = f"shard {self.rank} of " if self.size > 1 else ""
-        return f"{shard}stage {self.stage}"
-
-    @property
     def is_first(self) -> bool:
         """Whether its stage is given tokens."""
         return self.stage == 0

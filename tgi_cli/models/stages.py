@@ -39,9 +39,7 @@ def check_stages(config: ModelConfig, stages: int) -> None:
             "use --num-shard, or leave it off",
         )
     if len(spec.layers) < stages:
-        raise ConfigError(
-            f"{flag} is more than the model's {len(spec.layers)} layers", "lower it"
-        )
+        raise ConfigError(f"{flag} is more than the model's {len(spec.layers)} layers", "lower it")
 
 
 def _obstacle(spec: DecoderSpec) -> str:

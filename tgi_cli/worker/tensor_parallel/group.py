@@ -84,6 +84,7 @@ class WorkerGroup:
         stages = config.pipeline_parallel_size
         device = device_of(config.device, 0)
         self.shard = Shard.of_process(0, config.num_shard, stages, device)
+        self._name = config.process_name(0)
         self._stage_seconds = START_SECONDS
         self._folder: Path | None = None
         self.processes: list[ShardProcess] = []
@@ -99,8 +100,7 @@ class WorkerGroup:
         self._monitor = threading.Thread(target=self._monitor_shards, name="shards", daemon=True)
         try:
             for number in range(1, config.num_processes):
-                name = Shard.of_process(number, config.num_shard, stages, device).name
-                self.processes.append(ShardProcess(number, name))
+                self.processes.append(ShardProcess(number, config.process_name(number)))
             self._folder = Path(
                 tempfile.mkdtemp(prefix=SHARDS_PREFIX, dir=os.environ.get(VARIABLE))
             )
@@ -243,7 +243,7 @@ class WorkerGroup:
                 cause = f"a stage did not take part in a step for {self._stage_seconds:.3g} s"
             self._lose(ShardError(cause, "see the shards' logs above"))
         else:
-            self._lose(ShardError(f"{self.shard.name}: {type(error).__name__}: {text}", _SEE_LOG))
+            self._lose(ShardError(f"{self._name}: {type(error).__name__}: {text}", _SEE_LOG))
         assert self._lost is not None
         return self._lost
 

@@ -47,7 +47,8 @@ def main() -> NoReturn:
     if first is None:
         os._exit(ExitCode.OK)
     assignment = messages.decode_assignment(first)
-    setup(_name(assignment), assignment.log_level, assignment.config.json_output)
+    config = assignment.config
+    setup(config.process_name(assignment.process), assignment.log_level, config.json_output)
     dump_on_signal()
     folder = Path(assignment.folder)
     threading.Thread(target=_answer, args=(events, folder), name="events", daemon=True).start()
@@ -64,16 +65,6 @@ def main() -> NoReturn:
         _fail(events, messages.Failed("", cause, ""))
     # Not sys.exit: threads of torch's process groups may still wait for the others.
     os._exit(ExitCode.OK)
-
-
-def _name(assignment: messages.ShardAssignment) -> str:
-    """As :attr:`tgi_cli.device.distributed.Shard.name`, without torch, which takes a second."""
-    config, number = assignment.config, assignment.process
-    stages, size = config.pipeline_parallel_size, config.num_shard
-    if stages == 1:
-        return f"shard {number}"
-    shard = f"shard {number % size} of " if size > 1 else ""
-    return f"{shard}stage {stages - 1 - number // size}"
 
 
 def _load(assignment: messages.ShardAssignment, folder: Path, events: Channel) -> ModelWorker:
