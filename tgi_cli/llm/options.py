@@ -59,8 +59,7 @@ class EngineSettings(TypedDict, total=False):
             integers.
         num_shard: Processes that share the model, including this one: a GPU each, or the cores
             of the CPU.
-        pipeline_parallel_size: Stages that the model's layers are divided into, in ``num_shard``
-            processes each.
+        pipeline_parallel_size: Stages of the model's layers, in ``num_shard`` processes each.
         speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
             Default: 7 on a CPU, 0 on a GPU.
         speculative_model: Weights that draft tokens, a folder or an id on the hub: a smaller model
