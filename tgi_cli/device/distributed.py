@@ -69,6 +69,7 @@ class Shard:
     """All processes, if there are several stages."""
     _sent: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque)
     """What the next stage may not have received yet."""
+    _stage_limit: timedelta = timedelta(0)
 
     @classmethod
     def of_process(cls, number: int, size: int, stages: int, device: torch.device) -> Shard:
@@ -127,6 +128,7 @@ class Shard:
             self.group = join(f"stage-{self.stage}", self.rank, self.size, self.device)
         if self.stages > 1:
             self.chain = join(f"rank-{self.rank}", self.stage, self.stages, self.device)
+            self._stage_limit = limit
             number = self.stage * self.size + self.rank
             self.everyone = join("everyone", number, self.processes, _CPU)
 
@@ -142,9 +144,10 @@ class Shard:
         for group in (self.group, self.everyone):
             if group is not None:
                 group._set_default_timeout(limit)
+        longer = seconds if stage_seconds is None else stage_seconds
+        self._stage_limit = timedelta(seconds=longer)
         if self.chain is not None:
-            longer = seconds if stage_seconds is None else stage_seconds
-            self.chain._set_default_timeout(timedelta(seconds=longer))
+            self.chain._set_default_timeout(self._stage_limit)
 
     def abort(self) -> None:
         """Fail operations that wait on a CUDA device, now and later; from any thread.
@@ -189,7 +192,7 @@ class Shard:
         """[tokens, width] that the stage before sends; waits for it."""
         assert self.chain is not None
         x = torch.empty(tokens, width, dtype=dtype, device=self.device)
-        self.chain.recv([x], self.stage - 1, 0).wait()
+        self._await(self.chain.recv([x], self.stage - 1, 0))
         return x
 
     def send(self, x: Tensor) -> None:
@@ -200,8 +203,15 @@ class Shard:
         """
         assert self.chain is not None
         if len(self._sent) >= self.stages:
-            self._sent.popleft()[0].wait()
+            self._await(self._sent.popleft()[0])
         self._sent.append((self.chain.send([x], self.stage + 1, 0), x))
+
+    def _await(self, work: dist.Work) -> None:
+        """Wait for the other end on a CPU; on a CUDA device, have its stream wait."""
+        if self.device.type == "cuda":
+            work.wait()
+        else:  # gloo's default timeout is for collective operations
+            work.wait(self._stage_limit)
 
     def smallest(self, value: int) -> int:
         """The minimum of all processes' values."""
