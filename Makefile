@@ -10,13 +10,13 @@ KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 
 # What is installed, and how large it is; pip lists the files.
 define announce
-@echo "Installing tgi and its dependencies into $(VENV): PyTorch is by far the largest."
+@echo "Installing tgi and its dependencies into $(VENV): 1.2 GB with PyTorch for CPUs."
 $(if $(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),,$(announce-torch))
 endef
 
 define announce-torch
 @echo "On Linux, PyPI's PyTorch is the build for CUDA: several gigabytes. Without an"
-@echo "NVIDIA GPU, stop this and take the one for CPUs, which is a tenth of that:"
+@echo "NVIDIA GPU, stop this and take the build for CPUs, of 0.8 GB:"
 @echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
 endef
 

@@ -29,7 +29,8 @@ def serve(settings: ParsedSettings) -> None:
     """Serve a model: the APIs of TGI, OpenAI and Anthropic.
 
     Downloads the model if necessary. Without MODEL, serves a bundled miniature model. Of several,
-    requests choose one by its name, and those that memory holds are loaded.
+    requests choose one by its name; those that fit into memory are loaded. --replicas N serves one
+    N times behind one port.
     """
     from tgi_cli.cli.local_model import locate
     from tgi_cli.launcher.serve import serve as run

@@ -69,10 +69,13 @@ def serve(
             "find it gone",
             "leave off --sleep-idle-seconds and --enable-sleep-mode, or --shard-uds-path",
         )
-    with bind.bind_or_adopt(config.hostname, config.port, router.socket_fd) as sock:
-        with exiting_on(signal.SIGTERM, signal.SIGINT):
-            config, model_path = run_in_fork(partial(locate, config))
-            placements = place_replicas(config)
+    with (
+        bind.bind_or_adopt(config.hostname, config.port, router.socket_fd) as sock,
+        # Until the supervisor handles signals, there is nothing to finish.
+        exiting_on(signal.SIGTERM, signal.SIGINT),
+    ):
+        config, model_path = run_in_fork(partial(locate, config))
+        placements = place_replicas(config)
         host, port = bind.local_address(sock)
         bind.warn_if_open(config.hostname, port, router.api_key, router.cors_allow_origin)
         tls = router.ssl_certfile is not None

@@ -89,7 +89,8 @@ Signed64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), extra={"bound": "checked"})]
 """Upper end checked by validation, as msgspec compares with signed 64-bit numbers only."""
 Choices = Annotated[list[Text], Meta(max_length=CHOICES)]
-Biases = Annotated[list[float], Meta(max_length=LOGIT_BIASES)]
+LogitBiasPairs = Annotated[list[tuple[Signed32, float | bool]], Meta(max_length=LOGIT_BIASES)]
+"""llama.cpp's form of ``logit_bias``."""
 Items = Annotated[list[JsonObject], Meta(max_length=ITEMS)]
 ToolCalls = Annotated[list[JsonObject], Meta(max_length=CALLS)]
 Names = Annotated[list[Name], Meta(max_length=TOOLS)]
