@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PORT ?= 3000
-# Processes that tests run in: a number, or `logical` for as many as there are cores.
-WORKERS ?= logical
+# Processes that tests run in: a number, or `auto` for one more than there are cores.
+WORKERS ?= auto
 KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 
 # What is installed, and how large it is; pip lists the files.
