@@ -152,6 +152,7 @@ def start_engine(
         capacity.num_state_slots,
         capacity.encoder,
         capacity.whole_prompts,
+        capacity.step_seconds,
     )
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",

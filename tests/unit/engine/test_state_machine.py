@@ -3,7 +3,7 @@
 Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
 step, take in a result, up to two in flight or one for each pipeline stage, a step that breaks, an
 adapter that is read or a grammar that is compiled late, copies of blocks that are read late or
-lost) against a plain model: what each request must answer.
+lost, steps that take long) against a plain model: what each request must answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.speculation.adaptive import AdaptiveSpeculator
 from tgi_cli.engine.speculation.lookup import GrammarDrafter, LookupDrafter
 from tgi_cli.engine.speculation.step_costs import StepCosts
-from tgi_cli.engine.step import PendingResult, StepTime
+from tgi_cli.engine.step import PendingResult, Step, StepTime
 
 MOST = 48
 GRAMMARS = [
@@ -87,6 +87,7 @@ class Engine(RuleBasedStateMachine):
         whole_prompts=st.sampled_from([False, False, False, True]),
         keeps=st.booleans(),
         stages=st.sampled_from([1, 1, 1, 2, 3]),
+        delay=st.sampled_from([0, 100]),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -106,6 +107,8 @@ class Engine(RuleBasedStateMachine):
             num_state_slots=0 if more["snapshots"] is None else rows + more["snapshots"],
             encoder=more["encoder"] if more["stages"] == 1 else None,
             pipeline_parallel_size=more["stages"],
+            max_prefill_delay=more["delay"],
+            token_seconds=0.01,
             whole_prompts=more["whole_prompts"] and prefill > 16,
         )
         self.stages = more["stages"]
@@ -129,7 +132,7 @@ class Engine(RuleBasedStateMachine):
         self.batch = self.scheduler.batch
         self.adapters: list[int] = []
         self.used_adapters: dict[int, int] = {}
-        self.pending: deque[PendingResult] = deque()
+        self.pending: deque[tuple[Step, PendingResult]] = deque()
         self.expected: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
         self.images: dict[int, tuple[ImageInput, ...]] = {}
@@ -306,18 +309,21 @@ class Engine(RuleBasedStateMachine):
                 assert step.first_tokens == [rows[row].tokens[start] for row, start in places]
             if self.batch.grammars.needs_mask:
                 while self.pending and self.stages == 1:
-                    self.collect()
+                    self.collect(0.05)
                 masks = self.batch.grammars.masks()
-            self.pending.append(self.worker.sample(handle, masks))
+            self.pending.append((step, self.worker.sample(handle, masks)))
         except RuntimeError:
             self._take(self.scheduler.fail("broke"))
         self.worker.fail_when = lambda step: None
         self.batch.adapters.read_wanted()
 
     @precondition(lambda self: self.pending)
-    @rule()
-    def collect(self) -> None:
-        self._take(self.scheduler.update(self.pending.popleft().wait()))
+    @rule(seconds=st.sampled_from([0.0, 0.01, 0.05, 0.2, 3.0]))
+    def collect(self, seconds: float) -> None:
+        step, pending = self.pending.popleft()
+        result = pending.wait()
+        self._take(self.scheduler.update(result))
+        self.batch.resources.pace.learn(step, seconds, result.encodes.seconds)
 
     def _take(self, outputs: StepOutputs) -> None:
         for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
@@ -406,7 +412,7 @@ class Engine(RuleBasedStateMachine):
             if len(self.pending) < 2:
                 self.launch(1)
             if self.pending:
-                self.collect()
+                self.collect(0.05)
             if self.worker.readings:
                 self.read()
             if self.compiler.waiting:
