@@ -56,10 +56,8 @@ class EngineSettings(TypedDict, total=False):
             ``bitsandbytes-nf4``...; see ``--quantize``.
         quantize_head: Quantize the output head to 8-bit integers.
         quantize_head_bits: Quantize the output head to 8 bits, or to 4 (nf4).
-        quantize_activations: Round activations to 8-bit integers for products with weights in
-            integers.
-        num_shard: Processes that share the model, including this one: a GPU each, or the cores
-            of the CPU.
+        quantize_activations: Round activations to 8 bits for products with integer weights.
+        num_shard: Processes that share the model: a GPU each, or the cores of the CPU.
         pipeline_parallel_size: Stages of the model's layers, in ``num_shard`` processes each.
         speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
             Default: 7 on a CPU, 0 on a GPU.
