@@ -59,7 +59,11 @@ class Batch(LiveSequences):
         if waits:
             budget = self.resources.pace.prefill_tokens(budget)
         if self.resources.images is not None:
-            self.resources.images.begin(budget, waits)
+            texts = not waits and any(
+                sequence.num_computed < sequence.num_tokens and not sequence.images_end
+                for sequence in self.live.values()
+            )
+            self.resources.images.begin(budget, waits, texts)
         return budget
 
     def plan(
