@@ -1,8 +1,9 @@
-"""A server whose weights come from S3, and whose prefixes survive it on a disk."""
+"""Replicas whose weights come from S3, and whose prefixes survive them in one folder."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,22 @@ import pytest
 
 from tests.system.conftest import StartServer
 from tests.tools.checkpoints import make_llama
-from tests.tools.server_process import poll
+from tests.tools.process_tree import command_of
+from tests.tools.server_process import ServerProcess, poll
 from tests.tools.store_server import StoreServer
 from tgi_cli import demo
 
 pytestmark = pytest.mark.system
 
 FIRST = "def total(values):\n    return sum(values)\n\n\n" * 60
+OTHER = "the session of another replica"
 SECOND = "\n\n# The second question: what does total([]) return?\n"
 
 
-def ask(client: httpx.Client, prompt: str | list[int]) -> dict[str, Any]:
+def ask(client: httpx.Client, prompt: str | list[int], session: str = "") -> dict[str, Any]:
     body = {"model": "tgi", "prompt": prompt, "max_tokens": 24, "temperature": 0, "logprobs": 3}
-    answer = client.post("/v1/completions", json=body)
+    headers = {"session-id": session} if session else {}
+    answer = client.post("/v1/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -32,6 +36,16 @@ def ask(client: httpx.Client, prompt: str | list[int]) -> dict[str, Any]:
 
 def cached(answer: dict[str, Any]) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def model_servers(server: ServerProcess) -> list[int]:
+    return [pid for pid in server.children() if " model-server " in command_of(pid)]
+
+
+def blocks_by_event(client: httpx.Client, replica: int) -> dict[str, int]:
+    """What the replica has counted of blocks in the folder."""
+    label = rf'tgi_kv_cache_dir_blocks_total{{replica="{replica}",event="(\w+)"}} (\d+)'
+    return {event: int(n) for event, n in re.findall(label, client.get("/metrics").text)}
 
 
 def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
@@ -59,6 +73,8 @@ def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
             "stream",
             "--kv-cache-dir",
             str(kept),
+            "--replicas",
+            "2",
             "--no-measured-limits",
             AWS_ENDPOINT_URL=store.url,
             AWS_ACCESS_KEY_ID="AKIATEST",
@@ -76,15 +92,22 @@ def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
             blocks = (prompt + 24 - 1) // 16
             poll(lambda: len([*kept.glob("*.kv")]) >= blocks, 30, "all blocks are written")
 
+            ask(client, "x = ", OTHER)  # goes to the replica whose cache is empty
+            written = [blocks_by_event(client, replica)["written"] for replica in range(2)]
+            writer = written.index(max(written))
+
             def restart() -> None:
-                os.kill(server.child("model-server"), signal.SIGKILL)
+                for pid in model_servers(server):
+                    os.kill(pid, signal.SIGKILL)
                 poll(lambda: client.get("/health").status_code == 503, 20, "/health says 503")
-                poll(lambda: client.get("/health").status_code == 200, 90, "it is healthy again")
+                poll(lambda: '"ok"' in client.get("/health").text, 90, "both are healthy again")
 
             restart()
-            after = ask(client, turn)
+            after = ask(client, turn, OTHER)
             assert after["choices"] == before["choices"], "the log-probabilities, too"
             assert prompt - cached(after) <= 16, "all of it but a part of a block"
+            hits = [blocks_by_event(client, replica)["hit"] for replica in range(2)]
+            assert hits[1 - writer] >= cached(after) // 16 > hits[writer] == 0
 
             torn = sorted(kept.glob("*.kv"))[: blocks // 2]
             for path in torn:
@@ -93,6 +116,12 @@ def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
             again = ask(client, turn)
             assert again["choices"] == before["choices"]
             assert cached(again) < cached(after)
+            counts = [blocks_by_event(client, replica) for replica in range(2)]
+            assert sum(each["damaged"] for each in counts) >= 1
+            assert sum(each["miss"] for each in counts) >= 1
+            held = re.findall(r"tgi_kv_cache_dir_bytes{.*} (\d+)", client.get("/metrics").text)
+            assert len(held) == 2
+            assert min(map(int, held)) > 0
         assert "is torn or damaged: removed" in server.log
         server.kill()
     sizes = [path.stat() for path in (tmp_path / "cache").rglob("*.safetensors")]

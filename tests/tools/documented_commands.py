@@ -57,6 +57,7 @@ NEEDS = {
     "source": "the installed environment",
     "export": "nothing: it sets a variable of the shell",
     "smg": "an environment with SMG",
+    "ray": "several machines; tests/system/test_ray.py starts a cluster on one",
     "sh": "Docker: the script is `tgi deploy docker`'s",
 }
 """What commands need that are run by hand only, by program."""

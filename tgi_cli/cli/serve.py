@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from tgi_cli.cli import setup
+from tgi_cli.cli.on_ray import check_not_on_ray, run_on_ray
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings.setting import SERVE
@@ -42,6 +43,9 @@ def serve(settings: ParsedSettings) -> None:
         exit_with_parent(settings["parent_fd"])
     if settings["env"]:
         _log_machine()
+    if settings["distributed"] is not None:
+        raise typer.Exit(run_on_ray(settings, own_cluster=False))
+    check_not_on_ray(settings)
     if settings.further_arguments or settings["models"] is not None:
         raise typer.Exit(_serve_several(settings))
     config = setup.serve_config(settings, hostname=setup.listen_address(settings))
