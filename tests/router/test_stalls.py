@@ -173,7 +173,7 @@ class TestPlatforms:
     async def test_instances_that_are_not_objects_are_not_buffered(
         self, client: httpx.AsyncClient
     ) -> None:
-        body = b'{"instances":[' + b"1," * 900_000 + b"1]}"
+        body = b'{"instances":[' + b"1," * 600_000 + b"1]}"
         headers = {"content-type": "application/json"}
         tracemalloc.start()
         try:
