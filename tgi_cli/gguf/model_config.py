@@ -19,6 +19,7 @@ from tgi_cli.gguf.config_parts import (
     partial_rotary,
     shared_expert_size,
 )
+from tgi_cli.gguf.deepseek_configs import deepseek
 from tgi_cli.gguf.keys import ArchitectureKeys
 from tgi_cli.gguf.reader import GGUFFile
 
@@ -275,6 +276,7 @@ def _gpt_oss(keys: ArchitectureKeys) -> Config:
 
 
 ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
+    "deepseek2": ("DeepseekV2ForCausalLM", deepseek),
     "falcon": ("FalconForCausalLM", gpt_configs.falcon),
     "gemma": ("GemmaForCausalLM", _gemma),
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
@@ -292,8 +294,11 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "phi3": ("Phi3ForCausalLM", _phi3),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),
     "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
+    "qwen2vl": ("Qwen2ForCausalLM", _qwen2),
     "qwen3": ("Qwen3ForCausalLM", _qwen3),
     "qwen3moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
+    "qwen3vl": ("Qwen3ForCausalLM", _qwen3),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", _qwen3_moe),
     "qwen35": ("Qwen3_5ForCausalLM", hybrid_configs.qwen35),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", hybrid_configs.qwen35),
     "qwen3next": ("Qwen3NextForCausalLM", hybrid_configs.qwen3_next),
@@ -302,4 +307,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "starcoder": ("GPTBigCodeForCausalLM", gpt_configs.gpt2),
     "starcoder2": ("Starcoder2ForCausalLM", gpt_configs.starcoder2),
 }
-"""llama.cpp's names, transformers' classes, and what reads the keys."""
+"""llama.cpp's names, transformers' classes, and what reads the keys.
+
+Of models that see, the decoder: without images, all axes of a token have one position.
+"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from tgi_cli.gguf.deepseek_names import deepseek_names
 from tgi_cli.gguf.hybrid_names import (
     granite_hybrid_names,
     lfm2_names,
@@ -167,6 +168,7 @@ def _gpt_oss_names(keys: ArchitectureKeys) -> NameTable:
 
 
 _TABLES: dict[str, Callable[[ArchitectureKeys], NameTable]] = {
+    "deepseek2": deepseek_names,
     "falcon": _falcon_names,
     "gemma": _gemma_names,
     "gemma2": _gemma_names,
