@@ -83,9 +83,23 @@ FAMILIES = (
     "gpt-oss",
     "LFM 2",
     "LFM 2 MoE",
+    "DeepSeek V2",
+    "DeepSeek V2 Lite",
+    "DeepSeek V3",
+    "Kimi K2",
+    "GLM-4.7-Flash",
+    "Youtu-LLM",
+    "Gemma 3n",
+    "Gemma 4",
+    "Gemma 4, dense",
+    "Gemma 4 with experts",
+    "Nemotron-H",
+    "Nemotron 3",
+    "Nemotron 3, latent experts",
 )
 
 _WITHOUT = {
+    "DeepSeek V2 Lite": {"attention_bias": False, "n_group": 1, "topk_group": 1},
     "Gemma 2": {"query_pre_attn_scalar": 16},
     "Gemma 3": {"query_pre_attn_scalar": 16},
     "Granite 4, dense and rotated": {"time_step_limit": (0.0, float("inf"))},
@@ -97,6 +111,7 @@ _WITHOUT = {
         "use_qk_norm": True,
     },
     "Mixtral": {"sliding_window": None},
+    "Nemotron 3": {"time_step_min": 0.001},
     "Qwen 3 MoE, windows": {"sliding_window": None, "norm_topk_prob": True},
 }
 """Options that files cannot express, off or as files imply them."""
@@ -131,7 +146,8 @@ def test_types(kind: str, llama: Path, tmp_path: Path) -> None:
 def test_families(name: str, tmp_path: Path) -> None:
     plain, path, twin = (tmp_path / each for each in ("plain", "gguf", "twin"))
     case = CASES[name]
-    stored = {} if name == "Mixtral" else case.stored  # which leaves out the base of angles
+    # What is left out: the base of angles, and a bound of steps.
+    stored = {} if name in ("Mixtral", "Nemotron 3") else case.stored
     case = replace(case, values={**case.values, **_WITHOUT.get(name, {})}, stored=stored)
     make_checkpoint(case, plain)
     write_gguf(plain, path, "Q8_0", twin)
@@ -143,6 +159,15 @@ def test_families(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
     for logits in sharded_logits(path, 2, [ids]):
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("arch", "name"), [("qwen2vl", "Qwen 2"), ("qwen3vl", "Qwen 3")])
+def test_decoders_of_models_that_see(arch: str, name: str, tmp_path: Path) -> None:
+    plain, path, twin = (tmp_path / each for each in ("plain", "gguf", "twin"))
+    write_gguf(make_checkpoint(CASES[name], plain), path, "Q8_0", twin, arch=arch)
+    ids = random_ids(100, seed=1)
+    got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, Oracle(twin, CASES[name]).logits(ids), atol=TOLERANCE, rtol=0)
 
 
 def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:

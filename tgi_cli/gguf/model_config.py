@@ -20,6 +20,7 @@ from tgi_cli.gguf.config_parts import (
     shared_expert_size,
 )
 from tgi_cli.gguf.deepseek_configs import deepseek
+from tgi_cli.gguf.gemma_configs import gemma3n, gemma4
 from tgi_cli.gguf.keys import ArchitectureKeys
 from tgi_cli.gguf.reader import GGUFFile
 
@@ -281,6 +282,8 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "gemma": ("GemmaForCausalLM", _gemma),
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
     "gemma3": ("Gemma3ForCausalLM", _gemma3),
+    "gemma3n": ("Gemma3nForCausalLM", gemma3n),
+    "gemma4": ("Gemma4ForCausalLM", gemma4),
     "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
     "gpt2": ("GPT2LMHeadModel", gpt_configs.gpt2),
     "gptneox": ("GPTNeoXForCausalLM", gpt_configs.gpt_neox),
@@ -290,6 +293,8 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "lfm2moe": ("Lfm2MoeForCausalLM", hybrid_configs.lfm2),
     "llama": ("LlamaForCausalLM", _llama),
     "llama4": ("Llama4ForCausalLM", _llama4),
+    "nemotron_h": ("NemotronHForCausalLM", hybrid_configs.nemotron),
+    "nemotron_h_moe": ("NemotronHForCausalLM", hybrid_configs.nemotron),
     "olmo2": ("Olmo2ForCausalLM", _olmo),
     "phi3": ("Phi3ForCausalLM", _phi3),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),

@@ -79,7 +79,8 @@ def _unsupported(tensor: GGUFTensor) -> UnsupportedModelError:
 
 def _joined(view: WeightView, first: Tensor, second: Tensor) -> Tensor:
     """The weight that two tensors make, in float32."""
-    assert view.beside is not None and view.join is not None
+    assert view.beside is not None
+    assert view.join is not None
     joined: Tensor = view.join(_numbers(view.tensor, first), _numbers(view.beside, second))
     return joined
 
