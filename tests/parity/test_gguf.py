@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +19,16 @@ from tests.tools.gguf_files import write_gguf
 from tests.tools.lora_adapters import make_adapter
 from tests.tools.paged_run import PagedRun, expected, load, random_ids
 from tests.tools.thread_shards import sharded_logits
+from tgi_cli import demo
+from tgi_cli.gguf.model_config import model_config
+from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.lora import lora_targets, read_adapter
+from tgi_cli.process.progress import ProgressReporter
+from tgi_cli.quantize.gguf_output import quantize_to_gguf
+from tgi_cli.quantize.options import QuantizeOptions
 
 TOLERANCE = 1e-4
 """Of logits in float32, whose standard deviation is about 1."""
@@ -117,6 +125,13 @@ _WITHOUT = {
 """Options that files cannot express, off or as files imply them."""
 
 
+WRITTEN = (
+    *("Gemma", "Gemma 2", "Gemma 3", "Granite", "OLMo 2", "Phi-3", "Phi-4", "Seed-OSS"),
+    "SmolLM 3",
+)
+"""Families that ``tgi quantize --format gguf`` writes, beside Llama, Mistral and Qwen."""
+
+
 def mixed(name: str) -> str:
     """Types as in files of the kind Q4_K_M."""
     if "attn_v" in name or "ffn_down" in name or name == "output.weight":
@@ -168,6 +183,26 @@ def test_decoders_of_models_that_see(arch: str, name: str, tmp_path: Path) -> No
     ids = random_ids(100, seed=1)
     got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
     torch.testing.assert_close(got, Oracle(twin, CASES[name]).logits(ids), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_files_are_read_as_the_checkpoint_was(name: str, tmp_path: Path) -> None:
+    plain, path = tmp_path / "plain", tmp_path / "gguf"
+    case, bundled = CASES[name], demo.model_path()
+    vocab_size = json.loads((bundled / "config.json").read_text())["vocab_size"]
+    values = {**case.values, **_WITHOUT.get(name, {}), "vocab_size": vocab_size}
+    make_checkpoint(replace(case, values=values), plain)
+    for each in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled / each, plain / each)
+    file = path / "model.gguf"
+    options = QuantizeOptions(model_id="x", output_dir=file, format="gguf", exclude=("*",))
+    quantize_to_gguf(plain, options, ProgressReporter(show_bar=False, log_interval=None))
+    (path / "config.json").write_text(json.dumps(model_config(read_gguf(file))))
+    ids = random_ids(100, seed=1)
+    wanted, got = (
+        PagedRun(load(each), torch.float32, "torch").step({"a": ids})["a"] for each in (plain, path)
+    )
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
 def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:

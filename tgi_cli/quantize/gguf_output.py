@@ -177,10 +177,9 @@ class _Writer:
     def tensors(self) -> list[TensorSource]:
         """All tensors, in the order of the checkpoint."""
         found = [self._source(stored) for stored in self.stored]
-        divisors = self.layout.rope_divisors()
-        if divisors is not None:
-            read = partial(_bytes, divisors)
-            found.append(TensorSource("rope_freqs.weight", tuple(divisors.shape), "F32", read))
+        for name, factors in self.layout.rope_tensors().items():
+            read = partial(_bytes, factors)
+            found.append(TensorSource(name, tuple(factors.shape), "F32", read))
         names = [*self.quantized, *self.ignored]
         for flag, patterns in (
             ("--include", self.options.include),
@@ -220,6 +219,8 @@ class _Writer:
     def _read(self, stored: str, kind: str) -> Iterator[memoryview]:
         """The bytes of a tensor, some rows at a time."""
         tensor = read_tensor(self.stored[stored])
+        if shift := self.layout.shift(stored):
+            tensor = tensor.float() + shift
         order = self.layout.rows(stored, tensor.shape[0])
         encode: Callable[[Tensor], Tensor] = ENCODERS.get(kind, partial(_plain, kind=kind))
         step = max(1, _CHUNK // max(1, tensor[0].numel()))
