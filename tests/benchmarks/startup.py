@@ -5,10 +5,10 @@
 
 A server is ready at the first 200 of ``/health``, which is polled every 10 ms; its memory is the
 sum of what its processes have taken at most (VmHWM) until then. A model may be a GGUF file, too.
-For a cold start, the files of the checkpoint and of all packages that the interpreter may import are
-dropped from the page cache first (posix_fadvise DONTNEED; files that another process has mapped
-stay). ``--variant NAME:FLAGS`` adds starts with extra flags, alternating with the others. To measure
-the gain of ``tgi warmup``, use ``--variant cached: --variant measured:--no-measured-limits``.
+For a cold start, the files of the checkpoint and of all packages that the interpreter may import
+are dropped from the page cache first (posix_fadvise DONTNEED; files that another process has mapped
+stay). ``--variant NAME:FLAGS`` adds starts with extra flags, alternating with the others; the gain
+of ``tgi warmup`` is shown by ``--variant cached: --variant measured:--no-measured-limits``.
 """
 
 from __future__ import annotations
