@@ -127,7 +127,7 @@ _WITHOUT = {
 
 WRITTEN = (
     *("Gemma", "Gemma 2", "Gemma 3", "Granite", "OLMo 2", "Phi-3", "Phi-4", "Seed-OSS"),
-    "SmolLM 3",
+    *("SmolLM 3", "Mixtral", "Qwen 2 MoE", "Qwen 3 MoE, windows"),
 )
 """Families that ``tgi quantize --format gguf`` writes, beside Llama, Mistral and Qwen."""
 

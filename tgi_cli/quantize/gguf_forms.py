@@ -33,6 +33,18 @@ _SANDWICH = _BLOCK | {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _FUSED = _BLOCK | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+_EXPERTS = _BLOCK | {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.experts.*.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
+_MIXTRAL = _BLOCK | {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.*.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.*.w2": "ffn_down_exps",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +53,7 @@ class GGUFForm:
 
     Attributes:
         architecture: llama.cpp's name.
-        block: GGUF's names of a layer's modules.
+        block: GGUF's names of a layer's modules; ``*`` is an expert, all of which are one tensor.
         pairs_are_neighbours: whether numbers that are rotated together are neighbours in files.
         norms_plus_one: whether norms are stored as one more than their weight.
         keys: those that not all architectures have, without the architecture's name.
@@ -119,6 +131,31 @@ def _phi3(config: Config) -> dict[str, Value]:
     return found
 
 
+def _qwen_moe(config: Config) -> dict[str, Value]:
+    """Files do not state which layers lack experts, or whether chosen weights add up to 1."""
+    third = config["model_type"] == "qwen3_moe"
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise UnsupportedModelError("layers without experts between others have no GGUF key")
+    if bool(config.get("norm_topk_prob", False)) != third:
+        raise UnsupportedModelError("norm_topk_prob has no GGUF key")
+    found: dict[str, Value] = {
+        "expert_count": int(config["num_experts"]),
+        "expert_used_count": int(config["num_experts_per_tok"]),
+        "expert_feed_forward_length": int(config["moe_intermediate_size"]),
+    }
+    if not third:
+        shared = int(config["shared_expert_intermediate_size"])
+        found["expert_shared_feed_forward_length"] = shared
+    return found
+
+
+def _mixtral(config: Config) -> dict[str, Value]:
+    return {
+        "expert_count": int(config["num_local_experts"]),
+        "expert_used_count": int(config["num_experts_per_tok"]),
+    }
+
+
 _LLAMA = GGUFForm("llama", _BLOCK, pairs_are_neighbours=True)
 FORMS = {
     "Gemma2ForCausalLM": GGUFForm(
@@ -131,10 +168,13 @@ FORMS = {
     "GraniteForCausalLM": GGUFForm("granite", _BLOCK, pairs_are_neighbours=True, keys=_granite),
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
+    "MixtralForCausalLM": GGUFForm("llama", _MIXTRAL, pairs_are_neighbours=True, keys=_mixtral),
     "Olmo2ForCausalLM": GGUFForm("olmo2", _SANDWICH),
     "Phi3ForCausalLM": GGUFForm("phi3", _FUSED, keys=_phi3, has_windows=True),
     "Qwen2ForCausalLM": GGUFForm("qwen2", _BLOCK),
+    "Qwen2MoeForCausalLM": GGUFForm("qwen2moe", _EXPERTS, keys=_qwen_moe),
     "Qwen3ForCausalLM": GGUFForm("qwen3", _BLOCK),
+    "Qwen3MoeForCausalLM": GGUFForm("qwen3moe", _EXPERTS, keys=_qwen_moe),
     "SeedOssForCausalLM": GGUFForm(
         "seed_oss", _BLOCK | {"post_attention_layernorm": "post_attention_norm"}
     ),

@@ -24,6 +24,7 @@ _TOP = {
     "lm_head": "output",
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,16 @@ class GGUFLayout:
         if module == "lm_head" and self.config.get("tie_word_embeddings"):
             return None
         match = _LAYER.fullmatch(module)
-        known = self.form.block.get(match[2]) if match else _TOP.get(module)
+        path = _EXPERT.sub(".experts.*.", match[2]) if match else ""
+        known = self.form.block.get(path) if match else _TOP.get(module)
         if known is None or suffix not in ("weight", "bias"):
             raise UnsupportedModelError(f"the tensor {stored} has no name in GGUF")
         return f"blk.{match[1]}.{known}.{suffix}" if match else f"{known}.{suffix}"
+
+    def expert(self, stored: str) -> int | None:
+        """The expert that a tensor belongs to, all of which are one in the file; None for none."""
+        found = _EXPERT.search(stored)
+        return None if found is None else int(found[1])
 
     def rows(self, stored: str, num_rows: int) -> Tensor | None:
         """The order in which outputs are written; None if it is their own.
