@@ -72,6 +72,14 @@ void multiply_format(int32_t format, const Tile& tile, int64_t rows, int64_t pan
 }
 
 float sum_row(const bf16* x, int64_t length) {
+#if defined(__AVX512BF16__)
+  // Pairs times one.
+  const u32x16 ones = u32x16{} + 0x3f803f80u;
+  f32x16 pairs = splat(0.0f);
+  for (; length >= 32; length -= 32, x += 32) pairs = dot2(pairs, ones, load_pairs(x));
+  if (length) pairs = dot2(pairs, ones, (u32x16)_mm512_maskz_loadu_epi16((1u << length) - 1, x));
+  return _mm512_reduce_add_ps((__m512)pairs);
+#endif
   f32x16 lanes = splat(0.0f);
   int64_t i = 0;
   for (; i + 16 <= length; i += 16) lanes += load(x + i);
@@ -97,9 +105,10 @@ void run_pairs(const Linear& linear, const Piece& piece) {
   const bool pairs_up = rows <= TWO_PANELS_ROWS && both == 2;
   const bool bit_planes = weight.format == INT5 || weight.format == INT6;
   const bool conflicts = tiles > 1 && linear.x_stride % 1024 == 0;
-  // The first of several tiles stores the decoded panel for the others. Not with 4-bit codes and
-  // AVX512-BF16: there, decoding is hidden by the products, and storing is not.
-  const bool decodes = tiles > 1 && piece.row(1) >= DECODING_ROWS && weight.format != BF16 && !(BYTE_PRODUCTS && weight.format == INT4);
+  // The first of several tiles stores the decoded panel for the others. Not with 4-bit codes, AVX512-BF16
+  // and tiles of many rows: there, decoding is hidden by the products, and storing is not.
+  const bool hidden = BYTE_PRODUCTS && weight.format == INT4 && tile_rows(weight) == TILE_ROWS;
+  const bool decodes = tiles > 1 && piece.row(1) >= DECODING_ROWS && weight.format != BF16 && !hidden;
 
   for (int64_t from = 0; from < weight.in; from += slab) {
     const int64_t length = std::min(slab, weight.in - from);
