@@ -189,6 +189,7 @@ def test_decoders_of_models_that_see(arch: str, name: str, tmp_path: Path) -> No
 def test_written_files_are_read_as_the_checkpoint_was(name: str, tmp_path: Path) -> None:
     plain, path = tmp_path / "plain", tmp_path / "gguf"
     case, bundled = CASES[name], demo.model_path()
+    case = replace(case, stored={} if name == "Mixtral" else case.stored)
     vocab_size = json.loads((bundled / "config.json").read_text())["vocab_size"]
     values = {**case.values, **_WITHOUT.get(name, {}), "vocab_size": vocab_size}
     make_checkpoint(replace(case, values=values), plain)

@@ -191,13 +191,19 @@ def _load(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def _in_numerical_order(name: str) -> list[tuple[int, str]]:
+    """Sorts experts by number, as they are stacked."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
 def _renamed(raw: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, list[Part]]:
     """The file's tensors, with the parts that each is stacked of."""
     kind = raw["model_type"]
-    count = raw.get("num_hidden_layers") or raw["n_layer"]
+    count = gguf_late_families.num_layers(raw)
     names = gguf.get_tensor_name_map(ARCHITECTURES[kind], count)
     found: dict[str, list[Part]] = {}
-    for name, tensor in tensors.items():
+    for name in sorted(tensors, key=_in_numerical_order):
+        tensor = tensors[name]
         late = gguf_late_families.parts_of(raw, name, tensor)
         for theirs, part in late or _parts(raw, name, tensor):
             known = theirs.startswith("blk.")

@@ -214,10 +214,20 @@ def _add_latent(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
 
 
-def _add_nemotron(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
+def num_layers(raw: Mapping[str, Any]) -> int:
+    if raw["model_type"] == "nemotron_h":
+        return len(_nemotron_layers(raw))
+    return int(raw.get("num_hidden_layers") or raw["n_layer"])
+
+
+def _nemotron_layers(raw: Mapping[str, Any]) -> list[str]:
     letters = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
     kinds = raw.get("layers_block_type") or raw.get("layer_types")
-    kinds = kinds or [letters[each] for each in raw["hybrid_override_pattern"]]
+    return kinds or [letters[each] for each in raw["hybrid_override_pattern"]]
+
+
+def _add_nemotron(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
+    kinds = _nemotron_layers(raw)
     writer.add_block_count(len(kinds))
     sparse = "moe" in kinds
     width = raw["moe_intermediate_size" if sparse else "intermediate_size"]
@@ -267,14 +277,15 @@ def _add_gemma(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     wide = 2 if raw["use_double_wide_mlp"] else 1
     narrow = [width] * shared
     writer.add_feed_forward_length(narrow + [wide * width] * raw["num_kv_shared_layers"])
-    full = raw.get("num_global_key_value_heads") or heads
+    full = raw.get("num_global_key_value_heads") or _of_full_layers(raw, "num_key_value_heads")
     full = full if raw["attention_k_eq_v"] else heads
+    dims = raw.get("global_head_dim") or _of_full_layers(raw, "head_dim")
     writer.add_head_count_kv([full if each == "full_attention" else heads for each in types])
-    writer.add_key_length(raw["global_head_dim"])
-    writer.add_value_length(raw["global_head_dim"])
+    writer.add_key_length(dims)
+    writer.add_value_length(dims)
     writer.add_key_length_swa(raw["head_dim"])
     writer.add_value_length_swa(raw["head_dim"])
-    writer.add_rope_dimension_count(raw["global_head_dim"])
+    writer.add_rope_dimension_count(dims)
     writer.add_rope_dimension_count_swa(raw["head_dim"])
     if raw.get("enable_moe_block"):
         writer.add_expert_count(raw["num_experts"])
@@ -282,13 +293,20 @@ def _add_gemma(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
         writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
 
 
+def _of_full_layers(raw: Mapping[str, Any], key: str) -> int:
+    """A size of Gemma 4's layers without a window, which may be stated for each."""
+    layer = raw["layer_types"].index("full_attention")
+    own = (raw.get("per_layer_config") or {}).get(str(layer), {})
+    return int(own.get(key, raw[key]))
+
+
 def rope_tensors(raw: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Divisors of angles: of Gemma 4, pairs that are not rotated have huge ones."""
     if raw["model_type"] != "gemma4_text":
         return {}
-    half = raw["global_head_dim"] // 2
+    dims = raw.get("global_head_dim") or _of_full_layers(raw, "head_dim")
     share = raw["rope_parameters"]["full_attention"]["partial_rotary_factor"]
-    rotated = int(raw["global_head_dim"] * share / 2)
-    factors = np.full(half, 1e30, np.float32)
+    rotated = int(dims * share / 2)
+    factors = np.full(dims // 2, 1e30, np.float32)
     factors[:rotated] = 1
     return {"rope_freqs.weight": factors}

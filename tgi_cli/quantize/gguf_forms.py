@@ -139,7 +139,7 @@ def _qwen_moe(config: Config) -> dict[str, Value]:
     if bool(config.get("norm_topk_prob", False)) != third:
         raise UnsupportedModelError("norm_topk_prob has no GGUF key")
     found: dict[str, Value] = {
-        "expert_count": int(config["num_experts"]),
+        "expert_count": int(config.get("num_experts") or config["num_local_experts"]),
         "expert_used_count": int(config["num_experts_per_tok"]),
         "expert_feed_forward_length": int(config["moe_intermediate_size"]),
     }
