@@ -4,19 +4,19 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PORT ?= 3000
-# Processes that tests run in: a number, or `logical` for as many as there are cores.
-WORKERS ?= logical
+# Processes that tests run in: a number, or `auto` for one more than there are cores.
+WORKERS ?= auto
 KERNELS := $(wildcard tgi_cli/kernels/cpp/*)
 
 # What is installed, and how large it is; pip lists the files.
 define announce
-@echo "Installing tgi and its dependencies into $(VENV): PyTorch is by far the largest."
+@echo "Installing tgi and its dependencies into $(VENV): 1.2 GB with PyTorch for CPUs."
 $(if $(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),,$(announce-torch))
 endef
 
 define announce-torch
 @echo "On Linux, PyPI's PyTorch is the build for CUDA: several gigabytes. Without an"
-@echo "NVIDIA GPU, stop this and take the one for CPUs, which is a tenth of that:"
+@echo "NVIDIA GPU, stop this and take the build for CPUs, of 0.8 GB:"
 @echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
 endef
 

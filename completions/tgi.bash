@@ -48,6 +48,7 @@ _tgi() {
         'serve --max-queued-tokens') return ;;
         'serve --batching') COMPREPLY=($(compgen -W 'fused inflight static' -- "$word")); return ;;
         'serve --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
+        'serve --max-prefill-delay') return ;;
         'serve --waiting-served-ratio') return ;;
         'serve --max-waiting-tokens') return ;;
         'serve --kv-cache-dir') _tgi_names -d "$word"; return ;;
@@ -114,6 +115,15 @@ _tgi() {
         'serve --model-residence-seconds') return ;;
         'serve --model-queue-size') return ;;
         'serve --model-wait-seconds') return ;;
+        'serve --distributed') COMPREPLY=($(compgen -W 'ray' -- "$word")); return ;;
+        'serve --ray-address') return ;;
+        'serve --ray-application') return ;;
+        'serve --ray-fronts') return ;;
+        'serve --min-replicas') return ;;
+        'serve --max-replicas') return ;;
+        'serve --replica-cpus') return ;;
+        'serve --target-ongoing-requests') return ;;
+        'serve --target-kv-usage') return ;;
         'serve --prometheus-port') return ;;
         'serve --master-addr') return ;;
         'serve --master-port') return ;;
@@ -154,6 +164,7 @@ _tgi() {
         'env --max-queued-tokens') return ;;
         'env --batching') COMPREPLY=($(compgen -W 'fused inflight static' -- "$word")); return ;;
         'env --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
+        'env --max-prefill-delay') return ;;
         'env --waiting-served-ratio') return ;;
         'env --max-waiting-tokens') return ;;
         'env --kv-cache-dir') _tgi_names -d "$word"; return ;;
@@ -220,6 +231,15 @@ _tgi() {
         'env --model-residence-seconds') return ;;
         'env --model-queue-size') return ;;
         'env --model-wait-seconds') return ;;
+        'env --distributed') COMPREPLY=($(compgen -W 'ray' -- "$word")); return ;;
+        'env --ray-address') return ;;
+        'env --ray-application') return ;;
+        'env --ray-fronts') return ;;
+        'env --min-replicas') return ;;
+        'env --max-replicas') return ;;
+        'env --replica-cpus') return ;;
+        'env --target-ongoing-requests') return ;;
+        'env --target-kv-usage') return ;;
         'env --prometheus-port') return ;;
         'env --master-addr') return ;;
         'env --master-port') return ;;
@@ -250,6 +270,7 @@ _tgi() {
         'warmup --max-queued-tokens') return ;;
         'warmup --batching') COMPREPLY=($(compgen -W 'fused inflight static' -- "$word")); return ;;
         'warmup --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
+        'warmup --max-prefill-delay') return ;;
         'warmup --waiting-served-ratio') return ;;
         'warmup --max-waiting-tokens') return ;;
         'warmup --kv-cache-dir') _tgi_names -d "$word"; return ;;
@@ -367,6 +388,7 @@ _tgi() {
         'model-server --max-queued-tokens') return ;;
         'model-server --batching') COMPREPLY=($(compgen -W 'fused inflight static' -- "$word")); return ;;
         'model-server --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
+        'model-server --max-prefill-delay') return ;;
         'model-server --waiting-served-ratio') return ;;
         'model-server --max-waiting-tokens') return ;;
         'model-server --kv-cache-dir') _tgi_names -d "$word"; return ;;
@@ -481,8 +503,18 @@ _tgi() {
         'deploy --cpuset-cpus') return ;;
         'deploy --cpuset-mems') return ;;
         'deploy --gpus') return ;;
-        'deploy --storage') return ;;
         'deploy --hf-token-file') _tgi_names -f "$word"; return ;;
+        'deploy --namespace') return ;;
+        'deploy --storage') return ;;
+        'deploy --storage-class') return ;;
+        'deploy --nodes') return ;;
+        'deploy --pods') return ;;
+        'deploy --autoscale') COMPREPLY=($(compgen -W 'hpa keda' -- "$word")); return ;;
+        'deploy --max-pods') return ;;
+        'deploy --target-queue') return ;;
+        'deploy --target-token-latency') return ;;
+        'deploy --prometheus-url') return ;;
+        'deploy --gateway') COMPREPLY=($(compgen -W 'inference-pool smg' -- "$word")); return ;;
         'deploy --model-id') _tgi_names -d "$word"; return ;;
         'deploy --revision') return ;;
         'deploy --dtype') COMPREPLY=($(compgen -W 'auto float16 half bfloat16 float32 float' -- "$word")); return ;;
@@ -506,6 +538,7 @@ _tgi() {
         'deploy --max-queued-tokens') return ;;
         'deploy --batching') COMPREPLY=($(compgen -W 'fused inflight static' -- "$word")); return ;;
         'deploy --capacity-policy') COMPREPLY=($(compgen -W 'max_utilization guaranteed_no_evict' -- "$word")); return ;;
+        'deploy --max-prefill-delay') return ;;
         'deploy --waiting-served-ratio') return ;;
         'deploy --max-waiting-tokens') return ;;
         'deploy --kv-cache-dir') _tgi_names -d "$word"; return ;;
@@ -572,6 +605,15 @@ _tgi() {
         'deploy --model-residence-seconds') return ;;
         'deploy --model-queue-size') return ;;
         'deploy --model-wait-seconds') return ;;
+        'deploy --distributed') COMPREPLY=($(compgen -W 'ray' -- "$word")); return ;;
+        'deploy --ray-address') return ;;
+        'deploy --ray-application') return ;;
+        'deploy --ray-fronts') return ;;
+        'deploy --min-replicas') return ;;
+        'deploy --max-replicas') return ;;
+        'deploy --replica-cpus') return ;;
+        'deploy --target-ongoing-requests') return ;;
+        'deploy --target-kv-usage') return ;;
         'deploy --prometheus-port') return ;;
         'deploy --master-addr') return ;;
         'deploy --master-port') return ;;
@@ -580,15 +622,15 @@ _tgi() {
         'deploy --ngrok-edge') return ;;
     esac
     case $command in
-        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --target-ongoing-requests --target-kv-usage --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'chat') flags='--model -m --api-key --serve-args --timeout --prompt -p --system -s --image -i --load --no-history --temperature -t --max-tokens -n --set --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --target-ongoing-requests --target-kv-usage --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'download-weights') flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --model-gguf --tokenizer-name --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
+        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
             _tgi_names -d "$word" ;;
         'quantize') flags='--revision --trust-remote-code --no-trust-remote-code --config --logger-level --json-output --no-json-output --inspect --upload-to-model-id --method --bits --groupsize --sym --asym --act-order --no-act-order --static-groups --group-aware --no-group-aware --mse --percdamp --format --calibration --samples --seq-len --seed --include --exclude --evaluate --resume --device --backend --help -h --help-all'
             _tgi_names -d "$word" ;;
@@ -599,14 +641,14 @@ _tgi() {
             _tgi_names -f "$word" ;;
         'bench compare') flags='--markdown --fail-on --help -h --help-all'
             _tgi_names -f "$word" ;;
-        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h --help-all'
+        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h --help-all'
             _tgi_names -d "$word" ;;
         'router') flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --replica-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'connect') flags='--model --api-key-env --api-key --write --file --help -h --help-all'
             COMPREPLY=($(compgen -W 'codex claude opencode qwen-code continue zed open-webui' -- "$word")) ;;
-        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --storage --keys --no-keys --hf-token-file --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
-            COMPREPLY=($(compgen -W 'docker compose systemd k8s' -- "$word"))
+        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --keys --no-keys --hf-token-file --namespace --storage --storage-class --nodes --pods --autoscale --max-pods --target-queue --target-token-latency --prometheus-url --gateway --monitoring --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --target-ongoing-requests --target-kv-usage --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+            COMPREPLY=($(compgen -W 'docker compose systemd k8s ray grafana prometheus' -- "$word"))
             _tgi_names -d "$word" ;;
         'completion') flags='--help -h --help-all'
             COMPREPLY=($(compgen -W 'bash zsh fish powershell' -- "$word")) ;;

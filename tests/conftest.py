@@ -40,24 +40,32 @@ def _silence() -> None:
 
 atexit.register(_silence)  # first, and thus run last
 
-FOLDERS = ("system", "parity", "benchmarks", "unit", "cli", "router")
-"""In the order in which their files are run."""
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist's, which need not be there
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: tests of servers often wait for them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (cores or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files with slow tests first, so that no process is left with one; then by folder.
+    """Sort files with slow tests first, and spread the files of each folder over the others' time.
 
-    Tests of a file keep their order.
+    So no process is left with a slow file at the end, and while one waits for a server, others
+    compute. Tests of a file keep their order.
     """
-    places = {name: place for place, name in enumerate(FOLDERS)}
     here = Path(__file__).parent
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-
-    def place(item: pytest.Item) -> tuple[bool, int]:
-        folder = item.path.relative_to(here).parts[0]
-        return item.path not in slow, places.get(folder, len(places))
-
-    items.sort(key=place)
+    folders: dict[str, list[Path]] = {}
+    for path in dict.fromkeys(item.path for item in items):
+        if path not in slow:
+            folders.setdefault(path.relative_to(here).parts[0], []).append(path)
+    places = {
+        path: (index + 0.5) / len(files)
+        for files in folders.values()
+        for index, path in enumerate(files)
+    }
+    items.sort(key=lambda item: places.get(item.path, 0.0))
 
 
 def pytest_collection_finish() -> None:

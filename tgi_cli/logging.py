@@ -21,6 +21,9 @@ from types import TracebackType
 from typing import Any
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
+MODEL_VARIABLE = "TGI_LOG_MODEL"
+"""Environment variable with the model that processes which inherit it name in each line: those of
+several models write to one stderr."""
 
 _TARGET = re.compile(r"[\w.:-]+")
 _log = logging.getLogger(__name__)
@@ -32,16 +35,21 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields passed as ``extra=``."""
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    """The fields passed as ``extra=``; those of libraries that mark all records begin with _."""
+    return {
+        key: value
+        for key, value in vars(record).items()
+        if key not in _STANDARD and not key.startswith("_")
+    }
 
 
 class _JsonFormatter(logging.Formatter):
-    """TGI's format (timestamp, level, fields, target), and the role of the process."""
+    """TGI's format (timestamp, level, fields, target), the role of the process, and its model."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, model: str = "") -> None:
         super().__init__()
         self.role = role
+        self.model = model
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -55,6 +63,8 @@ class _JsonFormatter(logging.Formatter):
             "target": record.name,
             "role": getattr(record, "role", self.role),
         }
+        if self.model:
+            line["model"] = self.model
         return _ENCODER.encode(line)
 
 
@@ -65,9 +75,10 @@ class _LineFormatter(logging.Formatter):
         start: Precedes each line.
     """
 
-    def __init__(self, role: str, colour: bool, start: str = "") -> None:
+    def __init__(self, role: str, colour: bool, start: str = "", model: str = "") -> None:
         super().__init__()
         self.role = role
+        self.model = model
         self._colour = colour
         self._start = start
 
@@ -77,7 +88,8 @@ class _LineFormatter(logging.Formatter):
             level = f"\x1b[{_COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         role = getattr(record, "role", self.role)
-        line = f"{self._start}{clock} {level} {role}: {record.getMessage()}"
+        model = f"{self.model} " if self.model else ""
+        line = f"{self._start}{clock} {level} {model}{role}: {record.getMessage()}"
         extras = _extras(record)
         if extras:
             line += " " + " ".join(f"{key}={value}" for key, value in extras.items())
@@ -126,8 +138,9 @@ def setup(role: str, level: str = "INFO", json_output: bool = False) -> None:
     terminal = sys.stderr.isatty()
     # Another process may be drawing a progress bar on the line that the cursor is on.
     start = _CLEAR_LINE if terminal and os.environ.get("TERM", "dumb") != "dumb" else ""
-    lines = _LineFormatter(role, terminal and "NO_COLOR" not in os.environ, start)
-    handler.setFormatter(_JsonFormatter(role) if json_output else lines)
+    model = os.environ.get(MODEL_VARIABLE, "")
+    lines = _LineFormatter(role, terminal and "NO_COLOR" not in os.environ, start, model)
+    handler.setFormatter(_JsonFormatter(role, model) if json_output else lines)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -148,8 +161,9 @@ def json_line(level: str, message: str, target: str = "tgi", **fields: object) -
     record = logging.LogRecord(target, getattr(logging, level), "", 0, message, None, None)
     vars(record).update(fields)
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
-    roles = [f.role for f in formatters if isinstance(f, (_JsonFormatter, _LineFormatter))]
-    return _JsonFormatter(roles[0] if roles else "tgi").format(record)
+    ours = [f for f in formatters if isinstance(f, (_JsonFormatter, _LineFormatter))]
+    own = _JsonFormatter(ours[0].role, ours[0].model) if ours else _JsonFormatter("tgi")
+    return own.format(record)
 
 
 def is_log_line(line: bytes) -> bool:

@@ -6,7 +6,8 @@
     python -m tests.benchmarks.engine /tmp/model prefix
 
 ``batching`` runs one mixed workload (log-normal lengths, Poisson arrivals, seeded) under each
-rule in turn, ``--rounds`` times. ``chunks`` adds long prompts while other requests decode.
+rule in turn, ``--rounds`` times. ``chunks`` adds long prompts while other requests decode, with
+chunks that tokens or milliseconds bound.
 ``prefix`` measures two turns of a conversation. All figures are medians over the rounds.
 """
 
@@ -156,14 +157,15 @@ def chunks(
     def prompt(length: int) -> list[int]:
         return [random_.randrange(3, vocab) for _ in range(length)]
 
-    print("| prefill chunk | ITL of the streams p50 / p99 / max ms | TTFT of the long prompts ms |")
-    print("|---|---|---|")
-    for chunk in (32, 64, 128, 256, 512, 1024):
+    print("| tokens | delay ms | ITL of the streams p50 / p99 / max ms | TTFT of the prompts ms |")
+    print("|---|---|---|---|")
+    bounds = [(chunk, 0) for chunk in (32, 64, 128, 256, 512, 1024)]
+    for chunk, delay in bounds + [(512, delay) for delay in (50, 100, 200)]:
         runs = []
         for _ in range(options.rounds):
             arrivals = [Arrival(0.0, prompt(16), 160) for _ in range(8)]
             arrivals += [Arrival(1.0 + 0.8 * i, prompt(1024), 2) for i in range(4)]
-            changed = replace(limits, max_batch_prefill_tokens=chunk)
+            changed = replace(limits, max_batch_prefill_tokens=chunk, max_prefill_delay=delay)
             runs.append(play(worker, changed, arrivals))
         gaps = [
             [later - earlier for i in range(8) for earlier, later in pairwise(run.times[i])]
@@ -172,7 +174,7 @@ def chunks(
         figures = [statistics.median(percentile(gap, p) for gap in gaps) for p in (50, 99, 100)]
         ttft = statistics.median(run.times[i][0] for run in runs for i in range(8, 12))
         shown = " / ".join(f"{1000 * figure:.0f}" for figure in figures)
-        print(f"| {chunk} | {shown} | {1000 * ttft:.0f} |", flush=True)
+        print(f"| {chunk} | {delay or 'any'} | {shown} | {1000 * ttft:.0f} |", flush=True)
 
 
 def prefix(
@@ -204,11 +206,16 @@ def loaded(model: Path, dtype: str | None) -> Iterator[tuple[ModelWorker, Schedu
         max_batch_prefill_tokens=1024,
         max_batch_total_tokens=32 * MAX_TOTAL,
         max_batch_size=32,
+        max_prefill_delay=0,
     )
     worker, _ = load_worker(serve, model)
     capacity = worker.warmup()
     limits = SchedulerConfig.of(
-        capacity.config, capacity.num_blocks, capacity.kv_window, capacity.num_state_slots
+        capacity.config,
+        capacity.num_blocks,
+        capacity.kv_window,
+        capacity.num_state_slots,
+        step_seconds=capacity.step_seconds,
     )
     yield worker, replace(limits, max_batch_prefill_tokens=256), worker.info().vocab_size
 

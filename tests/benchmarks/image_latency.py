@@ -11,10 +11,11 @@ as their processors make it. A run of a model measures
   Both use all cores and take turns, with another photo each round; medians, after one round that
   is not counted. CPU times are those of all processes of either side;
 - the next turn of the same conversation: tokens that are computed, runs of the encoder, seconds;
-- gaps between the tokens of one text stream: alone, beside text prompts with as many tokens as a
-  photo's, and beside photos.
+- gaps between the tokens of a text stream: alone, beside text prompts with as many tokens as a
+  photo's, and beside photos. Longer texts take longer per token: so streams end after as many
+  tokens as are measured alone, and the next one begins, in all three parts.
 
-The photos of the streams are requested one after the other. ``--folder`` keeps checkpoints.
+The photos beside streams are requested one after the other. ``--folder`` keeps checkpoints.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,8 @@ from tests.tools.server_process import ServerProcess, stop
 SIZE = (1920, 1080)
 QUESTION = "What is on this photo?"
 START_SECONDS = 1200.0
+ALONE = 3
+"""Streams that are measured without anything beside them."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -63,14 +67,14 @@ class Seeing:
         preprocessor: keys of preprocessor_config.json.
         processor: arguments of transformers' processor.
         input_tokens: ``--max-input-tokens``, of which an image may take a quarter.
-        gaps: of the stream, before anything else is requested.
+        tokens: of a stream, which are measured before anything else is requested.
     """
 
     kind: str
     preprocessor: dict[str, Any]
     processor: dict[str, Any]
     input_tokens: int
-    gaps: int
+    tokens: int
 
 
 _TILES: dict[str, Any] = {
@@ -185,9 +189,11 @@ class Server:
         self._process = process
         self.client = httpx.Client(base_url=process.url, timeout=1200)
 
-    def ask(self, messages: Sequence[dict[str, Any]]) -> Answer:
+    def ask(self, messages: Sequence[dict[str, Any]], measures_cpu: bool = True) -> Answer:
+        """The answer to a chat; looking for CPU times would disturb the times of a stream."""
+        pid = self._process.process.pid
         body = {"model": "tgi", "messages": messages, "max_tokens": 1, "temperature": 0}
-        cpu, begun = cpu_seconds(self._process.process.pid), time.perf_counter()
+        cpu, begun = cpu_seconds(pid) if measures_cpu else 0.0, time.perf_counter()
         response = self.client.post("/v1/chat/completions", json=body)
         seconds = time.perf_counter() - begun
         if response.status_code != 200:
@@ -196,7 +202,7 @@ class Server:
         usage = answer["usage"]
         return Answer(
             seconds,
-            cpu_seconds(self._process.process.pid) - cpu,
+            cpu_seconds(pid) - cpu if measures_cpu else 0.0,
             usage["prompt_tokens"],
             (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
             answer["choices"][0]["message"]["content"] or "",
@@ -221,16 +227,16 @@ def about(image: bytes) -> dict[str, Any]:
 
 
 @dataclass
-class TextStream:
-    """A stream of text in a thread, with the times of its tokens."""
+class TextStreams:
+    """Streams of text in a thread, one after the other, with the times of their tokens."""
 
     client: httpx.Client
     tokens: int
-    times: list[float] = field(default_factory=list)
+    times: list[list[float]] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
-    def __enter__(self) -> TextStream:
+    def __enter__(self) -> TextStreams:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
         return self
@@ -240,35 +246,40 @@ class TextStream:
         assert self._thread is not None
         self._thread.join()
 
-    def wait(self, gaps: int) -> None:
-        """Until there are so many more."""
-        wanted = len(self.times) + gaps
-        while len(self.times) <= wanted:
+    def wait(self, streams: int) -> None:
+        """Until so many more have begun."""
+        wanted = len(self.times) + streams
+        while len(self.times) < wanted:
             assert self._thread is not None
             if not self._thread.is_alive():
-                raise RuntimeError(f"the stream has ended after {len(self.times)} tokens")
+                raise RuntimeError("the streams have ended")
             time.sleep(0.01)
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """Milliseconds between tokens, of gaps that ended within a time."""
-        pairs = zip(self.times, self.times[1:], strict=False)
+        """Milliseconds between tokens of a stream, of gaps that ended within a time."""
+        pairs = [pair for times in self.times for pair in pairwise(times)]
         return [(after - before) * 1e3 for before, after in pairs if begin < after <= end]
 
     def _read(self) -> None:
-        body = {
-            "model": "tgi",
-            "prompt": "Once upon a time",
-            "max_tokens": self.tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        with self.client.stream("POST", "/v1/completions", json=body) as response:
-            for line in response.iter_lines():
-                if line.startswith("data:"):
-                    self.times.append(time.perf_counter())
-                if self._ended.is_set():
-                    return
+        while not self._ended.is_set():
+            body = {
+                "model": "tgi",
+                # Another text each time: drafts would come from the one before.
+                "prompt": f"{len(self.times)} times upon a time",
+                "max_tokens": self.tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+            }
+            with self.client.stream("POST", "/v1/completions", json=body) as response:
+                response.raise_for_status()
+                times: list[float] = []
+                self.times.append(times)
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        times.append(time.perf_counter())
+                    if self._ended.is_set():
+                        return
 
 
 def measure(name: str, path: Path, options: argparse.Namespace, folder: Path) -> None:
@@ -351,18 +362,18 @@ def streams(name: str, server: Server, seeing: Seeing, count: int, tokens: int) 
 
     def text() -> Answer:
         content = "".join(words.choices("abcdefgh ", k=tokens))
-        return server.ask([{"role": "user", "content": content}])
+        return server.ask([{"role": "user", "content": content}], measures_cpu=False)
 
     photos = [photo(1000 + number) for number in range(count)]
     works: list[tuple[str, Callable[[], Answer]]] = [("text prompts", text)]
-    works.append(("photos", lambda: server(photos.pop())))
+    works.append(("photos", lambda: server.ask([about(photos.pop())], measures_cpu=False)))
     print(f"\n## {name}: gaps between the tokens of a stream, {count} requests beside it\n")
     print("| beside | gaps | p50 ms | p99 ms | max ms | p99 vs alone | seconds of a request |")
     print("|---|---|---|---|---|---|---|")
-    with TextStream(server.client, seeing.input_tokens) as stream:
-        stream.wait(20)
+    with TextStreams(server.client, seeing.tokens) as stream:
+        stream.wait(2)  # the first one has found the server idle
         begun = time.perf_counter()
-        stream.wait(seeing.gaps)
+        stream.wait(ALONE)
         alone = stream.gaps(begun, time.perf_counter())
         _gaps("nothing", alone, alone, "-")
         for label, work in works:
@@ -370,7 +381,7 @@ def streams(name: str, server: Server, seeing: Seeing, count: int, tokens: int) 
             took = [work().seconds for _ in range(count)]
             found = stream.gaps(begun, time.perf_counter())
             _gaps(label, found, alone, f"{statistics.median(took):.2f}")
-            stream.wait(20)
+            stream.wait(1)
 
 
 def _gaps(label: str, found: Sequence[float], alone: Sequence[float], took: str) -> None:

@@ -1,5 +1,8 @@
 """Measure time and memory to the first logits: ``python -m tests.benchmarks.load CHECKPOINT``.
 
+With ``--streamed``, compares the folder with a store of S3's interface that this process serves it
+from, and ``--load-format stream``; the store's memory and time are not counted.
+
 Compares our loader with transformers' ``from_pretrained`` (which memory-maps weights and reads them
 on first use), in turns. Each round is a process that loads a model and runs one token. Peak memory
 is the process's (VmHWM: anonymous and mapped file pages) less what its imports take. Files are in
@@ -9,11 +12,18 @@ the page cache.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from tests.tools.store_server import StoreServer
+from tgi_cli.hub import resolve_model
 
 _OURS = """
 from tgi_cli.models import load_model, read_config
@@ -71,22 +81,41 @@ def measure(code: str, path: Path, dtype: str, load_format: str) -> dict[str, fl
     return result
 
 
+@contextlib.contextmanager
+def streamed(checkpoint: Path) -> Iterator[Path]:
+    """The folder through which a checkpoint is read from a store."""
+    with tempfile.TemporaryDirectory() as cache, StoreServer() as store:
+        files = {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.is_file()}
+        store.put_folder("models", "m", files)
+        os.environ.update(
+            AWS_ENDPOINT_URL=store.url,
+            AWS_ACCESS_KEY_ID="AKIATEST",
+            AWS_SECRET_ACCESS_KEY="c2VjcmV0",
+            HF_HUB_CACHE=f"{cache}/hub",
+        )
+        yield resolve_model("s3://models/m", stream=True).path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streamed", action="store_true")
     arguments = parser.parse_args()
-    size = sum(file.stat().st_size for file in arguments.checkpoint.glob("*.safetensors"))
-    sides = {"tgi": _OURS}
-    if arguments.load_format == "auto":
-        sides["transformers"] = _THEIRS
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for _ in range(arguments.rounds):
-        for name, code in sides.items():
-            result = measure(code, arguments.checkpoint, arguments.dtype, arguments.load_format)
-            rounds[name].append(result)
+    checkpoint: Path = arguments.checkpoint
+    size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    sides = {"tgi": (_OURS, checkpoint)}
+    with contextlib.ExitStack() as stack:
+        if arguments.streamed:
+            sides["tgi, streamed"] = (_OURS, stack.enter_context(streamed(checkpoint)))
+        elif arguments.load_format == "auto":
+            sides["transformers"] = (_THEIRS, checkpoint)
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+        for _ in range(arguments.rounds):
+            for name, (code, path) in sides.items():
+                rounds[name].append(measure(code, path, arguments.dtype, arguments.load_format))
     print(f"{size / 1e6:.0f} MB of weights on disk; medians of {arguments.rounds}\n")
     print("| | seconds | imports MB | peak beyond MB | of the weights | after MB |")
     print("|---|---|---|---|---|---|")

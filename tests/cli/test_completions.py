@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,39 @@ def test_bash_completes(words: str, expected: list[str], tmp_path: Path) -> None
         cwd=tmp_path,
     )
     assert sorted(filter(None, done.stdout.splitlines())) == sorted(expected)
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+@pytest.mark.parametrize(
+    ("words", "expected", "absent"),
+    [
+        ("tgi se", {"serve"}, {"bench"}),
+        ("tgi serve --dtype b", {"bfloat16"}, {"float16"}),
+        ("tgi serve --chat-template chat", {"chat.jinja"}, set()),
+        ("tgi bench ", {"view", "compare", "models/"}, {"chat.jinja"}),
+        ("tgi bench --conc", {"--concurrency"}, set()),
+        ("tgi bench compare r", {"run.json"}, set()),
+        ("tgi bench compare --", {"--fail-on", "--markdown"}, {"--concurrency", "--rate"}),
+        ("tgi bench view run.json m", {"models/"}, set()),
+    ],
+)
+def test_fish_completes(words: str, expected: set[str], absent: set[str], tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for name in ("run.json", "chat.jinja"):
+        (tmp_path / name).touch()
+    code = f"source {FOLDER / 'tgi.fish'}; complete -C '{words}'"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    found = {line.partition("\t")[0] for line in done.stdout.splitlines()}
+    assert expected <= found
+    assert not absent & found
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,47 @@ def test_files_that_flags_name_are_mounted(
 
 def test_the_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--port" in failure(capsys, "k8s", "--port", "0")
+
+
+def test_what_watches_servers_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(deploy(capsys, "grafana"))["title"] == "TGI"
+    assert yaml.safe_load(deploy(capsys, "prometheus"))["groups"][0]["rules"]
+    for words in (("grafana", "org/model"), ("prometheus", "--port", "80")):
+        assert f"has no effect on `tgi deploy {words[0]}`" in failure(capsys, *words)
+
+
+def test_options_of_kubernetes_are_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    text = deploy(
+        capsys,
+        *("k8s", "org/model", "--memory", "4GiB", "--pods", "2", "--namespace", "llm"),
+        *("--autoscale", "keda", "--max-pods", "9", "--target-queue", "5", "--gateway", "smg"),
+        *("--target-token-latency", "80", "--prometheus-url", "http://p", "--monitoring"),
+        *("--storage", "7GiB", "--storage-class", "nfs"),
+    )
+    found = {each["kind"]: each for each in yaml.safe_load_all(text)}
+    spec = found["ScaledObject"]["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 9)
+    thresholds = [each["metadata"]["threshold"] for each in spec["triggers"]]
+    assert thresholds == ["5", "0.08"]
+    assert found["PersistentVolumeClaim"]["spec"]["storageClassName"] == "nfs"
+    assert {"RoleBinding", "PodMonitor", "PrometheusRule"} <= found.keys()
+    nodes = deploy(capsys, "k8s", "org/model", "--memory", "4GiB", "--nodes", "2")
+    assert "kind: LeaderWorkerSet" in nodes
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("docker", "--pods", "2"), "--pods has no effect on `tgi deploy docker`"),
+        (("compose", "--storage", "1GiB"), "--storage has no effect"),
+        (("k8s", "--gpus", "1", "--max-pods", "3"), "--max-pods needs an autoscaler"),
+        (("k8s", "--gpus", "1", "--gateway", "smg"), "--namespace"),
+    ],
+)
+def test_flags_without_effect_are_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], part: str
+) -> None:
+    assert part in failure(capsys, *words)
 
 
 def test_a_model_with_dashes_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -178,3 +179,21 @@ def test_a_socket_in_a_shared_folder_is_rejected_before_loading(
 def test_a_childs_configuration_is_refused_without_a_parent(tmp_path: Path) -> None:
     done = tgi("router", "--config-fd", "999", home=tmp_path)
     assert_error(done, ExitCode.USAGE, "--config-fd", "leave it off")
+
+
+def test_a_router_without_a_model_server_names_the_remedy(tmp_path: Path) -> None:
+    command = ["router", "--hostname", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tgi_cli", *command],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            waiting = next((line for line in process.stderr if "waiting for" in line), "")
+            assert "`tgi model-server MODEL` starts one" in waiting
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == ExitCode.OK
+        finally:
+            process.kill()

@@ -151,6 +151,7 @@ VARIABLES = {
     "MAX_TOTAL_TOKENS": ("max_total_tokens", 200),
     "MAX_BATCH_PREFILL_TOKENS": ("max_batch_prefill_tokens", 300),
     "MAX_BATCH_TOTAL_TOKENS": ("max_batch_total_tokens", 400),
+    "MAX_PREFILL_DELAY": ("max_prefill_delay", 40),
     "MAX_BATCH_SIZE": ("max_batch_size", 5),
     "MAX_QUEUED_REQUESTS": ("max_queued_requests", 6),
     "MAX_QUEUED_TOKENS": ("max_queued_tokens", 700),
@@ -194,6 +195,8 @@ VARIABLES = {
     "MAX_LORAS": ("max_loras", 3),
     "MAX_CPU_LORAS": ("max_cpu_loras", 12),
     "MAX_LORA_RANK": ("max_lora_rank", 32),
+    "OTLP_ENDPOINT": ("otlp_endpoint", "http://collector:4317"),
+    "OTLP_SERVICE_NAME": ("otlp_service_name", "mine"),
     "LOG_LEVEL": ("logger_level", "info,text_generation_router=debug"),
     "JSON_OUTPUT": ("json_output", True),
 }

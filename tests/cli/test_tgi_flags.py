@@ -273,8 +273,8 @@ SERVER = [
     Row("--logger-level", "INFO", "DEBUG", "=", "DEBUG"),
     Row("--json-output", False, None, "=", True),
     Row("--no-json-output", False, None, "json_output", False),
-    Row("--otlp-endpoint", None, "http://c:4317", "note: traces are the router's"),
-    Row("--otlp-service-name", f"{INFERENCE}.server", "me", "note: traces are the router's"),
+    Row("--otlp-endpoint", None, "http://c:4317", "=", "http://c:4317"),
+    Row("--otlp-service-name", f"{INFERENCE}.server", "me", "=", "me"),
     Row("--max-input-tokens", None, "70", "=", 70),
 ]  # fmt: skip
 

@@ -113,6 +113,16 @@ def _frames(seed: int) -> Inputs:
     return {"pixel_values": _random(seed, *shape), "pixel_attention_mask": mask}
 
 
+def _quarters(seed: int) -> Inputs:
+    """Parts of different sizes, as quarters and the whole are: the first is padded."""
+    count, height, width = ((2, 28, 42), (1, 35, 21))[seed]
+    mask = torch.ones(1, count, height, width, dtype=torch.int64)
+    if count > 1:
+        mask[0, 0, 21:] = mask[0, 0, :, 28:] = 0
+    pixels = _random(seed, 1, count, 3, height, width) * mask[:, :, None]
+    return {"pixel_values": pixels, "pixel_attention_mask": mask}
+
+
 def _any_size(seed: int) -> Inputs:
     height, width = ((40, 56), (56, 21))[seed]
     from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
@@ -169,6 +179,24 @@ _BY_INDEX = {"image_token_index": IMAGE}
 SIGHT_CASES: dict[str, SightCase] = {
     "SmolVLM": SightCase(_made("Idefics3", _LLAMA, _EYE, image_token_id=IMAGE), _frames, 1),
     "SmolVLM 2": SightCase(_made("SmolVLM", _LLAMA, _EYE, image_token_id=IMAGE), _frames, 1),
+    "Idefics 2": SightCase(
+        _made(
+            "Idefics2",
+            _MISTRAL,
+            _EYE | {"image_size": 42},
+            perceiver_config={
+                "hidden_size": 64,
+                "resampler_n_latents": 3,
+                "resampler_depth": 2,
+                "resampler_n_heads": 2,
+                "resampler_head_dim": 16,
+                "num_key_value_heads": 1,
+            },
+            image_token_id=IMAGE,
+        ),
+        _quarters,
+        1,
+    ),
     "LLaVA 1.5": SightCase(_made("Llava", _LLAMA, _CLIP, **_BY_INDEX), _one),
     "LLaVA-NeXT": SightCase(
         _made("LlavaNext", _MISTRAL, _CLIP, image_grid_pinpoints=_PINPOINTS, **_BY_INDEX),
@@ -205,6 +233,7 @@ SIGHT_CASES: dict[str, SightCase] = {
         _ragged,
         builtin=False,
     ),
+    "LightOnOCR": SightCase(_made("LightOnOcr", _QWEN3, _PIXTRAL, image_token_id=IMAGE), _ragged),
     "LLaVA-NeXT-Video": SightCase(
         _made(
             "LlavaNextVideo",

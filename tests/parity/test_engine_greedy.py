@@ -205,6 +205,7 @@ SWITCHES: list[dict[str, Any]] = [
     {"max_batch_prefill_tokens": 1, "max_batch_size": 3},
     {"max_batch_prefill_tokens": 7},
     {"max_batch_prefill_tokens": 192},
+    {"max_batch_prefill_tokens": 192, "max_prefill_delay": 1, "token_seconds": 0.001},
     {"num_blocks": 14},
     {"num_blocks": 14, "prefix_caching": False},
     {"num_blocks": 14, "capacity_policy": CapacityPolicy.GUARANTEED_NO_EVICT},

@@ -33,6 +33,7 @@ _PATCHES = {"Pixtral": 14, "Mistral 3": 28}
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolVLM": ("Idefics 3", _FRAMES),
     "SmolVLM 2": ("SmolVLM", _FRAMES),
+    "Idefics 2": ("Idefics 2", {"size": {"shortest_edge": 21, "longest_edge": 42}}),
     "LLaVA 1.5": ("LLaVA 1.5", {}),
     "LLaVA-NeXT": ("LLaVA-NeXT", {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]}),
     "LLaVA-OneVision": (
@@ -41,6 +42,7 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Pixtral": ("Pixtral", _PIXTRAL),
     "Mistral Small 3": ("Mistral 3", _PIXTRAL),
+    "LightOnOCR": ("LightOnOCR", _PIXTRAL),
     "InternVL 3": ("InternVL", {"size": _TILE}),
     "Aya Vision": ("Aya Vision", {"size": _TILE}),
     "Qianfan-OCR": ("Qianfan-OCR", {"size": _TILE}),

@@ -10,9 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.router.fakes import FakeEngine
+from tgi_cli.engine.block_store import StoreEvent
 from tgi_cli.engine.messages import StepOutputs, VerifiedDrafts
 from tgi_cli.engine.step import NewRow, Step
 from tgi_cli.router.generation.spec import GenerationSpec
@@ -136,6 +138,55 @@ async def test_names_and_types(client: httpx.AsyncClient) -> None:
             assert types[name] == kind, name
     assert "process_resident_memory_bytes" in types
     assert not any("_total" in name for name in COUNTERS | LABELS.keys() if name in types)
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("*/*", False),
+        ("text/plain", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=1.0.0; q=0.5, text/plain; q=0.9", False),
+        ("application/openmetrics-text;version=0.0.1", False),
+        ("application/openmetrics-text;version=1.0.0;q=0", False),
+        ("application/openmetrics-text;version=1.0.0;q=x", False),
+        ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5", True),
+    ],
+)
+async def test_the_format_is_negotiated(
+    client: httpx.AsyncClient, accept: str, wanted: bool
+) -> None:
+    answer = await client.get("/metrics", headers={"accept": accept})
+    expected = "application/openmetrics-text" if wanted else "text/plain"
+    assert answer.headers["content-type"].startswith(expected)
+    assert answer.text.endswith("# EOF\n") == wanted
+
+
+async def test_openmetrics_has_the_same_samples(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.measured.store_counted({StoreEvent.HIT: 3, StoreEvent.MISS: 2})
+    engine.load_names('a"b\\c')
+    await client.post("/generate", json={"inputs": "hi"})
+    found = await samples(client)
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    text = (await client.get("/metrics", headers=accept)).text
+    types, others = {}, {}
+    for family in openmetrics_parser.text_string_to_metric_families(text):
+        types[family.name] = family.type
+        for sample in family.samples:
+            bound = {"le": f"{float(sample.labels['le']):g}"} if "le" in sample.labels else {}
+            labels = sorted((sample.labels | bound).items())
+            others[sample.name, *labels] = sample.value
+    assert types["tgi_request_count"] == "unknown", "a counter's name would end with _total"
+    assert types["tgi_kv_cache_dir_blocks"] == "counter"
+    assert others["tgi_kv_cache_dir_blocks_total", ("event", "hit")] == 3
+    volatile = ("process_", "python_", "tgi_lora_requests")
+    names = {name.partition("{")[0] for name in found if not name.startswith(volatile)}
+    assert names == {key[0] for key in others if not key[0].startswith(volatile)}
+    assert len(found) == len(others)
+    assert others["tgi_request_duration_bucket", ("le", "inf")] == 1
+    assert others["tgi_request_count",] == found["tgi_request_count"] == 1
 
 
 async def test_engine_gauges(client: httpx.AsyncClient) -> None:

@@ -28,6 +28,18 @@ class TestV1:
         assert answer.status_code == 200
         assert engine.requests[0].sampling.logit_bias == ((5, -100.0), (399, 1.5))
 
+    async def test_logit_bias_as_llama_cpp_sends_it(
+        self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
+    ) -> None:
+        pairs = [[5, -1.5], [399, False], [5, 2]]
+        answer = await client.post(route, json=body | {"logit_bias": pairs})
+        assert answer.status_code == 200
+        assert engine.requests[0].sampling.logit_bias == ((5, 2.0), (399, -100.0))
+        for wrong in ([[5, True]], [[5]], [5, 1], [["the", 1]], [[400, 1]]):
+            answer = await client.post(route, json=body | {"logit_bias": wrong})
+            assert answer.status_code == 400, wrong
+            assert answer.json()["error"]["param"].startswith("logit_bias"), wrong
+
     async def test_bad_words_reach_the_engine_as_token_ids(
         self, client: httpx.AsyncClient, engine: FakeEngine, route: str, body: dict
     ) -> None:

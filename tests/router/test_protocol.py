@@ -71,16 +71,22 @@ class TestPipelines:
             held.append((self.flow.held, self.flow.read_paused, len(self._waiting)))
 
         monkeypatch.setattr(BoundedProtocol, "_parse", watch)
-        engine.pause = 0.2
+        engine.gate = gate = asyncio.Semaphore(0)
         first = POST + LENGTH + b"\r\n" + BODY
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(first)
-        await asyncio.sleep(0.05)
-        writer.write(b"GET /a HTTP/1.1\r\n\r\n" * 100_000)
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(30):
+            while not engine.requests:  # noqa: ASYNC110 (until the router has read it)
+                await asyncio.sleep(0.01)
+            writer.write(b"GET /a HTTP/1.1\r\n\r\n" * 100_000)
+            while held[-1][:2] != (True, True):  # noqa: ASYNC110 (until it has read enough)
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         assert held[-1][:2] == (True, True)
         assert held[-1][2] < 600_000, "the rest stays in the sockets"
-        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
+        for _ in range(100):
+            gate.release()
+        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
         writer.transport.abort()
 
     async def test_pipelined_requests_may_have_bodies(self, exchange: Exchange) -> None:
@@ -115,8 +121,10 @@ async def test_unread_body_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> N
         on_body(self, body)
         gathered.append(len(self.cycle.body))
 
+    done = asyncio.Event()
+
     async def busy(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(0.5)
+        await done.wait()
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
@@ -125,9 +133,13 @@ async def test_unread_body_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> N
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 20000000\r\n\r\n")
         writer.write(b"x" * 20_000_000)
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(30):
+            while not gathered:  # noqa: ASYNC110 (until it reads the body)
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
         assert 0 < max(gathered) < 1_000_000, "the rest stays with the client"
         writer.transport.abort()
+        done.set()
 
 
 class TestChunks:

@@ -66,6 +66,9 @@ def unbounded(kind: inspect.Type, where: str, seen: set[type], mark: str = "") -
         if kind.max_length is None:
             yield f"{where}: list"
         yield from unbounded(kind.item_type, f"{where}[]", seen, "")
+    elif isinstance(kind, inspect.TupleType):
+        for index, item in enumerate(kind.item_types):
+            yield from unbounded(item, f"{where}[{index}]", seen, "")
     elif isinstance(kind, inspect.DictType):
         if kind.max_length is None:
             yield f"{where}: dict"
@@ -109,7 +112,8 @@ class Outer(msgspec.Struct):
     wrong: Annotated[str, Meta(extra={"bound": "values"})]
     right: bounds.Json | None
     known: bounds.JsonObject | bounds.TokenIds | None
-    biases: bounds.LogitBias
+    biases: bounds.LogitBias | bounds.LogitBiasPairs
+    pair: tuple[int, float]
 
 
 def test_unbounded_fields_are_detected() -> None:
@@ -122,6 +126,7 @@ def test_unbounded_fields_are_detected() -> None:
         "Outer.anything: AnyType",
         "Outer.half: int",
         "Outer.wrong: str",
+        "Outer.pair[0]: int",
     ]
 
 

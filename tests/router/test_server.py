@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import sys
@@ -63,6 +64,16 @@ async def ended(process: asyncio.subprocess.Process) -> str:
     return logged.decode()
 
 
+async def request_in_flight(client: httpx.AsyncClient) -> None:
+    """Wait for the router to have one."""
+    async with asyncio.timeout(30):
+        while True:
+            metrics = (await client.get("/metrics")).text
+            if re.search(r"^tgi_request_in_flight\S* 1$", metrics, re.MULTILINE):
+                return
+            await asyncio.sleep(0.02)
+
+
 async def test_sigterm_drains(start: Start) -> None:
     """New requests get 503, also on new connections; the stream in flight ends well."""
     process, url = await start(pause=0.1)
@@ -91,7 +102,7 @@ async def test_grace_period_ends_requests(start: Start) -> None:
     process, url = await start(pause=1.0, grace=1)
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         pending = asyncio.ensure_future(client.post("/generate_stream", json={"inputs": "x"}))
-        await asyncio.sleep(0.3)
+        await request_in_flight(client)
         process.send_signal(signal.SIGINT)
         *_, error = events((await pending).text)
     assert error["error_type"] == "generation"
@@ -111,7 +122,7 @@ async def test_second_signal_ends_at_once(start: Start) -> None:
     process, url = await start(pause=1.0, grace=60)
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         pending = asyncio.ensure_future(client.post("/generate", json={"inputs": "x"}))
-        await asyncio.sleep(0.3)
+        await request_in_flight(client)
         for pause in (0.1, 1.2, 0.0):  # the first two are one, that came twice
             process.send_signal(signal.SIGTERM)
             await asyncio.sleep(pause)

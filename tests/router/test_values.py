@@ -29,6 +29,7 @@ MANY = {
     "objects": filled(b"{}"),
     "pairs": filled(b'{"a":1}'),
     "strings": filled(b'""'),
+    "numbers": filled(b"1"),
     "keys": b"{" + b",".join(b'"%06d":1' % key for key in range(180_000)) + b"}",
 }
 
@@ -67,12 +68,13 @@ def test_depth_is_bounded(depth: int, opening: str) -> None:
         "{[" * 10_000 + '"' * 300_000,
         '\\"[' * 100_000,
         "\\" * 9 + '"' + "[{" * 10_000,
+        "," * 700_000,
         'if (a["b"]) { c = "\\\\"; }\n' * 40_000,
         "\u00e9[\U0001f600{" * 50_000,
     ],
 )
 def test_brackets_in_text_are_not_counted(value: str) -> None:
-    """What strings hold is not counted, however it is written."""
+    """What strings contain is not counted, however it is written."""
     for body in ({"inputs": value}, {value[:50_000]: 1}, ["[", value, "{", {"a": value}]):
         bodies.check_values(json.dumps(body).encode())
         bodies.check_values(msgspec.json.encode(body))
@@ -83,8 +85,12 @@ def test_bounds_themselves_are_accepted() -> None:
     bodies.check_values(filled(b'"["', bounds.STRINGS))
     bodies.check_values(b"[" * bounds.DEPTH + b"]" * bounds.DEPTH)
     bodies.check_values(filled(b"[" * (bounds.DEPTH - 1) + b"]" * (bounds.DEPTH - 1), 300))
-    bodies.check_values(filled(b"1"))
-    for many in (filled(b"[]", bounds.CONTAINERS), filled(b'""', bounds.STRINGS + 1)):
+    bodies.check_values(filled(b"1", bounds.VALUES + 1))
+    for many in (
+        filled(b"1", bounds.VALUES + 2),
+        filled(b"[]", bounds.CONTAINERS),
+        filled(b'""', bounds.STRINGS + 1),
+    ):
         with pytest.raises(ApiError, match="more than"):
             bodies.check_values(many)
 
@@ -95,7 +101,7 @@ LARGE = 32_000_000
 @pytest.mark.parametrize(
     "unit",
     [b"1,", b"\\\\", b"\\n", b"\\u0041", b'\\"'],
-    ids=["numbers", "backslashes", "n", "u", "quotes"],
+    ids=["commas", "backslashes", "n", "u", "quotes"],
 )
 def test_large_bodies_hold_no_more_than_small_ones_can(unit: bytes) -> None:
     """Decoding 32 MB of numbers would take the event loop 0.2 s."""

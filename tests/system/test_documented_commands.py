@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from tests.tools.documented_commands import (
     BY_HAND,
+    FILE,
+    FLAGS,
     MODULE,
     PARSED,
     ROOT,
@@ -23,11 +26,14 @@ from tests.tools.documented_commands import (
     Command,
     commands,
     commands_of,
+    inline_commands_of,
 )
 from tests.tools.server_process import ServerProcess
 from tgi_cli.cli import main, tgi_aliases
+from tgi_cli.cli.commands import COMMANDS
 from tgi_cli.cli.parsed_settings import ParsedSettings
-from tgi_cli.config.settings import SETTINGS
+from tgi_cli.config.settings import SETTINGS, settings_of
+from tgi_cli.config.settings.setting import BENCH, COMPARE, ROUTER, SERVE, SERVER, VIEW
 from tgi_cli.errors import ExitCode
 
 _SERVER = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):(?:3000|8000|8080|11434)")
@@ -38,6 +44,13 @@ _PROGRAMS = {
     "text-generation-server": tgi_aliases.server,
     "text-generation-benchmark": tgi_aliases.benchmark,
 }
+_OURS = {
+    "text-generation-launcher": SERVE,
+    "text-generation-router": ROUTER,
+    "text-generation-benchmark": BENCH,
+}
+"""Our commands that programs of TGI run."""
+_COMMON = frozenset(["--help", "--help-all", "--version", "--traceback", "-h", "-V"])
 _FILES = {"server.yaml": "max-total-tokens: 4096\n"}
 """Files that parsing reads."""
 
@@ -117,9 +130,55 @@ def test_targets_exist(command: Command) -> None:
     )
 
 
-@_checked(MODULE)
-def test_modules_exist(command: Command) -> None:
-    assert importlib.util.find_spec(command.words[2]) is not None, command.text
+def test_modules_exist_and_have_the_flags() -> None:
+    for command in commands():
+        if command.check is None or command.check.kind != MODULE:
+            continue
+        spec = importlib.util.find_spec(command.words[2])
+        assert spec is not None, command.text
+        assert spec.origin is not None, command.text
+        path = Path(spec.origin)
+        sources = path.parent.glob("*.py") if path.name == "__init__.py" else [path]
+        text = "".join(source.read_text(encoding="utf-8") for source in sources)
+        for flag in flags_in(command.words[3:]):
+            found = re.search(f'"(--)?{flag.lstrip("-")}"', text)
+            assert found, f"{command.file}:{command.line}: {command.text}"
+
+
+def flags_in(words: Sequence[str]) -> list[str]:
+    """The flags among the words of a command, without values that are attached to them."""
+    return [word.partition("=")[0] for word in words if re.match("--?[a-zA-Z]", word)]
+
+
+def test_commands_within_sentences_have_flags_that_exist() -> None:
+    names = {entry.name for entry in COMMANDS} | {VIEW, COMPARE}
+    for command in commands():
+        if command.check is None or command.check.kind != FLAGS:
+            continue
+        where = f"{command.file}:{command.line}: {command.text}"
+        name = our_command(command)
+        flags = {*_COMMON}
+        if name is not None:
+            assert name in names, where
+            for setting in settings_of(SERVE if name == "env" else name):
+                flags |= {*setting.flags}
+        assert set(flags_in(command.words)) <= flags, where
+
+
+def our_command(command: Command) -> str | None:
+    """The command of ``tgi`` that a command line runs, or None for ``tgi`` itself."""
+    program, *words = command.words
+    named = [word for word in words if re.match("[a-z]", word)]
+    if program == "text-generation-server" and named[:1] == ["serve"]:
+        return SERVER
+    name = " ".join(named[:2])
+    return _OURS.get(program) or (name if name in (VIEW, COMPARE) else next(iter(named), None))
+
+
+def test_named_files_exist() -> None:
+    for command in commands():
+        if command.check is not None and command.check.kind == FILE:
+            assert (ROOT / command.check.detail).is_file(), command.text
 
 
 def test_commands_are_found_in_blocks() -> None:
@@ -148,4 +207,19 @@ tgi serve
         (8, ("head",), {}),
         (8, ("curl", "http://a/?b\nc"), {}),
         (12, ("make", "test"), {}),
+    ]
+
+
+def test_commands_are_found_within_sentences() -> None:
+    text = """
+Run `tgi serve [MODEL]`, not `tgi`, and `git diff \\| tgi chat -p "a b"`; `model`.
+```
+`make test`
+```
+"""
+    found = [(c.line, c.words) for c in inline_commands_of("page.md", text)]
+    assert found == [
+        (2, ("tgi", "serve", "[MODEL]")),
+        (2, ("git", "diff")),
+        (2, ("tgi", "chat", "-p", "a b")),
     ]

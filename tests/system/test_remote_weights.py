@@ -1,9 +1,12 @@
-"""A server whose weights come from S3, and whose prefixes survive it on a disk."""
+"""Replicas whose weights come from S3, and whose prefixes survive them in one folder."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import pytest
 
 from tests.system.conftest import StartServer
 from tests.tools.checkpoints import make_llama
-from tests.tools.server_process import poll
+from tests.tools.process_tree import command_of
+from tests.tools.server_process import ServerProcess, poll
 from tests.tools.store_server import StoreServer
 from tgi_cli import demo
 
@@ -32,6 +36,25 @@ def ask(client: httpx.Client, prompt: str | list[int]) -> dict[str, Any]:
 
 def cached(answer: dict[str, Any]) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def model_servers(server: ServerProcess) -> list[int]:
+    return [pid for pid in server.children() if " model-server " in command_of(pid)]
+
+
+def blocks_by_event(client: httpx.Client, replica: int) -> dict[str, int]:
+    """What the replica has counted of blocks in the folder."""
+    label = rf'tgi_kv_cache_dir_blocks_total{{replica="{replica}",event="(\w+)"}} (\d+)'
+    return {event: int(n) for event, n in re.findall(label, client.get("/metrics").text)}
+
+
+@contextmanager
+def busy_replica(client: httpx.Client) -> Iterator[None]:
+    """A stream of another prompt, which the next request avoids."""
+    body = {"prompt": "x = ", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+        yield
 
 
 def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
@@ -59,6 +82,8 @@ def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
             "stream",
             "--kv-cache-dir",
             str(kept),
+            "--replicas",
+            "2",
             "--no-measured-limits",
             AWS_ENDPOINT_URL=store.url,
             AWS_ACCESS_KEY_ID="AKIATEST",
@@ -77,14 +102,18 @@ def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
             poll(lambda: len([*kept.glob("*.kv")]) >= blocks, 30, "all blocks are written")
 
             def restart() -> None:
-                os.kill(server.child("model-server"), signal.SIGKILL)
+                for pid in model_servers(server):
+                    os.kill(pid, signal.SIGKILL)
                 poll(lambda: client.get("/health").status_code == 503, 20, "/health says 503")
-                poll(lambda: client.get("/health").status_code == 200, 90, "it is healthy again")
+                poll(lambda: '"ok"' in client.get("/health").text, 90, "both are healthy again")
 
             restart()
-            after = ask(client, turn)
+            with busy_replica(client):
+                after = ask(client, turn)
             assert after["choices"] == before["choices"], "the log-probabilities, too"
             assert prompt - cached(after) <= 16, "all of it but a part of a block"
+            hits = [blocks_by_event(client, replica)["hit"] for replica in range(2)]
+            assert hits[1] >= cached(after) // 16 > hits[0] == 0, "what the first has written"
 
             torn = sorted(kept.glob("*.kv"))[: blocks // 2]
             for path in torn:
@@ -93,6 +122,12 @@ def test_a_conversation_goes_on_after_a_kill_without_its_prefill(
             again = ask(client, turn)
             assert again["choices"] == before["choices"]
             assert cached(again) < cached(after)
+            counts = [blocks_by_event(client, replica) for replica in range(2)]
+            assert sum(each["damaged"] for each in counts) >= 1
+            assert sum(each["miss"] for each in counts) >= 1
+            held = re.findall(r"tgi_kv_cache_dir_bytes{.*} (\d+)", client.get("/metrics").text)
+            assert len(held) == 2
+            assert min(map(int, held)) > 0
         assert "is torn or damaged: removed" in server.log
         server.kill()
     sizes = [path.stat() for path in (tmp_path / "cache").rglob("*.safetensors")]

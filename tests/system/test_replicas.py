@@ -70,6 +70,30 @@ def test_each_prefix_is_computed_once_and_both_replicas_are_used(client: httpx.C
     assert added["0", "load"] == added["1", "load"] == 4
 
 
+@pytest.mark.parametrize(
+    "hint", ["x-claude-code-session-id", "session-id", "session_id", "prompt_cache_key"]
+)
+def test_sessions_of_agents_stay(client: httpx.Client, hint: str) -> None:
+    """Without a common prefix: a hint says that requests belong together."""
+    poll(lambda: is_healthy(client), 90, "both are healthy")
+    session = secrets.token_hex(8)
+    in_body = hint == "prompt_cache_key"
+    headers = {} if in_body else {hint: session}
+    before = routed(client)
+    for _ in range(5):
+        body = {
+            "model": "tgi",
+            "messages": [{"role": "user", "content": secrets.token_hex(200)}],
+            "max_tokens": 1,
+            **({hint: session} if in_body else {}),
+        }
+        answer = client.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+    added = {key: count - before[key] for key, count in routed(client).items()}
+    assert sorted((added["0", "session"], added["1", "session"])) == [0, 4]
+    assert added["0", "load"] + added["1", "load"] == 1
+
+
 def test_replicas_have_cores_of_their_own(replicas: ServerProcess) -> None:
     first, second = (os.sched_getaffinity(pid) for pid in model_servers(replicas))
     everywhere = os.sched_getaffinity(0)

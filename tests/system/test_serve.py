@@ -61,6 +61,14 @@ def test_the_line_to_try_works_as_it_is(server: ServerProcess) -> None:
     assert json.loads(done.stdout)["generated_text"]
 
 
+def test_a_chat_without_settings_is_answered(server: ServerProcess) -> None:
+    body = {"messages": [{"role": "user", "content": "How do I open a file?"}]}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert "with open(path" in choice["message"]["content"]
+
+
 def test_the_runtime_folder_is_private(server: ServerProcess) -> None:
     (folder,) = server.runtime.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -112,6 +120,29 @@ def test_ctrl_c_ends_it_in_order(start_server: StartServer) -> None:
     assert_nothing_is_left(server, children)
     for line in server.log.splitlines():
         assert json.loads(line)["level"] in ("INFO", "WARNING"), line
+
+
+def test_ctrl_c_while_it_loads_is_no_failure(start_server: StartServer) -> None:
+    server = start_server()
+    poll(lambda: len(server.children()) == 2, 60, "the children start")
+    children = server.children()
+    os.killpg(server.process.pid, signal.SIGINT)
+    assert server.wait() == ExitCode.OK
+    assert errors_in(server.log) == []
+    assert_nothing_is_left(server, children)
+
+
+def test_ctrl_c_while_it_downloads_is_no_failure(start_server: StartServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # which never answers
+        hub.settimeout(60)
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        server = start_server("org/model", HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+        connection, _ = hub.accept()
+        with connection:
+            os.killpg(server.process.pid, signal.SIGINT)
+            assert server.wait() == ExitCode.OK
+    assert errors_in(server.log) == []
+    assert "Traceback" not in server.log
 
 
 def test_a_killed_launcher_leaves_no_orphan(start_server: StartServer) -> None:

@@ -17,11 +17,13 @@ from tests.system.conftest import StartServer
 from tests.tools.certificate_authority import CertificateFiles
 from tests.tools.otlp_collector import Collector, attributes, collecting
 from tests.tools.server_process import ServerProcess, poll
+from tgi_cli import demo
 
 pytestmark = pytest.mark.system
 
 FIRST, SECOND = "first-marzipan-key", "second-marzipan-key"
 SECRET = "def marzipan(path):"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,8 @@ def test_a_request_is_counted_logged_and_traced(
     client: httpx.Client, watched: ServerProcess, collector: Collector
 ) -> None:
     body = {"inputs": SECRET, "parameters": {"max_new_tokens": 7}}
-    headers = bearer(SECOND) | {"x-request-id": "the-one"}
+    parent = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+    headers = bearer(SECOND) | parent | {"x-request-id": "the-one"}
     assert client.post("/generate", json=body, headers=headers).status_code == 200
 
     poll(lambda: [r for r in requests_in(watched) if "the-one" in str(r)], 10, "it is logged")
@@ -87,6 +90,7 @@ def test_a_request_is_counted_logged_and_traced(
     assert (line["route"], line["status"]) == ("/generate", 200)
     assert (line["generated_tokens"], line["finish_reason"]) == (7, "length")
     assert line["total_time"] >= line["inference_time"] > 0
+    assert line["trace_id"] == TRACE
     assert "marzipan" not in watched.log
 
     text = client.get("/metrics").text
@@ -109,12 +113,34 @@ def test_a_request_is_counted_logged_and_traced(
     assert value("tgi_queue_size") == value("tgi_queue_age_seconds") == 0
     assert 'vllm:num_requests_running{model_name="' in text
 
-    spans = [(resource, span) for resource, span in collector.take(3 + 1)]
-    while not any("the-one" in str(span) for _, span in spans):
-        spans += collector.take(1)
-    resource, span = next((r, s) for r, s in spans if "the-one" in str(s))
-    assert resource["service.name"] == "text-generation-inference.router"
-    assert attributes(span)["gen_ai.usage.output_tokens"] == 7
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    text = client.get("/metrics", headers=accept).text
+    assert "tgi_request_duration_count 1\n" in text
+    assert re.search(
+        rf'^tgi_request_duration_bucket.* # {{trace_id="{TRACE}"}}', text, re.MULTILINE
+    )
+
+    stages = ("queue", "prefill", "decode")
+    work_name = f"text_completion {demo.MODEL_ID}"
+    found = collector.trace(TRACE, "POST /generate", work_name, "generate", *stages)
+    services = {name: resource["service.name"] for name, (resource, _) in found.items()}
+    assert services == {
+        "POST /generate": "text-generation-inference.router",
+        "validate": "text-generation-inference.router",
+        work_name: "text-generation-inference.router",
+        "generate": "text-generation-inference.server",
+        **dict.fromkeys(stages, "text-generation-inference.server"),
+    }
+    spans = {name: span for name, (_, span) in found.items()}
+    whole, work, engine = spans["POST /generate"], spans[work_name], spans["generate"]
+    assert attributes(whole)["request_id"] == "the-one"
+    assert attributes(work)["gen_ai.usage.output_tokens"] == 7
+    assert attributes(engine)["generated_tokens"] == 7
+    assert work.parent_span_id == whole.span_id
+    assert engine.parent_span_id == work.span_id
+    assert {spans[name].parent_span_id for name in stages} == {engine.span_id}
+    assert work.start_time_unix_nano <= engine.start_time_unix_nano
+    assert "marzipan" not in str(found)
 
 
 def test_keys_are_on_no_command_line(watched: ServerProcess) -> None:

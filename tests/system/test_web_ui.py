@@ -49,6 +49,9 @@ HOSTILE = """Hello <script>window.pwned = 1</script>
 | <object data="https://evil.example/o"> | `<embed src=x>` |
 """
 
+_ROW = " | ".join(["measurement"] * 9)
+WIDE = f"| {_ROW} |\n|{'---|' * 9}\n| {_ROW} |\n\n```python\nprint({'x' * 90!r})\n```\n"
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -95,7 +98,7 @@ def complete(page: Page) -> str:
 
 def set_limit(page: Page, tokens: int) -> None:
     page.get_by_role("tab", name="Settings").click()
-    page.get_by_label("Most tokens").fill(str(tokens))
+    page.get_by_label("Maximum tokens").fill(str(tokens))
 
 
 def scripted(*chunks: dict[str, Any], status: int = 200, **body: Any) -> Callable[[Route], None]:
@@ -134,6 +137,14 @@ def test_answers_stream_stop_and_are_regenerated(page: Page, server: ServerProce
     page.get_by_role("button", name="Previous answer").click()
     assert complete(page) == stopped
     expect(page.locator(".message")).to_have_count(2)
+
+
+def test_suggestions_are_some_that_the_model_can_answer(page: Page) -> None:
+    page.get_by_role("button", name="How do I open a file?").click()
+    expect(page.get_by_label("Message", exact=True)).to_have_value("How do I open a file?")
+    page.get_by_role("button", name="Send").click()
+    assert "with open(path" in complete(page)
+    expect(page.locator(".answer .code")).to_have_count(1)
 
 
 def test_edited_message_replaces_what_followed(page: Page) -> None:
@@ -432,6 +443,21 @@ class TestPhone:
             page.keyboard.press("Escape")
             expect(page.get_by_role("button", name=close)).to_be_hidden()
             expect(opener).to_be_focused()
+
+    def test_wide_content_scrolls_within_the_answer(self, page: Page) -> None:
+        page.route(CHAT, scripted(chunk(content=WIDE)))
+        send(page, "Hello")
+        complete(page)
+        assert page.evaluate("document.scrollingElement.scrollWidth") == 390
+        for part in (".table", ".code pre"):
+            box = page.locator(f".answer {part}")
+            assert box.evaluate("box => box.scrollWidth > box.clientWidth"), part
+        heading = page.locator(".answer th").first
+        assert heading.evaluate("cell => cell.clientHeight") < 50, "a word is one line"
+        for button in page.locator(".answer button:visible, .topbar button:visible").all():
+            size = button.bounding_box()
+            assert size is not None
+            assert min(size["width"], size["height"]) >= 36, button.get_attribute("aria-label")
 
 
 def test_every_control_has_a_name(page: Page) -> None:

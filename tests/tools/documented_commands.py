@@ -2,6 +2,9 @@
 
 python -m tests.tools.documented_commands    # prints the list
 
+Commands are the lines of fenced blocks, and spans of code within sentences and tables that begin
+with a program, where they may have placeholders: ``tgi serve [MODEL]``.
+
 tests/system/test_documented_commands.py checks them, and fails for a command without a check.
 """
 
@@ -15,10 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-RUN, PARSED, TARGET, MODULE = "run", "parsed", "target", "module"
-TEST, BY_HAND = "test", "by hand"
+RUN, PARSED, FLAGS, TARGET, MODULE = "run", "parsed", "flags", "target", "module"
+FILE, TEST, BY_HAND = "file", "test", "by hand"
 
 _FENCE = re.compile(r"\s*(?:```|~~~)\s*([\w-]*)")
+_SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_PIPE = re.compile(r"\s\|\s")
 _SHELLS = frozenset(["sh", "bash", "shell", "console"])
 _ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=.*", re.DOTALL)
 _OPERATORS = frozenset(["&&", "||", "|", "&", ";"])
@@ -42,13 +47,17 @@ NEEDS = {
     "claude": "Claude Code; tests/system/test_agents.py runs it where it is installed",
     "codex": "Codex; tests/system/test_agents.py runs it where it is installed",
     "hf": "the Hugging Face hub",
-    "git": "a repository with changes",
+    "npm": "npm's registry",
+    "apt-get": "root, and Debian's packages",
+    "promtool": "Prometheus' promtool",
+    "git": "a repository",
     "install": "root",
     "openssl": "a file that only root may write",
     "kill": "the id of a process; tests/system/test_restart.py sends signals",
     "source": "the installed environment",
     "export": "nothing: it sets a variable of the shell",
     "smg": "an environment with SMG",
+    "ray": "several machines; tests/system/test_ray.py starts a cluster on one",
     "sh": "Docker: the script is `tgi deploy docker`'s",
 }
 """What commands need that are run by hand only, by program."""
@@ -67,9 +76,10 @@ class Check:
     """How a command is checked.
 
     Attributes:
-        kind: ``run`` against a real server, ``parsed`` by tgi's commands, a ``target`` of the
-            Makefile, a ``module`` that exists, a named ``test``, or ``by hand``.
-        detail: the test's file, or what the command needs.
+        kind: ``run`` against a real server, ``parsed`` by tgi's commands, the ``flags`` of one
+            with placeholders, a ``target`` of the Makefile, a ``module`` or a ``file`` that
+            exists and has the flags, a named ``test``, or ``by hand``.
+        detail: the module, the file, the test's file, or what the command needs.
     """
 
     kind: str
@@ -89,6 +99,7 @@ class Command:
         text: as written, without its comment.
         words: without assignments of variables and redirections.
         variables: that are assigned in front of it.
+        inline: whether it is within a sentence or a table, and may have placeholders.
     """
 
     file: str
@@ -96,26 +107,29 @@ class Command:
     text: str
     words: tuple[str, ...]
     variables: dict[str, str] = field(default_factory=dict, compare=False)
+    inline: bool = False
 
     @property
     def check(self) -> Check | None:
         """How it is checked, or None if no rule covers it."""
         program = self.words[0]
         if program in TGI:
-            return Check(PARSED)
+            return Check(FLAGS if self.inline else PARSED)
         if program == "curl":
             return next((Check(TEST, t) for part, t in TESTS.items() if part in self.text), RUNS)
         if program == "make":
             return Check(TARGET)
         if program == "python" and self.words[1:2] == ("-m",):
             return Check(MODULE, self.words[2])
+        if program == "pytest":
+            return Check(FILE, self.words[1])
         if program in NEEDS:
             return Check(BY_HAND, NEEDS[program])
         return None
 
 
 RUNS = Check(RUN)
-_PROGRAMS = TGI | NEEDS.keys() | {"curl", "make", "python"}
+_PROGRAMS = TGI | NEEDS.keys() | {"curl", "make", "python", "pytest"}
 
 
 def documents() -> list[Path]:
@@ -126,7 +140,9 @@ def documents() -> list[Path]:
 def commands() -> Iterator[Command]:
     """All commands of all documents."""
     for path in documents():
-        yield from commands_of(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+        file, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        yield from commands_of(file, text)
+        yield from inline_commands_of(file, text)
 
 
 def commands_of(file: str, text: str) -> Iterator[Command]:
@@ -153,6 +169,23 @@ def commands_of(file: str, text: str) -> Iterator[Command]:
                 line = line.removesuffix("\\") + "\n" * (not line.endswith("\\")) + lines[number]
                 number += 1
             yield from _simple_commands(file, begin + first, line)
+
+
+def inline_commands_of(file: str, text: str) -> Iterator[Command]:
+    """The commands in a document's spans of code: a known program, and at least a word more."""
+    fenced = {
+        number for _, begin, lines in _blocks(text) for number in range(begin, begin + len(lines))
+    }
+    for number, line in enumerate(text.splitlines(), 1):
+        if number in fenced:
+            continue
+        for span in _SPAN.findall(line):
+            for part in _PIPE.split(span.replace("\\|", "|")):  # tables escape bars
+                if not _begins_with_program(part):
+                    continue
+                words, variables = _without_assignments(shlex.split(part))
+                if len(words) > 1:
+                    yield Command(file, number, part, tuple(words), variables, inline=True)
 
 
 def _blocks(text: str) -> Iterator[tuple[str, int, list[str]]]:

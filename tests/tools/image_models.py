@@ -67,6 +67,7 @@ _TILES = (
     *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
 )
 _PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_LIGHTON = ("<|image_pad|>", "<|vision_pad|>", "<|vision_end|>")
 _QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 _QWEN_IDS = {
     "image_token_id": _QWEN[0],
@@ -161,6 +162,23 @@ def _glm(kind: str, name: str, processor: str) -> ImageModel:
 IMAGE_MODELS: dict[str, ImageModel] = {
     "SmolVLM": _tiled("smolvlm", "SmolVLMProcessor", "SmolVLMImageProcessor"),
     "Idefics 3": _tiled("idefics3", "Idefics3Processor", "Idefics3ImageProcessor"),
+    "Idefics 2": ImageModel(
+        config={
+            "model_type": "idefics2",
+            "perceiver_config": {"resampler_n_latents": 4},
+            "vision_config": {"patch_size": 14, "image_size": 56},
+        },
+        ids={"image_token_id": "<image>"},
+        preprocessor={
+            "image_processor_type": "Idefics2ImageProcessor",
+            "size": {"shortest_edge": 28, "longest_edge": 56},
+            "do_image_splitting": True,
+        },
+        oracle=("idefics2.processing_idefics2", "Idefics2Processor"),
+        arguments={"image_seq_len": 4},
+        tokens=_TILES[:2],
+        written="<image>",
+    ),
     "LLaVA 1.5": ImageModel(
         config={"model_type": "llava", "vision_config": _CLIP},
         ids={"image_token_index": "<image>"},
@@ -219,6 +237,27 @@ IMAGE_MODELS: dict[str, ImageModel] = {
     ),
     "Mistral 3": _pixtral("mistral3", 14, 2),
     "Pixtral": _pixtral("llava", 16, 1),
+    "LightOnOCR": ImageModel(
+        config={
+            "model_type": "lighton_ocr",
+            "vision_config": {"model_type": "pixtral", "patch_size": 14},
+        },
+        ids={"image_token_id": _LIGHTON[0]},
+        preprocessor={
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 112},
+            "patch_size": {"height": 28, "width": 28},
+        },
+        oracle=("lighton_ocr.processing_lighton_ocr", "LightOnOcrProcessor"),
+        arguments={"patch_size": 14, "spatial_merge_size": 2},
+        tokens=_LIGHTON,
+        names={
+            "image_token": _LIGHTON[0],
+            "image_break_token": _LIGHTON[1],
+            "image_end_token": _LIGHTON[2],
+        },
+        written=_LIGHTON[0],
+    ),
     "DeepSeek-VL": ImageModel(
         config={"model_type": "deepseek_vl", "vision_config": {"patch_size": 14}},
         ids={"image_token_id": "<image_placeholder>"},

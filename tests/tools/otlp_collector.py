@@ -34,6 +34,15 @@ class Collector(services.TraceServiceServicer):
         """The next spans; waits for them."""
         return [self._arrived.get(timeout=30) for _ in range(count)]
 
+    def trace(self, trace_id: str, *names: str) -> dict[str, tuple[dict[str, Any], Any]]:
+        """The spans of a trace by name, each with its resource, once all of these are there."""
+        found: dict[str, tuple[dict[str, Any], Any]] = {}
+        while not found.keys() >= set(names):
+            ((resource, span),) = self.take(1)
+            if span.trace_id.hex() == trace_id:
+                found[span.name] = resource, span
+        return found
+
 
 def attributes(holder: Any) -> dict[str, Any]:
     """The attributes of a span or a resource, as Python has them."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
     """Children of any of the process's threads."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for listed in lists for child in listed.read_text().split()]
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, listed.read_text().split())
+    return found
 
 
 def descendants_of(pid: int) -> list[int]:

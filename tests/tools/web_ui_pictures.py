@@ -56,7 +56,7 @@ def chat(page: Page) -> None:
     """Ask the questions, greedily."""
     page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Most tokens").fill("200")
+    page.get_by_label("Maximum tokens").fill("200")
     page.get_by_role("tab", name="Server").click()
     close = page.get_by_role("button", name="Close panel")
     if page.viewport_size == PHONE:

@@ -20,6 +20,7 @@ PACKAGE = Path(tgi_cli.__file__).parent
 PACKAGES = [
     "cli",
     "multi_model",
+    "ray_serve",
     "launcher",
     "deploy",
     "bench",
@@ -45,7 +46,7 @@ PACKAGES = [
 SIDE_PACKAGES = {"hub", "demo"}
 """Any package of the stack may import them; they import only the foundation."""
 FOUNDATION = {
-    *("process", "config", "gguf"),
+    *("process", "config", "gguf", "telemetry"),
     *("byte_level", "errors", "files", "logging", "patterns", "version"),
     "__init__",
 }
@@ -78,7 +79,8 @@ def package_of(module: str) -> str:
 
 def test_every_folder_has_a_rank() -> None:
     folders = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert folders == {*PACKAGES, *SIDE_PACKAGES, "config", "gguf", "process"}
+    ground = {"config", "gguf", "process", "telemetry"}
+    assert folders == {*PACKAGES, *SIDE_PACKAGES, *ground}
 
 
 def may_import(importer: str, imported: str) -> bool:
@@ -162,12 +164,14 @@ def test_modules_import_each_other_in_one_direction_only() -> None:
         "model_server",
         "rpc",
         "launcher",
+        "ray_serve",
         "deploy",
         "cli",
         "hub",
         "config",
         "gguf",
         "process",
+        "telemetry",
         "sampling/params.py",
     ],
 )

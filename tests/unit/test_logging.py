@@ -48,6 +48,22 @@ def test_text_lines_on_stderr_have_no_color_without_a_terminal(
     assert "\x1b" not in captured.err
 
 
+def test_lines_name_the_model_where_there_are_several(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(logging.MODEL_VARIABLE, "org/first")
+    logging.setup("router")
+    std_logging.getLogger("tgi_cli.router").info("served")
+    assert "INFO    org/first router: served" in capsys.readouterr().err
+    logging.setup("router", json_output=True)
+    std_logging.getLogger("tgi_cli.router").info("served")
+    logging.say_for("model-server", "a library's line")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["role"], first["model"]) == ("router", "org/first")
+    assert (second["role"], second["model"]) == ("model-server", "org/first")
+    assert json.loads(logging.json_line("INFO", "ready"))["model"] == "org/first"
+
+
 def test_a_line_clears_the_progress_bar_of_another_process() -> None:
     """Which leaves the cursor at the end of its line."""
     parent, child = pty.openpty()

@@ -85,7 +85,7 @@ COMMANDS = (
     ),
     CommandEntry("router", "Serve HTTP in front of a model server.", "Parts of a server"),
     CommandEntry("connect", "Print or write the settings of a client, such as Codex."),
-    CommandEntry("deploy", "Print a server's file for Docker, systemd or Kubernetes."),
+    CommandEntry("deploy", "Print files for Docker or Kubernetes, or deploy on Ray."),
     CommandEntry(
         "completion", "Print the script that completes commands in a shell.", module="completions"
     ),

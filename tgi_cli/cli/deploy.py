@@ -9,13 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from tgi_cli.cli import setup
+from tgi_cli.cli.on_ray import run_on_ray
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config import ServeConfig
+from tgi_cli.config.settings.deploy import KUBERNETES_SETTINGS
 from tgi_cli.config.settings.setting import DEPLOY, SERVE, Setting
 from tgi_cli.deploy import compose, docker, kubernetes, systemd
 from tgi_cli.deploy.deployment import Deployment, existing_paths, with_link_targets
+from tgi_cli.deploy.kubernetes.options import KubernetesOptions
+from tgi_cli.deploy.monitoring.alerts import render_alerts
+from tgi_cli.deploy.monitoring.dashboard import dashboard_json
 from tgi_cli.errors import ConfigError, HubError
 from tgi_cli.process.units import format_memory
 from tgi_cli.version import __version__
@@ -33,6 +40,9 @@ _WRITTEN = frozenset(
     ]
 )
 """Settings of `tgi serve` that the file has in another form."""
+_MONITORING = {"grafana": dashboard_json, "prometheus": render_alerts}
+"""Targets that do not depend on the server."""
+_OF_ANY_TARGET = frozenset(["target", "output", "force", "logger_level", "config"])
 _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"])
 """Settings that name a file or a folder, or something else."""
 
@@ -40,17 +50,22 @@ _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"
 @takes(
     DEPLOY,
     ("tgi deploy compose ./my-model -o compose.yaml", "a service of Compose"),
-    ("tgi deploy systemd org/model --port 8080", "a unit of systemd"),
     ("tgi deploy k8s org/model --memory 16GiB", "objects of Kubernetes"),
 )
 def deploy(settings: ParsedSettings) -> None:
-    """Print a server's file for Docker, systemd or Kubernetes.
+    """Print files for Docker or Kubernetes, or deploy on Ray.
 
-    Takes the settings of `tgi serve`, which the server is to have. Nothing is downloaded or
-    started; a model on this machine that `tgi warmup` has not measured is loaded once, to measure
-    its memory.
+    Takes the settings of `tgi serve`, which the server is to have. For a file, a model on this
+    machine that `tgi warmup` has not measured is loaded once.
     """
+    if settings["target"] == "ray":
+        setup.prepare(settings, "ray")
+        raise typer.Exit(run_on_ray(settings, own_cluster=True))
     setup.set_up_logs("deploy", settings["logger_level"], json_output=False)
+    _refuse_flags_without_effect(settings)
+    if monitoring := _MONITORING.get(settings["target"]):
+        _write(settings, monitoring())
+        return
     if settings.origins["api_key"].kind in ("flag", "file"):
         raise ConfigError(
             f"{settings.source_of('api_key')}: keys are not written into files for everybody",
@@ -58,7 +73,24 @@ def deploy(settings: ParsedSettings) -> None:
         )
     if not settings["port"]:
         raise ConfigError("--port 0 leaves the port open, which has to be published", "name one")
-    text = _render(settings, _deployment(settings))
+    _write(settings, _render(settings, _deployment(settings)))
+
+
+def _refuse_flags_without_effect(settings: ParsedSettings) -> None:
+    """Raises ConfigError for a flag that this target does not take."""
+    target = settings["target"]
+    others: set[str] = set()
+    if target in _MONITORING:
+        others = {setting.name for setting in settings.settings} - _OF_ANY_TARGET
+    elif target != "k8s":
+        others = {setting.name for setting in KUBERNETES_SETTINGS}
+    for name in others:
+        if settings.origins[name].kind == "flag":
+            raise ConfigError(f"{settings.source_of(name)} has no effect on `tgi deploy {target}`")
+
+
+def _write(settings: ParsedSettings, text: str) -> None:
+    """Print the text, or write it to the file that is named."""
     output: Path | None = settings["output"]
     if output is None:
         print(text, end="")
@@ -84,8 +116,34 @@ def _render(settings: ParsedSettings, deployment: Deployment) -> str:
             f"--ssl-certfile: {target} has no certificate, and probes speak HTTP",
             "terminate TLS in front of the container",
         )
-    render = {"docker": docker.render, "compose": compose.render, "k8s": kubernetes.render}
-    return render[target](deployment)
+    if target == "k8s":
+        return kubernetes.render(deployment, _kubernetes_options(settings))
+    return {"docker": docker.render, "compose": compose.render}[target](deployment)
+
+
+def _kubernetes_options(settings: ParsedSettings) -> KubernetesOptions:
+    for name in ("max_pods", "target_queue", "target_token_latency", "prometheus_url"):
+        if settings.is_set(name) and not settings["autoscale"]:
+            raise ConfigError(
+                f"{settings.source_of(name)} needs an autoscaler",
+                "add --autoscale hpa or --autoscale keda",
+            )
+    milliseconds: float | None = settings["target_token_latency"]
+    return KubernetesOptions(
+        namespace=settings["namespace"] or "",
+        storage_class=settings["storage_class"] or "",
+        nodes=settings["nodes"],
+        pods=settings["pods"],
+        max_pods=settings["max_pods"],
+        autoscaler=settings["autoscale"] or "",
+        target_queue=settings["target_queue"],
+        target_token_seconds=None if milliseconds is None else milliseconds / 1000,
+        prometheus_url=settings["prometheus_url"],
+        gateway=settings["gateway"] or "",
+        monitoring=settings["monitoring"],
+        adapters=bool(settings["lora_adapters"]),
+        replicas=settings["replicas"],
+    )
 
 
 def _deployment(settings: ParsedSettings) -> Deployment:

@@ -59,6 +59,7 @@ def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServe
     from tgi_cli.model_server.config import ModelServerConfig
     from tgi_cli.process.runtime_dir import SOCKET, default_uds_path, runtime_folder
     from tgi_cli.process.unix_socket import make_folder
+    from tgi_cli.telemetry.tracer import check_endpoint
 
     uds_path = settings["uds_path"]
     if uds_path is None and settings["shard_uds_path"] is not None:
@@ -68,6 +69,8 @@ def _config(settings: ParsedSettings, stack: contextlib.ExitStack) -> ModelServe
     make_folder(uds_path)
     serve = setup.serve_config(settings)
     check_settings(serve)
+    if serve.otlp_endpoint:
+        check_endpoint(serve.otlp_endpoint)
     path = settings["model_path"]
     if path is None:
         serve, path = locate(serve)

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from tgi_cli.cli import setup
+from tgi_cli.cli.on_ray import check_not_on_ray, run_on_ray
 from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config.settings.setting import SERVE
@@ -29,7 +30,8 @@ def serve(settings: ParsedSettings) -> None:
     """Serve a model: the APIs of TGI, OpenAI and Anthropic.
 
     Downloads the model if necessary. Without MODEL, serves a bundled miniature model. Of several,
-    requests choose one by its name, and those that memory holds are loaded.
+    requests choose one by its name; those that fit into memory are loaded. --replicas N serves one
+    N times behind one port.
     """
     from tgi_cli.cli.local_model import locate
     from tgi_cli.launcher.serve import serve as run
@@ -41,6 +43,9 @@ def serve(settings: ParsedSettings) -> None:
         exit_with_parent(settings["parent_fd"])
     if settings["env"]:
         _log_machine()
+    if settings["distributed"] is not None:
+        raise typer.Exit(run_on_ray(settings, own_cluster=False))
+    check_not_on_ray(settings)
     if settings.further_arguments or settings["models"] is not None:
         raise typer.Exit(_serve_several(settings))
     config = setup.serve_config(settings, hostname=setup.listen_address(settings))

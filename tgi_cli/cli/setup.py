@@ -211,9 +211,9 @@ def front(settings: ParsedSettings) -> dict[str, object]:
     elif settings["ssl_keyfile"] is not None:
         raise ConfigError("--ssl-keyfile needs a certificate", "add --ssl-certfile")
     if settings["otlp_endpoint"]:
-        from tgi_cli.router.observability import tracing
+        from tgi_cli.telemetry.tracer import check_endpoint
 
-        tracing.check(settings["otlp_endpoint"])
+        check_endpoint(settings["otlp_endpoint"])
     domains = checked_domains(settings["allowed_media_domains"])
     if settings["allow_private_media"] and not (settings["media_fetch"] or domains):
         raise ConfigError(

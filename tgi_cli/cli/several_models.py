@@ -107,6 +107,7 @@ def multi_model_config(settings: ParsedSettings, further: Sequence[str]) -> Mult
         "payload_limit": settings["payload_limit"] or IMAGE_PAYLOAD,
         "api_key": front["api_key"],
         "cors_allow_origin": front["cors_allow_origin"],
+        "otlp_endpoint": front["otlp_endpoint"],
     }
     return MultiModelConfig(**settings.fields_of(MultiModelConfig) | own)
 

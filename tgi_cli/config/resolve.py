@@ -19,6 +19,7 @@ from tgi_cli.config.schema import (
 from tgi_cli.config.settings import settings_of
 from tgi_cli.config.settings.engine import (
     ATTENTIONS,
+    DEFAULT_CPU_PREFILL_DELAY,
     DEFAULT_CPU_PREFILL_TOKENS,
     DEFAULT_PREFILL_TOKENS,
     KV_CACHE_DTYPES,
@@ -103,6 +104,7 @@ def resolve(
         max_input_tokens=max_input,
         max_total_tokens=total,
         max_batch_prefill_tokens=prefill,
+        max_prefill_delay=_resolve_prefill_delay(serve, model, device),
         max_batch_size=min(serve.max_batch_size or serve.max_concurrent_requests, MAX_SEQUENCES),
         waiting_served_ratio=WAITING_SERVED_RATIO if ratio is None else ratio,
         max_waiting_tokens=MAX_WAITING_TOKENS if waiting is None else waiting,
@@ -197,6 +199,14 @@ def _resolve_input_tokens(
                 "raise the former, lower the latter, or leave one of them unset",
             )
     return max_input, prefill
+
+
+def _resolve_prefill_delay(serve: ServeConfig, model: ModelFacts, device: DeviceFacts) -> int:
+    """Milliseconds by which prompts may lengthen a step beside decodes."""
+    if model.decoder is not None:
+        return 0  # an encoder takes a prompt as a whole
+    usual = DEFAULT_CPU_PREFILL_DELAY if device.kind == "cpu" else 0
+    return usual if serve.max_prefill_delay is None else serve.max_prefill_delay
 
 
 def _check_kept_blocks(model: ModelFacts, device: DeviceFacts, num_shard: int) -> None:

@@ -70,6 +70,7 @@ class ServeConfig(EngineOptions):
     max_input_tokens: int | None = None
     max_total_tokens: int | None = None
     max_batch_prefill_tokens: int | None = None
+    max_prefill_delay: int | None = None
     max_batch_size: int | None = None
     waiting_served_ratio: float | None = None
     max_waiting_tokens: int | None = None
@@ -96,6 +97,8 @@ class ServeConfig(EngineOptions):
     watermark_delta: float = default("watermark_delta")
     max_restarts: int = default("max_restarts")
     watchdog_timeout: float = default("watchdog_timeout")
+    otlp_endpoint: str | None = None
+    otlp_service_name: str = default("otlp_service_name")
     logger_level: str = default("logger_level")
     graceful_termination_timeout: int = default("graceful_termination_timeout")
 
@@ -207,6 +210,8 @@ class EngineConfig(EngineOptions):
     max_total_tokens: int
     max_batch_prefill_tokens: int
     """Prompt tokens per step over all requests: the size of a prefill chunk."""
+    max_prefill_delay: int = 0
+    """Milliseconds by which prompts may lengthen a step beside decodes; 0: no limit."""
     max_batch_size: int
     """Sequences in the running batch: the worker's rows."""
     waiting_served_ratio: float

@@ -47,14 +47,20 @@ class Batch(LiveSequences):
         super().__init__(resources, compiler, speculator)
         self._in_flight: deque[_StepInFlight] = deque()
 
-    def begin_prefills(self, budget: int, waits: bool) -> None:
+    def begin_prefills(self, budget: int, waits: bool) -> int:
         """The prompts of a step are about to be planned, with so many tokens.
 
         Args:
             waits: whether streams wait for the step.
+
+        Returns:
+            The tokens that they may have: fewer where these would take too long.
         """
+        if waits:
+            budget = self.resources.pace.prefill_tokens(budget)
         if self.resources.images is not None:
             self.resources.images.begin(budget, waits)
+        return budget
 
     def plan(
         self, step: Step, sequence: Sequence, budget: int, target: int | None = None
@@ -234,8 +240,7 @@ class Batch(LiveSequences):
 
     def timed(self, step: Step, result: StepResult, seconds: float) -> None:
         """A step has been applied, ``seconds`` after its scheduling began."""
-        if self.resources.images is not None:
-            self.resources.images.pace.learn(step, seconds, result.encodes.seconds)
+        self.resources.pace.learn(step, seconds, result.encodes.seconds)
         if self.speculator is not None:
             self.speculator.timed(step, seconds)
 

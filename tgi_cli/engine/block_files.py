@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
+from tgi_cli.engine.block_store import StoreEvent
 from tgi_cli.files import FileRefusedError, read_bytes
 
 log = logging.getLogger(__name__)
@@ -51,11 +52,15 @@ class BlockFiles:
         limit: bytes of all files, of other models, too.
         identity: of all that determines the bytes of a block, apart from its content's hash.
 
+    Attributes:
+        counts: files written, evicted and found damaged, by this process.
+
     Raises:
         OSError: the folder cannot be created or read.
     """
 
     def __init__(self, folder: Path, limit: int, identity: bytes) -> None:
+        self.counts = dict.fromkeys(StoreEvent, 0)
         self._folder = folder
         self._limit = limit
         self._identity = identity
@@ -112,6 +117,7 @@ class BlockFiles:
         with self._lock:
             self._known.add(name)
             self._bytes += size
+            self.counts[StoreEvent.WRITTEN] += 1
 
     def read(self, name: str) -> bytes | None:
         """The payload of a file; None if it is not there, or is not as it should be."""
@@ -127,7 +133,7 @@ class BlockFiles:
             if whole and checksum == _checksum(name, payload):
                 return payload
         log.warning("%s is torn or damaged: removed", self._folder / name)
-        self._remove(name, len(data))
+        self._remove(name, len(data), StoreEvent.DAMAGED)
         return None
 
     def touch(self, names: Iterable[str]) -> None:
@@ -176,11 +182,13 @@ class BlockFiles:
         for _, size, name in sorted(self.scan()):
             if self._bytes <= limit:
                 return
-            self._remove(name, size)
+            self._remove(name, size, StoreEvent.EVICTED)
 
-    def _remove(self, name: str, size: int) -> None:
+    def _remove(self, name: str, size: int, why: StoreEvent) -> None:
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()
+            with self._lock:
+                self.counts[why] += 1
         self._forget(name, size)
 
     def _forget(self, name: str, size: int) -> None:

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Protocol
+
+
+class StoreEvent(StrEnum):
+    """What happens to a block of a prompt that is not in memory, or to its copy."""
+
+    HIT = "hit"
+    """It was read."""
+    MISS = "miss"
+    """There is no copy, or it has gone or was damaged."""
+    SKIPPED = "skipped"
+    """There is a copy that would be read more slowly than the block is computed."""
+    WRITTEN = "written"
+    EVICTED = "evicted"
+    """Its copy was removed, as the limit of bytes was reached."""
+    DAMAGED = "damaged"
+    """Its copy was not as it was written, and was removed."""
+    FAILED = "failed"
+    """Its copy could not be written."""
 
 
 class BlockExporter(Protocol):
@@ -50,6 +69,16 @@ class BlockStore(Protocol):
 
     No method waits for a disk.
     """
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all copies."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[StoreEvent, int]:
+        """Number of blocks by what happened to them since the start."""
+        ...
 
     @property
     def loading(self) -> bool:

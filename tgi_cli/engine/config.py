@@ -53,6 +53,9 @@ class SchedulerConfig:
         max_queued_requests, max_queued_tokens: upper bounds of waiting requests and of their
             prompt tokens, beyond which new requests are refused, or None for no bound.
         decoder: how an encoder-decoder model answers, or None for other models.
+        max_prefill_delay: milliseconds by which prompts may lengthen a step beside decodes, or as
+            long as these take if that is more; 0 for no limit.
+        token_seconds: time to compute a prompt's token, as warm-up has measured it; 0 if unknown.
         encoder: of images; None if the model takes none.
         whole_prompts: whether all tokens of a prompt see each other (PaliGemma): then it is
             computed in one chunk, and its blocks are reused by equal prompts.
@@ -75,6 +78,8 @@ class SchedulerConfig:
     max_loras: int = 0
     max_cpu_loras: int = DEFAULT_CPU_LORAS
     decoder: DecoderFacts | None = None
+    max_prefill_delay: int = 0
+    token_seconds: float = 0.0
     encoder: EncoderLimits | None = None
     whole_prompts: bool = False
 
@@ -100,14 +105,19 @@ class SchedulerConfig:
         num_state_slots: int = 0,
         encoder: EncoderLimits | None = None,
         whole_prompts: bool = False,
+        step_seconds: float = 0.0,
     ) -> SchedulerConfig:
-        """The scheduler's part of a resolved configuration, with what warm-up found."""
+        """The scheduler's part of a resolved configuration, with what warm-up found.
+
+        ``step_seconds`` is its estimate for the largest step, 0 if unknown.
+        """
         found: dict[str, Any] = {
             "num_blocks": num_blocks,
             "window": window,
             "num_state_slots": num_state_slots,
             "encoder": encoder,
             "whole_prompts": whole_prompts,
+            "token_seconds": step_seconds / config.max_batch_prefill_tokens,
         }
         values: dict[str, Any] = {
             field.name: getattr(config, field.name)

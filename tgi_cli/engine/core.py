@@ -16,6 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
@@ -114,6 +115,8 @@ class EngineCore:
         self._has_rested = on_idle is None
         self._steps_since_prompt = 0
         self._metrics = EngineMetrics()
+        if blocks is not None:
+            self._metrics.store_counted(blocks.counts)
         self._timer = StageTimer(self._metrics)
         self._pending: deque[tuple[Step, PendingResult]] = deque()
         self._finished: list[Finished] = []
@@ -143,7 +146,11 @@ class EngineCore:
     @property
     def metrics(self) -> EngineMetrics:
         """The engine's measurements up to now; may be read from any thread."""
-        self._metrics.load = self._scheduler.load()
+        load, blocks = self._scheduler.load(), self._blocks
+        if blocks is not None:
+            load = replace(load, stored_bytes=blocks.num_bytes)
+            self._metrics.store_counted(blocks.counts)
+        self._metrics.load = load
         return self._metrics
 
     def run(self) -> None:

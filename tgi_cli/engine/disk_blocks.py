@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import cast
@@ -13,7 +13,7 @@ from typing import cast
 from tgi_cli.config import EngineConfig
 from tgi_cli.config.settings.engine import DEFAULT_KV_CACHE_DIR_SIZE
 from tgi_cli.engine.block_files import BlockFiles
-from tgi_cli.engine.block_store import BlockExporter
+from tgi_cli.engine.block_store import BlockExporter, StoreEvent
 from tgi_cli.errors import ConfigError
 from tgi_cli.process.units import format_size
 
@@ -146,6 +146,7 @@ class DiskBlocks:
         token_seconds: float = 0.0,
     ) -> None:
         self._files = files
+        self._counts = files.counts
         self._export = export
         self._block_size = block_size
         self._block_bytes = block_bytes
@@ -166,6 +167,14 @@ class DiskBlocks:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._files.num_bytes
+
+    @property
+    def counts(self) -> Mapping[StoreEvent, int]:
+        return self._counts
 
     # ------------------------------------------------------------------ the engine's thread
 
@@ -199,7 +208,9 @@ class DiskBlocks:
             if not self._files.has(name):
                 break
             names.append(name)
+        self._count(StoreEvent.MISS, min(num_free, len(contents)) - len(names))
         if not names or not self._is_worth_reading(len(names)):
+            self._count(StoreEvent.SKIPPED, len(names))
             return None
         size = len(names) * self._block_bytes
         wait = self._compute_seconds(len(names)) if self._token_seconds else _MOST_WAIT
@@ -225,6 +236,10 @@ class DiskBlocks:
             cost = seconds / prompt_tokens
             known = self._token_seconds or cost
             self._token_seconds = (1 - _NEW) * known + _NEW * cost
+
+    def _count(self, event: StoreEvent, blocks: int) -> None:
+        with self._lock:
+            self._counts[event] += blocks
 
     def _compute_seconds(self, count: int) -> float:
         return count * self._block_size * self._token_seconds
@@ -260,16 +275,17 @@ class DiskBlocks:
                 self._files.touch(map(self._files.name_of, item))
                 continue
             name, payload = item
-            self._guarded(partial(self._files.write, name, payload))
+            if not self._guarded(partial(self._files.write, name, payload)):
+                self._count(StoreEvent.FAILED, 1)
             with self._lock:
                 self._waiting.discard(name)
                 self._waiting_bytes -= self._block_bytes
             self._guarded(self._files.scan_if_due)
 
-    def _guarded(self, work: Callable[[], object]) -> None:
-        """Do work on the disk; where that refuses, pause."""
+    def _guarded(self, work: Callable[[], object]) -> bool:
+        """Do work on the disk; where that refuses, pause. Returns whether it was done."""
         if time.monotonic() - self._refused_at < _PAUSE_SECONDS:
-            return
+            return False
         try:
             work()
         except OSError as error:
@@ -279,6 +295,8 @@ class DiskBlocks:
                 _PAUSE_SECONDS,
             )
             self._refused_at = time.monotonic()
+            return False
+        return True
 
     def _read_all(self) -> None:
         while (read := self._reads.get()) is not None:
@@ -294,12 +312,15 @@ class DiskBlocks:
         count = 0
         for name in read.names:
             if read.taken:
+                self._count(StoreEvent.SKIPPED, len(read.names) - count)
                 break
             payload = self._files.read(name)
             if payload is None or len(payload) != self._block_bytes:
+                self._count(StoreEvent.MISS, len(read.names) - count)
                 break
             read.read.append(payload)
             count += 1
+        self._count(StoreEvent.HIT, count)
         if count >= 4:
             rate = count * self._block_bytes / max(time.perf_counter() - began, 1e-9)
             self._bandwidth = (1 - _NEW) * self._bandwidth + _NEW * rate

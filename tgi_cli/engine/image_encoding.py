@@ -7,7 +7,7 @@ with a slice takes no longer than one with a chunk of a prompt, but for the last
 that exceeds a step's budget alone.
 
 Beside decodes, images and the prompts that they are in may lengthen a step by as much as its
-decodes take (:mod:`tgi_cli.engine.image_pace`). On a CPU, where a layer alone may take longer, such
+decodes take (:mod:`tgi_cli.engine.step_pace`). On a CPU, where a layer alone may take longer, such
 slices are bounded by time instead, and results say how far they went.
 
 One image is in the encoder at a time, as warm-up has measured the memory of one. Whoever needs the
@@ -22,11 +22,11 @@ import math
 
 from tgi_cli.config import EncoderLimits
 from tgi_cli.engine.image_cache import ImageCache, ImageContent
-from tgi_cli.engine.image_pace import ImagePace
 from tgi_cli.engine.image_slices import EncodeReport, EncodeSlice, ImageSpan
 from tgi_cli.engine.prompt_images import ImageUnit
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.step import Step
+from tgi_cli.engine.step_pace import StepPace
 
 NO_ENCODER = EncoderLimits(layers=1, row_cost=1.0, cache_rows=0)
 """Of a model that takes no images, but prompts that must not be parted."""
@@ -37,17 +37,17 @@ class ImageEncoding:
 
     Args:
         limits: of the model's encoder.
+        pace: what images may take of a step that streams wait for.
 
     Attributes:
         cache: the images that the worker holds.
-        pace: how long steps take beside images.
     """
 
-    def __init__(self, limits: EncoderLimits) -> None:
+    def __init__(self, limits: EncoderLimits, pace: StepPace) -> None:
         self.cache = ImageCache(limits.cache_rows)
-        self.pace = ImagePace(limits)
+        self._pace = pace
         self._limits = limits
-        self._budget = self._left = 0
+        self._budget = self._left = self._granted = 0
         self._interrupts = False
         """Whether slices of the step being planned are bounded by time."""
         self._passed: list[tuple[Sequence, int]] = []
@@ -60,8 +60,8 @@ class ImageEncoding:
             waits: whether streams wait for the step: it has decodes.
         """
         self._budget = budget
-        self._left = self.pace.tokens(budget) if waits else budget
-        self._interrupts = waits and self.pace.interrupts
+        self._left = self._granted = self._pace.image_tokens(budget) if waits else budget
+        self._interrupts = waits and self._pace.interrupts
 
     def plan(self, step: Step, sequence: Sequence, budget: int, goal: int) -> tuple[int, int]:
         """Plan the next chunk of a sequence whose prompt has images ahead.
@@ -156,7 +156,7 @@ class ImageEncoding:
                 lacking = layers - current.layers
                 if lacking and self._interrupts:
                     if left:
-                        seconds = self.pace.seconds(left)
+                        seconds = self._pace.slice_seconds(left / self._granted)
                         part = EncodeSlice(current.key, current.rows, 0, False, tensors, seconds)
                         step.encodes.append(part)
                         self.cache.advance(current, 0, False)

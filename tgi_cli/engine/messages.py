@@ -1,8 +1,7 @@
 """Messages to and from the engine: frozen, one type per purpose, no torch.
 
-The inbox of the core loop takes :class:`GenerationRequest`, :class:`Cancel`,
-:class:`LoadAdapter`, :class:`UnloadAdapter`, :class:`Advance`, :class:`Drop`, :class:`Fail` and
-:class:`Shutdown`; its outbox gives one :class:`StepOutputs` per step that produced anything.
+The inbox of the core loop takes GenerationRequest, Cancel, LoadAdapter, UnloadAdapter, Advance,
+Drop, Fail and Shutdown; its outbox gives one StepOutputs per step that produced anything.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 from tgi_cli.engine.logits_processor import LogitsProcessor
 from tgi_cli.engine.thinking import ThinkingBudget
 from tgi_cli.sampling.params import SamplingParams, sample_seed
+from tgi_cli.telemetry.context import TraceContext
 
 
 class FinishReason(IntEnum):
@@ -28,10 +28,8 @@ class FinishReason(IntEnum):
     ERROR = 4
     TIMEOUT = 5  # its timeout has elapsed
     OVERLOADED = 6  # the queue was full
-    GRAMMAR = 7
-    """Its grammar is invalid, or cannot be completed."""
-    DRAINING = 8
-    """The engine takes no more requests; nothing of this one was computed."""
+    GRAMMAR = 7  # its grammar is invalid, or cannot be completed
+    DRAINING = 8  # the engine takes no more requests; nothing of this one was computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +90,7 @@ class GenerationRequest:
             which drafts are taken from; the answer does not depend on them.
         first_id: that the answer of an encoder-decoder model begins with; None for the default.
         images: of the prompt, in order; ``prompt_ids`` has the model's image token for each row.
+        trace: span that its spans are children of, or None; the core loop does not use it.
     """
 
     request_id: int
@@ -111,6 +110,7 @@ class GenerationRequest:
     prediction: tuple[int, ...] = ()
     first_id: int | None = None
     images: tuple[ImageInput, ...] = ()
+    trace: TraceContext | None = None
     prompt_logprobs: int | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     client_id: int | None = None

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from tgi_cli.engine.block_store import StoreEvent
 from tgi_cli.engine.draft_source import DraftSource
 from tgi_cli.engine.messages import StepOutputs
 from tgi_cli.engine.step import Step
@@ -87,6 +88,7 @@ class EngineLoad:
         accepted_tokens: total of those that were accepted.
         encoded_images: total of images that the model's encoder has run over.
         reused_images: total of images in prompts whose features were there, or being computed.
+        stored_bytes: of the files in ``--kv-cache-dir``.
     """
 
     queued: int = 0
@@ -104,6 +106,7 @@ class EngineLoad:
     cached_states: int = 0
     encoded_images: int = 0
     reused_images: int = 0
+    stored_bytes: int = 0
 
 
 def _histograms() -> dict[tuple[str, str], Histogram]:
@@ -136,7 +139,9 @@ class EngineMetrics:
             ``skipped_tokens``: tokens of a request in one step beyond its first;
             ``accepted_drafts``: draft tokens of a request accepted in one step that verified any.
         counts: steps ``launched`` and ``failed`` by method; ``joined``: times that requests joined
-            a running batch, by reason; draft tokens ``drafted`` and ``accepted``, by source.
+            a running batch, by reason; draft tokens ``drafted`` and ``accepted``, by source; with
+            ``--kv-cache-dir``, blocks ``stored`` by event
+            (:class:`tgi_cli.engine.block_store.StoreEvent`).
         oldest_ns: arrival of the longest waiting request, or 0 if none waits, in
             ``time.monotonic_ns()``; as of the latest step.
     """
@@ -161,7 +166,7 @@ class EngineMetrics:
             for key, histogram in part.histograms.items():
                 found.histograms[key].add(histogram)
             for name, count in part.counts.items():
-                found.counts[name] += count
+                found.counts[name] = found.counts.get(name, 0) + count
         found.oldest_ns = min((part.oldest_ns for part in parts if part.oldest_ns), default=0)
         return found
 
@@ -170,6 +175,11 @@ class EngineMetrics:
         """How long the longest waiting request has been waiting."""
         oldest = self.oldest_ns  # read once: the loop's thread may replace it
         return (time.monotonic_ns() - oldest) / 1e9 if oldest and self.load.queued else 0.0
+
+    def store_counted(self, counts: Mapping[StoreEvent, int]) -> None:
+        """Take over the counts of a store of blocks."""
+        for event, count in counts.items():
+            self.counts["stored", event.value] = count
 
     def step_launched(self, step: Step, join_reason: str, oldest_ns: int) -> None:
         """Record a step; ``join_reason`` is empty unless requests join a running batch."""

@@ -9,6 +9,7 @@ from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.lora_slots import LoraSlots
 from tgi_cli.engine.prefix_loads import PrefixLoads
 from tgi_cli.engine.step import AdapterStore
+from tgi_cli.engine.step_pace import StepPace
 
 
 class Resources:
@@ -24,6 +25,7 @@ class Resources:
         loads: reads copies of them for waiting sequences.
         states: slots for recurrent states; None if the model has none.
         adapters: slots for LoRA adapters.
+        pace: what prompts and images may take of a step that streams wait for.
         images: encodes images, and keeps together what must not be parted; None if the model has
             neither.
         free_rows: rows of the worker that no sequence has.
@@ -45,9 +47,10 @@ class Resources:
         self.pool = self.cache.pool
         self.states = self.cache.states
         self.adapters = LoraSlots(config, store)
+        self.pace = StepPace(config)
         self.images: ImageEncoding | None = None
         if config.encoder is not None or config.whole_prompts:
-            self.images = ImageEncoding(config.encoder or NO_ENCODER)
+            self.images = ImageEncoding(config.encoder or NO_ENCODER, self.pace)
         self.free_rows = list(range(config.max_batch_size - 1, -1, -1))
         self.freed_rows: list[int] = []
         self.steps = 0

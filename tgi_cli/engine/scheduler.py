@@ -207,7 +207,7 @@ class Scheduler:
         """Chunks of running prompts, then of those that are admitted."""
         batch = self.batch
         budget = self.config.prefill_budget(len(entries))
-        batch.begin_prefills(budget, waits=bool(entries))
+        budget = batch.begin_prefills(budget, waits=bool(entries))
         for sequence in list(batch.running):
             pending = sequence.num_tokens - sequence.num_computed
             wants = pending > 1 or sequence.num_computed < sequence.images_end

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from tgi_cli.errors import ConfigError, GatedModelError, HubError
+from tgi_cli.hub.parts_checksum import parts_etag
 from tgi_cli.hub.remote_folder import (
     CHECKSUM_BYTES,
     CHECKSUMS,
@@ -116,9 +117,17 @@ class ObjectStoreFolder:
 
     def _file(self, about: Any) -> RemoteFile:
         tag = about["e_tag"] or str(about["last_modified"])
-        # Only S3's are checksums, and only of objects that were uploaded in one part.
-        md5 = _MD5.fullmatch(tag) if self._scheme == "s3" else None
-        return RemoteFile(about["path"], about["size"], tag, md5=md5[1] if md5 else "")
+        # Only S3's are checksums.
+        if self._scheme != "s3":
+            return RemoteFile(about["path"], about["size"], tag)
+        md5 = _MD5.fullmatch(tag)
+        return RemoteFile(
+            about["path"],
+            about["size"],
+            tag,
+            md5=md5[1] if md5 else "",
+            parts_md5=parts_etag(tag),
+        )
 
     def stream(self, file: RemoteFile, start: int, end: int) -> Iterator[Any]:
         if start >= end:

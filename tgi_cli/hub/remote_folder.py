@@ -7,11 +7,12 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tgi_cli.errors import HubError, ModelNotFoundError, OfflineError
 from tgi_cli.hub import client
+from tgi_cli.hub.parts_checksum import PartsDigest
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class RemoteFile:
         size: in bytes.
         validator: changes with the content: an ETag, or a date of the last change.
         sha256, md5: checksums in hexadecimal digits; empty if unknown.
+        parts_md5: checksum of the parts in which it was uploaded
+            (:mod:`tgi_cli.hub.parts_checksum`); empty if unknown.
     """
 
     name: str
@@ -60,6 +63,12 @@ class RemoteFile:
     validator: str
     sha256: str = ""
     md5: str = ""
+    parts_md5: str = ""
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether its content can be verified for certain."""
+        return bool(self.sha256 or self.md5)
 
     @property
     def key(self) -> str:
@@ -177,10 +186,7 @@ def with_checksums(files: Mapping[str, RemoteFile], text: str) -> dict[str, Remo
         for line in text.splitlines()
         if (match := _LINE.fullmatch(line.strip()))
     }
-    return {
-        name: RemoteFile(name, file.size, file.validator, sums.get(name, ""), file.md5)
-        for name, file in files.items()
-    }
+    return {name: replace(file, sha256=sums.get(name, "")) for name, file in files.items()}
 
 
 def read_small(folder: RemoteFolder, file: RemoteFile, limit: int) -> bytes:
@@ -221,4 +227,6 @@ def digest_of(file: RemoteFile) -> Any:
     """A running checksum of the kind that is known of a file."""
     if file.md5 and not file.sha256:
         return hashlib.md5(usedforsecurity=False)
+    if file.parts_md5 and not file.sha256:
+        return PartsDigest(file.size, file.parts_md5)
     return hashlib.sha256()

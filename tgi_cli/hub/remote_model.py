@@ -20,7 +20,7 @@ from tgi_cli.errors import CorruptFileError, ModelError, OfflineError
 from tgi_cli.hub import client, gguf_model, model_files
 from tgi_cli.hub.cache import RepoCache
 from tgi_cli.hub.derived_folders import beside_cache
-from tgi_cli.hub.gguf_files import is_model_file
+from tgi_cli.hub.gguf_files import GGUF, is_model_file
 from tgi_cli.hub.model_urls import split_url
 from tgi_cli.hub.open_remote import open_folder
 from tgi_cli.hub.remote_folder import (
@@ -238,9 +238,25 @@ class RemoteDownloader:
             partial.unlink(missing_ok=True)
             raise
         expected = remote.sha256 or remote.md5
-        if not expected or found == expected:
-            return True
-        return not remote.sha256 and not self.listing.folder.checks_md5(remote)
+        wrong = expected and found != expected
+        if wrong and not remote.sha256:
+            wrong = self.listing.folder.checks_md5(remote)
+        if not wrong and not remote.has_checksum:
+            self._log_unverified(remote, found)
+        return not wrong
+
+    def _log_unverified(self, remote: RemoteFile, found: str) -> None:
+        """Say which weights may have arrived damaged."""
+        if not remote.name.endswith((SAFETENSORS, GGUF)) or found == remote.parts_md5:
+            return
+        if remote.parts_md5 and self.listing.folder.checks_md5(remote):
+            logger.warning(
+                "%s could not be verified: it was uploaded in parts of an unusual length, or has "
+                "changed on the way; SHA256SUMS beside it would tell",
+                remote.name,
+            )
+        else:
+            logger.info("%s has no checksum: its size alone was verified", remote.name)
 
     def _receive(self, file: RepoFile, remote: RemoteFile, partial: Path) -> str:
         """Download the rest of ``partial``, resuming after cuts; return its checksum."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -15,13 +14,14 @@ from pathlib import Path
 from tgi_cli.config import ServeConfig, check_settings
 from tgi_cli.engine.common_limits import common_limits
 from tgi_cli.engine.messages import EngineInfo
-from tgi_cli.errors import ConfigError, RouterError, ShardError, TgiError
+from tgi_cli.errors import ConfigError, RouterError
 from tgi_cli.launcher.backoff import Restarts
 from tgi_cli.launcher.banner import announce
 from tgi_cli.launcher.child_process import ChildProcess, adopt_orphans
 from tgi_cli.launcher.health_probe import HEALTH, HealthProbe
 from tgi_cli.launcher.model_server import ModelServerParts
 from tgi_cli.launcher.placement import place_replicas
+from tgi_cli.launcher.start import start_command, start_model_server
 from tgi_cli.launcher.supervisor import ServerParts, Supervisor
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.process import bind
@@ -31,7 +31,7 @@ from tgi_cli.process.parent_death import parent_pipe
 from tgi_cli.process.resident_memory import release_file_pages, trim_heap
 from tgi_cli.process.runtime_dir import SOCKET, VARIABLE, runtime_folder
 from tgi_cli.process.signals import exiting_on
-from tgi_cli.process.spawn import module_command, run_in_fork, write_config
+from tgi_cli.process.spawn import run_in_fork
 from tgi_cli.process.unix_socket import remove_stale
 from tgi_cli.router.config import RouterConfig
 
@@ -69,10 +69,13 @@ def serve(
             "find it gone",
             "leave off --sleep-idle-seconds and --enable-sleep-mode, or --shard-uds-path",
         )
-    with bind.bind_or_adopt(config.hostname, config.port, router.socket_fd) as sock:
-        with exiting_on(signal.SIGTERM, signal.SIGINT):
-            config, model_path = run_in_fork(partial(locate, config))
-            placements = place_replicas(config)
+    with (
+        bind.bind_or_adopt(config.hostname, config.port, router.socket_fd) as sock,
+        # Until the supervisor handles signals, there is nothing to finish.
+        exiting_on(signal.SIGTERM, signal.SIGINT),
+    ):
+        config, model_path = run_in_fork(partial(locate, config))
+        placements = place_replicas(config)
         host, port = bind.local_address(sock)
         bind.warn_if_open(config.hostname, port, router.api_key, router.cors_allow_origin)
         tls = router.ssl_certfile is not None
@@ -111,34 +114,26 @@ def serve(
                 parent_fd=parent_fd,
                 control_fd=None if control is None else control.router_fd,
             )
-            start = partial(_start, variables={VARIABLE: str(folder)}, shared=config)
+            variables = {VARIABLE: str(folder)}
             heartbeats: dict[int, SharedHeartbeat] = {}
 
             def start_server(replica: int) -> tuple[ChildProcess, SharedHeartbeat]:
-                heartbeat = heartbeats[replica] = SharedHeartbeat.create()
                 placement = placements[replica]
                 server = ModelServerConfig(
                     serve=config,
                     model_path=model_path,
                     uds_path=uds_paths[replica],
                     parent_fd=parent_fd,
-                    heartbeat_fd=heartbeat.fd,
                     replica=replica if replicas > 1 else None,
                     cpus=placement.cpus,
                 )
-                child = start(
-                    "model-server",
-                    ShardError,
-                    server,
-                    (parent_fd, heartbeat.fd),
-                    replica=server.replica,
-                    variables={VARIABLE: str(folder), **placement.variables},
+                child, heartbeats[replica] = start_model_server(
+                    server, variables | placement.variables
                 )
-                heartbeat.close_fd()
-                return child, heartbeat
+                return child, heartbeats[replica]
 
             def start_router() -> ChildProcess:
-                child = start("router", RouterError, router, tuple(fds))
+                child = start_command("router", RouterError, router, tuple(fds), variables, config)
                 sock.close()  # only the router holds it from here on: it closes with the router
                 if control is not None:
                     control.close_router_fd()
@@ -182,32 +177,3 @@ def serve(
                 on_ready=on_ready,
             )
             return supervisor.run(parts)
-
-
-def _start(
-    command: str,
-    failure: type[TgiError],
-    config: object,
-    fds: tuple[int, ...],
-    variables: dict[str, str],
-    shared: ServeConfig,
-    replica: int | None = None,
-) -> ChildProcess:
-    """Start ``tgi COMMAND``, which reads ``config`` from an inherited descriptor."""
-    role = command if replica is None else f"{command} {replica}"
-    config_fd = write_config(config)
-    # The model is for people who list processes; how to report errors is known before the rest.
-    words = [command, shared.model_id, f"--config-fd={config_fd}"]
-    if shared.json_output:
-        words.append("--json-output")
-    try:
-        return ChildProcess(
-            role.replace("-", " "),
-            failure,
-            module_command("tgi_cli", *words),
-            (*fds, config_fd),
-            variables,
-            role if shared.json_output else None,
-        )
-    finally:
-        os.close(config_fd)

@@ -93,6 +93,7 @@ class LLM:
         if unknown := settings.keys() - EngineSettings.__annotations__:
             raise TypeError(f"LLM() got an unexpected argument {min(unknown)!r}")
         local, heads = locate(model, revision, trust_remote_code)
+        settings.setdefault("max_prefill_delay", 0)  # whole answers are awaited, for the most part
         serve = ServeConfig(
             model_id=local.model_id,
             revision=local.revision or None,

@@ -152,6 +152,7 @@ def start_engine(
         capacity.num_state_slots,
         capacity.encoder,
         capacity.whole_prompts,
+        capacity.step_seconds,
     )
     depth = 0 if info.device == "cpu" else 1
     log.info(

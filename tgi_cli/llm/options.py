@@ -34,13 +34,14 @@ _PRIORITIES = range(-(1 << 63), 1 << 63)
 
 
 class EngineSettings(TypedDict, total=False):
-    """Settings of an engine: those of ``tgi serve``, with the same defaults.
+    """Settings of an engine: those of ``tgi serve``, with the same defaults, but for one.
 
     Attributes:
         dtype: ``float32``, ``bfloat16`` or ``float16``. Default: depends on the device.
         max_input_tokens: Longest prompt. Default: as the model and the memory allow.
         max_total_tokens: Most tokens of a request, the prompt included. Default: likewise.
         max_batch_prefill_tokens: Prompt tokens computed in one step.
+        max_prefill_delay: Milliseconds by which prompts may lengthen a step. Default: no limit.
         max_batch_total_tokens: Tokens in the KV cache. Default: as many as fit.
         max_batch_size: Most requests that run at once.
         batching: See :class:`tgi_cli.engine.config.Batching`.
@@ -72,6 +73,7 @@ class EngineSettings(TypedDict, total=False):
     max_input_tokens: int | None
     max_total_tokens: int | None
     max_batch_prefill_tokens: int | None
+    max_prefill_delay: int
     max_batch_total_tokens: int | None
     max_batch_size: int | None
     batching: str

@@ -34,6 +34,7 @@ from tgi_cli.engine.validation import validate_request
 from tgi_cli.errors import AddressInUseError
 from tgi_cli.model_server.adapters import AdapterRegistry, AdapterServicer
 from tgi_cli.model_server.grpc_service import GrpcService
+from tgi_cli.model_server.request_spans import RequestSpans
 from tgi_cli.model_server.session import ClientSession
 from tgi_cli.process import unix_socket
 from tgi_cli.rpc import channel_options, codec, services, step_socket
@@ -75,14 +76,22 @@ class EngineServer(AdapterServicer):
         engine: The engine, whose loop runs in another thread.
         info: The engine's effective settings, for clients.
         max_loras: Adapters that can share a batch; 0 if none can be loaded.
+        spans: Records the spans of traced requests. Default: nothing does.
 
     Attributes:
         services: Other services on the same server; add them before :meth:`start`.
         sessions: The open sessions.
     """
 
-    def __init__(self, engine: Engine, info: EngineInfo, max_loras: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        info: EngineInfo,
+        max_loras: int = 0,
+        spans: RequestSpans | None = None,
+    ) -> None:
         super().__init__(AdapterRegistry(engine.inbox.put, max_loras, info.model_id))
+        self._spans = spans
         self.services: list[GrpcService] = []
         self._engine = engine
         self._info = info
@@ -116,6 +125,7 @@ class EngineServer(AdapterServicer):
             options=channel_options.TCP_SERVER
             if any(service.remote for service in self.services)
             else channel_options.SERVER,
+            interceptors=() if self._spans is None else (self._spans.calls,),
         )
         services.add_to_server(pb, self, server)
         for service in self.services:
@@ -260,6 +270,8 @@ class EngineServer(AdapterServicer):
             fork_of = None if request.fork_of is None else session.live.get(request.fork_of)
             session.live[client_id] = engine_id
             self._routes[engine_id] = _Route(session, client_id)
+        if self._spans is not None:
+            self._spans.begin(engine_id, request)
         self._engine.inbox.put(
             replace(request, request_id=engine_id, fork_of=fork_of, adapter_id=adapter_id)
         )
@@ -288,6 +300,8 @@ class EngineServer(AdapterServicer):
         while (outputs := self._engine.outbox.get()) is not None:
             self.adapters.take(outputs.adapters)
             self._split(outputs)
+            if self._spans is not None:
+                self._spans.take(outputs)
         self.adapters.end()
 
     def _split(self, outputs: StepOutputs) -> None:

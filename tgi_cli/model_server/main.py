@@ -31,6 +31,7 @@ from tgi_cli.model_server.adapters import EngineEndedError
 from tgi_cli.model_server.config import ModelServerConfig
 from tgi_cli.model_server.grpc_server import EngineServer
 from tgi_cli.model_server.grpc_service import ServedEngine, ServiceFactory
+from tgi_cli.model_server.request_spans import open_request_spans
 from tgi_cli.process import unix_socket
 from tgi_cli.process.heartbeat import HeartbeatWriter, SharedHeartbeat, State
 from tgi_cli.process.progress import ProgressReporter
@@ -118,6 +119,7 @@ def _serve(
     log_limits(serve, max_total_tokens, capacity)
     config = capacity.config
     blocks = open_disk_blocks(config, worker, capacity.cache_bytes, capacity.step_seconds)
+    spans = open_request_spans(serve, server_config.replica)
     engine = EngineCore(
         worker,
         SchedulerConfig.of(
@@ -127,6 +129,7 @@ def _serve(
             capacity.num_state_slots,
             capacity.encoder,
             capacity.whole_prompts,
+            capacity.step_seconds,
         ),
         0 if config.device == "cpu" else 1,
         compiler=worker.grammars,
@@ -141,7 +144,7 @@ def _serve(
     gc.freeze()
     trim_heap()
     info = worker.info()
-    server = EngineServer(engine, info, config.max_loras)
+    server = EngineServer(engine, info, config.max_loras, spans)
     heartbeat.publish(asdict(info))
     served = ServedEngine(engine.inbox, info, server.adapters, uds_path)
     server.services += [create(served) for create in services]
@@ -179,6 +182,8 @@ def _serve(
             server.stop(cause or "the model server has stopped")
             if blocks is not None:
                 blocks.close()
+            if spans is not None:
+                spans.close()
         opened.result()
 
 

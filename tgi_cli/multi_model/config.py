@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tgi_cli.config.settings import default
 from tgi_cli.multi_model.model_scheduler import SwitchPolicy
 
 
@@ -52,6 +53,8 @@ class MultiModelConfig:
     cors_allow_origin: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
+    otlp_endpoint: str | None = None
+    otlp_service_name: str = default("otlp_service_name")
     logger_level: str = "INFO"
     json_output: bool = False
 

@@ -9,9 +9,9 @@ from tgi_cli.engine.metrics import SECONDS
 from tgi_cli.multi_model.model_scheduler import LoadState, ModelScheduler
 from tgi_cli.router.observability.prometheus import CounterMetric, HistogramMetric
 
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})? (.*)")
-"""A line of Prometheus' text format: a name, labels, a value."""
-_SUFFIXES = ("_bucket", "_sum", "_count")
+_SAMPLE = re.compile(r'([a-zA-Z_:][\w:]*)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})? (.*)')
+"""A line of Prometheus' text format or of OpenMetrics: a name, labels, a value and an exemplar."""
+_SUFFIXES = ("_bucket", "_sum", "_count", "_total")
 _RESULTS = ("success", "failure")
 
 
@@ -105,7 +105,7 @@ def merge(expositions: Mapping[str, str]) -> list[str]:
     """Merge the metrics of several models, each with a label ``model``.
 
     Args:
-        expositions: Prometheus' text format by model.
+        expositions: Prometheus' text format by model, or OpenMetrics.
     """
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}

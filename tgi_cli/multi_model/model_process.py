@@ -13,6 +13,7 @@ import httpx
 
 from tgi_cli.errors import ShardError
 from tgi_cli.launcher.child_process import ChildProcess
+from tgi_cli.logging import MODEL_VARIABLE
 from tgi_cli.multi_model.config import ModelSpec
 from tgi_cli.process import bind
 from tgi_cli.process.proportional_memory import tree_memory
@@ -60,7 +61,7 @@ class ModelProcess:
                 ShardError,
                 module_command("tgi_cli", *command),
                 (parent_fd, listener.fileno()),
-                {} if api_key is None else {"API_KEY": api_key},
+                {MODEL_VARIABLE: spec.name} | ({} if api_key is None else {"API_KEY": api_key}),
             )
         finally:
             listener.close()

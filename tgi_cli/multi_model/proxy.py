@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tgi_cli.multi_model.model_manager import ModelManager
+from tgi_cli.multi_model.tracing import span_of
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import parse, read_body, unless_disconnected
 from tgi_cli.router.http.errors import ClientDisconnected
@@ -100,15 +102,20 @@ class ModelProxy:
         text_path = path.decode("ascii", "replace")
         if named is None and text_path.startswith(_RESPONSES):
             model = await self._model_of_response(request, text_path) or model
+        span, arrived = span_of(scope), time.time_ns()
         async with AsyncExitStack() as stack:
             process = await unless_disconnected(
                 request, stack.enter_async_context(self._manager.using(model))
             )
+            headers = _request_headers(scope)
+            if span is not None:
+                span.model_found(model, arrived)
+                headers = span.forward(process.url, headers)
             url = path + (b"?" + scope["query_string"] if scope["query_string"] else b"")
             sent = process.client.build_request(
                 scope["method"],
                 httpx.URL(process.url).copy_with(raw_path=url),
-                headers=list(_request_headers(scope)),
+                headers=list(headers),
                 content=body,
             )
             try:

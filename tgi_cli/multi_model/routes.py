@@ -31,7 +31,7 @@ from tgi_cli.router.bounds import Name
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response, parse, read_body
 from tgi_cli.router.http.endpoint import Endpoint, Operation
-from tgi_cli.router.observability import access_log
+from tgi_cli.router.observability import access_log, openmetrics
 from tgi_cli.router.observability.prometheus import CONTENT_TYPE
 
 _BODY_BYTES = 64 * 1024
@@ -175,15 +175,23 @@ async def unload_model(state: FrontState, request: Request) -> Response:
 
 
 async def metrics(state: FrontState, request: Request) -> Response:
-    """The server's metrics in Prometheus' text format, and those of loaded models by `model`."""
+    """The server's metrics, and those of loaded models by `model`: in Prometheus' text format, or
+    in OpenMetrics if the client prefers that."""
     manager = state.manager
     loaded = manager.loaded()
-    texts = await asyncio.gather(*(_metrics_of(process) for process in loaded.values()))
+    exemplars = openmetrics.is_accepted(",".join(request.headers.getlist("accept")))
+    content_type = openmetrics.CONTENT_TYPE if exemplars else CONTENT_TYPE
+    texts = await asyncio.gather(
+        *(_metrics_of(process, content_type) for process in loaded.values())
+    )
     lines = merge(dict(zip(loaded, texts, strict=True)))
+    own = manager.metrics.lines(manager.scheduler)
+    lines += openmetrics.openmetrics(own) if exemplars else own
     registry = CollectorRegistry()
     ProcessCollector(namespace="tgi_front", registry=registry)
-    own = "\n".join([*lines, *manager.metrics.lines(manager.scheduler), ""]).encode()
-    return Response(own + generate_latest(registry), headers={"content-type": CONTENT_TYPE})
+    own_process = openmetrics.exposition_of(registry) if exemplars else generate_latest(registry)
+    body = "\n".join([*lines, ""]).encode() + own_process
+    return Response(body, headers={"content-type": content_type, "vary": "accept"})
 
 
 async def openapi(state: FrontState, request: Request) -> Response:
@@ -195,9 +203,11 @@ async def openapi(state: FrontState, request: Request) -> Response:
     return json_response(document([*ROUTES, *MODEL_ROUTES], guarded))
 
 
-async def _metrics_of(process: ModelProcess) -> str:
+async def _metrics_of(process: ModelProcess, content_type: str) -> str:
     try:
-        answer = await process.client.get("/metrics", timeout=_METRICS_SECONDS)
+        answer = await process.client.get(
+            "/metrics", headers={"accept": content_type}, timeout=_METRICS_SECONDS
+        )
     except httpx.HTTPError:
         return ""
     return answer.text

@@ -20,6 +20,7 @@ from tgi_cli.multi_model.model_manager import ModelManager
 from tgi_cli.multi_model.model_process import ModelProcess
 from tgi_cli.multi_model.proxy import ModelProxy
 from tgi_cli.multi_model.routes import ROUTES, FrontState
+from tgi_cli.multi_model.tracing import ForwardTracing
 from tgi_cli.process import bind
 from tgi_cli.process.parent_death import parent_pipe
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
@@ -56,13 +57,20 @@ def serve_models(config: MultiModelConfig) -> int:
 
 def create_app(manager: ModelManager, config: MultiModelConfig) -> Starlette:
     """The application in front of the models; ``app.state.proxy`` forwards requests."""
-    middleware = [Middleware(ObservabilityMiddleware), cors(config.cors_allow_origin)]
+    tracing = None
+    if config.otlp_endpoint is not None:
+        tracing = ForwardTracing(config.otlp_endpoint, config.otlp_service_name)
+    middleware = [
+        Middleware(ObservabilityMiddleware, tracing=tracing),
+        cors(config.cors_allow_origin),
+    ]
     if config.api_keys:
         middleware.append(Middleware(ApiKeyMiddleware, keys=config.api_keys, routes=ROUTES))
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=error_handlers())
     app.router.redirect_slashes = False
     app.state.front = FrontState(manager)
     app.state.guarded = bool(config.api_keys)
+    app.state.tracing = tracing
     app.state.proxy = app.router.default = ModelProxy(manager, config.payload_limit)
     return app
 
@@ -118,6 +126,8 @@ class _Front:
                 await serving
             finally:
                 await manager.close()
+                if app.state.tracing is not None:
+                    await asyncio.to_thread(app.state.tracing.close)
         if self._again.is_set():
             return ExitCode.INTERRUPTED
         log.info("stopped")

@@ -40,9 +40,6 @@ _PROGRAMS = 264
 _MAX_TILES = 1 << 14
 """Tiles of a product whose inputs are split, at most."""
 
-VARIANT_ROWS = (1, 17, 33, MAX_SPLIT_ROWS + 1)
-"""Numbers of rows (of experts on average) with which every variant of the kernel is compiled."""
-
 _INTEGER = tl.constexpr(INTEGER)
 _E2M1 = tl.constexpr(E2M1)
 _E4M3 = tl.constexpr(E4M3)

@@ -99,7 +99,7 @@ def create_app(
     routes = [*vertex.environment_routes(os.environ), *ROUTES]
     tracing = None
     if config.otlp_endpoint is not None:
-        tracing = Tracing(config.otlp_endpoint, config.otlp_service_name)
+        tracing = Tracing(config.otlp_endpoint, config.otlp_service_name, config.served_names[0])
     middleware = [
         Middleware(ObservabilityMiddleware, tracing=tracing),
         cors(config.cors_allow_origin),

@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import time
-from functools import partial
 
 import anyio
 import uvicorn
@@ -16,25 +15,19 @@ import uvloop
 from starlette.applications import Starlette
 
 import tgi_cli.logging
-from tgi_cli.errors import AddressInUseError, ConfigError, RouterError
+from tgi_cli.errors import AddressInUseError, RouterError
 from tgi_cli.process.bind import bind
 from tgi_cli.process.resident_memory import limit_arenas, release_file_pages, trim_heap
-from tgi_cli.router.app import create_app
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.router.http.http_server import BACKLOG, HttpServer, http_server_config
 from tgi_cli.router.launcher_connection import LauncherConnection
-from tgi_cli.router.replicas.policy import CacheAwarePolicy
-from tgi_cli.router.replicas.pool import EnginePool
+from tgi_cli.router.running_app import running_app
 from tgi_cli.router.state import RouterState
-from tgi_cli.rpc.client import GrpcEngineClient
-from tgi_cli.text.bundle import TextBundle
-from tgi_cli.vision.load import load_vision
 
 logger = logging.getLogger(__name__)
 
 _ARENAS = 2
 """Of malloc. One thread serves; others tokenize long texts and handle the engine's messages."""
-_NO_ENGINE = "`tgi model-server MODEL` starts one, --engine-url names another address"
 _STOPPING = "the server is shutting down"
 _SAME_SIGNAL_SECONDS = 1.0
 """Time within which signals count as one: a service manager that signals all processes also
@@ -92,21 +85,7 @@ class _Router:
 
     async def _serve(self) -> None:
         config = self._config
-        text = await asyncio.to_thread(
-            TextBundle.load,
-            config.model_path,
-            config.trust_remote_code,
-            chat_template=config.chat_template,
-            tokenizer_config_path=config.tokenizer_config_path,
-            tool_call_parser=config.tool_call_parser,
-            reasoning_parser=config.reasoning_parser,
-        )
-        client = await _connect(config)
-        try:
-            vision = await asyncio.to_thread(
-                load_vision, config.model_path, text.tokenizer, config.image_limits, client.info
-            )
-            app = create_app(client, text, config, vision)
+        async with running_app(config) as app:
             self._state = app.state.router
             await self._attach_launcher(self._state)
             host, port = self._listener.getsockname()[:2]
@@ -131,10 +110,6 @@ class _Router:
             await self._server.serve(sockets=[self._listener])
             if self._draining is None:
                 raise RouterError("the HTTP server stopped by itself", "see the log above")
-        finally:
-            if self._state is not None:
-                await self._state.close()
-            await client.close()
 
     async def _attach_launcher(self, state: RouterState) -> None:
         """Let the engine sleep, if there is a launcher to stop and start it."""
@@ -166,49 +141,6 @@ class _Router:
             logger.warning("%d requests did not end within %d s", count, grace)
             state.generator.abort(_STOPPING)
         server.should_exit = True
-
-
-async def _connect(config: RouterConfig) -> GrpcEngineClient | EnginePool:
-    """Wait for the engine, or for all of several.
-
-    Raises:
-        ConfigError: An address is invalid, or the engines serve different models.
-        ShardError: See :meth:`GrpcEngineClient.connect`.
-    """
-    urls = (config.engine_url, *config.replica_url)
-    hint = _NO_ENGINE if config.parent_fd is None else ""
-    connect = partial(
-        GrpcEngineClient.connect,
-        stall_seconds=config.watchdog_timeout,
-        tls=config.engine_tls,
-        hint=hint,
-    )
-    connecting = [asyncio.ensure_future(connect(url, None)) for url in urls]
-    try:
-        clients = await asyncio.gather(*connecting)
-    except BaseException:
-        for each in connecting:
-            each.cancel()
-        raise
-    if len(clients) == 1:
-        return clients[0]
-    models = {(client.info.model_id, client.info.vocab_size) for client in clients}
-    if len(models) > 1:
-        served = ", ".join(
-            f"{client.info.model_id} at {url}" for client, url in zip(clients, urls, strict=True)
-        )
-        raise ConfigError(
-            f"the replicas serve different models: {served}", "start all with the same MODEL"
-        )
-    return EnginePool(
-        clients,
-        CacheAwarePolicy(
-            [client.info.max_batch_total_tokens for client in clients],
-            cache_threshold=config.cache_threshold,
-            balance_abs_threshold=config.balance_abs_threshold,
-            balance_rel_threshold=config.balance_rel_threshold,
-        ),
-    )
 
 
 def uvicorn_config(app: Starlette, config: RouterConfig) -> uvicorn.Config:

@@ -28,6 +28,7 @@ from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.image_codec import ReceivedImages, encode_images
 from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.telemetry.context import TraceContext
 
 _T = TypeVar("_T")
 
@@ -80,6 +81,9 @@ def encode_submit(request: GenerationRequest, adapter: str = "") -> pb.ClientMes
             setattr(submit, name, value)
     if request.thinking is not None:
         submit.thinking.CopyFrom(pb.ThinkingBudget(**asdict(request.thinking)))
+    if request.trace is not None:
+        submit.traceparent = request.trace.traceparent
+        submit.tracestate = request.trace.tracestate
     return pb.ClientMessage(submit=submit)
 
 
@@ -94,6 +98,7 @@ def decode_submit(message: pb.Submit, images: ReceivedImages | None = None) -> G
             is invalid.
     """
     received = images or ReceivedImages()
+    traced = bool(message.traceparent)
     present = [name for name in _OPTIONAL if message.HasField(name)]
     return GenerationRequest(
         **{name: getattr(message, name) for name in (*_SUBMIT_SCALARS, *present)},
@@ -103,6 +108,7 @@ def decode_submit(message: pb.Submit, images: ReceivedImages | None = None) -> G
         stop_token_ids=frozenset(message.stop_token_ids),
         thinking=_decode_thinking(message.thinking) if message.HasField("thinking") else None,
         images=received.of(message.images, len(message.prompt_ids)),
+        trace=TraceContext(message.traceparent, message.tracestate) if traced else None,
     )
 
 

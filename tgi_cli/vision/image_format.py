@@ -10,6 +10,7 @@ is one token with the line ends beside it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ class ImageFormat:
         row_token: The token that stands for a row.
         placeholder_id: Its id.
         tokens: Other tokens within the text of an image, by the names of :mod:`.model_formats`.
+        boundary: Begins and ends an image, once between two that are adjacent, and is followed by a
+            blank where a word would be (Idefics 2's ``<fake_token_around_image>``).
         behind_images: Follows the last image of a prompt (PaliGemma's ``<bos>``).
         at_end: Ends a prompt with images (PaliGemma's line end).
         special_tokens: Whether the tokenizer adds its special tokens to a prompt with images.
@@ -44,6 +47,7 @@ class ImageFormat:
     row_token: str
     placeholder_id: int
     tokens: Mapping[str, str] = field(default_factory=dict)
+    boundary: str = ""
     behind_images: str = ""
     at_end: str = ""
     special_tokens: bool = True
@@ -72,7 +76,14 @@ class ImageFormat:
             written += (piece.text for piece in image)
             written.append(following)
         written.insert(-1, self.behind_images)
-        return "".join((*written, self.at_end))
+        whole = "".join((*written, self.at_end))
+        return self._with_boundaries(whole) if self.boundary else whole
+
+    def _with_boundaries(self, text: str) -> str:
+        single = text.replace(self.boundary * 2, self.boundary)
+        return re.sub(
+            rf"{re.escape(self.boundary)}(?=[^\s<])", lambda found: f"{found[0]} ", single
+        )
 
     def repeat(
         self, ids: Sequence[int], images: Sequence[Sequence[PromptPiece]]

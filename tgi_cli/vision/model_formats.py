@@ -22,7 +22,6 @@ _OF_LLAVAS_KIN = {"llava_next_video": "llava_next", "vipllava": "llava"}
 _REFUSED = {
     "mllama": "its decoder attends to images in layers of their own, which are not implemented",
     "idefics": "its decoder attends to images in layers of their own, which are not implemented",
-    "idefics2": "the layers that join its image patches are not implemented",
     "llama4": "its image processor requires torchvision",
     "cohere2_vision": "its image processor requires torchvision",
     "gemma4_unified": "its image processor requires torchvision",
@@ -182,6 +181,11 @@ def _glm(files: CheckpointFiles) -> ImageFormat:
     return _format("glm4v", row, text=start + row[0] + end)
 
 
+def _idefics2(files: CheckpointFiles) -> ImageFormat:
+    fake = files.token("<fake_token_around_image>", name="fake_image_token")
+    return _format("idefics2", files.row_token("<image>"), tokens={"fake": fake}, boundary=fake)
+
+
 def _idefics3(files: CheckpointFiles) -> ImageFormat:
     tokens = {
         "fake": files.token("<fake_token_around_image>", name="fake_image_token"),
@@ -196,6 +200,10 @@ def _pixtral(files: CheckpointFiles) -> ImageFormat:
         "end": files.token("[IMG_END]", name="image_end_token"),
     }
     return _format("pixtral", files.row_token("[IMG]"), tokens=tokens)
+
+
+def _lighton_ocr(files: CheckpointFiles) -> ImageFormat:
+    return _format("lighton_ocr", files.row_token("<|image_pad|>"))
 
 
 def _llava(files: CheckpointFiles) -> ImageFormat:
@@ -279,9 +287,11 @@ _FORMATS: dict[str, Callable[[CheckpointFiles], ImageFormat]] = {
     "glm4v_moe": _glm,
     "glm_ocr": _glm,
     "hyperclovax_vision_v2": _patch_grid,
+    "idefics2": _idefics2,
     "idefics3": _idefics3,
     "internvl": _internvl,
     "lfm3_vl": _qwen,
+    "lighton_ocr": _lighton_ocr,
     "llava": _llava,
     "llava_next": _llava,
     "llava_next_video": _llava,

@@ -25,9 +25,14 @@ from tgi_cli.vision.preprocessing.fixed import (
     SquarePreprocessor,
 )
 from tgi_cli.vision.preprocessing.grids import GridPreprocessor
-from tgi_cli.vision.preprocessing.ragged import Gemma4Preprocessor, PixtralPreprocessor
+from tgi_cli.vision.preprocessing.ragged import (
+    Gemma4Preprocessor,
+    LightOnOcrPreprocessor,
+    PixtralPreprocessor,
+)
 from tgi_cli.vision.preprocessing.tiles import (
     AyaVisionPreprocessor,
+    Idefics2Preprocessor,
     Idefics3Preprocessor,
     InternVLPreprocessor,
 )
@@ -39,8 +44,10 @@ _FAMILIES: dict[str, type[Preprocessor]] = {
     "gemma3": Gemma3Preprocessor,
     "gemma4": Gemma4Preprocessor,
     "glm4v": GridPreprocessor,
+    "idefics2": Idefics2Preprocessor,
     "idefics3": Idefics3Preprocessor,
     "internvl": InternVLPreprocessor,
+    "lighton_ocr": LightOnOcrPreprocessor,
     "llava": LlavaPreprocessor,
     "llava_next": LlavaNextPreprocessor,
     "llava_onevision": LlavaOnevisionPreprocessor,

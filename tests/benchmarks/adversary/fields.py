@@ -138,6 +138,8 @@ def sample(type_: inspect.Type, owner: str = "", name: str = "") -> bytes:
         return json.dumps(type_.values[0]).encode()
     if isinstance(type_, inspect.ListType):
         return b"[" + sample(type_.item_type) + b"]"
+    if isinstance(type_, inspect.TupleType):
+        return b"[" + b",".join(map(sample, type_.item_types)) + b"]"
     if isinstance(type_, inspect.UnionType):
         real = [each for each in type_.types if not isinstance(each, inspect.NoneType)]
         return sample(real[0])
@@ -162,6 +164,16 @@ def _nested_fields(
             return around(b"[" + raw + b"]")
 
         yield from _field_and_nested(type_.item_type, f"{path}[]", in_list, structs, f"{owner}[]")
+    elif isinstance(type_, inspect.TupleType):
+        samples = [sample(item) for item in type_.item_types]
+        for index, item in enumerate(type_.item_types):
+
+            def in_tuple(raw: bytes, index: int = index) -> bytes:
+                values = [*samples[:index], raw, *samples[index + 1 :]]
+                return around(b"[" + b",".join(values) + b"]")
+
+            name = f"[{index}]"
+            yield from _field_and_nested(item, path + name, in_tuple, structs, owner + name)
     elif isinstance(type_, inspect.DictType):
 
         def in_object(raw: bytes) -> bytes:

@@ -121,7 +121,7 @@ def accepted(type_: inspect.Type) -> set[str]:
         (inspect.FloatType, "float"),
         (inspect.BoolType, "bool"),
         (inspect.NoneType, "none"),
-        ((inspect.ListType, inspect.VarTupleType), "list"),
+        ((inspect.ListType, inspect.TupleType, inspect.VarTupleType), "list"),
         ((inspect.DictType, inspect.StructType), "dict"),
         ((inspect.AnyType, inspect.RawType), "any"),
     )

@@ -1,6 +1,7 @@
 """Compile every Triton kernel for GPUs that are not present, and print what their code takes.
 
     python -m tests.benchmarks.compiled [--for 80 90 100] [--only attention ops] [--match LLAMA]
+        [--summary]
 
 Needs Triton, whose wheel has the assembler, and takes some minutes. Nothing is run: the figures are
 of the machine code. One line per kernel and GPU:
@@ -16,6 +17,10 @@ cycles      of a processor that this turn takes at least, if there were nothing 
 
 Keys that several tiles of queries read come from the second-level cache: where they do, as in
 prefills, "memory" is no limit.
+
+With ``--summary``, a line per kernel that uses tensor cores or spills, whatever the GPU, as in
+docs/benchmarks.md: for each GPU registers, spilling instructions if there are any, programs at
+once, and what bounds it.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 HEADER = (
@@ -90,6 +96,29 @@ def rows(capabilities: list[int], groups: list[str], match: str) -> Iterator[tup
                 )
 
 
+def summary(table: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """One row per kernel and model with a cell per GPU, and before them the header."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    shown, gpus = set(), dict[str, None]()
+    for row in table:
+        of = dict(zip(HEADER, row, strict=True))
+        key, spills, variant = (of["kernel"], of["for"]), int(of["spills"]), 1
+        while of["GPU"] in cells.get(key, ()):
+            variant += 1
+            key = (f"{of['kernel']}, variant {variant}", of["for"])
+        gpus[of["GPU"]] = None
+        cell = f"{of['registers']} registers, {of['programs']} at once"
+        cell += f", {spills} spills" if spills else ""
+        cell += f"; {of['bound by']}" if of["bound by"] else ""
+        cells.setdefault(key, {})[of["GPU"]] = cell
+        if spills or int(of["tensor"]):
+            shown.add(key)
+    yield ("kernel", "for", *gpus)
+    for key, found in cells.items():
+        if key in shown:
+            yield (*key, *(found.get(gpu, "") for gpu in gpus))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,13 +135,16 @@ def main() -> None:
     parser.add_argument(
         "--match", default="", metavar="NAME", help="only cases with it in their name"
     )
+    parser.add_argument("--summary", action="store_true", help="a line per kernel")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TRITON_CACHE_DIR", folder)
-        print("| " + " | ".join(HEADER) + " |")
-        print("|" + " --- |" * len(HEADER))
-        for row in rows(arguments.capabilities, arguments.only, arguments.match):
+        table = rows(arguments.capabilities, arguments.only, arguments.match)
+        lines = summary(table) if arguments.summary else chain([HEADER], table)
+        for number, row in enumerate(lines):
             print("| " + " | ".join(row) + " |", flush=True)
+            if not number:
+                print("|" + " --- |" * len(row))
 
 
 if __name__ == "__main__":

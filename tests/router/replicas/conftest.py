@@ -40,7 +40,7 @@ class FakeReplica(FakeEngine):
 
 def pool_of(engines: list[Any], **thresholds: Any) -> EnginePool:
     own = {"cache_threshold": 0.25, "balance_abs_threshold": 4, "balance_rel_threshold": 1.5}
-    tokens = [engine.info.max_batch_total_tokens for engine in engines]
+    tokens = {at: engine.info.max_batch_total_tokens for at, engine in enumerate(engines)}
     return EnginePool(engines, CacheAwarePolicy(tokens, **own | thresholds))
 
 

@@ -27,9 +27,9 @@ def key(blocks: list[int], session: int | None = None, rest: int = 0) -> Routing
     return RoutingKey(hashes(blocks), len(blocks) * BLOCK_TOKENS + rest, session)
 
 
-def policy(replicas: int, blocks: int = 1000) -> CacheAwarePolicy:
+def policy(replicas: int, blocks: int = 1000) -> CacheAwarePolicy[int]:
     return CacheAwarePolicy(
-        [blocks * BLOCK_TOKENS] * replicas,
+        dict.fromkeys(range(replicas), blocks * BLOCK_TOKENS),
         cache_threshold=SHARE,
         balance_abs_threshold=ABS,
         balance_rel_threshold=REL,

@@ -99,7 +99,13 @@ async def chat_logprobs(client: Any) -> None:
 @call
 async def chat_samples(client: Any) -> None:
     create = partial(
-        client.chat.completions.create, model="tgi", messages=MESSAGES, max_tokens=8, n=3, seed=1
+        client.chat.completions.create,
+        model="tgi",
+        messages=MESSAGES,
+        max_tokens=8,
+        n=3,
+        temperature=1,
+        seed=1,
     )
     answer = await whole(create())
     assert [choice.index for choice in answer.choices] == [0, 1, 2]

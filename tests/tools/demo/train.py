@@ -33,6 +33,8 @@ from tgi_cli.demo import HELDOUT_PATH, heldout_text
 VOCAB_SIZE = 4096
 MAX_LENGTH = 2048
 BATCH_TOKENS = 4096
+TEMPERATURE = 0.1
+"""Default of requests: at higher ones, a model of this size writes nonsense."""
 MATRIX_LR, OTHER_LR, WARMUP_STEPS = 4e-3, 3e-3, 60
 _HERE = Path(__file__).resolve().parent
 
@@ -97,6 +99,8 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
         bos_token_id=tokens.END_OF_TEXT_ID,
         eos_token_id=tokens.EOS_IDS,
         pad_token_id=tokens.END_OF_TEXT_ID,
+        do_sample=True,
+        temperature=TEMPERATURE,
     )
     rounded.save_pretrained(folder)
     tokens.save_tokenizer(tokenizer, folder, MAX_LENGTH)

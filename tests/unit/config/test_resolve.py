@@ -18,7 +18,11 @@ from tgi_cli.config import (
     ServeConfig,
     resolve,
 )
-from tgi_cli.config.settings.engine import BATCHINGS, CAPACITY_POLICIES
+from tgi_cli.config.settings.engine import (
+    BATCHINGS,
+    CAPACITY_POLICIES,
+    DEFAULT_CPU_PREFILL_DELAY,
+)
 from tgi_cli.config.settings.model import ON_THE_FLY
 from tgi_cli.engine.config import Batching, CapacityPolicy, SchedulerConfig
 from tgi_cli.errors import ConfigError, ExitCode, UnsupportedModelError
@@ -202,6 +206,7 @@ def test_every_scheduling_setting_reaches_the_scheduler() -> None:
         "max_waiting_tokens": 0,
         "max_queued_requests": 7,
         "max_queued_tokens": 900,
+        "max_prefill_delay": 30,
         "max_total_tokens": 100,
         "max_batch_prefill_tokens": 200,
         "max_batch_size": 3,
@@ -217,6 +222,7 @@ def test_unset_scheduling_settings_have_tgis_defaults() -> None:
     assert limits == SchedulerConfig(
         max_total_tokens=2048,
         max_batch_prefill_tokens=DEFAULT_CPU_PREFILL_TOKENS,
+        max_prefill_delay=DEFAULT_CPU_PREFILL_DELAY,
         max_batch_size=128,
         block_size=BLOCK_SIZE,
         num_blocks=50,

@@ -228,6 +228,7 @@ def test_gpus_come_with_shared_memory(run_script: Any) -> None:
     spec = pod(gpus)
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert any(volume["name"] == "shm" for volume in spec["volumes"])
+    assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
     assert "PrivateDevices" not in unit(gpus)
 
 

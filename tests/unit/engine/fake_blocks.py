@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.unit.engine.fake_worker import FakeWorker
+from tgi_cli.engine.block_store import StoreEvent
 
 MOST_READS = 3
 
@@ -48,6 +49,8 @@ class FakeBlockStore:
         self.reads: list[FakeRead] = []
         self.busy = False
         self.touched: list[bytes] = []
+        self.num_bytes = 0
+        self.counts = dict.fromkeys(StoreEvent, 0)
 
     @property
     def pending(self) -> list[FakeRead]:

@@ -65,6 +65,40 @@ def test_a_torn_file_ends_a_run(make: Callable[..., DiskBlocks], tmp_path: Path)
     os.truncate(tmp_path / "kv" / files.name_of(CONTENTS[3]), 100)
     assert finished(blocks.load(CONTENTS)) == [*map(block_bytes, range(3))]
     assert finished(blocks.load(CONTENTS)) == [*map(block_bytes, range(3))]
+    assert counted(blocks) == {"damaged": 1, "hit": 3 + 3, "miss": 7 + 7}
+
+
+def counted(blocks: DiskBlocks) -> dict[str, int]:
+    return {event.value: count for event, count in blocks.counts.items() if count}
+
+
+def test_what_happens_to_blocks_is_counted(make: Callable[..., DiskBlocks]) -> None:
+    first = written(make())
+    assert counted(first) == {"written": len(CONTENTS)}
+    blocks = make(token_seconds=1e-12)
+    assert blocks.num_bytes == first.num_bytes > len(CONTENTS) * BLOCK_BYTES
+    assert blocks.load([*CONTENTS, b"unknown" * 2]) is None, "computed sooner"
+    assert counted(blocks) == {"skipped": len(CONTENTS), "miss": 1}
+
+
+def test_evictions_and_refusals_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = BlockFiles(tmp_path / "kv", 6 * BLOCK_BYTES, b"model")
+    blocks = written(DiskBlocks(files, block_bytes, 16, BLOCK_BYTES))
+    counts = counted(blocks)
+    assert counts["written"] == len(CONTENTS)
+    assert counts["evicted"] == len(CONTENTS) - files.num_known > 0
+    assert blocks.num_bytes <= 6 * BLOCK_BYTES
+
+    def refuse(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(BlockFiles, "write", refuse)
+    full = DiskBlocks(BlockFiles(tmp_path / "other", 1 << 30, b""), block_bytes, 16, BLOCK_BYTES)
+    full.save(CONTENTS[0], 0)
+    full.close()
+    assert counted(full) == {"failed": 1}
 
 
 def test_what_is_computed_faster_is_not_read(make: Callable[..., DiskBlocks]) -> None:

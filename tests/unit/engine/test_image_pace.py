@@ -10,8 +10,6 @@ from tests.unit.engine.fake_images import image, seeing
 from tests.unit.engine.test_image_encoding import TEXT, answer, encoded, encodes, run
 from tests.unit.engine.test_scheduler import Harness, limits, request
 from tgi_cli.config import EncoderLimits
-from tgi_cli.engine.image_pace import LEAST_SECONDS, ImagePace
-from tgi_cli.engine.image_slices import EncodeSlice
 from tgi_cli.engine.messages import FinishReason
 from tgi_cli.engine.step import Step
 
@@ -166,54 +164,3 @@ def test_an_image_that_is_given_up_makes_room() -> None:
         found.step()
     assert found.tokens[2] == answer(sent)
     assert [key for step in found.worker.steps for key in step.dropped_images] == [0]
-
-
-# ---------------------------------------------------------------------- what is measured
-
-
-def decode(**more: Any) -> Step:
-    return Step(0, rows=[0], counts=[1], num_decodes=1, **more)
-
-
-SLICE = EncodeSlice(0, 10, 0, False, None, 0.05)
-
-
-def test_the_time_of_decodes_is_an_average_of_late_ones() -> None:
-    pace = ImagePace(encoder(interrupts=True, token_seconds=0.001))
-    assert pace.tokens(1000) == 50
-    for _ in range(3):
-        pace.learn(decode(), 0.1, 0.0)
-    assert pace.tokens(1000) == 100
-    assert pace.tokens(70) == 70
-    for _ in range(60):
-        pace.learn(decode(encodes=[SLICE]), 0.3, 0.1)
-    assert pace.tokens(1000) == pytest.approx(200, abs=2)
-    assert pace.seconds(200) == pytest.approx(0.2)
-
-
-def test_a_single_slow_step_changes_little() -> None:
-    pace = ImagePace(encoder(token_seconds=0.001))
-    for _ in range(20):
-        pace.learn(decode(), 0.05, 0.0)
-    pace.learn(decode(), 9.0, 0.0)
-    assert pace.tokens(1000) <= 66
-
-
-def test_steps_with_prompts_tell_nothing() -> None:
-    pace = ImagePace(encoder(token_seconds=0.001))
-    pace.learn(Step(0, rows=[0, 1], counts=[1, 8], num_decodes=1), 9.0, 0.0)
-    pace.learn(Step(0, encodes=[SLICE]), 9.0, 0.0)
-    pace.learn(decode(encodes=[SLICE]), 9.0, 0.0)  # whose part is unknown on such a device
-    assert pace.tokens(1000) == 50
-
-
-def test_quick_models_give_images_a_few_milliseconds() -> None:
-    pace = ImagePace(encoder(token_seconds=LEAST_SECONDS / 8, step_seconds=1e-4))
-    assert pace.tokens(1000) == 8
-    assert ImagePace(encoder(token_seconds=10.0)).tokens(1000) == 1
-
-
-def test_what_was_not_measured_bounds_nothing() -> None:
-    pace = ImagePace(encoder(token_seconds=0.0, interrupts=True))
-    assert pace.tokens(1000) == 1000
-    assert not pace.interrupts

@@ -2,8 +2,8 @@
 
 Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
 step, take in a result, up to two in flight, a step that breaks, an adapter that is read or a
-grammar that is compiled late, copies of blocks that are read late or lost) against a plain model:
-what each request must answer.
+grammar that is compiled late, copies of blocks that are read late or lost, steps that take long)
+against a plain model: what each request must answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tgi_cli.engine.sequence import Sequence, Status
 from tgi_cli.engine.speculation.adaptive import AdaptiveSpeculator
 from tgi_cli.engine.speculation.lookup import GrammarDrafter, LookupDrafter
 from tgi_cli.engine.speculation.step_costs import StepCosts
-from tgi_cli.engine.step import PendingResult, StepTime
+from tgi_cli.engine.step import PendingResult, Step, StepTime
 
 MOST = 48
 GRAMMARS = [
@@ -86,6 +86,7 @@ class Engine(RuleBasedStateMachine):
         bidirectional=st.booleans(),
         whole_prompts=st.sampled_from([False, False, False, True]),
         keeps=st.booleans(),
+        delay=st.sampled_from([0, 100]),
     )
     def start(
         self, block_size: int, spare_blocks: int, prefill: int, rows: int, **more: Any
@@ -104,6 +105,8 @@ class Engine(RuleBasedStateMachine):
             max_cpu_loras=more["cpu_loras"],
             num_state_slots=0 if more["snapshots"] is None else rows + more["snapshots"],
             encoder=more["encoder"],
+            max_prefill_delay=more["delay"],
+            token_seconds=0.01,
             whole_prompts=more["whole_prompts"] and prefill > 16,
         )
         self.bidirectional = more["bidirectional"]
@@ -124,7 +127,7 @@ class Engine(RuleBasedStateMachine):
         self.batch = self.scheduler.batch
         self.adapters: list[int] = []
         self.used_adapters: dict[int, int] = {}
-        self.pending: deque[PendingResult] = deque()
+        self.pending: deque[tuple[Step, PendingResult]] = deque()
         self.expected: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
         self.images: dict[int, tuple[ImageInput, ...]] = {}
@@ -298,18 +301,21 @@ class Engine(RuleBasedStateMachine):
             masks = None
             if self.batch.grammars.needs_mask:
                 while self.pending:
-                    self.collect()
+                    self.collect(0.05)
                 masks = self.batch.grammars.masks()
-            self.pending.append(self.worker.sample(handle, masks))
+            self.pending.append((step, self.worker.sample(handle, masks)))
         except RuntimeError:
             self._take(self.scheduler.fail("broke"))
         self.worker.fail_when = lambda step: None
         self.batch.adapters.read_wanted()
 
     @precondition(lambda self: self.pending)
-    @rule()
-    def collect(self) -> None:
-        self._take(self.scheduler.update(self.pending.popleft().wait()))
+    @rule(seconds=st.sampled_from([0.0, 0.01, 0.05, 0.2, 3.0]))
+    def collect(self, seconds: float) -> None:
+        step, pending = self.pending.popleft()
+        result = pending.wait()
+        self._take(self.scheduler.update(result))
+        self.batch.resources.pace.learn(step, seconds, result.encodes.seconds)
 
     def _take(self, outputs: StepOutputs) -> None:
         for request_id, token in zip(outputs.request_ids, outputs.token_ids, strict=True):
@@ -398,7 +404,7 @@ class Engine(RuleBasedStateMachine):
             if len(self.pending) < 2:
                 self.launch(1)
             if self.pending:
-                self.collect()
+                self.collect(0.05)
             if self.worker.readings:
                 self.read()
             if self.compiler.waiting:

@@ -25,7 +25,7 @@ from tgi_cli.errors import (
     ModelNotFoundError,
     OfflineError,
 )
-from tgi_cli.hub import model_urls, resolve_model
+from tgi_cli.hub import model_urls, parts_checksum, resolve_model
 from tgi_cli.hub import remote_folder as remote
 from tgi_cli.hub.open_remote import open_folder
 
@@ -179,6 +179,35 @@ def test_the_md5_in_an_etag_of_s3_is_verified(store: StoreServer) -> None:
     store.put("bucket", key, weights(seed=2), encrypted=True)
     path = resolve_model("s3://bucket/m").path
     assert (path / "model.safetensors").read_bytes() == weights(seed=2)
+
+
+def etag_of_parts(data: bytes, length: int) -> str:
+    """As S3 gives it to an object that was uploaded in parts."""
+    parts = [data[start : start + length] for start in range(0, len(data), length)]
+    sums = b"".join(hashlib.md5(part).digest() for part in parts)
+    return f'"{hashlib.md5(sums).hexdigest()}-{len(parts)}"'
+
+
+def test_objects_that_were_uploaded_in_parts_are_verified_or_named(
+    store: StoreServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("obstore")
+    data, length = weights(), 1000
+    monkeypatch.setattr(parts_checksum, "LENGTHS", (length - 1, length, length + 1))
+    store.put_folder("bucket", "m", model())
+    key = "m/model.safetensors"
+    warnings = "could not be verified"
+    store.put("bucket", key, data, etag=etag_of_parts(data, length))
+    store.fault(key, Cut(1500))  # resumed within a part
+    path = resolve_model("s3://bucket/m").path
+    assert (path / "model.safetensors").read_bytes() == data
+    assert warnings not in caplog.text
+    for etag in (etag_of_parts(data, length - 300), etag_of_parts(data + b"x", length)):
+        caplog.clear()
+        store.put("bucket", key, data, etag=etag)
+        path = resolve_model("s3://bucket/m").path
+        assert (path / "model.safetensors").read_bytes() == data
+        assert warnings in caplog.text, etag
 
 
 def test_a_server_without_ranges_starts_over(store: StoreServer) -> None:

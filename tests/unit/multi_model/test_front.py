@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
+from tests.tools.otlp_collector import Collector, attributes, collecting
 from tgi_cli.errors import ShardError
 from tgi_cli.multi_model.config import ModelSpec, MultiModelConfig
 from tgi_cli.multi_model.model_manager import ModelManager
@@ -88,6 +90,12 @@ class FakeProcess:
         return JSONResponse({"data": [{"id": name, "max_model_len": 64} for name in names]})
 
     async def _metrics(self, request: Request) -> PlainTextResponse:
+        if "openmetrics" in request.headers["accept"]:
+            mark = ' # {trace_id="a}b"} 0.5 17'
+            return PlainTextResponse(
+                f'# TYPE t histogram\nt_bucket{{le="1.0"}} 2{mark}\nt_bucket{{le="+Inf"}} 2\n'
+                "t_count 2\nt_sum 1\n# EOF\n"
+            )
         name = self.spec.name
         return PlainTextResponse(
             "# HELP tgi_queue_size Requests.\n# TYPE tgi_queue_size gauge\ntgi_queue_size 3\n"
@@ -144,7 +152,13 @@ async def manager(servers: Servers) -> AsyncIterator[ModelManager]:
 
 
 @pytest.fixture
-async def client(manager: ModelManager) -> AsyncIterator[httpx.AsyncClient]:
+def settings() -> dict[str, Any]:
+    """Override to change the configuration."""
+    return {}
+
+
+@pytest.fixture
+def app(manager: ModelManager, settings: dict[str, Any]) -> Starlette:
     config = MultiModelConfig(
         models=(),
         policy=manager.scheduler.policy,
@@ -153,8 +167,14 @@ async def client(manager: ModelManager) -> AsyncIterator[httpx.AsyncClient]:
         payload_limit=10_000,
         graceful_termination_timeout=1,
         api_key="secret",
+        **settings,
     )
-    transport = httpx.ASGITransport(create_app(manager, config), raise_app_exceptions=False)
+    return create_app(manager, config)
+
+
+@pytest.fixture
+async def client(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://front", headers=KEY, timeout=MAX_SECONDS
     ) as client:
@@ -411,3 +431,61 @@ async def test_bodies_are_bounded(client: httpx.AsyncClient, servers: Servers) -
     headers = {"content-type": "application/json"}
     assert (await client.post("/generate", content=b"{", headers=headers)).status_code == 400
     assert not servers.started
+
+
+class TestTraces:
+    @pytest.fixture
+    def collector(self) -> Iterator[Collector]:
+        with collecting() as collector:
+            yield collector
+
+    @pytest.fixture
+    def settings(self, collector: Collector) -> dict[str, Any]:
+        return {"otlp_endpoint": collector.endpoint}
+
+    async def test_the_models_server_continues_the_trace(
+        self, client: httpx.AsyncClient, app: Starlette, collector: Collector
+    ) -> None:
+        trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+        headers = {
+            "traceparent": f"00-{trace}-{parent}-01",
+            "tracestate": "a=b",
+            "baggage": "user=marzipan",
+            "x-model": "two",
+        }
+        answer = await client.post("/generate", json={"inputs": "x"}, headers=headers)
+        forwarded = answer.json()["headers"]
+        unsampled = {"traceparent": f"00-{trace}-{parent}-00", "x-model": "two"}
+        answer = await client.post("/generate", json={"inputs": "x"}, headers=unsampled)
+        assert answer.json()["headers"]["traceparent"].endswith("-00")
+        await asyncio.to_thread(app.state.tracing.close)
+        taken = collector.take(3)
+        name = "text-generation-inference.front"
+        assert {resource["service.name"] for resource, _ in taken} == {name}
+        by_kind = {span.kind: span for _, span in taken}
+        waiting, whole, sent = (by_kind[kind] for kind in (1, 2, 3))  # internal, server, client
+        assert forwarded["traceparent"] == f"00-{trace}-{sent.span_id.hex()}-01"
+        assert (forwarded["tracestate"], forwarded["baggage"]) == ("a=b", "user=marzipan")
+        assert whole.parent_span_id.hex() == parent
+        assert waiting.parent_span_id == sent.parent_span_id == whole.span_id
+        assert waiting.name == "queue"
+        assert attributes(waiting)["gen_ai.request.model"] == "two"
+        assert attributes(sent)["server.address"] == "two"
+        assert attributes(sent)["http.response.status_code"] == 207
+        assert "marzipan" not in str(taken)
+
+
+async def test_metrics_of_models_keep_their_exemplars(client: httpx.AsyncClient) -> None:
+    await ask(client, "one")
+    await ask(client, "two")
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    answer = await client.get("/metrics", headers=accept)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    families = {each.name: each for each in text_string_to_metric_families(answer.text)}
+    assert {"tgi_model_switches", "tgi_model_refused_requests", "t"} <= families.keys()
+    marked = {
+        sample.labels["model"]: sample.exemplar.labels
+        for sample in families["t"].samples
+        if sample.exemplar is not None
+    }
+    assert marked == {"one": {"trace_id": "a}b"}, "two": {"trace_id": "a}b"}}

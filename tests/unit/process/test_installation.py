@@ -1,8 +1,11 @@
-"""The hint for an extra names a command that works for what is installed."""
+"""What installing says: `make`, and the hint for an extra, which works for what is installed."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -126,3 +129,20 @@ def test_another_pip_in_the_path_is_not_named(
     monkeypatch.setenv("PATH", "")
     python = environment / "bin" / "python"
     assert install_command("bench") == f"{python} -m pip install 'tgi-cli[bench]'"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+@pytest.mark.parametrize("index", ["", "https://download.pytorch.org/whl/cpu"])
+def test_make_says_how_large_it_is_and_names_the_smaller_torch(index: str) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "serve"],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PIP_EXTRA_INDEX_URL": index, "PIP_INDEX_URL": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "1.2 GB with PyTorch for CPUs" in done.stdout
+    warned = "several gigabytes" in done.stdout
+    assert warned == ("PIP_EXTRA_INDEX_URL=" in done.stdout) == (not index)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.tools.terminal import Emulator
 from tgi_cli.process import progress
 from tgi_cli.process.progress import ProgressReporter
 
@@ -80,10 +81,13 @@ def test_the_bar_and_the_log_do_not_tear_each_other(
         assert handler.stream is terminal
     finally:
         logging.getLogger().removeHandler(handler)
-    shown = terminal.getvalue()
-    assert "in between\n" in shown.replace("\r", "")
-    assert "2.0/2.0 MB" in shown
-    assert "1/2 files" in shown
+    emulator = Emulator(columns=120)
+    emulator.feed(terminal.getvalue().replace("\n", "\r\n").encode())
+    record, bar = emulator.shown()
+    assert record == "in between"
+    assert bar.startswith("org/m ")
+    assert "2.0/2.0 MB" in bar
+    assert bar.endswith("1/2 files")
 
 
 def test_a_new_task_replaces_the_previous_one(

@@ -23,6 +23,7 @@ from tgi_cli.rpc import codec
 from tgi_cli.rpc import engine_pb2 as pb
 from tgi_cli.rpc.interface import Adapter, Adapters
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.telemetry.context import TraceContext
 
 uint32 = st.integers(0, 2**32 - 1)
 int31 = st.integers(0, 2**31 - 1)
@@ -81,6 +82,7 @@ REQUEST = {
     "prompt_logprobs": st.none() | uint32,
     "client_id": st.none() | st.integers(-(2**63), 2**63 - 1),
     "images": st.just(()),  # see test_image_codec.py
+    "trace": st.none() | st.builds(TraceContext, st.text(min_size=1), st.text()),
 }
 ELSEWHERE = {"adapter_id"}
 """Sent as the adapter's name."""

@@ -76,8 +76,10 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer(KINDS[request.param]())
 
 
-@pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [*((name, False) for name in TEXTS), ("prose", True), ("one word", True), ("specials", True)],
+)
 def test_windows_give_the_tokens_of_the_whole_text(
     tokenizer: Tokenizer, name: str, special: bool
 ) -> None:

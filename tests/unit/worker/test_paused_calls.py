@@ -136,6 +136,26 @@ def test_time_bounds_a_call_within_layers(layers):
     calls.close()
 
 
+def test_time_bounds_a_call_between_operations_of_torch(calls):
+    def counted() -> float:
+        x = torch.zeros(3)
+        for _ in range(6):
+            x = x + 1
+            passed.append(1)
+        return float(x.sum())
+
+    passed: list[int] = []
+    calls.start(counted)
+    stops = 0
+    while not calls.resume_for(0.0):
+        stops += 1
+    assert stops >= 8, "behind each of them"
+    assert (len(passed), calls.result()) == (6, 18.0)
+    calls.start(counted)
+    assert calls.resume(None)
+    assert calls.result() == 18.0
+
+
 def test_after_some_time_layers_may_be_counted_again(layers):
     pauses = PausePoints()
     calls = PausedCalls(layers, CPU, None, pauses)

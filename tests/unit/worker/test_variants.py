@@ -13,6 +13,7 @@ from tgi_cli.worker.sizing.variants import powers_of_two, variant_steps
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_variant_is_compiled_after_warmup() -> None:
     run_tests([Path(__file__).parent / "triton_variants.py"], interpret=False, timeout=580)

@@ -51,27 +51,29 @@ def main() -> int:
     """Run the job and return the exit status."""
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints is no frame
+    # Not sys.stdin: to close that, Python waits a second for the thread that reads, then aborts.
+    frames_in = os.fdopen(os.dup(0), "rb")
     with contextlib.suppress(ValueError, OSError):  # as many connections as the system allows
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    job = frames.read(sys.stdin.buffer)
+    job = frames.read(frames_in)
     if not isinstance(job, frames.GeneratorJob):
         return ExitCode.FAILURE
     try:
         try:
             import uvloop
         except ImportError:  # Windows
-            asyncio.run(_run(job, out))
+            asyncio.run(_run(job, frames_in, out))
         else:
-            uvloop.run(_run(job, out))
+            uvloop.run(_run(job, frames_in, out))
     except TgiError as error:
         print(f"error: {error.cause}\n{error.remedy}", file=sys.stderr)
         return error.exit_code
     return ExitCode.OK
 
 
-async def _run(job: frames.GeneratorJob, out: BinaryIO) -> None:
-    """Run a job; the parent process has the other ends of stdin and ``out``."""
+async def _run(job: frames.GeneratorJob, frames_in: BinaryIO, out: BinaryIO) -> None:
+    """Run a job; the parent process has the other ends of ``frames_in`` and ``out``."""
     loop = asyncio.get_running_loop()
     _, writer = await loop.connect_write_pipe(_FrameWriter, out)
     generator: LoadGenerator
@@ -99,7 +101,7 @@ async def _run(job: frames.GeneratorJob, out: BinaryIO) -> None:
         """Read frames, no faster than they are used."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the job is done
             while True:
-                match frames.read(sys.stdin.buffer):
+                match frames.read(frames_in):
                     case frames.RequestChunk(items):
                         asyncio.run_coroutine_threadsafe(put(items), loop).result()
                     case frames.EndOfRequests():

@@ -12,12 +12,13 @@ from tgi_cli.config.settings.bench import BENCH_SETTINGS
 from tgi_cli.config.settings.chat import CHAT_SETTINGS
 from tgi_cli.config.settings.connect import CONNECT_SETTINGS
 from tgi_cli.config.settings.connection import CONNECTION_SETTINGS
-from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS
+from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS, KUBERNETES_SETTINGS
 from tgi_cli.config.settings.engine import ENGINE_SETTINGS
 from tgi_cli.config.settings.inherited import INHERITED_SETTINGS
 from tgi_cli.config.settings.model import LOADING_SETTINGS, MODEL_SETTINGS
 from tgi_cli.config.settings.multi_model import MULTI_MODEL_SETTINGS
 from tgi_cli.config.settings.quantize import COMPLETION_SETTINGS, QUANTIZE_SETTINGS
+from tgi_cli.config.settings.ray import RAY_SETTINGS
 from tgi_cli.config.settings.router import NETWORK_SETTINGS, ROUTER_SETTINGS
 from tgi_cli.config.settings.setting import DEPLOY, SERVE, Setting
 
@@ -29,12 +30,14 @@ SETTINGS: tuple[Setting, ...] = (
     *ROUTER_SETTINGS,
     *CONNECTION_SETTINGS,
     *MULTI_MODEL_SETTINGS,
+    *RAY_SETTINGS,
     *INHERITED_SETTINGS,
     *BENCH_SETTINGS,
     *QUANTIZE_SETTINGS,
     *CHAT_SETTINGS,
     *CONNECT_SETTINGS,
     *DEPLOY_SETTINGS,
+    *KUBERNETES_SETTINGS,
     *COMPLETION_SETTINGS,
 )
 """In the order in which help shows them."""

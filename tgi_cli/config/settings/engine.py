@@ -25,6 +25,9 @@ DEFAULT_PREFILL_TOKENS = 4096
 DEFAULT_CPU_PREFILL_TOKENS = 512
 """The same on a CPU: a chunk of a 0.1B model takes about a quarter of a second."""
 
+DEFAULT_CPU_PREFILL_DELAY = 100
+"""Milliseconds by which prompts may delay tokens on a CPU, as long as a person takes to notice."""
+
 WAITING_SERVED_RATIO = 0.3
 MAX_WAITING_TOKENS = 20
 """Defaults of TGI's launcher."""
@@ -125,6 +128,12 @@ ENGINE_SETTINGS = (
             "KV cache allocation: max_utilization (on demand; the newest request is preempted and "
             "recomputed) or guaranteed_no_evict (all that a request may need, on admission).",
             "max_utilization",
+        ),
+        max_prefill_delay=Setting(
+            whole(0),
+            "Milliseconds by which prompts may lengthen a step that running requests wait for, or "
+            "as long as these take alone, if that is more; 0: no limit but the number of tokens. "
+            f"Default: {DEFAULT_CPU_PREFILL_DELAY} on a CPU, 0 on a GPU.",
         ),
         waiting_served_ratio=Setting(
             RATIO,

@@ -91,7 +91,6 @@ _REASONING_FORMATS = (
 
 _HTTP = (SERVE, ROUTER)
 _ALL = (SERVE, SERVER, ROUTER)
-_TRACES = {SERVER: "traces are the router's: give it to `tgi router`"}
 
 NETWORK_SETTINGS = panel(
     "Network",
@@ -278,14 +277,13 @@ ROUTER_SETTINGS = (
             text("URL"),
             "Export traces to this OpenTelemetry collector (gRPC, http://HOST:4317).",
             commands=_ALL,
-            note=_TRACES,
         ),
         otlp_service_name=Setting(
             text("NAME"),
-            "Service name in traces.",
+            "Service name in traces. The default is the router's: that of model servers ends with "
+            "`.server`.",
             "text-generation-inference.router",
             commands=_ALL,
-            note=_TRACES,
         ),
         vllm_metrics=Setting(
             SWITCH,

@@ -101,7 +101,6 @@ void multiply_integers(const IntegerTile& tile) {
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) totals[r][v] = load(kept(r, v));
   }
-  f32x16 scale[VECTORS], offset[VECTORS];
   for (int64_t left = tile.chunks; left > 0; left -= tile.block_chunks) {
     const int64_t chunks = left < tile.block_chunks ? left : tile.block_chunks;
     // Unsigned, as sums may pass 2^31 on the way to a result that does not.
@@ -164,6 +163,7 @@ void multiply_integers(const IntegerTile& tile) {
       if constexpr (AT_ONCE == 1) add_plane(1);
     }
 
+    f32x16 scale[VECTORS], offset[VECTORS];
     if (grouped) tile.scales.of_group<VECTORS, 0>(group, scale, offset);
     auto add_block = [&](auto in_groups, auto offsets) __attribute__((always_inline)) {
 #pragma GCC unroll 16

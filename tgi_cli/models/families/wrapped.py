@@ -60,10 +60,12 @@ _LLAMA: dict[str, Any] = {
 
 WRAPPERS: Mapping[str, Wrapper] = {
     "DeepseekVLForConditionalGeneration": Wrapper("llama", tied=True),
+    "Idefics2ForConditionalGeneration": Wrapper("mistral", "model.text_model"),
     "Idefics3ForConditionalGeneration": Wrapper("llama", "model.text_model"),
     "InternVLForConditionalGeneration": Wrapper("qwen2", tied=True),
     "LlavaForConditionalGeneration": Wrapper("llama", text_ties=True),
     "Lfm3VlForConditionalGeneration": Wrapper("lfm3", tied=True),
+    "LightOnOcrForConditionalGeneration": Wrapper("qwen3", tied=True),
     "LlavaNextForConditionalGeneration": Wrapper("llama"),
     "LlavaNextVideoForConditionalGeneration": Wrapper("llama"),
     "LlavaOnevisionForConditionalGeneration": Wrapper("qwen2", text_ties=True),

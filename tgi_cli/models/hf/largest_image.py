@@ -53,6 +53,9 @@ def largest_image(config: Any, names: Container[str], max_rows: int) -> dict[str
         tiles, height, width = fitting[-1]
         values = torch.ones(1, tiles, _channels(eye), size, size)
         return {"pixel_values": values, "image_sizes": torch.tensor([[height, width]])}
+    if config.model_type == "idefics2":  # cut into four, beside the whole
+        tiles = 5 if max_rows >= 5 * config.perceiver_config.resampler_n_latents else 1
+        return {"pixel_values": torch.ones(1, tiles, _channels(eye), size, size)}
     tiles = min(TILES, max(1, max_rows // max(1, _tile_rows(config, size, patch))))
     if config.model_type in ("idefics3", "smolvlm"):
         return {"pixel_values": torch.ones(1, tiles, _channels(eye), size, size)}

@@ -56,7 +56,7 @@ async def chat_completions(context: RequestContext[ChatRequest]) -> Response | E
         adapter = await state.adapters.for_openai(body.model, body.adapter_id)
         conversation = await render_chat(body, state)
     spec = replace(conversation.to_generate(state.generator.stop_ids), adapter=adapter)
-    generations = await context.open([spec])
+    generations = await context.open([spec], chat=True)
     identity = Identity.new("chatcmpl", body, state)
     readers = [conversation.parser() for _ in generations]
     if body.stream:

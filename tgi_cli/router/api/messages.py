@@ -40,7 +40,7 @@ async def messages(context: RequestContext[schemas.MessagesRequest]) -> Response
         spec = replace(spec, prompt_only=True, max_new_tokens=1, grammar=None)
     images = bool(spec.images)
     try:
-        (generation,) = await context.open([spec])
+        (generation,) = await context.open([spec], chat=True)
     except errors.ApiError as error:
         if error.overflow is not None and not images:
             # Long prompts are not encoded to the end, but agents read how much to drop.

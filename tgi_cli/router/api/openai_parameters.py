@@ -34,6 +34,8 @@ from tgi_cli.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
+_BANNED = -100.0
+"""Bias of a token that llama.cpp's ``[id, false]`` bans."""
 _LOWEST_PRIORITY = -(1 << 31) + 1
 """Its negation fits in 32 bits."""
 
@@ -193,17 +195,23 @@ def _temperature(request: CompletionParameters, defaults: SamplingDefaults) -> f
 
 
 def _logit_bias(
-    biases: dict[str, float] | list[float] | None, info: EngineInfo
+    biases: dict[str, float] | list[tuple[int, float | bool]] | None, info: EngineInfo
 ) -> tuple[tuple[int, float], ...]:
     if not biases:
         return ()
-    if isinstance(biases, list) or not all(key.isascii() and key.isdigit() for key in biases):
+    if isinstance(biases, list):
+        valid = not any(bias is True for _, bias in biases)
+        found = {token_id: _BANNED if bias is False else bias for token_id, bias in biases}
+    else:
+        valid = all(key.isascii() and key.isdigit() for key in biases)
+        # More digits than any vocabulary needs.
+        found = {int(key[:20]): bias for key, bias in biases.items()} if valid else {}
+    if not valid:
         raise errors.validation(
             "`logit_bias` must map token ids to numbers in [-100, 100]", "logit_bias"
         )
-    ids = [int(key[:20]) for key in biases]  # more digits than any vocabulary needs
-    check_ids(ids, "logit_bias", info)
-    return tuple(zip(ids, biases.values(), strict=True))
+    check_ids(list(found), "logit_bias", info)
+    return tuple(found.items())
 
 
 def _allowed(ids: Sequence[int] | None, info: EngineInfo) -> tuple[int, ...]:

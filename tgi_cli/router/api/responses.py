@@ -51,7 +51,7 @@ async def responses(context: RequestContext[schemas.ResponsesRequest]) -> Respon
         own = None
         if stores(body, state):
             own = await _off_loop(state, len(turn.own), own_items, turn)
-    generations = await context.open([spec])
+    generations = await context.open([spec], chat=True)
     (generation,) = generations
     writer = ResponseWriter(_response(body, state), _options(body, chat))
     logprobs = None

@@ -17,7 +17,7 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.bodies import json_response
 from tgi_cli.router.http.endpoint import Endpoint, Operation, RequestContext
 from tgi_cli.router.http.errors import ApiError
-from tgi_cli.router.observability import access_log
+from tgi_cli.router.observability import access_log, openmetrics
 from tgi_cli.router.observability.engine_metrics import (
     load_lines,
     lora_lines,
@@ -123,8 +123,11 @@ async def version(context: RequestContext[None]) -> Response:
 
 
 async def metrics(context: RequestContext[None]) -> Response:
-    """Prometheus' text exposition; the engine's metrics are by replica if there are several."""
+    """Prometheus' text exposition, or OpenMetrics with exemplars if the client prefers that; the
+    engine's metrics are by replica if there are several."""
     state = context.state
+    accept = ",".join(context.request.headers.getlist("accept"))
+    exemplars = openmetrics.is_accepted(accept)
     loaded = state.adapters.loaded
     vllm = state.config.vllm_metrics
     client = state.client
@@ -138,7 +141,8 @@ async def metrics(context: RequestContext[None]) -> Response:
             lines += vllm_lines(info, values, state.config.served_names[0])
         expositions.append(lines)
     if isinstance(client, EnginePool):
-        lines = [*by_label("replica", expositions), *routing_lines(client)]
+        by_replica = {str(replica): lines for replica, lines in enumerate(expositions)}
+        lines = [*by_label("replica", by_replica), *routing_lines(client)]
     else:
         (lines,) = expositions
     sleep = state.sleep
@@ -154,8 +158,9 @@ async def metrics(context: RequestContext[None]) -> Response:
         }
         for prefix in ("tgi_", "vllm:") if vllm else ("tgi_",):
             lines += lora_lines(prefix, labels)
-    body = state.metrics.render(state.admission.in_flight, lines)
-    return Response(body, headers={"content-type": CONTENT_TYPE})
+    body = state.metrics.render(state.admission.in_flight, lines, exemplars)
+    content_type = openmetrics.CONTENT_TYPE if exemplars else CONTENT_TYPE
+    return Response(body, headers={"content-type": content_type, "vary": "accept"})
 
 
 SERVICE = Operation(tag="Service")

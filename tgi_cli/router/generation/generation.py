@@ -127,8 +127,12 @@ class Generation:
         """The rest of a batch that is read token by token."""
         context.live.add(self)
         self._record = access_log.record()
+        self._trace_id = ""
+        """Of the sampled trace that its observations are exemplars of, or empty."""
         if self._record is not None:
+            self._trace_id = self._record.sampled_trace
             self._record.generations.append(self)
+            self._record.running += 1
 
     def __aiter__(self) -> Generation:
         return self
@@ -185,10 +189,10 @@ class Generation:
         """Release everything; a sequence that still runs is cancelled."""
         if self._open:
             self._stream.cancel()
-            self._leave(None)
             self._context.metrics.failures.add(1, "dropped")
             if self._record is not None:
                 self._record.dropped = True
+            self._leave(None)
 
     def abort(self, error: errors.ApiError) -> None:
         """Cancel the sequence; iterating raises ``error`` once all deltas are read."""
@@ -298,7 +302,7 @@ class Generation:
     def _start(self, queue_ns: int, cached_tokens: int) -> None:
         self.timings.queue = queue_ns / 1e9
         self.cached_tokens = cached_tokens
-        self._context.metrics.queue_duration.observe(self.timings.queue)
+        self._context.metrics.queue_duration.observe(self.timings.queue, 1, self._trace_id)
         if self.lead is self:
             self._context.metrics.cached_tokens.add(cached_tokens)
 
@@ -307,12 +311,13 @@ class Generation:
         timings = self.timings
         if not timings.first_token:
             timings.first_token = now
-            self._context.metrics.first_token.observe(now - timings.arrived)
+            self._context.metrics.first_token.observe(now - timings.arrived, 1, self._trace_id)
             count -= 1
             if count:
                 self._context.metrics.inter_token.observe(0.0, count)
         else:
-            self._context.metrics.inter_token.observe((now - timings.last_token) / count, count)
+            gap = (now - timings.last_token) / count
+            self._context.metrics.inter_token.observe(gap, count, self._trace_id)
         timings.last_token = now
 
     def _succeed(self, reason: FinishReason) -> Finish:
@@ -321,24 +326,32 @@ class Generation:
         timings.finished = time.perf_counter()
         metrics = self._context.metrics
         metrics.successes.add()
-        metrics.duration.observe(timings.total)
-        metrics.validation_duration.observe(timings.validation)
-        metrics.inference_duration.observe(timings.inference)
-        metrics.mean_token_duration.observe(timings.inference / max(self.generated_tokens, 1))
-        metrics.generated_tokens.observe(self.generated_tokens)
+        for metric, value in (
+            (metrics.duration, timings.total),
+            (metrics.validation_duration, timings.validation),
+            (metrics.inference_duration, timings.inference),
+            (metrics.mean_token_duration, timings.inference / max(self.generated_tokens, 1)),
+            (metrics.generated_tokens, self.generated_tokens),
+        ):
+            metric.observe(value, 1, self._trace_id)
         self._leave(timings.total)
         return self._finish
 
     def _fail(self, error: errors.ApiError) -> errors.ApiError:
         if self._open:
             self._stream.cancel()
-            self._leave(None)
             self._context.metrics.failures.add(1, error.failure_label)
             if self._record is not None and self._record.error is None:
                 self._record.error = error
+            self._leave(None)
         return error
 
     def _leave(self, seconds: float | None) -> None:
         self._open = False
         self._context.live.discard(self)
         self._context.admission.leave(seconds)
+        record = self._record
+        if record is not None:
+            record.running -= 1
+            if not record.running and record.span is not None:
+                record.span.sequences_ended()

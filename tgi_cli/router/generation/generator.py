@@ -21,6 +21,7 @@ from tgi_cli.router.http.admission import ConcurrencyLimiter
 from tgi_cli.router.observability import access_log
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.rpc.interface import GONE, EngineClient
+from tgi_cli.telemetry.context import TraceContext
 from tgi_cli.text.bundle import TextBundle
 from tgi_cli.text.fill_in_middle import PromptParts
 from tgi_cli.text.grammar.checker import GrammarChecker
@@ -127,7 +128,9 @@ class Generator:
                 await self.sleep.ready(count, adapters, left)
             if self.info is not info:  # the engine restarted meanwhile, perhaps with less memory
                 requests = [(spec, self._again(spec, made)) for spec, made in requests]
-            for spec, request in requests:
+            trace = _trace_context()
+            for spec, prepared in requests:
+                request = replace(prepared, trace=trace) if trace is not None else prepared
                 lead: Generation | None = None
                 for sample in range(spec.samples):
                     if sample:
@@ -321,3 +324,9 @@ class Generator:
             raise self.admission.overloaded() from None
         except WorkerError as error:
             raise errors.engine_gone(error.cause) from error
+
+
+def _trace_context() -> TraceContext | None:
+    """The span of the model's work for the current HTTP request, if that is traced and sampled."""
+    record = access_log.record()
+    return None if record is None or record.span is None else record.span.work()

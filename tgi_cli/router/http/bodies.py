@@ -74,13 +74,17 @@ def check_values(body: bytes) -> None:
                 raise wrong_types(f"it holds more than {most} times {mark.decode()!r}")
     quotes = body.count(b'"')
     opened = body.count(b"[") + body.count(b"{")
-    if quotes <= 2 * bounds.STRINGS and opened <= bounds.DEPTH:
+    few_values = body.count(b",") <= bounds.VALUES
+    if quotes <= 2 * bounds.STRINGS and opened <= bounds.DEPTH and few_values:
         return
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if body.count(b'"') > 2 * bounds.STRINGS:
         raise wrong_types(f"it holds more than {bounds.STRINGS} strings")
-    brackets = b"".join(body.split(b'"')[::2]).translate(None, _NO_BRACKETS)
+    outside = b"".join(body.split(b'"')[::2])
+    if not few_values and outside.count(b",") > bounds.VALUES:
+        raise wrong_types(f"it holds more than {bounds.VALUES} values")
+    brackets = outside.translate(None, _NO_BRACKETS)
     levels = accumulate(map(_STEPS.__getitem__, brackets[: 2 * bounds.CONTAINERS]))
     if max(levels, default=0) > bounds.DEPTH:
         raise invalid_json(f"its arrays and objects are nested more than {bounds.DEPTH} deep")

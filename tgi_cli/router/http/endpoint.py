@@ -21,6 +21,7 @@ from tgi_cli.router.generation.validation import request_timeout
 from tgi_cli.router.http.bodies import json_response, parse, read_body
 from tgi_cli.router.http.errors import ApiError
 from tgi_cli.router.http.sse import KEEP_ALIVE, EventEncoder, EventStream
+from tgi_cli.router.observability import access_log
 from tgi_cli.router.replicas.pool import EnginePool
 from tgi_cli.router.state import RouterState, state_of
 
@@ -36,7 +37,7 @@ TENANT = "tenant"
 """Name in a request's ASGI scope of whose API key it has: bytes that differ by key, and are missing
 without keys."""
 
-_SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id")
+SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id")
 """Of Claude Code, and of Codex in its newer and older versions."""
 
 
@@ -101,8 +102,14 @@ class RequestContext(Generic[T_co]):
         except ApiError as error:
             raise self.state.generator.refuse(error) from None
 
-    async def open(self, specs: Sequence[GenerationSpec]) -> list[Generation]:
-        """Start all samples of all prompts, or none. Raises ApiError."""
+    async def open(
+        self, specs: Sequence[GenerationSpec], *, chat: bool = False
+    ) -> list[Generation]:
+        """Start all samples of all prompts, or none; ``chat`` for traces. Raises ApiError."""
+        if (record := access_log.record()) is not None:
+            record.model = getattr(self.body, "model", None) or ""
+            if chat:
+                record.operation = "chat"
         with self.preparing():
             timeout = request_timeout(self.request)
         tenant = self.request.scope.get(TENANT)
@@ -116,7 +123,7 @@ class RequestContext(Generic[T_co]):
     def _session(self) -> str:
         """The conversation's name by which agents tell theirs apart, or an empty string."""
         headers = self.request.headers
-        for name in _SESSION_HEADERS:
+        for name in SESSION_HEADERS:
             if value := headers.get(name):
                 return value
         return getattr(self.body, "prompt_cache_key", None) or ""

@@ -18,6 +18,7 @@ from tgi_cli.router.generation.draft_counts import DraftCounts
 from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.http.errors import ApiError
+from tgi_cli.telemetry.context import TraceContext
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class LoggedGeneration(Protocol):
     seed: int | None
     timings: Timings
     drafts: DraftCounts
+    cached_tokens: int
 
     @property
     def lead(self) -> LoggedGeneration: ...
@@ -50,7 +52,22 @@ class LoggedGeneration(Protocol):
     def generated_tokens(self) -> int: ...
 
     @property
+    def reasoning_tokens(self) -> int: ...
+
+    @property
     def finish_reason(self) -> FinishReason | None: ...
+
+
+class TracedRequest(Protocol):
+    """The spans of a request that is traced."""
+
+    def work(self) -> TraceContext | None:
+        """Begin the span of the model's work; its context, or None if it is not sampled."""
+        ...
+
+    def sequences_ended(self) -> None:
+        """No sequence of the request runs any more."""
+        ...
 
 
 @dataclass(slots=True)
@@ -66,6 +83,13 @@ class AccessRecord:
         error: why it failed, perhaps within a stream whose status is 200.
         dropped: the client disconnected before the end.
         expected: its failure is none of the server: a health check while it shuts down.
+        operation: what the model does, by OpenTelemetry's name: ``chat`` or ``text_completion``.
+        model: that it names, or empty.
+        streamed: its answer is a stream of events; known if it is traced.
+        running: number of its sequences that run.
+        trace_id: in hexadecimal digits; empty without tracing.
+        sampled_trace: the same if the trace is sampled, or empty.
+        span: its spans, or None without tracing.
     """
 
     request_id: str
@@ -77,9 +101,27 @@ class AccessRecord:
     error: ApiError | None = None
     dropped: bool = False
     expected: bool = False
+    operation: str = "text_completion"
+    model: str = ""
+    streamed: bool = False
+    running: int = 0
     trace_id: str = ""
+    sampled_trace: str = ""
+    span: TracedRequest | None = None
     began: float = field(default_factory=time.perf_counter)
     began_ns: int = field(default_factory=time.time_ns)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server has failed, not its client."""
+        by_error = self.error is not None and self.error.status in (424, 500, 504)
+        return (self.status >= 500 or by_error) and not self.expected
+
+    @property
+    def printable_path(self) -> str:
+        """Its path as one word of bounded length."""
+        path = self.path[:_PATH_CHARACTERS]
+        return "".join(c if c.isascii() and c.isprintable() and c != " " else "?" for c in path)
 
 
 _current: ContextVar[AccessRecord | None] = ContextVar("request", default=None)
@@ -154,9 +196,7 @@ def usage(request: AccessRecord) -> dict[str, Any]:
 
 def write(request: AccessRecord) -> None:
     """Log the request."""
-    error = request.error
-    failed = request.status >= 500 or (error is not None and error.status in (424, 500, 504))
-    failed = failed and not request.expected
+    error, failed = request.error, request.failed
     quiet = request.route in _QUIET and request.method != "POST" and request.status == 200
     level = logging.ERROR if failed else logging.DEBUG if quiet else logging.INFO
     if not logger.isEnabledFor(level):
@@ -164,7 +204,7 @@ def write(request: AccessRecord) -> None:
     fields: dict[str, Any] = {
         "request_id": request.request_id,
         "method": request.method,
-        "route": request.route or _printable(request.path),
+        "route": request.route or request.printable_path,
         "status": request.status,
     }
     fields |= usage(request)
@@ -178,12 +218,6 @@ def write(request: AccessRecord) -> None:
     if request.trace_id:
         fields["trace_id"] = request.trace_id
     logger.log(level, "request", extra=fields)
-
-
-def _printable(path: str) -> str:
-    """A path that matched no route, as one word of bounded length."""
-    path = path[:_PATH_CHARACTERS]
-    return "".join(c if c.isascii() and c.isprintable() and c != " " else "?" for c in path)
 
 
 def _by_source(sequences: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, list[int]]:

@@ -70,6 +70,12 @@ def load_lines(info: EngineInfo, metrics: EngineMetrics, adapters: int) -> Itera
         ("tgi_draft_accepted_tokens_by_source_total", "Draft tokens accepted.", "accepted"),
     ):
         yield from counter(name, help, {s: counts[what, s] for s in DRAFT_SOURCES}, "source")
+    events = {event: count for (what, event), count in counts.items() if what == "stored"}
+    if events:
+        name, stored = "tgi_kv_cache_dir_bytes", load.stored_bytes
+        yield from gauge(name, "Bytes of the KV blocks in --kv-cache-dir.", stored)
+        help = "KV blocks that prompts looked for in --kv-cache-dir, and their files."
+        yield from counter("tgi_kv_cache_dir_blocks_total", help, events, "event")
 
 
 def step_lines(metrics: EngineMetrics) -> Iterator[str]:

@@ -13,6 +13,7 @@ from prometheus_client.exposition import generate_latest
 
 from tgi_cli.engine.messages import EngineInfo
 from tgi_cli.engine.metrics import SECONDS
+from tgi_cli.router.observability.openmetrics import exposition_of, openmetrics
 from tgi_cli.router.observability.prometheus import (
     CounterMetric,
     HistogramMetric,
@@ -76,8 +77,20 @@ class Metrics:
             if isinstance(metric, CounterMetric | HistogramMetric)
         )
 
-    def render(self, in_flight: int, engine: Iterable[str]) -> bytes:
-        """The whole exposition, with the lines of the engine's metrics."""
-        lines = [line for metric in self._exposed for line in metric.lines()]
+    def render(self, in_flight: int, engine: Iterable[str], exemplars: bool = False) -> bytes:
+        """The whole exposition, with the lines of the engine's metrics.
+
+        With exemplars, it is OpenMetrics instead of the text format.
+        """
+        lines: list[str] = []
+        for metric in self._exposed:
+            if isinstance(metric, HistogramMetric):
+                lines += metric.lines(exemplars)
+            else:
+                lines += metric.lines()
         lines += gauge("tgi_request_in_flight", "Sequences in flight in the router.", in_flight)
-        return "\n".join([*lines, *engine, ""]).encode() + generate_latest(self._process)
+        lines += engine
+        if exemplars:
+            text = "\n".join([*openmetrics(lines), ""])
+            return text.encode() + exposition_of(self._process)
+        return "\n".join([*lines, ""]).encode() + generate_latest(self._process)

@@ -15,12 +15,13 @@ from tgi_cli.router.http.sse import DIRECT_SEND
 from tgi_cli.router.observability import access_log
 
 if TYPE_CHECKING:
-    from tgi_cli.router.observability.tracing import Tracing
+    from tgi_cli.router.observability.tracing import RequestTracing
 
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 """Valid request ids of clients, which cannot break a log line or a header."""
+_EVENTS = (b"content-type", b"text/event-stream")
 
 
 class ObservabilityMiddleware:
@@ -29,7 +30,7 @@ class ObservabilityMiddleware:
     Anthropic's clients read it as ``request-id``.
     """
 
-    def __init__(self, app: ASGIApp, tracing: Tracing | None = None) -> None:
+    def __init__(self, app: ASGIApp, tracing: RequestTracing | None = None) -> None:
         self._app = app
         self._tracing = tracing
 
@@ -40,7 +41,7 @@ class ObservabilityMiddleware:
             return
         record = access_log.AccessRecord(_request_id(scope), scope["method"], scope["path"])
         access_log.begin(record)
-        span = None if self._tracing is None else self._tracing.begin(record, scope["headers"])
+        span = None if self._tracing is None else self._tracing.begin(record, scope)
         named = [(b"x-request-id", record.request_id.encode())]
         if style_for(scope) is ANTHROPIC:
             named.append((b"request-id", record.request_id.encode()))
@@ -49,6 +50,8 @@ class ObservabilityMiddleware:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                if span is not None:
+                    record.streamed = _EVENTS in message.get("headers", ())
                 message["headers"] = [*message.get("headers", ()), *named]
             await send(message)
 

@@ -1,12 +1,17 @@
 """Prometheus' text format 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/.
 
+:mod:`tgi_cli.router.observability.openmetrics` makes OpenMetrics of it, which has exemplars.
+
 TGI's counters have no ``_total`` suffix, which prometheus_client appends to any counter, and its
 histograms search their buckets linearly, where these bisect (0.3 us an observation).
 """
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from tgi_cli.engine.metrics import Histogram
 
@@ -34,17 +39,37 @@ class CounterMetric:
         return counter(self.name, self.help, self.counts, self.label)
 
 
+class Exemplar(NamedTuple):
+    """An observation that is worth a look: its trace, its value and its Unix time."""
+
+    trace_id: str
+    value: float
+    time: float
+
+    def __str__(self) -> str:
+        """As OpenMetrics writes it behind a sample."""
+        return f' # {{trace_id="{self.trace_id}"}} {self.value!r} {self.time:.3f}'
+
+
 class HistogramMetric:
-    """A named histogram."""
+    """A named histogram, with the latest exemplar of each bucket."""
 
     def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
         self.name, self.help = name, help
         self._values = Histogram(bounds)
-        self.observe = self._values.observe
+        self._exemplars: dict[int, Exemplar] = {}
 
-    def lines(self) -> Iterator[str]:
-        """See :func:`histogram`."""
-        return histogram(self.name, self.help, {"": self._values})
+    def observe(self, value: float, times: int = 1, trace_id: str = "") -> None:
+        """Count a value, ``times`` times; ``trace_id`` is its trace if that is sampled."""
+        self._values.observe(value, times)
+        if trace_id:
+            bucket = bisect_left(self._values.bounds, value)
+            self._exemplars[bucket] = Exemplar(trace_id, float(value), time.time())
+
+    def lines(self, exemplars: bool = False) -> Iterator[str]:
+        """See :func:`histogram`; with exemplars, for OpenMetrics only."""
+        own = self._exemplars if exemplars else None
+        return histogram(self.name, self.help, {"": self._values}, exemplars=own)
 
 
 def counter(
@@ -70,29 +95,34 @@ def gauge(
 
 
 def histogram(
-    name: str, help: str, series: Mapping[str, Histogram], label: str = ""
+    name: str,
+    help: str,
+    series: Mapping[str, Histogram],
+    label: str = "",
+    exemplars: Mapping[int, Exemplar] | None = None,
 ) -> Iterator[str]:
-    """The exposition of a histogram by the values of its label."""
+    """The exposition of a histogram by the values of its label; ``exemplars`` by bucket."""
+    marks = exemplars or {}
     yield from _head(name, help, "histogram")
     for value, found in series.items():
         own = {label: value} if label else {}
         front = f"{name}_bucket{_labels(own | {'le': ''})[:-2]}"
         total = 0
-        for bound, count in zip(found.bounds, found.counts, strict=False):
+        for bucket, (bound, count) in enumerate(zip(found.bounds, found.counts, strict=False)):
             total += count
-            yield f'{front}{_number(bound)}"}} {total}'
+            yield f'{front}{_number(bound)}"}} {total}{marks.get(bucket, "")}'
         total += found.counts[-1]
-        yield f'{front}+Inf"}} {total}'
+        yield f'{front}+Inf"}} {total}{marks.get(len(found.bounds), "")}'
         yield f"{name}_sum{_labels(own)} {_number(found.sum)}"
         yield f"{name}_count{_labels(own)} {total}"
 
 
-def by_label(label: str, expositions: Sequence[Sequence[str]]) -> Iterator[str]:
-    """One exposition of several with the same metrics, told apart by a label: 0, 1 and so on."""
+def by_label(label: str, expositions: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """One exposition of several with the same metrics, by the values of a label."""
     families: dict[str, list[str]] = {}
-    for value, lines in enumerate(expositions):
+    for value, lines in expositions.items():
         family: list[str] = []
-        own = f'{label}="{value}"'
+        own = f'{label}="{_escaped(value)}"'
         for line in lines:
             if line.startswith("# HELP "):
                 family = families.setdefault(line, [])

@@ -1,166 +1,193 @@
-"""Traces for an OpenTelemetry collector: a span for each request and each of its stages.
+"""Traces of requests: a span of the server, and one of the model's work.
 
-The SDK is an extra (``otlp``), loaded only if a collector is configured. A ``traceparent`` header
-(https://www.w3.org/TR/trace-context/) makes the span a child of the client's and decides whether
-it is sampled; otherwise OTEL_TRACES_SAMPLER does, by default for all. Attributes are TGI's
-(times as text, ``1.5s``) and OpenTelemetry's for HTTP and generative models.
+The model server continues the latter (:mod:`tgi_cli.model_server.request_spans`), as its context
+travels with the request. Both are sampled, or neither. A client's ``traceparent`` and
+``tracestate`` (https://www.w3.org/TR/trace-context/) make the server's span a child of the
+client's; its ``baggage`` is not recorded.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import threading
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
-from tgi_cli.errors import ConfigError
-from tgi_cli.process.installation import install_command
+from starlette.types import Scope
+
 from tgi_cli.router.generation.timings import Timings
-from tgi_cli.router.observability import access_log
+from tgi_cli.router.observability import access_log, gen_ai
 from tgi_cli.router.observability.access_log import AccessRecord
-from tgi_cli.version import __version__
+from tgi_cli.telemetry.context import TraceContext
+from tgi_cli.telemetry.tracer import Tracer, fail, is_sampled, service_name, trace_id
 
-_CLOSE_SECONDS = 2.0
-_HEADERS = (b"traceparent", b"tracestate")
+_MOST_CHARACTERS = 512
+"""Of the headers, as in W3C's and OpenTelemetry's limits."""
 
 
-def check(endpoint: str) -> None:
-    """Raise ConfigError if the endpoint is not a URL or the SDK is not installed."""
-    if not endpoint.startswith(("http://", "https://")) or not endpoint.partition("//")[2]:
-        raise ConfigError(
-            f"--otlp-endpoint {endpoint!r} is not a URL", "give the collector as http://HOST:4317"
-        )
-    try:
-        for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc"):
-            if importlib.util.find_spec(module) is None:
-                raise ModuleNotFoundError(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--otlp-endpoint needs the OpenTelemetry SDK, which is not installed",
-            install_command("otlp"),
-        ) from error
+class RequestTracing(Protocol):
+    """Creates the spans of an HTTP server's requests."""
+
+    def begin(self, record: AccessRecord, scope: Scope) -> ServerSpan:
+        """Start the span of a request, and set the record's trace id."""
+        ...
 
 
 class Tracing:
-    """Creates the spans of requests, which a thread of the SDK sends in batches."""
+    """The spans of a router's requests.
 
-    def __init__(self, endpoint: str, service_name: str) -> None:
-        """Raises ConfigError as :func:`check`."""
-        check(endpoint)
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.trace.propagation import tracecontext
+    Args:
+        endpoint: of the collector.
+        configured_name: the setting of the service's name.
+        served: the model's name.
 
-        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
-        resource = Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: __version__})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("tgi_cli.router", __version__)
-        self._propagator = tracecontext.TraceContextTextMapPropagator()
+    Raises:
+        ConfigError: as :func:`tgi_cli.telemetry.tracer.check_endpoint`.
+    """
 
-    def begin(self, record: AccessRecord, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpan:
-        """Start the span of a request, and set the record's trace id."""
-        from opentelemetry.trace import SpanKind
+    def __init__(self, endpoint: str, configured_name: str, served: str = "") -> None:
+        name = service_name(configured_name, "router")
+        self._tracer = Tracer(endpoint, name, "tgi_cli.router")
+        self._served = served
 
-        carrier = {
-            str(name, "latin-1"): str(value, "latin-1")
-            for name, value in headers
-            if name in _HEADERS
-        }
-        span = self._tracer.start_span(
-            record.method,
-            context=self._propagator.extract(carrier),
-            kind=SpanKind.SERVER,
-            start_time=record.began_ns,
-        )
-        record.trace_id = f"{span.get_span_context().trace_id:032x}"
-        return RequestSpan(self._tracer, span, record)
+    def begin(self, record: AccessRecord, scope: Scope) -> RequestSpan:
+        """See :class:`RequestTracing`."""
+        span = record.span = RequestSpan(self._tracer, record, scope, self._served)
+        return span
 
     def close(self) -> None:
         """Send the last spans, for two seconds at most."""
-        # The SDK's own timeouts are longer than the shutdown of a server may take.
-        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
-        closing.start()
-        closing.join(_CLOSE_SECONDS)
+        self._tracer.close()
 
 
-class RequestSpan:
-    """The span of one request until it ends."""
+class ServerSpan:
+    """The span of an HTTP request at its server, until the answer has ended.
 
-    def __init__(self, tracer: Any, span: Any, record: AccessRecord) -> None:
+    https://opentelemetry.io/docs/specs/semconv/http/http-spans/
+    """
+
+    def __init__(self, tracer: Tracer, record: AccessRecord, scope: Scope) -> None:
         self._tracer = tracer
-        self._span = span
         self._record = record
+        self._address = _address(scope)
+        self.span = tracer.start(
+            record.method,
+            "server",
+            _context(scope["headers"]),
+            record.began_ns,
+            {
+                "http.request.method": record.method,
+                "url.scheme": scope.get("scheme", "http"),
+                "url.path": record.printable_path,
+                "network.protocol.version": scope.get("http_version", "1.1"),
+                **self._address,
+            },
+        )
+        record.trace_id = trace_id(self.span)
+        if is_sampled(self.span):
+            record.sampled_trace = record.trace_id
 
     def end(self) -> None:
-        """Set the attributes of the request, and add a span for each stage of its sequences."""
-        from opentelemetry.trace import StatusCode
-
-        span, record = self._span, self._record
+        """The answer has ended, or the client has disconnected."""
+        span, record = self.span, self._record
         if not span.is_recording():
             return
         if record.route:
             span.update_name(f"{record.method} {record.route}")
             span.set_attribute("http.route", record.route)
-        span.set_attributes(_attributes(record))
-        if record.status >= 500 or (record.error is not None and record.error.status >= 424):
-            span.set_status(StatusCode.ERROR)
-        for generation in record.generations:
-            self._add_stages(generation.index, generation.timings)
-        span.end(self._clock_time(time.perf_counter()))
+        if record.status:
+            span.set_attribute("http.response.status_code", record.status)
+        span.set_attributes(self.results())
+        self._record_failure(span)
+        span.end(self.clock_time(time.perf_counter()))
 
-    def _clock_time(self, moment: float) -> int:
+    def results(self) -> dict[str, Any]:
+        """Attributes besides those of HTTP."""
+        return {"request_id": self._record.request_id}
+
+    def clock_time(self, moment: float) -> int:
         """A moment of ``time.perf_counter()`` as nanoseconds since the epoch."""
         return self._record.began_ns + int((moment - self._record.began) * 1e9)
 
-    def _add_stages(self, index: int, timings: Timings) -> None:
-        from opentelemetry.trace import set_span_in_context
+    def _record_failure(self, span: Any) -> None:
+        record = self._record
+        if record.error is not None:
+            fail(span, record.error.error_type, record.failed)
+        elif record.dropped or record.status == 499:
+            fail(span, "dropped", is_fault=False)
+        elif record.failed:
+            fail(span, str(record.status))
 
-        parent = set_span_in_context(self._span)
-        begin = self._clock_time(timings.arrived)
-        for name, seconds in (
-            ("validate", timings.validation),
-            ("queue", timings.queue),
-            ("infer", timings.inference),
-        ):
-            child = self._tracer.start_span(
-                name, context=parent, start_time=begin, attributes={"sequence": index}
+
+class RequestSpan(ServerSpan):
+    """The spans of a request to the router."""
+
+    def __init__(self, tracer: Tracer, record: AccessRecord, scope: Scope, served: str) -> None:
+        super().__init__(tracer, record, scope)
+        self._served = served
+        self._work: Any = None
+        self._answered = False
+
+    def work(self) -> TraceContext | None:
+        """Begin the span of the model's work; its context, or None if it is not sampled."""
+        if not is_sampled(self.span):
+            return None
+        record = self._record
+        if self._work is None:
+            model = gen_ai.model_of(record, self._served)
+            attributes = gen_ai.request_attributes(record, self._served) | self._address
+            self._work = self._tracer.start(
+                f"{record.operation} {model}", "client", self.span, attributes=attributes
             )
-            if name == "infer" and timings.first_token:
-                child.add_event("first token", timestamp=self._clock_time(timings.first_token))
-            begin += int(seconds * 1e9)
-            child.end(begin)
+        return self._tracer.context_of(self._work)
 
+    def sequences_ended(self) -> None:
+        """No sequence of the request runs any more; of an answer in the background, the last."""
+        if self._answered:
+            self._end_work()
 
-def _attributes(record: AccessRecord) -> dict[str, Any]:
-    """TGI's attributes, by OpenTelemetry's names where it has them.
+    def end(self) -> None:
+        """See :meth:`ServerSpan.end`. Work that goes on in the background keeps its own span."""
+        super().end()
+        self._answered = True
+        if not self._record.running:
+            self._end_work()
 
-    https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
-    """
-    usage = access_log.usage(record)
-    found: dict[str, Any] = {
-        "http.request.method": record.method,
-        "http.response.status_code": record.status,
-        "request_id": record.request_id,
-        **{name: tgi_duration(seconds) for name, seconds in access_log.times(record).items()},
-        "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
-        "gen_ai.usage.output_tokens": usage.get("generated_tokens"),
-        "drafted_tokens": usage.get("drafted_tokens"),
-        "accepted_tokens": usage.get("accepted_tokens"),
-        "adapter": usage.get("adapter"),
-    }
-    if "finish_reason" in usage:
-        found["gen_ai.response.finish_reasons"] = usage["finish_reason"].split(",")
-    if "seed" in usage:
-        found["seed"] = str(usage["seed"])  # unsigned 64 bits, which attributes cannot hold
-    if record.error is not None:
-        found["error.type"] = record.error.error_type
-    elif record.dropped:
-        found["error.type"] = "dropped"
-    return {name: value for name, value in found.items() if value is not None}
+    def results(self) -> dict[str, Any]:
+        """TGI's attributes."""
+        record = self._record
+        usage = access_log.usage(record)
+        found = {
+            **super().results(),
+            **{name: tgi_duration(seconds) for name, seconds in access_log.times(record).items()},
+            "drafted_tokens": usage.get("drafted_tokens"),
+            "accepted_tokens": usage.get("accepted_tokens"),
+            "adapter": usage.get("adapter"),
+        }
+        if "seed" in usage:
+            found["seed"] = str(usage["seed"])  # unsigned 64 bits, which attributes cannot hold
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _end_work(self) -> None:
+        span, record = self._work, self._record
+        if span is None:
+            return
+        self._work = None
+        span.set_attributes(gen_ai.response_attributes(record, self._served))
+        for generation in record.generations:
+            self._add_sequence(span, generation.index, generation.timings)
+        self._record_failure(span)
+        span.end()
+
+    def _add_sequence(self, span: Any, index: int, timings: Timings) -> None:
+        """Add what the router knows of a sequence: its validation, and its first token."""
+        began = self.clock_time(timings.arrived)
+        attributes = {"sequence": index}
+        validation = self._tracer.start(
+            "validate", "internal", self.span, began, attributes=attributes
+        )
+        validation.end(self.clock_time(timings.submitted))
+        if timings.first_token:
+            span.add_event("first token", attributes, self.clock_time(timings.first_token))
 
 
 def tgi_duration(seconds: float) -> str:
@@ -169,3 +196,22 @@ def tgi_duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.6f}".rstrip("0").rstrip(".") + unit
     return f"{max(round(seconds * 1e9), 0)}ns"
+
+
+def _context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
+    """The client's span, or None. Headers longer than the SDK takes are dropped, which it logs."""
+    found: dict[bytes, list[str]] = {b"traceparent": [], b"tracestate": []}
+    for name, value in headers:
+        if name in found:
+            found[name].append(str(value, "latin-1"))
+    parents, states = found.values()
+    if len(parents) != 1 or len(parents[0]) > _MOST_CHARACTERS:
+        return None
+    state = ",".join(states)
+    return TraceContext(parents[0], state if len(state) <= _MOST_CHARACTERS else "")
+
+
+def _address(scope: Scope) -> dict[str, Any]:
+    """The address that the request has arrived at."""
+    host, port = scope.get("server") or ("", None)
+    return {"server.address": host, **({} if port is None else {"server.port": port})}

@@ -16,11 +16,15 @@ replica is left out by itself, while the others are still chosen by their prefix
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Generic, TypeVar
 
 from tgi_cli.router.replicas.prefix_index import BLOCK_TOKENS, PrefixIndex
+
+R = TypeVar("R", bound=Hashable)
+"""What a replica is known by."""
 
 MAX_SESSIONS = 1 << 16
 """Sessions that are remembered; the least recently used ones are dropped first."""
@@ -52,8 +56,8 @@ class RoutingKey:
     session: int | None = None
 
 
-class CacheAwarePolicy:
-    """See the module's docstring. It knows replicas by their numbers, and does no I/O.
+class CacheAwarePolicy(Generic[R]):
+    """See the module's docstring. It does no I/O.
 
     Args:
         capacities: For each replica the tokens that its KV cache holds.
@@ -64,19 +68,21 @@ class CacheAwarePolicy:
 
     def __init__(
         self,
-        capacities: Sequence[int],
+        capacities: Mapping[R, int],
         *,
         cache_threshold: float,
         balance_abs_threshold: int,
         balance_rel_threshold: float,
     ) -> None:
-        self._indexes = [PrefixIndex(tokens // BLOCK_TOKENS) for tokens in capacities]
-        self._sessions: OrderedDict[int, int] = OrderedDict()
+        self._indexes: dict[R, PrefixIndex] = {}
+        for replica, tokens in capacities.items():
+            self.add(replica, tokens)
+        self._sessions: OrderedDict[int, R] = OrderedDict()
         self._share = cache_threshold
         self._abs = balance_abs_threshold
         self._rel = balance_rel_threshold
 
-    def choose(self, key: RoutingKey, loads: Mapping[int, int]) -> tuple[int, RoutingReason]:
+    def choose(self, key: RoutingKey, loads: Mapping[R, int]) -> tuple[R, RoutingReason]:
         """Return the replica for a request, and why.
 
         Args:
@@ -102,7 +108,7 @@ class CacheAwarePolicy:
         reason = RoutingReason.BALANCE if has_prefix else RoutingReason.LOAD
         return self._least_busy(list(idle_enough), loads), reason
 
-    def sent(self, replica: int, key: RoutingKey) -> None:
+    def sent(self, replica: R, key: RoutingKey) -> None:
         """A request was sent to a replica."""
         self._indexes[replica].add(key.hashes)
         if key.session is not None:
@@ -111,7 +117,15 @@ class CacheAwarePolicy:
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
 
-    def reset(self, replica: int, capacity: int) -> None:
+    def add(self, replica: R, capacity: int) -> None:
+        """A replica was added, whose KV cache holds ``capacity`` tokens."""
+        self._indexes[replica] = PrefixIndex(capacity // BLOCK_TOKENS)
+
+    def remove(self, replica: R) -> None:
+        """A replica is gone."""
+        del self._indexes[replica]
+
+    def reset(self, replica: R, capacity: int) -> None:
         """A replica was restarted: its cache is empty, and holds ``capacity`` tokens."""
         self._indexes[replica].resize(capacity // BLOCK_TOKENS)
 
@@ -121,5 +135,5 @@ class CacheAwarePolicy:
     def _is_long(self, blocks: int, key: RoutingKey) -> bool:
         return blocks > 0 and blocks * BLOCK_TOKENS >= self._share * key.num_tokens
 
-    def _least_busy(self, replicas: Sequence[int], loads: Mapping[int, int]) -> int:
+    def _least_busy(self, replicas: Sequence[R], loads: Mapping[R, int]) -> R:
         return min(replicas, key=lambda replica: (loads[replica], len(self._indexes[replica])))

@@ -67,7 +67,7 @@ class EnginePool:
         routed: Number of requests by replica and reason.
     """
 
-    def __init__(self, clients: Sequence[ReplicaClient], policy: CacheAwarePolicy) -> None:
+    def __init__(self, clients: Sequence[ReplicaClient], policy: CacheAwarePolicy[int]) -> None:
         self.replicas = tuple(clients)
         self.routed: Counter[tuple[int, RoutingReason]] = Counter()
         self._policy = policy

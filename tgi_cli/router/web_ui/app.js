@@ -20,6 +20,13 @@ const SUGGESTIONS = [
   "Write a Python function that checks whether a text is a palindrome.",
   "What is a good plan for a rainy day?",
 ];
+const BUNDLED = "tgi-demo"; // knows little else
+const BUNDLED_SUGGESTIONS = [
+  "How do I open a file?",
+  "Write a function that reads a JSON file.",
+  "What is itertools.chain?",
+  "Who are you?",
+];
 
 let models = [];
 
@@ -58,6 +65,7 @@ function showModels() {
   byId("model-facts").textContent =
     `${model.id} reads ${sees ? "text and images" : "text"}, ` +
     `up to ${number(model.context_length)} tokens of prompt and answer together.`;
+  showSuggestions(model.id === BUNDLED ? BUNDLED_SUGGESTIONS : SUGGESTIONS);
   showContext();
 }
 
@@ -104,9 +112,9 @@ function startChips() {
   showChips();
 }
 
-function startWelcome() {
+function showSuggestions(texts) {
   byId("suggestions").replaceChildren(
-    ...SUGGESTIONS.map((text) =>
+    ...texts.map((text) =>
       h("button", { type: "button", class: "suggestion", onclick: () => draft(text) }, text),
     ),
   );
@@ -139,7 +147,6 @@ startPanel();
 startSettings(loadModels);
 startServerPanel();
 startChips();
-startWelcome();
 startShortcuts();
 byId("model-select").addEventListener("change", ({ target }) => {
   update({ model: target.value });

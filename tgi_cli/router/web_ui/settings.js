@@ -8,7 +8,7 @@ export const SAMPLING = [
   { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01 },
   { name: "top_k", label: "Top k", min: 0, step: 1 },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01 },
-  { name: "max_tokens", label: "Most tokens", min: 1, step: 1, hint: "of an answer" },
+  { name: "max_tokens", label: "Maximum tokens", min: 1, step: 1, hint: "of an answer" },
   { name: "seed", label: "Seed", min: 0, step: 1 },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.05, step: 0.05, hint: "1: none" },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },

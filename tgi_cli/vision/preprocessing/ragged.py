@@ -1,4 +1,4 @@
-"""Families that keep an image's shape: Pixtral and Mistral 3, Gemma 4."""
+"""Families that keep an image's shape: Pixtral and Mistral 3, LightOnOCR, Gemma 4."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class PixtralPreprocessor(Preprocessor):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        merges = setup.config.get("model_type") == "mistral3"
+        merges = setup.config.get("model_type") in ("mistral3", "lighton_ocr")
         merge = integer(setup.config.get("spatial_merge_size"), 2 if merges else 1)
-        self._patch = integer(setup.vision.get("patch_size"), 16) * merge
+        self._block = integer(setup.vision.get("patch_size"), 16) * merge
+        self._patch = self.patch()
         size = self.processor.size
         self._longest: int = size.longest_edge or min(size.height or 0, size.width or 0)
         if self._longest < self._patch:
@@ -39,21 +40,27 @@ class PixtralPreprocessor(Preprocessor):
                 "this model takes no images: its image processor has no `longest_edge`"
             )
         self._cap = setup.max_rows
-        own = math.ceil(self._longest / self._patch) ** 2
+        own = (math.ceil(self._longest / self._patch) * self._patch // self._block) ** 2
         self.set_limit(min(own, self._cap), own)
 
+    def patch(self) -> int:
+        """What the sides of a preprocessed image are multiples of, in pixels."""
+        return self._block
+
     def largest_image(self) -> tuple[int, int]:
-        """Whole patches, so that it is not scaled."""
-        side = self._longest // self._patch
+        """Whole blocks, so that it is not scaled."""
+        side = self._longest // self._block
         height, width = largest_rectangle(self.max_rows, side)
-        return width * self._patch, height * self._patch
+        return width * self._block, height * self._block
 
     def _grid(self, height: int, width: int, longest: int) -> tuple[int, int]:
-        """Patches, from top to bottom and from left to right, if no side is longer."""
+        """Rows, from top to bottom and from left to right, if no side is longer."""
         ratio = max(height, width) / longest
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
-        return (height - 1) // self._patch + 1, (width - 1) // self._patch + 1
+        patches = ((side - 1) // self._patch + 1 for side in (height, width))
+        down, across = (count * self._patch // self._block for count in patches)
+        return down, across
 
     def _longest_side(self, height: int, width: int) -> int:
         longest = self._longest
@@ -67,13 +74,31 @@ class PixtralPreprocessor(Preprocessor):
         outputs = self.outputs(image, size={"longest_edge": longest}, patch_size=self._patch)
         pixels = np.asarray(outputs["pixel_values"])
         sides = pixels.shape[-2:]
-        height, width = (side // self._patch for side in sides)
-        line = self.rows(width)
-        gap, end = (PromptPiece(self.format.tokens[name]) for name in ("break", "end"))
+        height, width = (side // self._block for side in sides)
+        if not height * width:
+            raise ValueError("the image is smaller than a row")
         tensors = {"pixel_values": self.values(pixels), "image_sizes": np.array([sides], np.int64)}
-        lines = [line, gap] * height
+        return Prepared(tensors, self.lines(height, width))
+
+    def lines(self, height: int, width: int) -> tuple[PromptPiece, ...]:
+        """What stands for so many lines of rows."""
+        gap, end = (PromptPiece(self.format.tokens[name]) for name in ("break", "end"))
+        lines = [self.rows(width), gap] * height
         lines[-1] = end
-        return Prepared(tensors, tuple(lines))
+        return tuple(lines)
+
+
+class LightOnOcrPreprocessor(PixtralPreprocessor):
+    """LightOnOCR: Pixtral's, without tokens between lines; a row may be cut off at the edges."""
+
+    def patch(self) -> int:
+        """See :meth:`PixtralPreprocessor.patch`."""
+        size = self.processor.patch_size
+        return integer(size if isinstance(size, int) else size["height"], 16)
+
+    def lines(self, height: int, width: int) -> tuple[PromptPiece, ...]:
+        """See :meth:`PixtralPreprocessor.lines`."""
+        return (self.rows(height * width),)
 
 
 class Gemma4Preprocessor(Preprocessor):

@@ -1,4 +1,4 @@
-"""Families that cut an image into tiles and add a small copy: Idefics 3, InternVL, Aya Vision."""
+"""Families that cut an image and add the whole: Idefics 2 and 3, InternVL, Aya Vision."""
 
 from __future__ import annotations
 
@@ -17,6 +17,41 @@ if TYPE_CHECKING:
 
 _LONGEST_SIDE = 4096
 """Limit of transformers' Idefics 3 processor."""
+
+
+_QUARTERED = 5
+"""Parts of an image that Idefics 2 cuts: its quarters, and the whole."""
+
+
+class Idefics2Preprocessor(Preprocessor):
+    """Idefics 2: the quarters of an image, which may have other sizes than the whole."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        resampler = setup.config.get("perceiver_config")
+        latents = resampler.get("resampler_n_latents") if isinstance(resampler, dict) else None
+        self._rows = integer(latents, 64)
+        own = self._rows * (_QUARTERED if self.processor.do_image_splitting else 1)
+        self._splits = self._rows < own <= setup.max_rows
+        self.set_limit(own if self._splits else self._rows, own)
+
+    def largest_image(self) -> tuple[int, int]:
+        """Every image takes the same number of rows."""
+        return (self.processor.size.longest_edge,) * 2
+
+    def prepare(self, image: Image.Image, options: ImageOptions) -> Prepared:
+        """See :meth:`Preprocessor.prepare`."""
+        splits = self._splits and not options.low_detail
+        outputs = self.outputs(image, do_image_splitting=splits)
+        values = self.values(np.asarray(outputs["pixel_values"]))
+        tensors = {"pixel_values": values}
+        mask = np.asarray(outputs["pixel_attention_mask"]).astype(bool)
+        if not mask.all():
+            values *= mask[:, :, None].astype(values.dtype)
+            tensors["pixel_attention_mask"] = mask
+        fake = PromptPiece(self.format.tokens["fake"])
+        parts = _QUARTERED if splits else 1
+        return Prepared(tensors, (*(fake, self.rows(self._rows)) * parts, fake))
 
 
 class Idefics3Preprocessor(Preprocessor):

@@ -30,7 +30,10 @@ SAMPLINGS = (
     SamplingParams(temperature=0.7, seed=1, top_p=0.9),
     SamplingParams(temperature=0.7, seed=1, min_p=0.01),
     SamplingParams(temperature=0.7, seed=1, top_k=50, top_p=0.9, min_p=0.01),
+    # Of scores that are not the logits.
     SamplingParams(temperature=0.0, repetition_penalty=1.1),
+    SamplingParams(temperature=0.7, seed=1, repetition_penalty=1.1),
+    SamplingParams(temperature=0.7, seed=1, repetition_penalty=1.1, top_p=0.9),
     SamplingParams(temperature=0.0, top_logprobs=5),
 )
 """Beside greedy ones."""

@@ -19,12 +19,13 @@ from tests.tools.certificate_authority import CertificateFiles
 
 @dataclass
 class Call:
-    """One request as the server got it."""
+    """One request as the server got it, and when it sent each event with tokens."""
 
     path: str
     headers: dict[str, str]
     body: Any
     at: float
+    sent: list[float] = field(default_factory=list)
 
 
 class Reply:
@@ -147,6 +148,7 @@ def completions(
             if keep_alive:
                 await reply.write(":\n\n")
             await asyncio.sleep(gap)
+            call.sent.append(time.perf_counter())
             text = " word" * min(per_event, tokens - first)
             part = {"delta": {"content": text}} if chat else {"text": text}
             await reply.event({"choices": [{**part, "finish_reason": None}]})

@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +242,7 @@ async def test_a_step_ends_when_its_time_is_over() -> None:
     )
     counted = [r for r in record.requests if not r.warmup]
     assert len(counted) > 2
-    assert max(r.dispatched for r in counted) - counted[0].dispatched <= 0.45
+    assert max(r.dispatched for r in counted) - counted[0].dispatched < 0.75
     assert all(r.error is None for r in counted)
 
 
@@ -579,16 +579,18 @@ async def test_stream_options_are_omitted_after_a_rejection() -> None:
 
 
 async def test_recorded_gaps_are_the_servers() -> None:
-    record, _ = await recorded(
+    record, server = await recorded(
         completions(tokens=20, gap=0.02, keep_alive=True), clients(2, requests=4), prompts()
     )
-    gaps = [
-        after - before
-        for request in record.requests
-        for before, after in zip(request.arrivals, request.arrivals[1:], strict=False)
-    ]
-    assert len(gaps) == 4 * 19
-    assert 0.018 < statistics.median(gaps) < 0.04
+    gaps, own = (
+        [after - before for times in all_times for before, after in pairwise(times)]
+        for all_times in (
+            [request.arrivals for request in record.requests],
+            [call.sent for call in server.calls],
+        )
+    )
+    assert len(gaps) == len(own) == 4 * 19
+    assert statistics.median(gaps) == pytest.approx(statistics.median(own), rel=0.3)
 
 
 async def test_progress_counts_requests_and_tokens() -> None:

@@ -16,11 +16,11 @@ from tgi_cli.router import bounds
 from tgi_cli.router.api.schemas.refused import RefusedParameters
 from tgi_cli.router.bounds import (
     BadWords,
-    Biases,
     Choices,
     Json,
     JsonObject,
     LogitBias,
+    LogitBiasPairs,
     Name,
     Prompts,
     Seed,
@@ -90,7 +90,7 @@ class SharedParameters(RefusedParameters, kw_only=True):
     presence_penalty: float | None = None
     seed: Seed | None = None
     stop: StopString | Stops | None = None
-    logit_bias: LogitBias | Biases | None = None
+    logit_bias: LogitBias | LogitBiasPairs | None = None
     top_k: Signed64 | None = None
     min_p: float | None = None
     typical_p: float | None = None

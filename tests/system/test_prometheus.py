@@ -1,0 +1,148 @@
+"""A real Prometheus scrapes a real server: every query of ours has data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import yaml
+
+from tests.router.replicas.test_monitoring_queries import panel_queries
+from tests.system.conftest import StartServer
+from tests.unit.deploy.test_files import PLAIN
+from tgi_cli.deploy.kubernetes.autoscaling import adapter_rules, scaled_object
+from tgi_cli.deploy.kubernetes.options import KubernetesOptions
+from tgi_cli.deploy.monitoring.alerts import render_alerts
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("prometheus"), reason="prometheus is not installed"
+)
+
+SECONDS = 90.0
+LABELS = {
+    "namespace": "llm",
+    "pod": "tgi-1",
+    "app_kubernetes_io_name": "tgi",
+    "app_kubernetes_io_instance": "tgi",
+}
+"""What a scrape in a cluster adds."""
+
+_ADDRESS = re.compile(r'msg="Listening on" address=(\S+)')
+
+
+class Prometheus:
+    """A Prometheus over one server, whose address its log has."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        (folder / "rules.yaml").write_text(render_alerts())
+        scrape = {"job_name": "tgi", "static_configs": [{"targets": [target], "labels": LABELS}]}
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(folder / "rules.yaml")],
+            "scrape_configs": [scrape],
+        }
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={folder / 'prometheus.yaml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    "--web.listen-address=127.0.0.1:0",
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=SECONDS)
+
+    def query(self, expression: str) -> list[float]:
+        answer = httpx.get(
+            f"http://{self._address()}/api/v1/query", params={"query": expression}, timeout=SECONDS
+        )
+        assert answer.status_code == 200, f"{expression}: {answer.text}"
+        return [float(each["value"][1]) for each in answer.json()["data"]["result"]]
+
+    def rules(self) -> list[dict[str, str]]:
+        answer = httpx.get(f"http://{self._address()}/api/v1/rules", timeout=SECONDS)
+        found: list[dict[str, str]] = answer.json()["data"]["groups"][0]["rules"]
+        return found
+
+    def _address(self) -> str:
+        end = time.monotonic() + SECONDS
+        while not (found := _ADDRESS.search(self._log.read_text())):
+            assert self.process.poll() is None, self._log.read_text()
+            assert time.monotonic() < end, self._log.read_text()
+            time.sleep(0.1)
+        return found[1]
+
+
+@pytest.fixture
+def prometheus(start_server: StartServer, tmp_path: Path) -> Iterator[tuple[str, Prometheus]]:
+    server = start_server("--replicas", "2", "--speculate", "2", "--max-total-tokens", "512")
+    server.wait_ready()
+    found = Prometheus(tmp_path, urlsplit(server.url).netloc)
+    try:
+        yield server.url, found
+    finally:
+        found.stop()
+
+
+def autoscaling_queries() -> Iterator[str]:
+    options = KubernetesOptions(namespace="llm", target_token_seconds=0.1)
+    for trigger in scaled_object(PLAIN, options)["spec"]["triggers"]:
+        yield trigger["metadata"]["query"]
+    for rule in yaml.safe_load(adapter_rules(PLAIN, options)["data"]["config.yaml"])["rules"]:
+        yield rule["seriesQuery"]
+        matchers = 'namespace="llm",pod=~"tgi-1|tgi-2"'
+        query = rule["metricsQuery"].replace("<<.LabelMatchers>>", matchers)
+        yield query.replace("<<.GroupBy>>", "pod")
+
+
+def load(url: str, number: int) -> None:
+    """One chat whose prefix is that of all others, and which repeats itself."""
+    body = {
+        "messages": [{"role": "user", "content": "one two three " * 40 + str(number)}],
+        "max_tokens": 40,
+        "stream": number % 2 == 0,
+    }
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=SECONDS).status_code == 200
+
+
+def test_every_query_has_data(prometheus: tuple[str, Prometheus]) -> None:
+    url, found = prometheus
+    end = time.monotonic() + SECONDS
+    while not found.query("tgi_request_count"):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    numbers = itertools.count()
+    lacking = [*panel_queries(), *autoscaling_queries()]
+    lacking = [query for query in lacking if not query.startswith("label_values")]
+    assert len(lacking) > 60
+    with ThreadPoolExecutor(8) as pool:
+        # Until all series have two samples that differ.
+        while lacking and time.monotonic() < end:
+            list(pool.map(lambda number: load(url, number), itertools.islice(numbers, 24)))
+            lacking = [query for query in lacking if not _has_data(found, query)]
+    assert not lacking, "\n".join(lacking)
+    health = {rule["name"]: rule["health"] for rule in found.rules()}
+    assert set(health.values()) == {"ok"}, health
+
+
+def _has_data(prometheus: Prometheus, query: str) -> bool:
+    for variable, value in (("$__rate_interval", "1m"), ("$job", ".*"), ("$instance", ".*")):
+        query = query.replace(variable, value)
+    return any(math.isfinite(value) for value in prometheus.query(query))

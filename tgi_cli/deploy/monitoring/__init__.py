@@ -1,0 +1,1 @@
+"""What watches servers: a dashboard of Grafana and alert rules of Prometheus."""

@@ -1,0 +1,173 @@
+"""By how much prompts and images may lengthen a step beside decodes, whose streams wait meanwhile.
+
+What decodes take, and what a chunk of a prompt adds to them, is learned from the durations of
+steps: so chunks are as long as their time allows, whatever the model and the machine, and however
+busy both are.
+"""
+
+from __future__ import annotations
+
+from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.step import Step
+
+LEAST_IMAGE_SECONDS = 0.005
+"""What images may add to a step in any case: a stream's reader does not notice it."""
+
+LEAST_CHUNK = 16
+"""Tokens of prompts that a step may compute in any case: kernels take so many rows at once."""
+
+LEAST_SLICE_SECONDS = 0.001
+"""Of the encoder, which runs to the next point at which it can be interrupted."""
+
+PROBE_STEPS = 16
+"""Steps with chunks in a row, after which one has none: what decodes take changes with their number
+and lengths."""
+
+_PROBE_WEIGHT = 0.5
+"""Of such a step in the average."""
+
+_LEAST_WEIGHT = 0.1
+"""Of a new duration in an average, which is of the last ten or so."""
+
+_OUTLIER = 4.0
+"""Most by which a duration may differ from the average: others had the processor then."""
+
+
+class ChunkCosts:
+    """What a chunk adds to a step, in seconds per token, by the chunk's size.
+
+    A chunk has fixed costs, and kernels compute many rows faster than a few: so a token costs less
+    in a larger chunk, or as much. Sizes are classes, each from a power of two on. What one class
+    has shown bounds what the others are taken to cost.
+
+    Args:
+        token_seconds: of all sizes, until steps show more; 0 if unknown.
+    """
+
+    def __init__(self, token_seconds: float) -> None:
+        self._usual = token_seconds
+        self._seconds: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """A chunk of so many tokens has added ``seconds``."""
+        size = tokens.bit_length()
+        known = self._of(size)
+        count = self._counts[size] = self._counts.get(size, 0) + 1
+        weight = max(_LEAST_WEIGHT, 1 / count)
+        found = known + (_bounded(seconds / tokens, known) - known) * weight
+        self._seconds[size] = found
+        for other, cost in self._seconds.items():
+            self._seconds[other] = min(cost, found) if other > size else max(cost, found)
+
+    def tokens(self, seconds: float, most: int) -> int:
+        """The size of the largest chunk of ``most`` tokens or fewer that adds no more than this."""
+        for size in range(most.bit_length(), 0, -1):
+            cost = self._of(size)
+            count = min(most, (1 << size) - 1)
+            if cost:
+                count = min(count, int(seconds / cost))
+            if count >= 1 << (size - 1):
+                return count
+        return 0
+
+    def _of(self, size: int) -> float:
+        """Of a token in a chunk of that class, or the nearest that is known."""
+        if not self._seconds:
+            return self._usual
+        return self._seconds[min(self._seconds, key=lambda known: abs(known - size))]
+
+
+class StepPace:
+    """Says what prompts and images may take of a step that streams wait for.
+
+    Prompts get ``max_prefill_delay``, images and the prompts that they are in
+    :data:`LEAST_IMAGE_SECONDS`, and both as long as the step's decodes take if that is more: so
+    they have half of the time at least, and images at most double the gaps of a stream.
+
+    Args:
+        config: with what warm-up has measured. What is unknown bounds nothing until it is learned.
+
+    Attributes:
+        interrupts: whether slices of the image encoder can be bounded by time.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        encoder = config.encoder
+        measured = encoder is not None and encoder.token_seconds > 0
+        token_seconds = config.token_seconds
+        self._decode_seconds = 0.0
+        if encoder is not None and measured:
+            token_seconds, self._decode_seconds = encoder.token_seconds, encoder.step_seconds
+        self.interrupts = encoder is not None and encoder.interrupts and measured
+        self._prefill_delay = config.max_prefill_delay / 1000
+        self._chunks = ChunkCosts(token_seconds)
+        self._num_decodes = 0
+        """Steps that decodes were learned from."""
+        self._chunks_in_a_row = 0
+        """Steps since the last of these."""
+        self._overrun = 0.0
+        """Average time that slices of the encoder take beyond their limit."""
+
+    def learn(self, step: Step, seconds: float, encode_seconds: float) -> None:
+        """A step took ``seconds``, of which its slices took ``encode_seconds`` if that is known."""
+        if not step.num_decodes:
+            return
+        if step.encodes:
+            if not self.interrupts:
+                return
+            self._learn_slices(step, encode_seconds)
+        found = max(seconds - encode_seconds, 0.0)
+        if step.num_prefill_tokens:
+            self._chunks_in_a_row += 1
+            added = max(found - self._decode_seconds, 0.0)
+            self._chunks.learn(step.num_prefill_tokens, added)
+        else:
+            self._learn_decodes(found)
+
+    def _learn_decodes(self, seconds: float) -> None:
+        self._num_decodes += 1
+        weight = max(_LEAST_WEIGHT, 1 / self._num_decodes)
+        if self._chunks_in_a_row >= PROBE_STEPS:
+            weight = max(weight, _PROBE_WEIGHT)
+        self._chunks_in_a_row = 0
+        found = _bounded(seconds, self._decode_seconds)
+        self._decode_seconds += (found - self._decode_seconds) * weight
+
+    def _learn_slices(self, step: Step, seconds: float) -> None:
+        """Of slices that time has ended; the first one of an image has more to do."""
+        limits = [part.seconds for part in step.encodes if part.tensors is None]
+        if len(limits) == len(step.encodes) == 1 and limits[0] is not None:
+            found = min(max(seconds - limits[0], 0.0), limits[0])
+            self._overrun += (found - self._overrun) * _LEAST_WEIGHT
+
+    def prefill_tokens(self, budget: int) -> int:
+        """Of a step's ``budget``, the prompt tokens that it may compute beside its decodes.
+
+        None now and then, to learn what decodes take without.
+        """
+        if not self._prefill_delay:
+            return budget
+        if self._chunks_in_a_row >= PROBE_STEPS:
+            return 0
+        seconds = max(self._prefill_delay, self._decode_seconds)
+        return max(self._chunks.tokens(seconds, budget), min(budget, LEAST_CHUNK))
+
+    def image_tokens(self, budget: int) -> int:
+        """The same of images and the prompts that they are in."""
+        return max(self._chunks.tokens(self._image_seconds, budget), min(budget, 1))
+
+    def slice_seconds(self, share: float) -> float:
+        """The time limit of a slice that gets a ``share`` of what images may take."""
+        return max(LEAST_SLICE_SECONDS, share * self._image_seconds - self._overrun)
+
+    @property
+    def _image_seconds(self) -> float:
+        return max(LEAST_IMAGE_SECONDS, self._decode_seconds)
+
+
+def _bounded(found: float, expected: float) -> float:
+    """A duration, not too far from what was expected if anything was."""
+    if not expected:
+        return found
+    return min(max(found, expected / _OUTLIER), expected * _OUTLIER)

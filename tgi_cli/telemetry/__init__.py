@@ -1,0 +1,1 @@
+"""OpenTelemetry traces: what the processes of a server share."""
