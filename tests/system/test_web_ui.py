@@ -446,7 +446,8 @@ class TestPhone:
 
     def test_wide_content_scrolls_within_the_answer(self, page: Page) -> None:
         page.route(CHAT, scripted(chunk(content=WIDE)))
-        send(page, "Hello")
+        page.get_by_label("Message", exact=True).fill("Hello")
+        page.get_by_role("button", name="Send").tap()
         complete(page)
         assert page.evaluate("document.scrollingElement.scrollWidth") == 390
         for part in (".table", ".code pre"):
