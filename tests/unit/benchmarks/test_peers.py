@@ -150,7 +150,7 @@ def test_gguf_files_are_served_by_both() -> None:
     ours = ["--tgi", "tgi={gguf}", "--tgi", "a8={gguf}: --quantize-activations"]
     several = [one.name for one in contestants(parser().parse_args([*line, "q6_k", *ours]))]
     assert several == ["tgi q6_k", "a8 q6_k", "llama.cpp q6_k"]
-    with pytest.raises(SystemExit, match="the checkpoint of --tgi is {gguf}"):
+    with pytest.raises(SystemExit, match=r"the checkpoint of --tgi is \{gguf\}"):
         contestants(parser().parse_args([*line, "--tgi", "a={checkpoint}"]))
     for wrong in (["w", "--gguf"], [*line, "--peer", "vllm=/v"]):
         with pytest.raises(SystemExit, match="--gguf needs"):
