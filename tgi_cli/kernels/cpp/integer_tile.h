@@ -151,6 +151,14 @@ void multiply_integers(const IntegerTile& tile) {
 #pragma GCC unroll 8
         for (int i = 0; i < POINTERS; ++i) x[i] += Codes::INPUTS;
       }
+      // Without this, GCC copies sums for what comes behind the loop within it, to memory.
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          __asm__("" : "+v"(sums[r][v]));
+          if constexpr (AT_ONCE == 2) __asm__("" : "+v"(lower[r][v]));
+        }
     };
     add_plane(0);
     if constexpr (PLANES == 2) {
