@@ -68,7 +68,7 @@ template <class Codes, int PLANES, int ROWS, int PANELS>
 void multiply_integers(const IntegerTile& tile) {
   constexpr int VECTORS = PANELS * PANEL_VECTORS;
   // How many planes have registers for their sums. If it is one, each plane reads the codes.
-  constexpr int AT_ONCE = PLANES * ROWS * VECTORS <= SUMS ? PLANES : 1;
+  constexpr int AT_ONCE = PLANES * ROWS * VECTORS <= SUMS - 8 ? PLANES : 1;
   // Where there are registers for the sums of a block and of all blocks. They are added up alike.
   constexpr bool KEEPS = (AT_ONCE + 1) * ROWS * VECTORS <= SUMS;
   // With fewer products between loads, the processor's own prefetcher does better.
