@@ -1,6 +1,6 @@
 """What a conversation costs after a restart, with and without ``--kv-cache-dir``.
 
-    python -m tests.tools.checkpoints --shape 135m /tmp/model
+    python -m tests.tools.checkpoints --shape 135m --full-tokenizer /tmp/model
     python -m tests.benchmarks.kept_prefixes /tmp/model [--tokens 3000]
 
 Serves the model, sends a prompt of random tokens, and stops the server. A new one gets the prompt,

@@ -92,7 +92,8 @@ class Prometheus:
 
 @pytest.fixture
 def prometheus(start_server: StartServer, tmp_path: Path) -> Iterator[tuple[str, Prometheus]]:
-    server = start_server("--replicas", "2", "--speculate", "2", "--max-total-tokens", "512")
+    limits = ("--replicas", "2", "--speculate", "2", "--max-total-tokens", "512")
+    server = start_server(*limits, "--kv-cache-dir", str(tmp_path / "kv"))
     server.wait_ready()
     found = Prometheus(tmp_path, urlsplit(server.url).netloc)
     try:

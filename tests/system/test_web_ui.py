@@ -117,7 +117,9 @@ def scripted(*chunks: dict[str, Any], status: int = 200, **body: Any) -> Callabl
 
 def test_answers_stream_stop_and_are_regenerated(page: Page, server: ServerProcess) -> None:
     def prolong(route: Route) -> None:
-        body = json.loads(route.request.post_data or "") | {"min_tokens": 1900, "max_tokens": 1900}
+        # Hot, so that no text is repeated, which drafts would end within a moment.
+        long = {"min_tokens": 1900, "max_tokens": 1900, "temperature": 1.5}
+        body = json.loads(route.request.post_data or "") | long
         route.continue_(post_data=json.dumps(body))
 
     page.route(CHAT, prolong)
@@ -446,7 +448,8 @@ class TestPhone:
 
     def test_wide_content_scrolls_within_the_answer(self, page: Page) -> None:
         page.route(CHAT, scripted(chunk(content=WIDE)))
-        send(page, "Hello")
+        page.get_by_label("Message", exact=True).fill("Hello")
+        page.get_by_role("button", name="Send").tap()
         complete(page)
         assert page.evaluate("document.scrollingElement.scrollWidth") == 390
         for part in (".table", ".code pre"):

@@ -8,7 +8,8 @@ that exceeds a step's budget alone.
 
 Beside decodes, images and the prompts that they are in may lengthen a step by as much as its
 decodes take (:mod:`tgi_cli.engine.step_pace`). On a CPU, where a layer alone may take longer, such
-slices are bounded by time instead, and results say how far they went.
+slices are bounded by time instead, and results say how far they went. Beside prompts of text alone,
+images get half of the budget: texts need not wait until a photo is encoded.
 
 One image is in the encoder at a time, as warm-up has measured the memory of one. Whoever needs the
 encoder finishes first what it has begun. A sequence refers to the images of one unit at most (see
@@ -53,14 +54,19 @@ class ImageEncoding:
         self._passed: list[tuple[Sequence, int]] = []
         """Images whose last tokens the step being planned computes."""
 
-    def begin(self, budget: int, waits: bool) -> None:
+    def begin(self, budget: int, waits: bool, texts: bool) -> None:
         """The prompts of a step are about to be planned, with so many tokens.
 
         Args:
             waits: whether streams wait for the step: it has decodes.
+            texts: whether there are prompts without images.
         """
         self._budget = budget
-        self._left = self._granted = self._pace.image_tokens(budget) if waits else budget
+        if waits:
+            self._left = self._pace.image_tokens(budget)
+        else:
+            self._left = -(-budget // 2) if texts else budget
+        self._granted = self._left
         self._interrupts = waits and self._pace.interrupts
 
     def plan(self, step: Step, sequence: Sequence, budget: int, goal: int) -> tuple[int, int]:

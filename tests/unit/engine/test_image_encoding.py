@@ -89,13 +89,13 @@ def test_streams_go_on_beside_an_image_and_no_step_does_more_than_it_may() -> No
     assert encoded(harness) == 2
 
 
-def test_a_layer_that_exceeds_the_budget_runs_in_a_step_without_other_prompts() -> None:
+def test_a_layer_that_exceeds_the_budget_leaves_half_of_it_to_a_text() -> None:
     harness = Harness(bounds(layers=2, row_cost=10.0))
     first = seeing(1, TEXT[:12], 2, image(b"cat", (2, 8)))
     second = request(2, range(300, 320), 2)
     steps = run(harness, first, second)
     slices = [(encodes(step), step.counts) for step in steps if step.encodes]
-    assert slices == [([(0, 1, False)], []), ([(0, 1, True)], [])]
+    assert slices == [([(0, 1, False)], [6]), ([(0, 1, True)], [1])]
 
 
 def test_small_images_are_encoded_and_computed_in_one_step() -> None:

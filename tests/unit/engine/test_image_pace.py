@@ -103,6 +103,18 @@ def test_without_streams_slices_fill_the_budget() -> None:
     assert not any(part.seconds for step in steps for part in step.encodes)
 
 
+def test_a_text_does_not_wait_until_an_image_is_encoded() -> None:
+    found = harness(interrupts=True, layers=16)
+    found.add(seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))))
+    found.step()
+    found.add(request(2, range(300, 304), 1))
+    while 2 not in found.finished:
+        found.step()
+    assert encoded(found) == 0
+    found.run()
+    assert found.finished[1].reason is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("tokens", [2, 4, 7])
 def test_when_the_stream_ends_the_rest_of_the_image_is_run_at_once(tokens: int) -> None:
     found = harness(interrupts=True)

@@ -45,7 +45,9 @@ class DrawnText(Widget):
 
 
 class TextView(VerticalScroll):
-    """A text that scrolls."""
+    """A text that scrolls; its lines may be as wide as the view less the scroll bar, a column."""
+
+    DEFAULT_CSS = "TextView { scrollbar-size-vertical: 1; }"
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+from rich.text import Text
+from textual.app import App, ComposeResult
 
-from tests.unit.bench.dashboard.script import batch_step, http_run, http_step
+from tests.unit.bench.dashboard.cells import of_picture
+from tests.unit.bench.dashboard.script import batch_run, batch_step, http_run, http_step
 from tgi_cli.bench.compare import compare
 from tgi_cli.bench.dashboard import ScreenTitle, histogram, widgets
 from tgi_cli.bench.dashboard.charts import RoundTicks, limits
@@ -211,3 +214,27 @@ def test_colours_can_be_read_on_their_background(dark: bool, background: str) ->
     for index in range(COLORS):
         pair = sorted([luminance(step_color(index, dark)), luminance(background)])
         assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, step_color(index, dark)
+
+
+async def test_lines_of_a_text_are_whole_beside_its_scroll_bar() -> None:
+    class Shown(App[None]):
+        def compose(self) -> ComposeResult:
+            yield widgets.TextView(id="text")
+
+    line = "a verdict that is " + "whole"
+    app = Shown()
+    async with app.run_test(size=(len(line) + 1, 5)) as pilot:
+        view = app.query_one(widgets.TextView)
+        view.show("a key", lambda: Text("\n".join([line] * 20), no_wrap=True, overflow="crop"))
+        await pilot.pause()
+        assert view.show_vertical_scrollbar
+        shown = of_picture(app.export_screenshot())
+    assert all(row.startswith(line) for row in shown)
+
+
+@pytest.mark.parametrize("width", [14, 20, 39])
+def test_rates_of_batches_are_named_apart_from_latencies_at_any_width(width: int) -> None:
+    rows = compare(batch_run(), batch_run()).rows
+    names = [(row.step, comparison.name_of(row, width)) for row in rows]
+    assert len(set(names)) == len(names) > 0
+    assert all(len(name) <= width for _, name in names)

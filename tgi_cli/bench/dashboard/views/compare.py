@@ -13,6 +13,9 @@ from tgi_cli.bench.dashboard.widgets import TextView, append_notes
 from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.statistics.observations import METRICS
 
+_SHORT_RATES = {"prefill_throughput": "Pref. t/s", "decode_throughput": "Dec. t/s"}
+"""Rates whose labels are those of latencies, so that only the unit tells which is which."""
+
 
 class CompareView(TextView):
     """The table, computed once, when the view is first open and the run has ended.
@@ -87,7 +90,10 @@ def name_of(row: ComparedMetric, width: int) -> str:
     if len(name) > width:
         name = f"{SHORT_LABELS.get(row.metric, metric.label)} {row.statistic}"
     whole = f"{name}, {metric.unit}"
-    return whole if len(whole) <= width else name
+    if len(whole) <= width:
+        return whole
+    rate = _SHORT_RATES.get(row.metric)
+    return f"{rate} {row.statistic}" if rate else name
 
 
 def change(ratio: float) -> str:

@@ -29,7 +29,7 @@ class PercentilesView(TextView):
 
         def draw() -> Text:
             if table is None or step is None:
-                return Text("no metrics yet", style="dim")
+                return Text("Percentiles are shown when a step has results.", style="dim")
             running = step.record is None
             return draw_percentiles(
                 table, width, slo=state.metrics.slo, running=running, dark=state.dark
