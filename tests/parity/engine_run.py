@@ -43,7 +43,7 @@ CHUNK = 24
 NEW = 32
 """Tokens asked for per request."""
 
-NEW_ON_SHARDS = 16
+NEW_ON_SHARDS = 12
 """The same, on several shards."""
 
 NUM_BLOCKS = 9
