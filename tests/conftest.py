@@ -84,6 +84,15 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _checkpoints_kept(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let all processes of a run make each miniature once: see tests/parity/families.py."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    os.environ.setdefault("TGI_TEST_CHECKPOINTS", str(folder / "checkpoints"))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _heap_frozen_for_module() -> None:
     freeze_heap()

@@ -170,6 +170,10 @@ def test_options_of_kubernetes_are_in_the_file(capsys: pytest.CaptureFixture[str
         (("compose", "--storage", "1GiB"), "--storage has no effect"),
         (("k8s", "--gpus", "1", "--max-pods", "3"), "--max-pods needs an autoscaler"),
         (("k8s", "--gpus", "1", "--gateway", "smg"), "--namespace"),
+        (("k8s", "--gpus", "1", "--ray-fronts", "2"), "--nodes"),
+        (("docker", "--distributed", "ray"), "--distributed"),
+        (("k8s", "--gpus", "1", "--nodes", "2", "--ray-address", "a:1"), "--ray-address"),
+        (("ray", "--pods", "2"), "--pods"),
     ],
 )
 def test_flags_without_effect_are_refused(

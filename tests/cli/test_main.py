@@ -191,6 +191,7 @@ VARIABLES = {
     "WATCHDOG_TIMEOUT": ("watchdog_timeout", 30.0),
     "SHARDED": ("sharded", False),
     "NUM_SHARD": ("num_shard", 2),
+    "PIPELINE_PARALLEL_SIZE": ("pipeline_parallel_size", 2),
     "LORA_ADAPTERS": ("lora_adapters", ("a=/data/a", "org/b@v1")),
     "MAX_LORAS": ("max_loras", 3),
     "MAX_CPU_LORAS": ("max_cpu_loras", 12),

@@ -16,8 +16,9 @@ from queue import Queue
 from typing import Any, TypeVar
 
 from tests.tools.thread_shards import on_shards
+from tests.tools.thread_stages import with_pipeline
 from tests.unit.engine.test_core import Client
-from tgi_cli.config import BLOCK_SIZE, ServeConfig, resolve
+from tgi_cli.config import BLOCK_SIZE, EngineConfig, ServeConfig, resolve
 from tgi_cli.device import describe
 from tgi_cli.device.distributed import Shard
 from tgi_cli.engine.config import SchedulerConfig
@@ -42,7 +43,7 @@ CHUNK = 24
 NEW = 32
 """Tokens asked for per request."""
 
-NEW_ON_SHARDS = 16
+NEW_ON_SHARDS = 12
 """The same, on several shards."""
 
 NUM_BLOCKS = 9
@@ -83,11 +84,16 @@ class EngineRun:
 
 
 def run_engine(
-    path: Path, prompts: list[list[int]], sampled: Sequence[int] = SAMPLED, num_shard: int = 1
+    path: Path,
+    prompts: list[list[int]],
+    sampled: Sequence[int] = SAMPLED,
+    num_shard: int = 1,
+    stages: int = 1,
 ) -> EngineRun:
     """Generate greedily from the checkpoint in ``path``; shards are threads of this process.
 
-    ``sampled`` are the indices of prompts that get three samples.
+    ``sampled`` are the indices of prompts that get three samples. Shards of several stages
+    communicate over gloo, as processes do.
     """
     serve = ServeConfig(
         model_id="miniature",
@@ -97,11 +103,16 @@ def run_engine(
         max_batch_total_tokens=1024,
         max_batch_size=8,
         speculate=0,  # nothing drafts here: the warm-up need not time it
+        pipeline_parallel_size=stages,
     )
-    new = NEW if num_shard == 1 else NEW_ON_SHARDS
-    return with_worker(
-        path, serve, num_shard, lambda worker, found: _run(worker, found, prompts, sampled, new)
-    )
+    new = NEW if num_shard == stages == 1 else NEW_ON_SHARDS
+
+    def use(worker: Any, found: Capacity) -> EngineRun:
+        return _run(worker, found, prompts, sampled, new)
+
+    if stages > 1:
+        return with_pipeline(_resolved(path, serve), num_shard, use)
+    return with_worker(path, serve, num_shard, use)
 
 
 def with_worker(
@@ -115,7 +126,7 @@ def with_worker(
         num_shard: of the worker.
         use: called with the worker of shard 0, which hands on each step, and its capacity.
     """
-    config = resolve(serve, model_facts(read_config(path)), describe(None), path)
+    config = _resolved(path, serve)
     if num_shard == 1:
         worker = make_worker(config)
         try:
@@ -141,6 +152,10 @@ def with_worker(
 
     (used,) = on_shards(num_shard, work)[0]
     return used
+
+
+def _resolved(path: Path, serve: ServeConfig) -> EngineConfig:
+    return resolve(serve, model_facts(read_config(path)), describe(None), path)
 
 
 def _step_of(encoded: bytes) -> Step:
@@ -175,8 +190,9 @@ def _run(
         num_blocks=NUM_BLOCKS,
         window=capacity.kv_window,
         num_state_slots=capacity.num_state_slots,
+        pipeline_parallel_size=capacity.config.pipeline_parallel_size,
     )
-    core = EngineCore(worker, limits)
+    core = EngineCore(worker, limits, capacity.config.depth)
     asked = [_ask(i, prompt, new) for i, prompt in enumerate(prompts)]
     further = [_ask(100 * n + i, prompts[i], new, fork_of=i) for i in sampled for n in (1, 2)]
     for request in (*asked, *further):

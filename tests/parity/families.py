@@ -14,14 +14,17 @@ is written as a checkpoint; what transformers then computes from that checkpoint
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
+import os
 import random
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -93,7 +96,27 @@ class Result:
 
 
 def make_checkpoint(case: Case, path: Path, seed: int = 0) -> Path:
-    """Write the random model of ``case`` into ``path`` as transformers does, and return it."""
+    """Write the random model of ``case`` into ``path`` as transformers does, and return it.
+
+    Checkpoints are kept in the folder ``TGI_TEST_CHECKPOINTS``, if that is set, and copied.
+    """
+    folder = os.environ.get("TGI_TEST_CHECKPOINTS")
+    if folder is None:
+        _write_checkpoint(case, path, seed)
+    else:
+        kept = Path(folder) / hashlib.sha256(repr((case, seed)).encode()).hexdigest()[:16]
+        if not kept.exists():
+            Path(folder).mkdir(exist_ok=True)
+            made = Path(tempfile.mkdtemp(dir=folder))
+            _write_checkpoint(case, made, seed)
+            with suppress(OSError):  # another process has just made it, too
+                made.rename(kept)
+        shutil.copytree(kept, path, dirs_exist_ok=True)
+    torch.manual_seed(seed)
+    return path
+
+
+def _write_checkpoint(case: Case, path: Path, seed: int) -> None:
     config = getattr(transformers, case.config)(**case.values)
     torch.manual_seed(seed)
     kind = _model_class(case)
@@ -103,7 +126,6 @@ def make_checkpoint(case: Case, path: Path, seed: int = 0) -> Path:
     file = path / "config.json"
     stored = json.loads(file.read_text()) | {"dtype": "float32"} | dict(case.stored)
     file.write_text(json.dumps({k: v for k, v in stored.items() if v is not ...}))
-    return path
 
 
 def _model_class(case: Case) -> Any:

@@ -54,10 +54,19 @@ class Counted:
         self.drafts += json.loads(stats)["Draft Tokens"]
 
 
-def answers(target: Path, **settings: Any) -> list[list[int]]:
-    with LLM(target, num_shard=2, **LIMITS, **settings) as llm:
-        done = llm.generate(PROMPTS, [GREEDY, SAMPLED] * 3, max_new_tokens=40, ignore_eos=True)
+SHARDED = ("eagle3 of speculators", "medusa", "mlp")
+"""Heads with what shards share out: an embedding of their own, a vocabulary of their own, heads of
+their own. The target's embedding and head serve the layers for multi-token prediction, and the
+head that is right."""
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    done = llm.generate(PROMPTS, [GREEDY, SAMPLED] * 3, max_new_tokens=40, ignore_eos=True)
     return [each.token_ids for each in done]
+
+
+def sharded(target: Path, **settings: Any) -> LLM:
+    return LLM(target, num_shard=2, **LIMITS, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +83,28 @@ def known() -> dict[Path, list[list[int]]]:
 
 
 @pytest.fixture
-def compare(known: dict[Path, list[list[int]]]) -> Callable[..., None]:
-    def check(target: Path, **settings: Any) -> None:
+def expected(known: dict[Path, list[list[int]]]) -> Callable[[Path], list[list[int]]]:
+    def ask(target: Path) -> list[list[int]]:
         if target not in known:
-            known[target] = answers(target, speculate=0)
-        counted = Counted()
-        assert answers(target, on_stats=counted, **settings) == known[target]
+            with sharded(target, speculate=0) as llm:
+                known[target] = answers(llm)
+        return known[target]
+
+    return ask
+
+
+@pytest.fixture
+def compare(expected: Callable[[Path], list[list[int]]]) -> Callable[..., None]:
+    def check(target: Path, **settings: Any) -> None:
+        wanted, counted = expected(target), Counted()
+        with sharded(target, on_stats=counted, **settings) as llm:
+            assert answers(llm) == wanted
         assert counted.drafts > 20
 
     return check
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", SHARDED)
 def test_heads_are_on_every_shard(
     name: str, target: Path, tmp_path: Path, compare: Callable[..., None]
 ) -> None:
@@ -97,29 +116,27 @@ def test_mtp_layers_are_on_every_shard(tmp_path: Path, compare: Callable[..., No
     compare(path, speculative_config={"method": "mtp"})
 
 
-def test_a_draft_model_is_on_the_first_shard(target: Path, compare: Callable[..., None]) -> None:
-    compare(target, speculative_model=str(target))
-
-
-def test_a_head_that_is_right_is_always_accepted(tmp_path: Path) -> None:
-    silent, head = perfect(tmp_path, tmp_path)
-    counted = Counted()
-    settings = LIMITS | {"speculate": 4, "on_stats": counted, "num_shard": 2}
-    with LLM(silent, speculative_model=str(head), **settings) as llm:
-        llm.generate([PROMPTS[0]], GREEDY, max_new_tokens=60, ignore_eos=True)
-        before = counted.steps
-        (done,) = llm.generate([PROMPTS[1]], GREEDY, max_new_tokens=61, ignore_eos=True)
-    assert len(done.token_ids) == 61
-    assert counted.steps - before <= 2 + 60 // 5 + 2
-
-
-def test_a_draft_model_that_is_the_target_saves_steps(target: Path) -> None:
-    """Sums of shards differ from its own in bits alone."""
-    counted = Counted()
-    settings = LIMITS | {"on_stats": counted, "num_shard": 2}
-    with LLM(target, speculative_model=str(target), **settings) as llm:
+def test_a_draft_model_on_the_first_shard_saves_steps(
+    target: Path, expected: Callable[[Path], list[list[int]]]
+) -> None:
+    """Its model is the target's: sums of shards differ from its own in bits alone."""
+    wanted, counted = expected(target), Counted()
+    with sharded(target, speculative_model=str(target), on_stats=counted) as llm:
+        assert answers(llm) == wanted
+        assert counted.drafts > 20
         llm.generate([PROMPTS[0]], GREEDY, max_new_tokens=60, ignore_eos=True)
         before = counted.steps
         (done,) = llm.generate([PROMPTS[1]], GREEDY, max_new_tokens=61, ignore_eos=True)
     assert len(done.token_ids) == 61
     assert counted.steps - before < 40
+
+
+def test_a_head_that_is_right_is_always_accepted(tmp_path: Path) -> None:
+    silent, head = perfect(tmp_path, tmp_path)
+    counted = Counted()
+    with sharded(silent, speculative_model=str(head), speculate=4, on_stats=counted) as llm:
+        llm.generate([PROMPTS[0]], GREEDY, max_new_tokens=60, ignore_eos=True)
+        before = counted.steps
+        (done,) = llm.generate([PROMPTS[1]], GREEDY, max_new_tokens=61, ignore_eos=True)
+    assert len(done.token_ids) == 61
+    assert counted.steps - before <= 2 + 60 // 5 + 2

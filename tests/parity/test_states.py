@@ -131,7 +131,7 @@ def test_prompts_with_common_beginnings_and_second_turns(worker: ModelWorker) ->
     turns_expected = alone(worker, turns, 5)
     for budget in (7, 64):
         with engine(worker, max_batch_prefill_tokens=budget) as client:
-            for start in (0, 100, 200):
+            for start in (0, 100):
                 asked = [ask(start + i, prompt, 20) for i, prompt in enumerate(prompts)]
                 assert run(client, *asked) == expected
             asked = [ask(300 + i, turn, 5) for i, turn in enumerate(turns)]

@@ -39,7 +39,7 @@ from tgi_cli.text.bundle import TextBundle
 
 pytestmark = pytest.mark.slow
 
-CASES = int(os.environ.get("TGI_FUZZ_CASES", "2000"))
+CASES = int(os.environ.get("TGI_FUZZ_CASES", "1300"))
 ALLOWED, FORBIDDEN = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 DRAWN = [
     (method, path, mode)

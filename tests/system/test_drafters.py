@@ -1,7 +1,8 @@
 """Servers with drafters that have weights give the answers of a server without drafts, bit by bit.
 
 Mixed requests (streams, chats, seeds, penalties, grammars, several samples, stop strings,
-log-probabilities) go to both, at once and one after the other.
+log-probabilities) go to both, at once and one after the other. Other heads and draft models, in the
+engine alone: tests/parity/test_draft_heads.py and test_draft_model.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.parity.cases import CASES
 from tests.system.conftest import StartServer
 from tests.system.test_mixed import FORMS, answer, request
 from tests.tools.checkpoints import make_llama
-from tests.tools.draft_heads import add_mtp, edit, make_eagle3, make_medusa, make_mlp_speculator
+from tests.tools.draft_heads import add_mtp, edit, make_eagle3, make_medusa
 from tests.tools.miniatures import make_miniature, write_byte_tokenizer
 from tests.tools.server_process import ServerProcess
 from tgi_cli.errors import ExitCode
@@ -80,13 +81,6 @@ def config_of(method: str, model: Path | None = None, count: int = 3) -> list[st
     return ["--speculative-config", json.dumps(given)]
 
 
-def smaller(path: Path) -> Path:
-    """A draft model of other weights."""
-    make_llama(path, num_hidden_layers=1, seed=9, max_position_embeddings=CONTEXT)
-    write_byte_tokenizer(path)
-    return path
-
-
 def eagle3(path: Path) -> Path:
     made = make_eagle3(path, "sglang", layer_ids=[0, 2, 4])
     return edit(made, lambda config, _: config.update(max_position_embeddings=CONTEXT))
@@ -97,9 +91,7 @@ Flags = Callable[[Path, Path], list[str]]
 
 OF_LLAMA: dict[str, Flags] = {
     "the target itself": lambda target, _: ["--speculative-model", str(target)],
-    "draft_model": lambda _, path: config_of("draft_model", smaller(path)),
     "eagle3": lambda _, path: config_of("eagle3", eagle3(path)),
-    "mlp_speculator": lambda _, path: config_of("mlp_speculator", make_mlp_speculator(path)),
 }
 
 

@@ -24,11 +24,12 @@ from tgi_cli.deploy.kubernetes.autoscaling import adapter_rules, scaled_object
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
 from tgi_cli.deploy.monitoring.alerts import render_alerts
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("prometheus"), reason="prometheus is not installed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed"),
+]
 
-SECONDS = 90.0
+SECONDS = 150.0
 LABELS = {
     "namespace": "llm",
     "pod": "tgi-1",
@@ -92,7 +93,8 @@ class Prometheus:
 
 @pytest.fixture
 def prometheus(start_server: StartServer, tmp_path: Path) -> Iterator[tuple[str, Prometheus]]:
-    server = start_server("--replicas", "2", "--speculate", "2", "--max-total-tokens", "512")
+    limits = ("--replicas", "2", "--speculate", "2", "--max-total-tokens", "512")
+    server = start_server(*limits, "--kv-cache-dir", str(tmp_path / "kv"))
     server.wait_ready()
     found = Prometheus(tmp_path, urlsplit(server.url).netloc)
     try:

@@ -117,7 +117,9 @@ def scripted(*chunks: dict[str, Any], status: int = 200, **body: Any) -> Callabl
 
 def test_answers_stream_stop_and_are_regenerated(page: Page, server: ServerProcess) -> None:
     def prolong(route: Route) -> None:
-        body = json.loads(route.request.post_data or "") | {"min_tokens": 1900, "max_tokens": 1900}
+        # Hot, so that no text is repeated, which drafts would end within a moment.
+        long = {"min_tokens": 1900, "max_tokens": 1900, "temperature": 1.5}
+        body = json.loads(route.request.post_data or "") | long
         route.continue_(post_data=json.dumps(body))
 
     page.route(CHAT, prolong)

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,24 +56,41 @@ class Code:
         return sum(self.loop[name] for name in MATRIX)
 
 
+def stack_of(kernel: Any) -> int:
+    """Bytes of a thread's stack: 0 if no register is spilled. In a tenth of the time of all."""
+    with _cubin_of(kernel) as path:
+        return _registers_and_stack(path)[1]
+
+
 def code_of(kernel: Any) -> Code:
     """Read a compiled kernel of Triton's."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        usage = _tool("cuobjdump", "-res-usage", file.name)
-        listing = _tool("nvdisasm", "-c", file.name)
-    found = _USAGE.search(usage)
-    assert found is not None, usage
+    with _cubin_of(kernel) as path:
+        registers, stack = _registers_and_stack(path)
+        listing = _tool("nvdisasm", "-c", path)
     opcodes = Counter(opcode for opcode, _ in _instructions(listing.splitlines()))
     return Code(
         kernel.metadata.num_warps,
-        int(found[1]),
+        registers,
         kernel.metadata.shared,
-        int(found[2]),
+        stack,
         opcodes["STL"] + opcodes["LDL"],
         innermost_loop(listing),
     )
+
+
+@contextmanager
+def _cubin_of(kernel: Any) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        yield file.name
+
+
+def _registers_and_stack(path: str) -> tuple[int, int]:
+    usage = _tool("cuobjdump", "-res-usage", path)
+    found = _USAGE.search(usage)
+    assert found is not None, usage
+    return int(found[1]), int(found[2])
 
 
 def innermost_loop(listing: str) -> Counter[str]:

@@ -17,6 +17,7 @@ from tgi_cli.cli.parsed_settings import ParsedSettings
 from tgi_cli.cli.settings_flags import takes
 from tgi_cli.config import ServeConfig
 from tgi_cli.config.settings.deploy import KUBERNETES_SETTINGS
+from tgi_cli.config.settings.ray import RAY_SETTINGS
 from tgi_cli.config.settings.setting import DEPLOY, SERVE, Setting
 from tgi_cli.deploy import compose, docker, kubernetes, systemd
 from tgi_cli.deploy.deployment import Deployment, existing_paths, with_link_targets
@@ -36,7 +37,7 @@ STORAGE_BYTES = 100 << 30
 _WRITTEN = frozenset(
     [
         *("model", "model_id", "port", "hostname", "json_output", "config", "api_key_file"),
-        *("graceful_termination_timeout", "huggingface_hub_cache"),
+        *("graceful_termination_timeout", "huggingface_hub_cache", "distributed", "ray_address"),
     ]
 )
 """Settings of `tgi serve` that the file has in another form."""
@@ -87,6 +88,14 @@ def _refuse_flags_without_effect(settings: ParsedSettings) -> None:
     for name in others:
         if settings.origins[name].kind == "flag":
             raise ConfigError(f"{settings.source_of(name)} has no effect on `tgi deploy {target}`")
+    on_ray = target == "k8s" and settings["nodes"] > 1
+    for setting in RAY_SETTINGS:
+        own_cluster = setting.name in ("distributed", "ray_address")
+        if settings.origins[setting.name].kind == "flag" and (own_cluster or not on_ray):
+            raise ConfigError(
+                f"{settings.source_of(setting.name)} is not for files of `tgi deploy {target}`",
+                "`tgi deploy k8s --nodes N` makes Ray clusters",
+            )
 
 
 def _write(settings: ParsedSettings, text: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tgi_cli.cli import setup
 from tgi_cli.cli.parsed_settings import ParsedSettings
-from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS
+from tgi_cli.config.settings.deploy import DEPLOY_SETTINGS, KUBERNETES_SETTINGS
 from tgi_cli.config.settings.ray import RAY_SETTINGS
 from tgi_cli.errors import ConfigError
 
@@ -69,7 +69,7 @@ def check_not_on_ray(settings: ParsedSettings) -> None:
 
 def _refuse_others(settings: ParsedSettings) -> None:
     """Refuse settings of `tgi deploy` that are for files. Raises ConfigError."""
-    for setting in DEPLOY_SETTINGS:
+    for setting in (*DEPLOY_SETTINGS, *KUBERNETES_SETTINGS):
         if setting.name not in _OF_CLUSTER and settings.is_set(setting.name):
             raise ConfigError(
                 f"{settings.source_of(setting.name)} is for files, and `tgi deploy ray` writes "

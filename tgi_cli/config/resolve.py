@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from tgi_cli.config.checks import check_cache, check_input, check_settings
+from tgi_cli.config.pipeline import NOT_IN_STAGES, check_devices, check_pipeline
 from tgi_cli.config.resolve_drafts import resolve_drafts
 from tgi_cli.config.schema import (
     DecoderFacts,
@@ -68,6 +69,7 @@ def resolve(
     """
     _check_values(serve)
     check_settings(serve)
+    check_pipeline(serve)
     if serve.cuda_memory_fraction < 1 and device.kind != "cuda":
         log.warning(
             "--cuda-memory-fraction is for GPUs: on a CPU the cache takes half of the free memory, "
@@ -85,6 +87,10 @@ def resolve(
     _check_state_prefill(serve, device, dtype)
     num_shard = _resolve_num_shard(serve, model, device)
     options |= resolve_drafts(serve, device)
+    stages = serve.pipeline_parallel_size
+    if stages > 1:
+        options |= NOT_IN_STAGES
+        check_devices(stages, num_shard, device, _PROCESS_BYTES)
     if serve.kv_cache_dir is not None:
         _check_kept_blocks(model, device, num_shard)
     options["explicit_limits"] += tuple(
@@ -110,7 +116,7 @@ def resolve(
         max_waiting_tokens=MAX_WAITING_TOKENS if waiting is None else waiting,
         kv_cache_dtype=KV_CACHE_DTYPES[serve.kv_cache_dtype] or dtype,
         attention="torch" if model.decoder is not None else _resolve_attention(serve, device),
-        cuda_graphs=() if 0 in (serve.cuda_graphs or ()) else serve.cuda_graphs,
+        cuda_graphs=() if stages > 1 or 0 in (serve.cuda_graphs or ()) else serve.cuda_graphs,
         quantize=_resolve_quantize(serve.quantize, model, device),
         max_loras=serve.max_loras or (DEFAULT_LORAS if serve.lora_adapters else 0),
         max_cpu_loras=serve.max_cpu_loras or DEFAULT_CPU_LORAS,
@@ -239,6 +245,7 @@ def _check_for_decoder(serve: ServeConfig, model: ModelFacts) -> None:
         "--max-loras": bool(serve.max_loras),
         "--num-shard": (serve.num_shard or 1) > 1,
         "--sharded": bool(serve.sharded),
+        "--pipeline-parallel-size": serve.pipeline_parallel_size > 1,
         "--cross-check": serve.cross_check,
         f"--attention {serve.attention}": serve.attention not in ("auto", "torch"),
         "--shard-uds-path": serve.shard_uds_path is not None,
@@ -350,6 +357,8 @@ def _requested_shards(serve: ServeConfig, device: DeviceFacts) -> int:
             "--sharded shards the model over all GPUs, and there is only one", "leave it off"
         )
     shards = requested or (device.count if sharded else min(device.chosen or 1, device.count))
+    if requested is None:
+        shards = max(1, shards // serve.pipeline_parallel_size)
     if shards > device.count:
         raise ConfigError(
             f"--num-shard {shards} is more than the number of GPUs, {device.count}",

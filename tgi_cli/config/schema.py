@@ -39,6 +39,8 @@ class EngineOptions:
     measured_limits: bool = default("measured_limits")
     state_prefill: str = default("state_prefill")
     replicas: int = default("replicas")
+    pipeline_parallel_size: int = default("pipeline_parallel_size")
+    """Stages that the model's layers are divided into."""
     json_output: bool = False
 
     @property
@@ -242,6 +244,26 @@ class EngineConfig(EngineOptions):
     """Limits that the user set: warm-up does not lower them. Those of drafts are among them."""
     decoder: DecoderFacts | None = None
     """Of an encoder-decoder model, or None."""
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the model: the shards of all pipeline stages."""
+        return self.num_shard * self.pipeline_parallel_size
+
+    def process_name(self, number: int) -> str:
+        """What messages call a process of the model; number 0 has the last stage."""
+        stages, size = self.pipeline_parallel_size, self.num_shard
+        if stages == 1:
+            return f"shard {number}"
+        shard = f"shard {number % size} of " if size > 1 else ""
+        return f"{shard}stage {stages - 1 - number // size}"
+
+    @property
+    def depth(self) -> int:
+        """Steps launched beyond the one whose result is awaited."""
+        if self.pipeline_parallel_size > 1:
+            return self.pipeline_parallel_size - 1
+        return 0 if self.device == "cpu" else 1
 
     @property
     def max_sequence_tokens(self) -> int:

@@ -1,13 +1,15 @@
-"""Tensor parallelism: a process's share of a model, and the operations between the shards.
+"""A process's share of a model, and the operations between the processes.
 
-After "Megatron-LM" (https://arxiv.org/abs/1909.08053): every process holds a share of each
-weight matrix and all of them compute every step; they communicate only by collective operations.
+After "Megatron-LM" (https://arxiv.org/abs/1909.08053): the shards of a stage hold a share of each
+weight matrix and all of them compute every step; they communicate by collective operations. A stage
+has some of the layers; each of its shards sends what they compute to its counterpart in the next.
 https://docs.pytorch.org/docs/stable/distributed.html
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +33,10 @@ class Group(Protocol):
 
     def _allgather_base(self, output: Tensor, tensor: Tensor, /) -> dist.Work: ...
 
+    def send(self, tensors: list[Tensor], destination: int, tag: int, /) -> dist.Work: ...
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> dist.Work: ...
+
     def _set_default_timeout(self, timeout: timedelta, /) -> None: ...
 
     def abort(self) -> None: ...
@@ -38,7 +44,10 @@ class Group(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """Process ``rank`` of ``size``. With a single process every operation is free.
+    """Process ``rank`` of ``size`` in a stage of ``stages``. Alone, every operation is free.
+
+    :meth:`all_reduce`, :meth:`all_gather`, :meth:`broadcast` and :meth:`share` are among the shards
+    of the stage; :meth:`smallest`, :meth:`total` and :meth:`any` among all processes of the model.
 
     The operations between processes need :meth:`connect` first. Every process of the group must
     call them in the same order, with the same shapes. They raise RuntimeError if a process of the
@@ -52,6 +61,48 @@ class Shard:
     size: int = 1
     device: torch.device = _CPU
     group: Group | None = None
+    stage: int = 0
+    stages: int = 1
+    chain: Group | None = None
+    """The processes of this rank in all stages."""
+    everyone: Group | None = None
+    """All processes, if there are several stages."""
+    _sent: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque)
+    """What the next stage may not have received yet."""
+    _stage_limit: timedelta = timedelta(0)
+
+    @classmethod
+    def of_process(cls, number: int, size: int, stages: int, device: torch.device) -> Shard:
+        """The share of process ``number`` of ``size * stages``.
+
+        Process 0 is the first shard of the last stage, where tokens are chosen.
+        """
+        return cls(number % size, size, device, stage=stages - 1 - number // size, stages=stages)
+
+    @property
+    def processes(self) -> int:
+        """Of the model, in all stages."""
+        return self.size * self.stages
+
+    @property
+    def process(self) -> int:
+        """Its number, as in :meth:`of_process`."""
+        return (self.stages - 1 - self.stage) * self.size + self.rank
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its stage is given tokens."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its stage computes logits."""
+        return self.stage == self.stages - 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the process that chooses tokens and reports on the model."""
+        return self.rank == 0 and self.is_last
 
     def connect(self, folder: Path, timeout: float) -> None:
         """Connect to the other processes, over NCCL on CUDA devices and gloo on a CPU.
@@ -63,26 +114,50 @@ class Shard:
                 addresses of the processes (on the loopback interface).
             timeout: seconds that an operation may take.
         """
-        if self.size == 1:
-            return
-        store = torch._C._distributed_c10d.FileStore(str(folder / "rendezvous"), self.size)
-        make = _nccl if self.device.type == "cuda" else _gloo
-        self.group = make(store, self.rank, self.size, timedelta(seconds=timeout))
-        # NCCL connects at the first operation.
-        self.group.allreduce([torch.zeros(1, device=self.device)]).wait()
+        limit = timedelta(seconds=timeout)
 
-    def set_timeout(self, seconds: float) -> None:
-        """Set the timeout of this process's operations."""
-        if self.group is not None:
-            self.group._set_default_timeout(timedelta(seconds=seconds))
+        def join(name: str, rank: int, size: int, device: torch.device) -> Group:
+            store = torch._C._distributed_c10d.FileStore(str(folder / name), size)
+            make = _nccl if device.type == "cuda" else _gloo
+            group = make(store, rank, size, limit)
+            # NCCL connects at the first operation.
+            group.allreduce([torch.zeros(1, device=device)]).wait()
+            return group
+
+        if self.size > 1:
+            self.group = join(f"stage-{self.stage}", self.rank, self.size, self.device)
+        if self.stages > 1:
+            self.chain = join(f"rank-{self.rank}", self.stage, self.stages, self.device)
+            self._stage_limit = limit
+            number = self.stage * self.size + self.rank
+            self.everyone = join("everyone", number, self.processes, _CPU)
+
+    def set_timeout(self, seconds: float, stage_seconds: float | None = None) -> None:
+        """Set the timeout of this process's operations.
+
+        Args:
+            seconds: of those that all processes begin at about the same time.
+            stage_seconds: for what the stage before sends once it has computed its part of a step.
+                Default: the same.
+        """
+        limit = timedelta(seconds=seconds)
+        for group in (self.group, self.everyone):
+            if group is not None:
+                group._set_default_timeout(limit)
+        longer = seconds if stage_seconds is None else stage_seconds
+        self._stage_limit = timedelta(seconds=longer)
+        if self.chain is not None:
+            self.chain._set_default_timeout(self._stage_limit)
 
     def abort(self) -> None:
         """Fail operations that wait on a CUDA device, now and later; from any thread.
 
         Those on a CPU fail by themselves when a process of the group has ended.
         """
-        if self.group is not None and self.device.type == "cuda":
-            self.group.abort()
+        if self.device.type == "cuda":
+            for group in (self.group, self.chain):
+                if group is not None:
+                    group.abort()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replace ``x`` by the sum of all processes' ``x``."""
@@ -113,9 +188,38 @@ class Shard:
             self._group.broadcast(x, 0).wait()
         return x
 
+    def receive(self, tokens: int, width: int, dtype: torch.dtype) -> Tensor:
+        """[tokens, width] that the stage before sends; waits for it."""
+        assert self.chain is not None
+        x = torch.empty(tokens, width, dtype=dtype, device=self.device)
+        self._await(self.chain.recv([x], self.stage - 1, 0))
+        return x
+
+    def send(self, x: Tensor) -> None:
+        """Send ``x`` to the next stage, without waiting for it; nobody may write to ``x`` then.
+
+        At most as many sends are under way as there are stages. There are never more steps in
+        flight, so the oldest one is over by then.
+        """
+        assert self.chain is not None
+        if len(self._sent) >= self.stages:
+            self._await(self._sent.popleft()[0])
+        self._sent.append((self.chain.send([x], self.stage + 1, 0), x))
+
+    def _await(self, work: dist.Work) -> None:
+        """Wait for the other end on a CPU; on a CUDA device, have its stream wait."""
+        if self.device.type == "cuda":
+            work.wait()
+        else:  # gloo's default timeout is for collective operations
+            work.wait(self._stage_limit)
+
     def smallest(self, value: int) -> int:
         """The minimum of all processes' values."""
         return self._reduce(value, dist.ReduceOp.MIN)
+
+    def any(self, value: bool) -> bool:
+        """Whether it is true in any of the processes."""
+        return bool(-self.smallest(-int(value)))
 
     def total(self, value: int) -> int:
         """The sum of all processes' values."""
@@ -144,10 +248,13 @@ class Shard:
         )
 
     def _reduce(self, value: int, operation: Any) -> int:
-        if self.size == 1:
+        if self.processes == 1:
             return value
-        box = torch.tensor([value], dtype=torch.int64, device=self.device)
-        self._group.allreduce([box], operation).wait()
+        group, device = self.everyone, _CPU
+        if group is None:
+            group, device = self._group, self.device
+        box = torch.tensor([value], dtype=torch.int64, device=device)
+        group.allreduce([box], operation).wait()
         return int(box)
 
     @property

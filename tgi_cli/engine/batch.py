@@ -46,6 +46,7 @@ class Batch(LiveSequences):
     ) -> None:
         super().__init__(resources, compiler, speculator)
         self._in_flight: deque[_StepInFlight] = deque()
+        self._in_stages = self.config.pipeline_parallel_size > 1
 
     def begin_prefills(self, budget: int, waits: bool) -> int:
         """The prompts of a step are about to be planned, with so many tokens.
@@ -121,6 +122,8 @@ class Batch(LiveSequences):
         step.starts.append(start)
         step.counts.append(count + len(drafts))
         step.samples.append(sampled)
+        if self._in_stages:
+            step.first_tokens.append(sequence.token_ids[start])
         entry = ScheduledSequence(sequence, sequence.attempt, start, end, sampled, drafts=drafts)
         if images:
             entry.image_keys = frozenset(image.key for image in images)

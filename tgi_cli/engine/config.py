@@ -59,6 +59,7 @@ class SchedulerConfig:
         encoder: of images; None if the model takes none.
         whole_prompts: whether all tokens of a prompt see each other (PaliGemma): then it is
             computed in one chunk, and its blocks are reused by equal prompts.
+        pipeline_parallel_size: stages of the model, each of which may have a step of its own.
     """
 
     max_total_tokens: int
@@ -82,6 +83,7 @@ class SchedulerConfig:
     token_seconds: float = 0.0
     encoder: EncoderLimits | None = None
     whole_prompts: bool = False
+    pipeline_parallel_size: int = 1
 
     @property
     def max_input_tokens(self) -> int:

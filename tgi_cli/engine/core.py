@@ -68,7 +68,8 @@ class EngineCore:
     Args:
         worker: runs the steps.
         config: limits of a step and of a request.
-        depth: steps launched beyond the one whose result is awaited (0 or 1).
+        depth: steps launched beyond the one whose result is awaited (0 or 1; more only if the model
+            is in several pipeline stages).
         compiler: compiles grammars, or None to refuse requests that have one.
         speculator: proposes draft tokens; None without speculative decoding.
         on_step: called for each step as it is launched, on the loop's thread: keep it quick.
@@ -110,6 +111,7 @@ class EngineCore:
         drafter = speculator if external_drafts else None
         self._external = ExternalStepScheduler(self._batch, compiler, drafter)
         self._depth = depth
+        self._in_stages = config.pipeline_parallel_size > 1
         self._on_step = on_step
         self._on_idle = on_idle
         self._has_rested = on_idle is None
@@ -282,6 +284,8 @@ class EngineCore:
             raise RuntimeError("requests wait, and none of them can be scheduled")
         while self._pending and (step is None or len(self._pending) > self._depth):
             self._collect()
+            if self._in_stages:  # its sequences go on while the other steps are under way
+                break
 
     def _advance_external(self) -> None:
         """One externally driven step, from its launch to its result."""
@@ -315,9 +319,9 @@ class EngineCore:
         """What grammars allow in the step just launched, computed while the device works on it.
 
         A matcher must have seen all tokens before the one that it constrains: those that steps in
-        flight choose are awaited first.
+        flight choose are awaited first. With pipeline stages, these are of other sequences.
         """
-        while self._pending:
+        while self._pending and not self._in_stages:
             self._collect()
         return self._batch.grammars.masks()
 

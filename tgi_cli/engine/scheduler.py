@@ -36,6 +36,11 @@ class Scheduler:
     Call :meth:`schedule` for a step, run it, and pass its result to :meth:`update`, in order;
     up to two steps may be in flight, since scheduling the next one needs no token's value.
 
+    Of a model in several pipeline stages, as many steps are in flight, of different sequences: one
+    whose next token is being chosen waits for it, since the first stage has to be sent it. The
+    sequences that decode are shared out evenly among the steps, so that no stage is without work.
+    The chunks of a prompt follow each other without waiting.
+
     Args:
         config: limits of a step and of a request.
         store: reads LoRA adapters, or None if the configuration has no slots for them.
@@ -144,11 +149,19 @@ class Scheduler:
         return outputs
 
     def _schedule_decodes(self, step: Step, entries: list[ScheduledSequence]) -> None:
-        """Every running sequence that has one token to go, those with drafts last."""
-        block_size = self.config.block_size
+        """Every running sequence that has one token to go, those with drafts last.
+
+        With pipeline stages, those whose tokens are known, and no more than their share.
+        """
+        block_size, stages = self.config.block_size, self.config.pipeline_parallel_size
+        in_stages, share = stages > 1, 0
+        if in_stages:
+            share = -(-sum(sequence.decodes for sequence in self.batch.running) // stages)
         drafts = self._propose() if self.batch.speculator is not None else {}
         for sequence in list(self.batch.running):
             if sequence.num_drafts or id(sequence) in drafts:
+                continue
+            if in_stages and (sequence.placeholders or len(entries) >= share):
                 continue
             if not sequence.decodes:
                 if sequence.first_unsent >= 0:
@@ -304,7 +317,7 @@ class Scheduler:
             "Generation Requests": step.num_decodes,
             "Total Context Tokens": step.num_prefill_tokens,
             "Draft Tokens": step.num_drafts,
-            "MicroBatch ID": 0,
+            "MicroBatch ID": step.step_id % config.pipeline_parallel_size,
             "Cached KV cache blocks": load.cached_blocks,
             "Reused prompt tokens": load.reused_tokens,
             "Total prompt tokens": load.prompt_tokens,

@@ -148,6 +148,9 @@ class Step:
     reads before its first token (:data:`FRESH`: a fresh state) and writes after its last, parallel
     to ``rows``; they are empty otherwise. ``snapshots`` are written on the way.
 
+    Of a model in several pipeline stages, ``first_tokens`` has the token at the first position of
+    each entry, parallel to ``rows``: only the last stage has chosen it. It is empty otherwise.
+
     ``proposals``, parallel to ``rows``, has how many drafts the worker is to propose for each,
     behind the last token that it chooses and the row keeps. Where it is empty no drafts are wanted,
     and a worker that can catch up later need not follow the sequences.
@@ -170,6 +173,7 @@ class Step:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    first_tokens: list[int] = field(default_factory=list)
     state_in: list[int] = field(default_factory=list)
     state_out: list[int] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)

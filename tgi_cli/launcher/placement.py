@@ -80,9 +80,13 @@ def _divide_gpus(config: ServeConfig, device: DeviceFacts) -> list[Placement]:
         named = [str(index) for index in range(count)]
     # As one model server takes all GPUs that were selected, replicas take equal parts of them.
     takes_all = config.sharded or (config.sharded is None and device.chosen is not None)
-    each = config.num_shard or (max(1, count // replicas) if takes_all else 1)
+    stages = config.pipeline_parallel_size
+    each = config.num_shard or (max(1, count // replicas // stages) if takes_all else 1)
+    each *= stages
     if replicas * each > count:
         shards = f" of {each} shards" if each > 1 else ""
+        if stages > 1:
+            shards = f" of {stages} stages with {each // stages} shards each"
         raise ConfigError(
             f"--replicas {replicas}{shards} need {replicas * each} GPUs, and there are {count}",
             "lower --replicas or --num-shard",

@@ -35,6 +35,8 @@ class Build:
     head: QuantizationMethod | None = None
     """Quantizes the output head. Default: ``quantization``, which quantizes a head only if the
     checkpoint does."""
+    layers: range | None = None
+    """The decoder's layers of this process's stage. Default: all."""
 
 
 @dataclass(frozen=True, slots=True)

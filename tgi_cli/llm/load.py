@@ -154,7 +154,6 @@ def start_engine(
         capacity.whole_prompts,
         capacity.step_seconds,
     )
-    depth = 0 if info.device == "cpu" else 1
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
         info.model_id,
@@ -167,7 +166,7 @@ def start_engine(
     engine = InProcessEngine(
         worker,
         limits,
-        depth,
+        capacity.config.depth,
         on_stats,
         info.model_id,
         on_end,

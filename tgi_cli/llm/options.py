@@ -56,10 +56,9 @@ class EngineSettings(TypedDict, total=False):
             ``bitsandbytes-nf4``...; see ``--quantize``.
         quantize_head: Quantize the output head to 8-bit integers.
         quantize_head_bits: Quantize the output head to 8 bits, or to 4 (nf4).
-        quantize_activations: Round activations to 8-bit integers for products with weights in
-            integers.
-        num_shard: Processes that share the model, including this one: a GPU each, or the cores
-            of the CPU.
+        quantize_activations: Round activations to 8 bits for products with integer weights.
+        num_shard: Processes that share the model: a GPU each, or the cores of the CPU.
+        pipeline_parallel_size: Stages of the model's layers, in ``num_shard`` processes each.
         speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
             Default: 7 on a CPU, 0 on a GPU.
         speculative_model: Weights that draft tokens, a folder or an id on the hub: a smaller model
@@ -89,6 +88,7 @@ class EngineSettings(TypedDict, total=False):
     quantize_head_bits: int | None
     quantize_activations: bool
     num_shard: int | None
+    pipeline_parallel_size: int
     speculate: int | None
     speculative_model: str | None
     max_loras: int | None

@@ -131,7 +131,7 @@ def _serve(
             capacity.whole_prompts,
             capacity.step_seconds,
         ),
-        0 if config.device == "cpu" else 1,
+        config.depth,
         compiler=worker.grammars,
         speculator=create_speculator(config, capacity.step_times, capacity.most_proposed),
         external_drafts=serve.asks_for_drafts,
@@ -189,12 +189,16 @@ def _serve(
 
 def _log_ready(capacity: Capacity) -> None:
     config = capacity.config
-    shards = f"{config.num_shard} shards on {config.device}"
+    where = f"{config.num_shard} shards on {config.device}"
+    if config.num_shard == 1:
+        where = config.device
+    if config.pipeline_parallel_size > 1:
+        where = f"{config.pipeline_parallel_size} stages of {where}"
     log.info(
         "ready: %s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",
         config.model_id,
         config.dtype,
-        shards if config.num_shard > 1 else config.device,
+        where,
         capacity.max_batch_total_tokens,
         capacity.load_seconds,
         capacity.warmup_seconds,

@@ -2,8 +2,8 @@
 
 The program computes what the modules compute, with the same roundings. The modules remain the
 oracle, and run models whose weights are not packed for the kernels, models with several shards, and
-steps with adapters. Mixtures of experts that no operation computes run as modules between the
-parts of a program.
+steps with adapters. A stage of a pipeline has a program of its own layers. Mixtures of experts that
+no operation computes run as modules between the parts of a program.
 """
 
 from __future__ import annotations
@@ -142,7 +142,11 @@ class CpuProgram:
                 images.add_deepstack(between.layer, hidden)
             elif captured is not None:
                 captured.offer(between.layer, hidden)
-        return self.program.run(hidden, inputs, first, len(self._between) + 1)
+        output = self.program.run(hidden, inputs, first, len(self._between) + 1)
+        if self._model.shard.is_last:
+            return output
+        self._model.shard.send(hidden)  # the residual, in which all is added up
+        return hidden
 
     def _forward_streams(self, streams: Streams, hidden: Tensor, inputs: ProgramInputs) -> Tensor:
         """With a token's streams side by side in the residual."""
@@ -171,7 +175,7 @@ def compile_program(
     """
     if not isinstance(model, DecoderForCausalLM) or not isinstance(attention, CppAttention):
         return None
-    if model.model.embed_tokens.shard.size > 1:
+    if model.model.shard.size > 1:
         return None
     try:
         return CpuProgram(model.model, captured_layers)
@@ -184,7 +188,7 @@ class _Compiler:
     """Emits a model's operations in one pass."""
 
     def __init__(self, model: DecoderModel, captured_layers: Sequence[int]) -> None:
-        size = model.norm.size
+        size = model.hidden_size
         self._captured = frozenset(captured_layers)
         self.emitter = Emitter(
             size,
@@ -213,7 +217,9 @@ class _Compiler:
                 self.emitter.program.cut()
                 self.between.append(DeepstackPart(layer.index))
         self._capture(len(model.layers))
-        if model.streams is None:
+        if not model.shard.is_last:
+            self.emitter.take_waiting("stage", None, RESIDUAL)
+        elif model.streams is None:
             self.emitter.take_waiting("norm", model.norm, OUTPUT)
         self.emitter.program.seal()
 

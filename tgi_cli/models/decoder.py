@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
-from tgi_cli.attention import KVSpec, PagedAttention, StateSpec
+from tgi_cli.attention import PagedAttention
 from tgi_cli.layers import (
-    MLP,
     AltUp,
-    Attention,
     Build,
     Embedding,
-    GatedMLP,
     LayerNorm,
     LMHead,
     PerLayerEmbedding,
@@ -28,35 +25,19 @@ from tgi_cli.layers import (
 )
 from tgi_cli.layers.attention import ByPosition
 from tgi_cli.models.base import CapturedStates, CausalLM, ImageRows
+from tgi_cli.models.decoder_blocks import Caches, make_mixer, make_mlp
 from tgi_cli.models.spec import (
     AttentionSpec,
-    ConvSpec,
     DecoderSpec,
-    DeltaSpec,
     LatentSpec,
     LayerSpec,
-    Mixer,
-    MLPAndExpertsSpec,
-    MLPSpec,
-    MoESpec,
     NormSpec,
     RopeSpec,
-    SSMSpec,
     TemperatureSpec,
 )
 from tgi_cli.models.weight_map import Source
 
 Norm = RMSNorm | LayerNorm
-
-
-@dataclass(slots=True)
-class Caches:
-    """What layers keep of a sequence, in the order of their indices into the caches."""
-
-    kv: list[KVSpec] = field(default_factory=list)
-    states: list[StateSpec] = field(default_factory=list)
-    layers: int = 0
-    """How many layers there are so far."""
 
 
 @dataclass(slots=True)
@@ -84,11 +65,11 @@ class DecoderLayer(nn.Module):
         self.input_norm = _norm(build, spec.input_norm, hidden_size)
         self.mixer_name = ""
         if spec.mixer is not None:
-            self.mixer_name, mixer = _mixer(build, spec.mixer, hidden_size, caches)
+            self.mixer_name, mixer = make_mixer(build, spec.mixer, hidden_size, caches)
             self.add_module(self.mixer_name, mixer)
         self.mixer_output_norm = _norm(build, spec.mixer_output_norm, hidden_size)
         self.mlp_norm = _norm(build, spec.mlp_norm, hidden_size)
-        self.mlp = None if spec.mlp is None else _mlp(build, spec.mlp, hidden_size)
+        self.mlp = None if spec.mlp is None else make_mlp(build, spec.mlp, hidden_size)
         self.mlp_output_norm = _norm(build, spec.mlp_output_norm, hidden_size)
         self.per_layer: PerLayerInput | None = None
         if (own := spec.per_layer) is not None:
@@ -183,11 +164,15 @@ class DecoderModel(nn.Module):
 
     def __init__(self, build: Build, spec: DecoderSpec, device: torch.device) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size)
+        self.shard = build.shard
+        self.hidden_size = spec.hidden_size
+        self.dtype = build.dtype
+        if self.shard.is_first or (self.shard.is_last and spec.tie_word_embeddings):
+            self.embed_tokens = Embedding(build, spec.vocab_size, spec.hidden_size)
         self.embedding_scale = spec.embedding_scale
         self.embed_positions = (
             None
-            if spec.learned_positions is None
+            if spec.learned_positions is None or not self.shard.is_first
             else PositionEmbedding(build, spec.learned_positions, spec.hidden_size)
         )
         self.per_layer: PerLayerEmbedding | None = None
@@ -200,19 +185,28 @@ class DecoderModel(nn.Module):
             self.streams = Streams(build, spec.hidden_size, altup.num_streams)
         self.deepstack = spec.deepstack
         self.ropes = nn.ModuleList(_rope(build, rope, device) for rope in spec.ropes)
-        self.caches = Caches()
+        indices = range(len(spec.layers)) if build.layers is None else build.layers
+        self.caches = Caches(layers=indices.start)
         kind = DecoderLayer if self.streams is None else AltUpLayer
-        self.layers = nn.ModuleList(
-            kind(build, layer, spec.hidden_size, self.caches) for layer in spec.layers
-        )
-        norm = _norm(build, spec.final_norm, spec.hidden_size)
-        assert norm is not None
-        self.norm = norm
+        self.layers = nn.ModuleList()
+        for index in indices:  # under the names that they have in the whole model
+            layer = kind(build, spec.layers[index], spec.hidden_size, self.caches)
+            self.layers.add_module(str(index), layer)
+        if self.shard.is_last:
+            norm = _norm(build, spec.final_norm, spec.hidden_size)
+            assert norm is not None
+            self.norm = norm
 
     def embed(
         self, input_ids: Tensor, positions: Tensor, images: ImageRows | None = None
     ) -> tuple[Tensor, LayerInputs]:
-        """The tokens' vectors, [T, hidden], and what all layers are given beside them."""
+        """The tokens' vectors, [T, hidden], and what all layers are given beside them.
+
+        The vectors are what the stage before has computed, if there is one.
+        """
+        if not self.shard.is_first:
+            received = self.shard.receive(positions.shape[-1], self.hidden_size, self.dtype)
+            return received, LayerInputs([rope(positions) for rope in self.ropes])
         if images is not None:
             # What stands for an image may have an id that no table has; it is replaced below.
             input_ids = input_ids.index_fill(0, images.indices, 0)
@@ -237,6 +231,7 @@ class DecoderModel(nn.Module):
         captured: CapturedStates | None = None,
         images: ImageRows | None = None,
     ) -> Tensor:
+        """Hidden states [T, hidden], for the head or for the next stage, which is sent them."""
         hidden, inputs = self.embed(input_ids, positions, images)
         if self.streams is not None:
             hidden = self.streams.open(hidden)
@@ -249,6 +244,11 @@ class DecoderModel(nn.Module):
                 hidden = hidden if residual is None else residual.add_(hidden)
                 residual = None
                 images.add_deepstack(index, hidden)
+        if not self.shard.is_last:
+            # One tensor instead of two: the next norm would add them up, with the same rounding.
+            hidden = hidden if residual is None else residual.add_(hidden)
+            self.shard.send(hidden)
+            return hidden
         if captured is not None:
             captured.offer(len(self.layers), hidden, residual)
         if self.streams is not None:
@@ -263,8 +263,9 @@ class DecoderForCausalLM(CausalLM):
         super().__init__()
         self.spec = spec
         self.model = DecoderModel(build, spec, device)
-        tied = self.model.embed_tokens if spec.tie_word_embeddings else None
-        self.lm_head = LMHead(build, spec.hidden_size, spec.vocab_size, tied, spec.head_bias)
+        if build.shard.is_last:
+            tied = self.model.embed_tokens if spec.tie_word_embeddings else None
+            self.lm_head = LMHead(build, spec.hidden_size, spec.vocab_size, tied, spec.head_bias)
         self.kv_specs = self.model.caches.kv
         self.state_specs = self.model.caches.states
         self.ignored = spec.ignored
@@ -336,52 +337,3 @@ def _rope(build: Build, spec: RopeSpec | TemperatureSpec, device: torch.device) 
     return RotaryEmbedding(
         spec.dims, spec.parameters, spec.max_positions, build.dtype, device, build.max_positions
     )
-
-
-def _mixer(build: Build, spec: Mixer, hidden_size: int, caches: Caches) -> tuple[str, nn.Module]:
-    """The mixer and its name in the layer; what it keeps is added to ``caches``."""
-    from tgi_cli.layers.latent import LatentAttention
-
-    arguments = asdict(spec)
-    if isinstance(spec, DeltaSpec | SSMSpec | ConvSpec):
-        from tgi_cli.layers.delta import DeltaNet
-        from tgi_cli.layers.short_conv import ShortConv
-        from tgi_cli.layers.ssm import SSM
-
-        kinds: dict[type[Mixer], tuple[str, type[DeltaNet | SSM | ShortConv]]] = {
-            DeltaSpec: ("linear_attn", DeltaNet),
-            SSMSpec: ("mamba", SSM),
-            ConvSpec: ("conv", ShortConv),
-        }
-        name, recurrent = kinds[type(spec)]
-        mixer = recurrent(build, len(caches.states), hidden_size, **arguments)
-        caches.states.append(mixer.state_spec)
-        return name, mixer
-    del arguments["rope"]
-    cache = arguments.pop("cache", None)
-    if cache is not None:
-        return "self_attn", Attention(build, cache, hidden_size, **arguments, shared=True)
-    kind = LatentAttention if isinstance(spec, LatentSpec) else Attention
-    attention = kind(build, len(caches.kv), hidden_size, **arguments)
-    caches.kv.append(attention.kv_spec)
-    if isinstance(attention, LatentAttention) and attention.indexer is not None:
-        caches.kv.append(attention.indexer.kv_spec)
-    return "self_attn", attention
-
-
-def _mlp(build: Build, spec: MLPSpec | MoESpec | MLPAndExpertsSpec, hidden_size: int) -> nn.Module:
-    if isinstance(spec, MLPAndExpertsSpec):
-        from tgi_cli.layers.moe import MLPAndExperts, MoE
-
-        dense = _mlp(build, spec.dense, hidden_size)
-        experts = MoE(build, hidden_size, **asdict(spec.experts))
-        return MLPAndExperts(build, hidden_size, dense, experts, spec.eps)
-    if isinstance(spec, MoESpec):
-        from tgi_cli.layers.moe import MoE
-
-        moe: nn.Module = MoE(build, hidden_size, **asdict(spec))
-        return moe
-    size, bias, activation = spec.intermediate_size, spec.bias, spec.activation
-    if spec.gated:
-        return GatedMLP(build, hidden_size, size, bias, activation, spec.sparsity)
-    return MLP(build, hidden_size, size, bias, activation)

@@ -6,6 +6,7 @@ import logging
 import math
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ from tgi_cli.device.memory import available_memory, large_blocks_apart
 from tgi_cli.errors import ConfigError, ModelError, OutOfMemoryError, UnsupportedModelError
 from tgi_cli.hub.streamed_model import remote_weights
 from tgi_cli.layers import Build
+from tgi_cli.models import stages
 from tgi_cli.models.base import CausalLM
 from tgi_cli.models.checkpoint import merge_quantized, read_headers
 from tgi_cli.models.config import ModelConfig, shown_error
@@ -64,7 +66,7 @@ def load_model(
         dtype: of the weights in memory.
         device: where they go.
         progress: called with (bytes read, bytes in all) as layers are completed.
-        shard: which share of the weights is loaded.
+        shard: which share of the weights is loaded. A stage of several takes no images.
         lora: slots for adapters. Default: none.
         load_format: ``dummy`` fills the model with random numbers and reads no weights. Weights
             are streamed if the folder says where they are (:mod:`tgi_cli.hub.streamed_model`).
@@ -89,29 +91,37 @@ def load_model(
             method = Quantized(dtype, device, quantizer, input_bits)
         head = None if head_bits is None else QuantizedHead(dtype, device, head_bits, input_bits)
         build = Build(dtype, method, shard, lora, max_positions, head)
+        whole_model = None
+        if shard.stages > 1:
+            whole_model = stages.whole_model(config, build)
+            layers = stages.own_layers(whole_model, shard.stage, shard.stages)
+            build, vision = replace(build, layers=layers), False
+            log.debug("stage %d has layers %d to %d", shard.stage, layers.start, layers.stop - 1)
         model = _build(config, build, device)
         model.why_blind = why_blind(config) if vision else "it is served for text alone"
         if not model.why_blind:
             _add_tower(model, config, build, device)
-        if model.leaves_out and model.vision is None and shard.rank == 0:
+        if model.leaves_out and model.vision is None and shard.leads:
             log.warning("%s (%s)", model.leaves_out, model.why_blind)
         if load_format == "dummy":
-            layers = layer_slots(model)
-            _require_memory(layers, build, device)
-            _fill_dummies(layers, device)
+            slots = layer_slots(model)
+            _require_memory(slots, build, device)
+            _fill_dummies(slots, device)
         else:
             stored = read_headers(config.path)
             if layout is not None:
                 stored = merge_quantized(stored, layout)
-            if config.is_gguf and shard.rank == 0 and (halves := rounded_weights(stored, dtype)):
+            if config.is_gguf and shard.leads and (halves := rounded_weights(stored, dtype)):
                 log.info(
                     "%d weights in float16 are rounded to bfloat16; --dtype float32 keeps them",
                     halves,
                 )
             unused = () if layout is None else layout.ignored
             whole, remote = shard.size == 1, remote_weights(config.path)
-            stacked = fill_model(model, stored, device, progress, unused, whole, remote)
-            if stacked and shard.rank == 0:
+            stacked = fill_model(
+                model, stored, device, progress, unused, whole, remote, whole_model
+            )
+            if stacked and shard.leads:
                 name = str(dtype).removeprefix("torch.")
                 why = "as parts of larger ones, or split by heads"
                 log.info("%d quantized weights are kept in %s: %s", stacked, name, why)
@@ -121,7 +131,7 @@ def load_model(
             "--quantize-activations: the model has no weights in integers of 8 or 4 bits",
             "add --quantize int8, or leave it off",
         )
-    if shard.rank == 0:
+    if shard.leads:
         if quantize is not None and (about := method_notice(quantize)):
             log.info(about)
         for each in quantized:

@@ -103,6 +103,7 @@ def fill_model(
     unused: tuple[str, ...] = (),
     whole: bool = True,
     remote: RemoteWeights | None = None,
+    whole_model: LoadableModel | None = None,
 ) -> int:
     """Fill all layers of a model, once all tensors have been checked.
 
@@ -115,6 +116,7 @@ def fill_model(
         whole: whether this process keeps whole tensors. A shard does not: of what it reads from a
             mapped file, the other shards' parts stay on the disk.
         remote: where the tensors' bytes are, if not in their files.
+        whole_model: what the checkpoint is checked for, if ``model`` is only a stage of it.
 
     Returns:
         How many quantized weights had to be dequantized.
@@ -123,10 +125,16 @@ def fill_model(
         CheckpointError: tensors that are missing, unexpected, of another shape or type.
     """
     layers = layer_slots(model)
-    wanted = [slot for _, slots in layers for slot in slots]
-    fillings = _resolve(model, wanted, stored, unused)
+    if whole_model is not None:
+        _resolve(whole_model, _slots(layer_slots(whole_model)), stored, unused)
+        unused = (".*",)
+    fillings = _resolve(model, _slots(layers), stored, unused)
     _fill(layers, fillings, device, progress, whole, remote)
     return sum(filling.num_dequantized for filling in fillings.values())
+
+
+def _slots(layers: list[LayerSlots]) -> list[WeightSlot]:
+    return [slot for _, slots in layers for slot in slots]
 
 
 def _order(layer: LayerSlots) -> tuple[int, bool]:

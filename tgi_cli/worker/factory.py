@@ -26,6 +26,7 @@ from tgi_cli.models.cpu_program import compile_program
 from tgi_cli.models.kv_scales import kv_scales
 from tgi_cli.models.lora import adapter_rank
 from tgi_cli.models.registry import scale_rope
+from tgi_cli.models.stages import check_stages
 from tgi_cli.process.resident_memory import trim_heap
 from tgi_cli.worker.lazy_grammars import LazyGrammars
 from tgi_cli.worker.lora_cache import LoraCache
@@ -65,7 +66,7 @@ def resolve_config(serve: ServeConfig, model_path: Path) -> tuple[EngineConfig, 
 def load_worker(
     serve: ServeConfig, model_path: Path, progress: Callable[[int, int], None] | None = None
 ) -> tuple[ModelWorker | ShardedWorker, EngineConfig]:
-    """Load a model and create its worker, in several processes if it has several shards.
+    """Load a model and create its worker, in several processes if it has several shards or stages.
 
     Args:
         serve: the settings; resolved here, which takes facts of the model and the device.
@@ -83,13 +84,21 @@ def load_worker(
         ShardError: another process of the model failed.
     """
     config, _ = resolve_config(serve, model_path)
-    if config.num_shard == 1:
+    if config.pipeline_parallel_size > 1:
+        model_config = scale_rope(read_config(model_path, serve.trust_remote_code), serve.rope)
+        check_stages(model_config, config.pipeline_parallel_size)
+    if config.num_processes == 1:
         return make_worker(config, progress=progress), config
-    # A single shard needs no messages: torch alone is enough.
+    # A single process needs no messages: torch alone is enough.
     from tgi_cli.worker.tensor_parallel.group import WorkerGroup
+    from tgi_cli.worker.tensor_parallel.pipeline import PipelinedWorker
     from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
 
-    log.info("starting %d shards", config.num_shard)
+    stages = config.pipeline_parallel_size
+    if stages > 1:
+        log.info("starting %d stages, %d processes in all", stages, config.num_processes)
+    else:
+        log.info("starting %d shards", config.num_shard)
     group = WorkerGroup(config)
     try:
         worker = make_worker(config, group.shard, progress)
@@ -97,7 +106,7 @@ def load_worker(
     except BaseException:  # an error of any kind, SIGTERM's SystemExit, Ctrl-C
         group.close()
         raise
-    return ShardedWorker(worker, group), config
+    return (PipelinedWorker if stages > 1 else ShardedWorker)(worker, group), config
 
 
 def make_worker(
@@ -118,13 +127,13 @@ def make_worker(
         )
     if config.state_prefill == "chunked":
         chunked.functions()  # before the weights, which take a while
-    constrained = not (config.disable_grammar_support or shard.rank)
+    constrained = shard.leads and not config.disable_grammar_support
     grammars = _grammars(config, facts) if constrained else None
     table = _make_table(config)
-    device = device_of(config.device, shard.rank)
+    device = device_of(config.device, shard.process)
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
-        set_threads(default_threads(processes=shard.size))
+        set_threads(default_threads(processes=shard.processes))
     if config.quantize_activations:
         _require_byte_products(device, dtype)
     with out_of_memory_as_error(LOAD_REMEDY):
@@ -163,7 +172,7 @@ def make_worker(
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
-        set_threads(default_threads(model.weight_bytes, shard.size))
+        set_threads(default_threads(model.weight_bytes, shard.processes))
     kind = config.attention
     if kind is None:
         kind = choose_attention(model, dtype, device, cache_dtype, config.max_total_tokens, shard)

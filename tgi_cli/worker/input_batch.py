@@ -3,7 +3,7 @@
 ===============  =========================================  ================================
 state            shape                                      written by
 ===============  =========================================  ================================
-tokens           int32 [max_rows, max_tokens + 1], device   a new row; the sampler; a grammar
+tokens           int32 [max_rows, max_tokens + 1], device   a new row; the sampler; a step
 block table      int32 [max_rows, max_blocks], host         a new row; appended blocks
 its device copy  the same, device                           the same
 sampling         one record per row, host                   a new row
@@ -105,6 +105,8 @@ class InputBatch:
             self._write_tokens(step)
             for new in step.new:
                 self._write_options(new)
+        if step.first_tokens:
+            self._write_first_tokens(step)
         if step.new or step.appended:
             writes = [(new.row, 0, new.block_ids) for new in step.new]
             writes += [(more.row, more.start, more.block_ids) for more in step.appended]
@@ -140,6 +142,15 @@ class InputBatch:
         values = [np.array(token_ids, np.int32) for _, _, token_ids in writes]
         indices, uploaded = self.upload(np.concatenate(spans), np.concatenate(values))
         self.write(indices, uploaded)
+
+    def _write_first_tokens(self, step: Step) -> None:
+        """Write what another stage has chosen, and what the rows may have already."""
+        if self._on_host is not None:
+            self._on_host[step.rows, step.starts] = step.first_tokens
+            return
+        flat = np.array(step.rows, np.int64) * self.width + np.array(step.starts, np.int64)
+        indices, values = self.upload(flat, np.array(step.first_tokens, np.int32))
+        self.write(indices, values)
 
     def _known(self, new: NewRow) -> list[int]:
         """The tokens of a new row, which can all be looked up."""

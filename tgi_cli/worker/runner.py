@@ -83,7 +83,7 @@ class ModelRunner:
         rows: the persistent batch, on the device of both.
         vocab_size: width of the logits.
         lora: of the model; None if it has no slots for adapters.
-        shard: this process's share of the model; the first one alone samples.
+        shard: this process's share of the model; the first one of the last stage alone samples.
         program: compiled from the model, where one could be.
         needs: the hidden states that a drafter reads; see :meth:`propose_with`.
 
@@ -218,6 +218,8 @@ class ModelRunner:
         assert isinstance(handle, LaunchedStep)
         result = DeviceResult()
         result.encodes = handle.encodes
+        if not self._shard.is_last:
+            return result
         with out_of_memory_as_error():
             forward = handle.forward
             if forward.all_hidden is not None:

@@ -92,7 +92,7 @@ class StepGraphs:
                 agree = mixed_replays_agree(self._runner, mixed, config, num_blocks)
                 self._drop_if("" if agree else _WRONG, mixed=True)
             self._runner.mixed_graphs = self._mixed
-        if self._shard.rank == 0:
+        if self._shard.leads:
             log.info(
                 "CUDA graphs of %d sizes up to %d rows%s: %.1f MiB, captured in %.1f s",
                 len(decodes.sizes),

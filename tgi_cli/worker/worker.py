@@ -132,7 +132,7 @@ class ModelWorker:
             self.runner.propose_with(ProposalStage(self._proposer, rows))
         self._images: ImageEncoder | None = None
         if model.vision is not None:
-            threads = default_threads(model.weight_bytes, shard.size)
+            threads = default_threads(model.weight_bytes, shard.processes)
             self._images = ImageEncoder(model.vision, self._device, shard, threads)
             self.runner.encode_with(self._images)
         self._graphs: StepGraphs | None = None
@@ -144,7 +144,7 @@ class ModelWorker:
         elif make is not None and sizes and needs != "none":
             log.info("a drafter reads hidden states: the model runs without CUDA graphs")
         elif make is not None and sizes and own_attention:
-            if shard.rank == 0:
+            if shard.leads:
                 log.info("a model with attention of its own runs without CUDA graphs")
         elif make is not None and sizes:
             # Other shards get the first one's tokens, so that all of them continue the same text.
@@ -237,7 +237,7 @@ class ModelWorker:
         )
         self._compile_variants(effective, num_blocks)
         if states is not None and effective.speculate:
-            if shard.rank == 0:
+            if shard.leads:
                 log.info("nothing is speculated: recurrent states cannot be rolled back")
             effective = replace(effective, speculate=0)
         step_times = self._time_steps(effective, num_blocks, profile.step_times)
@@ -245,10 +245,9 @@ class ModelWorker:
             config=effective,
             num_blocks=num_blocks,
             # A drafter's cache has no window: blocks are kept for it.
-            kv_window=None if beside else self.model.kv_window,
+            kv_window=None if beside else self._kv_window(),
             num_state_slots=num_slots,
-            cache_bytes=num_blocks
-            * (self.attention.block_bytes * shard.size + shard.total(own_beside)),
+            cache_bytes=num_blocks * shard.total(self.attention.block_bytes + own_beside),
             state_bytes=0 if states is None else num_slots * states.slot_bytes * shard.size,
             weight_bytes=shard.total(weight_bytes),
             activation_bytes=profile.activation_bytes,
@@ -261,7 +260,7 @@ class ModelWorker:
             images=profile.images,
             whole_prompts=self._facts.whole_prompts,
         )
-        if effective.max_total_tokens < config.max_total_tokens and shard.rank == 0:
+        if effective.max_total_tokens < config.max_total_tokens and shard.leads:
             log.warning(
                 "memory for %d of %d tokens of context: max_total_tokens is %d",
                 effective.max_total_tokens,
@@ -323,7 +322,7 @@ class ModelWorker:
         captured = self.runner.graphs, self.runner.mixed_graphs
         self.runner.graphs = self.runner.mixed_graphs = None
         slots = 0 if self.attention.states is None else self.attention.states.num_slots
-        spans = any(spec.spans != "none" for spec in self.attention.specs)
+        spans = self._shard.any(any(spec.spans != "none" for spec in self.attention.specs))
         try:
             for step in variant_steps(config, num_blocks, spans):
                 self._run_asking(with_slots(step, slots))
@@ -332,7 +331,18 @@ class ModelWorker:
 
     def read_bytes(self, rows: int) -> int:
         """Bytes of weights that a decode of ``rows`` sequences reads, over all shards."""
-        return self.model.bytes_read(rows) * self._shard.size
+        own = self.model.bytes_read(rows) * self._shard.size
+        if self._shard.stages == 1 or self.capacity is None:
+            return own
+        # Of the other stages, as large a part of their weights as of this one's.
+        return own * self.capacity.weight_bytes // (self.model.weight_bytes * self._shard.size)
+
+    def _kv_window(self) -> int | None:
+        """Positions that any layer sees of a sequence, over all stages; None for all."""
+        own, shard = self.model.kv_window, self._shard
+        if shard.any(own is None):
+            return None
+        return -shard.smallest(-(own or 0))
 
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:
         """Call ``on_lost`` when a shard is lost: never, in one process."""

@@ -417,6 +417,7 @@ def test_an_encoder_decoder_model_computes_prompts_whole_and_reuses_none() -> No
         ({"lora_adapters": ("a=/a",)}, "--lora-adapters"),
         ({"max_loras": 1}, "--max-loras"),
         ({"num_shard": 2}, "--num-shard"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
         ({"sharded": True}, "--sharded"),
         ({"cross_check": True}, "--cross-check"),
         ({"attention": "cpu"}, "--attention cpu"),

@@ -1,9 +1,9 @@
 """The engine's invariants hold for any order of operations.
 
 Hypothesis plays clients (add, fork, cancel, load and unload adapters) and the loop (launch a
-step, take in a result, up to two in flight, a step that breaks, an adapter that is read or a
-grammar that is compiled late, copies of blocks that are read late or lost, steps that take long)
-against a plain model: what each request must answer.
+step, take in a result, up to two in flight or one for each pipeline stage, a step that breaks, an
+adapter that is read or a grammar that is compiled late, copies of blocks that are read late or
+lost, steps that take long) against a plain model: what each request must answer.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Engine(RuleBasedStateMachine):
         bidirectional=st.booleans(),
         whole_prompts=st.sampled_from([False, False, False, True]),
         keeps=st.booleans(),
+        stages=st.sampled_from([1, 1, 1, 2, 3]),
         delay=st.sampled_from([0, 100]),
     )
     def start(
@@ -104,11 +105,15 @@ class Engine(RuleBasedStateMachine):
             max_loras=more["loras"],
             max_cpu_loras=more["cpu_loras"],
             num_state_slots=0 if more["snapshots"] is None else rows + more["snapshots"],
-            encoder=more["encoder"],
+            encoder=more["encoder"] if more["stages"] == 1 else None,
+            pipeline_parallel_size=more["stages"],
             max_prefill_delay=more["delay"],
             token_seconds=0.01,
             whole_prompts=more["whole_prompts"] and prefill > 16,
         )
+        self.stages = more["stages"]
+        if self.stages > 1:
+            more["drafter"] = None
         self.bidirectional = more["bidirectional"]
         self.worker = FakeWorker.of(bounds, window=more["window"], slow=True)
         self.worker.unreadable = {b"unreadable"}
@@ -282,7 +287,7 @@ class Engine(RuleBasedStateMachine):
                 for offset in range(self.worker.block_size):
                     self.worker.kv.pop((block, offset), None)
 
-    @precondition(lambda self: len(self.pending) < 2)
+    @precondition(lambda self: len(self.pending) < max(2, self.stages))
     @rule(breaks=st.integers(0, 30))
     def launch(self, breaks: int) -> None:
         step = self.scheduler.schedule()
@@ -299,8 +304,11 @@ class Engine(RuleBasedStateMachine):
         try:
             handle = self.worker.launch(step)
             masks = None
+            if self.stages > 1:
+                rows, places = self.worker.rows, zip(step.rows, step.starts, strict=True)
+                assert step.first_tokens == [rows[row].tokens[start] for row, start in places]
             if self.batch.grammars.needs_mask:
-                while self.pending:
+                while self.pending and self.stages == 1:
                     self.collect(0.05)
                 masks = self.batch.grammars.masks()
             self.pending.append((step, self.worker.sample(handle, masks)))

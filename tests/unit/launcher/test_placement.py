@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,7 @@ def test_more_replicas_than_cores_share_all(
         (None, None, serve(2), ["0", "1"]),
         (None, None, serve(2, num_shard=2), ["0,1", "2,3"]),
         (None, None, serve(2, sharded=True), ["0,1", "2,3"]),
+        (None, None, replace(serve(2), pipeline_parallel_size=2), ["0,1", "2,3"]),
         ("4,5,6,7", 4, serve(2), ["4,5", "6,7"]),
         ("4,5,6,7", 4, serve(4), ["4", "5", "6", "7"]),
         ("GPU-a,GPU-b,GPU-c,GPU-d", 4, serve(2, sharded=False), ["GPU-a", "GPU-b"]),

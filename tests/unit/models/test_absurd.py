@@ -32,7 +32,7 @@ FAMILIES = {
 }
 """The last through transformers."""
 
-EVERY = 29
+EVERY = 43
 """Every how many of the invalid values is tried here. ``tests.tools.invalid_configs 1`` tries each:
 0.1 s of a core for one, five minutes in all."""
 

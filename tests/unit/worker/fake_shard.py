@@ -17,7 +17,7 @@ def main(behaviour: str, commands_fd: str, events_fd: str) -> None:
     commands, events = (Channel(socket.socket(fileno=int(fd))) for fd in (commands_fd, events_fd))
     first = commands.receive()
     assert first is not None
-    assert messages.decode_assignment(first).rank == 1
+    assert messages.decode_assignment(first).process == 1
     if behaviour == "deaf":
         events.send(messages.encode(messages.Loaded()))
         time.sleep(600)

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from tests.tools.thread_stages import on_stages
 from tests.unit.config.test_resolve import resolved
 from tgi_cli.config import EngineConfig
+from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import ExitCode, OutOfMemoryError
-from tgi_cli.worker.sizing.kv_cache import cache_budget, size_cache, size_states
+from tgi_cli.worker.sizing import kv_cache, saved_profile
+from tgi_cli.worker.sizing.kv_cache import (
+    KVCacheSizing,
+    cache_budget,
+    size_cache,
+    size_states,
+)
+from tgi_cli.worker.sizing.profile_steps import WARMUP_BLOCKS
 
 BLOCK_BYTES = 1 << 20
 CONFIG = replace(
@@ -136,3 +147,29 @@ def test_a_model_without_kv_has_blocks_that_cost_nothing():
     assert size_cache(cuda, 0, 0) == (int(4 * PER_SEQUENCE * 1.25), cuda)
     asked = replace(CONFIG, max_batch_total_tokens=1 << 20)
     assert size_cache(asked, 0, 0) == ((1 << 20) // 16, asked)
+
+
+def test_stages_of_different_sizes_have_as_many_blocks(monkeypatch):
+    """As many as the stage with the largest blocks has memory for."""
+    profile = saved_profile.SavedProfile(
+        activation_bytes=0, graphs=False, step_seconds=0.0, max_total_tokens=1
+    )
+    monkeypatch.setattr(saved_profile, "load", lambda key: profile)
+    monkeypatch.setattr(saved_profile, "key_of", lambda config: {})
+    free = 600 * BLOCK_BYTES
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 3 * free)
+
+    def size_stage(shard: Shard) -> int:
+        attention: Any = SimpleNamespace(
+            block_bytes=(1 + shard.stage) * BLOCK_BYTES,
+            device=torch.device("cpu"),
+            states=None,
+            specs=(),
+            allocate=lambda num_blocks: None,
+        )
+        sizing = KVCacheSizing(CONFIG, attention, shard, 0, lambda step: None, lambda: None)
+        return sizing.size().num_blocks
+
+    # Half of each stage's part of the memory, in which its small cache is counted as free.
+    fewest = (free // 2 + WARMUP_BLOCKS * 3 * BLOCK_BYTES // 2) // (3 * BLOCK_BYTES)
+    assert on_stages(3, 1, size_stage) == [fewest] * 3

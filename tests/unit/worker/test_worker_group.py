@@ -22,12 +22,12 @@ from tgi_cli.worker.tensor_parallel.messages import RunStep
 FAKE = Path(__file__).with_name("fake_shard.py")
 STEP = RunStep(Step(0, rows=[0], starts=[0], counts=[1], samples=[1]))
 
-Start = Callable[[str], WorkerGroup]
+Start = Callable[..., WorkerGroup]
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
-    """A group with one fake shard of the given behaviour."""
+    """A group with one fake shard of the given behaviour, or with one fake stage."""
     monkeypatch.setattr(group, "PING_SECONDS", 0.05)
     monkeypatch.setattr(group, "UNANSWERED", 10**6)  # a busy machine is no loss
     monkeypatch.setattr(group, "_VERDICT_SECONDS", 20.0)
@@ -35,9 +35,11 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     started: list[WorkerGroup] = []
 
-    def begin(behaviour: str) -> WorkerGroup:
+    def begin(behaviour: str, stages: int = 1) -> WorkerGroup:
         monkeypatch.setattr(shard_process, "COMMAND", [sys.executable, str(FAKE), behaviour])
-        started.append(WorkerGroup(resolved(num_shard=2)))
+        shards = 2 // stages
+        config = resolved(num_shard=shards, pipeline_parallel_size=stages)
+        started.append(WorkerGroup(config))
         return started[-1]
 
     yield begin
@@ -109,6 +111,14 @@ def test_a_shard_lost_in_a_step_is_named(start: Start, behaviour: str, cause: st
     assert lost.get(timeout=20) is caught.value
     with pytest.raises(ShardError, match=cause), workers.together():
         pass
+
+
+def test_a_lost_stage_is_named(start: Start) -> None:
+    workers = start("is killed", stages=2)
+    serving(workers)
+    with pytest.raises(ShardError) as caught:
+        run_into_its_end(workers)
+    assert caught.value.cause == "stage 0 was killed by SIGKILL"
 
 
 @pytest.mark.tgi_pain(11)

@@ -239,6 +239,13 @@ ENGINE_SETTINGS = (
             variables=("NUM_SHARD", "SM_NUM_GPUS"),
             brief="Devices to shard the model over.",
         ),
+        pipeline_parallel_size=Setting(
+            whole(1, 64),
+            "Number of pipeline stages, each with some of the model's layers, in --num-shard "
+            "processes of its own. As many steps are in flight as there are stages.",
+            1,
+            brief="Stages that the model's layers are divided into.",
+        ),
         replicas=Setting(
             whole(1, 64),
             "Number of replicas of the model behind the HTTP port, each a model server on its own "

@@ -114,6 +114,19 @@ CACHE_PANELS = PanelRow(
             queries={"cached": rate("tgi_request_cached_tokens_total")},
         ),
         Panel(
+            title="KV blocks on a disk",
+            unit="suffix: blocks/s",
+            queries={"{{event}}": rate("tgi_kv_cache_dir_blocks_total", "event")},
+            description="Only with --kv-cache-dir. hit: read instead of computed. miss: not there. "
+            "skipped: there, but computed faster.",
+        ),
+        Panel(
+            title="Size of the folder of KV blocks",
+            unit=BYTES,
+            queries={"{{instance}}": f"max by (instance) ({series('tgi_kv_cache_dir_bytes')})"},
+            description="Only with --kv-cache-dir.",
+        ),
+        Panel(
             title="Reusable content",
             unit=COUNT,
             queries={

@@ -8,7 +8,8 @@ from torch import Tensor
 from tgi_cli.attention import KVSpec, PagedAttention
 from tgi_cli.layers import Build, ReplicatedLinear, RMSNorm, RotaryEmbedding
 from tgi_cli.models.base import CausalLM, LoadableModel
-from tgi_cli.models.decoder import Caches, DecoderLayer, LayerInputs
+from tgi_cli.models.decoder import DecoderLayer, LayerInputs
+from tgi_cli.models.decoder_blocks import Caches
 from tgi_cli.models.speculators.choice import likeliest
 from tgi_cli.models.speculators.mtp_config import MTPSpec
 from tgi_cli.models.speculators.pairs import PairOutput

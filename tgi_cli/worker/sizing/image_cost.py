@@ -139,7 +139,7 @@ class ImageCostMeter:
         token_seconds = prompt / tokens
         if self._shard.smallest(int(not problem)):
             row_cost = max(1e-3, self._longest(seconds / rows / token_seconds))
-        elif self._shard.rank == 0:
+        elif self._shard.leads:
             log.warning("the cost of images is guessed, as it cannot be measured: %s", problem)
         layers = max(1, self._tower.parts)
         cache_rows = self._shard.smallest(max(rows, CACHE_BYTES // row_bytes))

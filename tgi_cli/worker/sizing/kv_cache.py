@@ -202,7 +202,7 @@ class KVCacheSizing:
         cacheable = shard.smallest(free // max(1, self._block_bytes) * config.block_size)
         part, began = part_of_worst(config), time.monotonic()
         with threads_for(self.weight_bytes, device):
-            spans = any(spec.spans != "none" for spec in self.attention.specs)
+            spans = shard.any(any(spec.spans != "none" for spec in self.attention.specs))
             for step in worst_steps(config, cacheable, spans):
                 self.run(step)
         # On CUDA nearly all of it is what happens once: kernels are compiled and tuned.
@@ -231,11 +231,18 @@ class KVCacheSizing:
             # The others may not have loaded their weights yet, and take a cache as large.
             available = max(0, available - (replicas - 1) * self.weight_bytes) // replicas
         budget = cache_budget(config, available, profile.activation_bytes, total_memory(device))
-        budget = self.shard.smallest(budget // sharers)
+        budget //= sharers
+        if self.shard.stages > 1:
+            # Stages have different numbers of layers, and blocks the same ids on all of them.
+            affordable = self.shard.smallest(budget // max(1, block_bytes))
+            block_bytes = -self.shard.smallest(-block_bytes)
+            budget = affordable * block_bytes
+        else:
+            budget = self.shard.smallest(budget)
         num_slots, config = size_states(config, budget, slot_bytes)
         if config.max_batch_size < self.config.max_batch_size:
             text = "memory for the recurrent states of %d of %d sequences: max_batch_size is %d"
-            if self.shard.rank == 0:
+            if self.shard.leads:
                 lower, asked = config.max_batch_size, self.config.max_batch_size
                 log.warning(text, lower, asked, lower)
         num_blocks, config = size_cache(config, budget - num_slots * slot_bytes, block_bytes)
@@ -254,10 +261,10 @@ class KVCacheSizing:
     @property
     def _sharers(self) -> int:
         """Processes on a CPU share its memory, and each counts what all of them take."""
-        return self.shard.size if self.attention.device.type == "cpu" else 1
+        return self.shard.processes if self.attention.device.type == "cpu" else 1
 
     def _log(self, text: str, *values: object) -> None:
-        if self.shard.rank == 0:
+        if self.shard.leads:
             log.info(text, *values)
 
 

@@ -1,5 +1,5 @@
-"""Shard 0's side of tensor parallelism: starts the other shards, sends them every step, and
-detects when one is lost.
+"""Shard 0's side of tensor and pipeline parallelism: starts the other processes, the shards of all
+stages, sends them every step, and detects when one is lost.
 
 A shard that dies closes its sockets; one that is stopped leaves pings unanswered; one that runs
 and does not compute lets the operation that waits for it time out. Each of these ends all shards
@@ -51,6 +51,10 @@ OPERATION_SECONDS = {"cpu": 10.0, "cuda": 60.0}
 """Time limit of an operation for shard 0 while it serves. On CUDA devices torch enforces it by
 aborting the process, and :data:`CUDA_STEP_SECONDS` comes first."""
 
+WORST_STEPS = 2
+"""A stage waits for what the one before computes: so many times the worst step of the warm-up for
+each stage, beside the limit of an operation."""
+
 CUDA_STEP_SECONDS = 30
 """Time limit of a whole step on CUDA devices. A step on a CPU may take minutes if all shards
 compute."""
@@ -63,21 +67,25 @@ _SEE_LOG = "see its log above"
 
 
 class WorkerGroup:
-    """The other shards. Use it from one thread, except for :meth:`watch` and :meth:`close`.
+    """The other processes. Use it from one thread, except for :meth:`watch` and :meth:`close`.
 
     Args:
-        config: what to load, in ``config.num_shard`` processes.
+        config: what to load, in ``config.num_processes`` processes.
 
     Attributes:
         shard: this process's share, connected by :meth:`connect`.
-        processes: of the other shards.
+        processes: the others.
 
     Raises:
         ShardError: they cannot be started.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.shard = Shard(0, config.num_shard, device_of(config.device, 0))
+        stages = config.pipeline_parallel_size
+        device = device_of(config.device, 0)
+        self.shard = Shard.of_process(0, config.num_shard, stages, device)
+        self._name = config.process_name(0)
+        self._stage_seconds = START_SECONDS
         self._folder: Path | None = None
         self.processes: list[ShardProcess] = []
         self._changed = threading.Condition()
@@ -91,14 +99,14 @@ class WorkerGroup:
         """Pings since a step began, or None between steps."""
         self._monitor = threading.Thread(target=self._monitor_shards, name="shards", daemon=True)
         try:
-            for rank in range(1, config.num_shard):
-                self.processes.append(ShardProcess(rank))
+            for number in range(1, config.num_processes):
+                self.processes.append(ShardProcess(number, config.process_name(number)))
             self._folder = Path(
                 tempfile.mkdtemp(prefix=SHARDS_PREFIX, dir=os.environ.get(VARIABLE))
             )
             for process in self.processes:
                 command = messages.ShardAssignment(
-                    process.rank, config, str(self._folder), _log_level()
+                    process.number, config, str(self._folder), _log_level()
                 )
                 process.commands.send(messages.encode(command))
             self._monitor.start()
@@ -126,9 +134,15 @@ class WorkerGroup:
             self.shard.connect(self._folder, CONNECT_SECONDS)
             self.shard.set_timeout(START_SECONDS)
 
-    def serve(self) -> None:
-        """Switch to the time limits of serving, after the warm-up."""
-        self.shard.set_timeout(OPERATION_SECONDS[self.shard.device.type])
+    def serve(self, step_seconds: float = 0.0) -> None:
+        """Switch to the time limits of serving, after the warm-up.
+
+        Args:
+            step_seconds: of the worst step, through all stages.
+        """
+        seconds = OPERATION_SECONDS[self.shard.device.type]
+        self._stage_seconds = seconds + WORST_STEPS * self.shard.stages * step_seconds
+        self.shard.set_timeout(seconds, self._stage_seconds)
         self._serving = True
 
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:
@@ -225,9 +239,11 @@ class WorkerGroup:
         if "timed out" in text.lower():
             seconds = OPERATION_SECONDS[self.shard.device.type]
             cause = f"a shard did not take part in a step for {seconds:g} s"
+            if self.shard.stages > 1:
+                cause = f"a stage did not take part in a step for {self._stage_seconds:.3g} s"
             self._lose(ShardError(cause, "see the shards' logs above"))
         else:
-            self._lose(ShardError(f"shard 0: {type(error).__name__}: {text}", _SEE_LOG))
+            self._lose(ShardError(f"{self._name}: {type(error).__name__}: {text}", _SEE_LOG))
         assert self._lost is not None
         return self._lost
 
@@ -261,7 +277,7 @@ class WorkerGroup:
                     try:
                         self._handle_event(key.data)
                     except (OSError, ValueError) as error:  # an incomplete or invalid message
-                        cause = f"invalid message from shard {key.data.rank}: {error}"
+                        cause = f"invalid message from {key.data.name}: {error}"
                         self._lose(ShardError(cause, _SEE_LOG))
                 if time.monotonic() >= due:
                     due = time.monotonic() + PING_SECONDS
@@ -278,7 +294,7 @@ class WorkerGroup:
         event = messages.decode_event(message)
         if isinstance(event, messages.Failed):
             kind = getattr(errors, event.kind, ShardError)
-            self._lose(kind(f"shard {process.rank}: {event.cause}", event.remedy or _SEE_LOG))
+            self._lose(kind(f"{process.name}: {event.cause}", event.remedy or _SEE_LOG))
         elif isinstance(event, messages.AdapterPrepared):
             error = TgiError(event.cause, event.remedy) if event.cause else None
             with self._changed:
@@ -297,7 +313,7 @@ class WorkerGroup:
         limit = UNANSWERED if self._serving else UNANSWERED_AT_START
         for process in self.processes:
             if process.unanswered >= limit:
-                cause = f"shard {process.rank} has not answered for {limit * PING_SECONDS:g} s"
+                cause = f"{process.name} has not answered for {limit * PING_SECONDS:g} s"
                 self._lose(ShardError(cause, "it was stopped, or it hangs"))
                 return
             process.ping()

@@ -1,4 +1,4 @@
-"""The process of shards 1, 2, ...: executes commands of shard 0 until shard 0 is gone.
+"""The process of another shard or stage: executes commands of shard 0 until shard 0 is gone.
 
 Started by :mod:`tgi_cli.worker.tensor_parallel.group` with two inherited sockets. The main thread
 executes commands; another answers pings from the start. Signals that end a service are shard 0's
@@ -47,7 +47,8 @@ def main() -> NoReturn:
     if first is None:
         os._exit(ExitCode.OK)
     assignment = messages.decode_assignment(first)
-    setup(f"shard {assignment.rank}", assignment.log_level, assignment.config.json_output)
+    config = assignment.config
+    setup(config.process_name(assignment.process), assignment.log_level, config.json_output)
     dump_on_signal()
     folder = Path(assignment.folder)
     threading.Thread(target=_answer, args=(events, folder), name="events", daemon=True).start()
@@ -73,8 +74,9 @@ def _load(assignment: messages.ShardAssignment, folder: Path, events: Channel) -
     from tgi_cli.worker.tensor_parallel.group import CONNECT_SECONDS, START_SECONDS
 
     config = assignment.config
-    device = device_of(config.device, assignment.rank)
-    shard = Shard(assignment.rank, config.num_shard, device)
+    device = device_of(config.device, assignment.process)
+    stages = config.pipeline_parallel_size
+    shard = Shard.of_process(assignment.process, config.num_shard, stages, device)
     worker = make_worker(config, shard)
     events.send(messages.encode(messages.Loaded()))
     shard.connect(folder, CONNECT_SECONDS)

@@ -18,12 +18,12 @@ from tgi_cli.engine.step import NO_EXTRAS, NewRow, Step
 
 
 class ShardAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """The first message: what to load, as which shard.
+    """The first message: what to load, as which process (:meth:`Shard.of_process`).
 
     Shards connect in ``folder`` (:meth:`tgi_cli.device.distributed.Shard.connect`).
     """
 
-    rank: int
+    process: int
     config: EngineConfig
     folder: str
     log_level: str

@@ -27,7 +27,7 @@ _WHY: dict[int, str] = {
 
 
 class ShardProcess:
-    """Starts the process of shard ``rank``.
+    """Starts process ``number`` of a model, which messages call ``name``.
 
     Attributes:
         popen: the process.
@@ -37,8 +37,9 @@ class ShardProcess:
         unanswered: pings since its last answer.
     """
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
         self.loaded = False
         self.unanswered = 0
         ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
@@ -83,11 +84,11 @@ class ShardProcess:
         try:
             status = self.popen.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:
-            return ShardError(f"shard {self.rank} has closed its connection", see)
+            return ShardError(f"{self.name} has closed its connection", see)
         if status >= 0:
-            return ShardError(f"shard {self.rank} ended with status {status}", see)
+            return ShardError(f"{self.name} ended with status {status}", see)
         try:
             name = signal.Signals(-status).name
         except ValueError:
             name = f"signal {-status}"
-        return ShardError(f"shard {self.rank} was killed by {name}", _WHY.get(-status, see))
+        return ShardError(f"{self.name} was killed by {name}", _WHY.get(-status, see))

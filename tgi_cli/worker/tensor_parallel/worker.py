@@ -63,7 +63,7 @@ class ShardedWorker:
         try:
             with self._group.starting():
                 capacity = self._own.warmup()
-                self._group.serve()
+                self._group.serve(capacity.step_seconds)
         except BaseException:
             self.close()
             raise
