@@ -24,11 +24,12 @@ from tgi_cli.deploy.kubernetes.autoscaling import adapter_rules, scaled_object
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
 from tgi_cli.deploy.monitoring.alerts import render_alerts
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("prometheus"), reason="prometheus is not installed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed"),
+]
 
-SECONDS = 90.0
+SECONDS = 150.0
 LABELS = {
     "namespace": "llm",
     "pod": "tgi-1",
