@@ -18,8 +18,9 @@ import os
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.tools.server_process import free_ports
@@ -45,12 +46,12 @@ class Stage:
     Attributes:
         name: what happens.
         began: seconds since the clone began.
-        screen: the last line that the screen had in it.
+        lines: the last lines of the screen in it, and how often they were seen.
     """
 
     name: str
     began: float
-    screen: str = ""
+    lines: Counter[str] = field(default_factory=Counter)
 
 
 def first_token(port: int) -> bool:
@@ -74,7 +75,8 @@ def run(folder: Path, port: int) -> list[Stage]:
     stages: list[Stage] = []
     awaited = [*STAGES]
     end = time.monotonic() + _SECONDS
-    with Terminal(command, {}, columns=100, lines=30) as terminal:
+    own = {"PYTHONPATH": ""}  # the clone's package, not this one
+    with Terminal(command, own, columns=100, lines=30) as terminal:
         while time.monotonic() < end:
             lines = terminal.shown()
             now = time.monotonic() - began
@@ -84,7 +86,7 @@ def run(folder: Path, port: int) -> list[Stage]:
                 del awaited[: begun[-1] + 1]
                 print(f"{now:.0f} s: {stages[-1].name}", flush=True)
             elif stages and lines:
-                stages[-1].screen = lines[-1].strip()
+                stages[-1].lines[lines[-1].strip()] += 1
             if not awaited and first_token(port):
                 stages.append(Stage("the first token", time.monotonic() - began))
                 return stages
@@ -96,9 +98,9 @@ def run(folder: Path, port: int) -> list[Stage]:
 
 def table(stages: Sequence[Stage]) -> None:
     """Print the stages as docs/install.md has them."""
-    print("\n| from | what happens | the last line on the screen |\n|---|---|---|")
+    print("\n| from | what happens | longest on the screen's last line |\n|---|---|---|")
     for stage in stages:
-        shown = f"`{stage.screen}`" if stage.screen else ""
+        shown = "".join(f"`{line}`" for line, _ in stage.lines.most_common(1))
         print(f"| {stage.began:.0f} s | {stage.name} | {shown} |")
 
 

@@ -6,7 +6,7 @@
 Weights are those of several layers, cycled so that they come from memory. Each cell is the median
 of the microseconds of a product (CPU time with one thread, else wall time); all cells take turns
 until the time is up, so that other load on the machine affects them alike. ``int8 a8`` and
-``int4 a8`` round activations to 8 bits; types of GGUF (``Q4_K``, ``Q6_K``) are kinds, too. With
+``int4 a8`` round activations to 8 bits; types of GGUF are kinds, too (``Q4_K``, ``Q4_K a8``). With
 ``--against``, cells are ``this build / another ...``; builds are the files
 ``tgi-kernels-DIGEST-LEVEL.so`` in ``~/.cache/tgi/kernels``.
 """
@@ -58,7 +58,8 @@ def pack(kind: str, inputs: int, outputs: int) -> PackedMatrix | None:
         return pack_bf16(torch.randn(outputs, inputs).bfloat16())
     name, _, narrow = kind.partition(" ")
     if name in LAYOUTS:
-        return pack_gguf(name, inputs, outputs)
+        found = pack_gguf(name, inputs, outputs)
+        return None if found and narrow and not quantize_inputs(found) else found
     bits = 4 if name in ("int4", "nf4") else 8
     group = GROUP if bits == 4 else 0
     codes = torch.randint(0, 2**bits - 16 * (name == "fp8"), (outputs, inputs), dtype=torch.uint8)
@@ -149,7 +150,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=40.0, help="for each shape")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="inputs x outputs")
-    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *LAYOUTS], default=list(KINDS[:5]))
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=[*KINDS, *LAYOUTS, *(f"{each} a8" for each in LAYOUTS)],
+        default=list(KINDS[:5]),
+    )
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     options = parser.parse_args()
     ours = cpp_library()

@@ -3,11 +3,12 @@
     python -m tests.tools.checkpoints --shape 135m --full-tokenizer /tmp/135m
     python -m tests.benchmarks.startup --model bundled --model /tmp/135m --rounds 5
 
-A server is ready at the first 200 of ``/health``, which is polled every 10 ms. For a cold start,
-the files of the checkpoint and of all packages that the interpreter may import are dropped from the
-page cache first (posix_fadvise DONTNEED; files that another process has mapped stay).
-``--variant NAME:FLAGS`` adds starts with extra flags, alternating with the others. To measure the
-gain of ``tgi warmup``, use ``--variant cached: --variant measured:--no-measured-limits``.
+A server is ready at the first 200 of ``/health``, which is polled every 10 ms; its memory is the
+sum of what its processes have taken at most (VmHWM) until then. A model may be a GGUF file, too.
+For a cold start, the files of the checkpoint and of all packages that the interpreter may import
+are dropped from the page cache first (posix_fadvise DONTNEED; files that another process has mapped
+stay). ``--variant NAME:FLAGS`` adds starts with extra flags, alternating with the others; the gain
+of ``tgi warmup`` is shown by ``--variant cached: --variant measured:--no-measured-limits``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tests.benchmarks.peers import machine
 from tests.tools.server_process import free_ports, stop
 
 _READY_SECONDS = 300.0
@@ -40,7 +42,8 @@ def files_of(model: str) -> list[Path]:
     folders = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
     folders.add(Path(__file__).resolve().parents[2] / "tgi_cli")
     folders.update([] if model == "bundled" else [Path(model)])
-    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    found = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return [*found, *(file for file in folders if file.is_file())]
 
 
 def drop(files: Iterable[Path]) -> None:
@@ -83,20 +86,25 @@ class Server:
             time.sleep(0.01)
         raise SystemExit("the server did not become ready")
 
+    def peak_memory(self) -> float:
+        """Return the sum of the most memory that each of its processes has had, in MB."""
+        return machine.memory(self._process.pid).peak
+
     def close(self) -> None:
         stop(self._process, 30)
 
 
-def start(model: str, dropped: Iterable[Path], extra: Sequence[str]) -> tuple[float, float]:
-    """Start and stop a server; return the seconds until it was ready, and its CPU seconds."""
+def start(model: str, dropped: Iterable[Path], extra: Sequence[str]) -> tuple[float, float, float]:
+    """Start and stop a server; return its seconds until it was ready, CPU seconds and MB."""
     drop(dropped)
     before = cpu_so_far()
     server = Server(model, extra)
     try:
         seconds = server.ready()
+        megabytes = server.peak_memory()
     finally:
         server.close()
-    return seconds, cpu_so_far() - before
+    return seconds, cpu_so_far() - before, megabytes
 
 
 def cpu_so_far() -> float:
@@ -144,17 +152,18 @@ def measure(
         for model in models:
             for variant, extra in variants.items():
                 for cold in (True, False):
-                    seconds, cpu = start(model, files[model] if cold else (), extra)
+                    seconds, cpu, memory = start(model, files[model] if cold else (), extra)
                     if number:  # the first one fills caches on disk
                         state = "cold" if cold else "warm"
                         name = ", ".join(filter(None, (Path(model).name, state, variant)))
                         taken.setdefault(name, []).append(seconds)
                         taken.setdefault(f"{name}: CPU", []).append(cpu)
+                        taken.setdefault(f"{name}: MB", []).append(memory)
     return {name: summary(values) for name, values in taken.items()}
 
 
 def table(title: str, rows: dict[str, dict[str, float]]) -> None:
-    print(f"\n| {title} | median s | least | most | rounds |\n|---|---|---|---|---|")
+    print(f"\n| {title} | median | least | most | rounds |\n|---|---|---|---|---|")
     for name, row in rows.items():
         print(
             f"| {name} | {row['median']:.3f} | {row['least']:.3f} | {row['most']:.3f} "
@@ -164,7 +173,7 @@ def table(title: str, rows: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", action="append", help="folder of a checkpoint, or `bundled`")
+    parser.add_argument("--model", action="append", help="a checkpoint, or `bundled`")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--variant", action="append", help="NAME:FLAGS of `tgi serve`")
     parser.add_argument("--skip-help", action="store_true", help="measure only starts")

@@ -187,7 +187,7 @@ SIGHT_CASES: dict[str, SightCase] = {
             perceiver_config={
                 "hidden_size": 64,
                 "resampler_n_latents": 3,
-                "resampler_depth": 2,
+                "resampler_depth": 1,
                 "resampler_n_heads": 2,
                 "resampler_head_dim": 16,
                 "num_key_value_heads": 1,

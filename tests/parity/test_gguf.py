@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +19,16 @@ from tests.tools.gguf_files import write_gguf
 from tests.tools.lora_adapters import make_adapter
 from tests.tools.paged_run import PagedRun, expected, load, random_ids
 from tests.tools.thread_shards import sharded_logits
+from tgi_cli import demo
+from tgi_cli.gguf.model_config import model_config
+from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import load_model, model_facts, read_config
 from tgi_cli.models.lora import lora_targets, read_adapter
+from tgi_cli.process.progress import ProgressReporter
+from tgi_cli.quantize.gguf_output import quantize_to_gguf
+from tgi_cli.quantize.options import QuantizeOptions
 
 TOLERANCE = 1e-4
 """Of logits in float32, whose standard deviation is about 1."""
@@ -83,9 +91,23 @@ FAMILIES = (
     "gpt-oss",
     "LFM 2",
     "LFM 2 MoE",
+    "DeepSeek V2",
+    "DeepSeek V2 Lite",
+    "DeepSeek V3",
+    "Kimi K2",
+    "GLM-4.7-Flash",
+    "Youtu-LLM",
+    "Gemma 3n",
+    "Gemma 4",
+    "Gemma 4, dense",
+    "Gemma 4 with experts",
+    "Nemotron-H",
+    "Nemotron 3",
+    "Nemotron 3, latent experts",
 )
 
 _WITHOUT = {
+    "DeepSeek V2 Lite": {"attention_bias": False, "n_group": 1, "topk_group": 1},
     "Gemma 2": {"query_pre_attn_scalar": 16},
     "Gemma 3": {"query_pre_attn_scalar": 16},
     "Granite 4, dense and rotated": {"time_step_limit": (0.0, float("inf"))},
@@ -97,9 +119,17 @@ _WITHOUT = {
         "use_qk_norm": True,
     },
     "Mixtral": {"sliding_window": None},
+    "Nemotron 3": {"time_step_min": 0.001},
     "Qwen 3 MoE, windows": {"sliding_window": None, "norm_topk_prob": True},
 }
 """Options that files cannot express, off or as files imply them."""
+
+
+WRITTEN = (
+    *("Gemma", "Gemma 2", "Gemma 3", "Granite", "OLMo 2", "Phi-3", "Phi-4", "Seed-OSS"),
+    *("SmolLM 3", "Mixtral", "Qwen 2 MoE", "Qwen 3 MoE, windows"),
+)
+"""Families that ``tgi quantize --format gguf`` writes, beside Llama, Mistral and Qwen."""
 
 
 def mixed(name: str) -> str:
@@ -131,7 +161,8 @@ def test_types(kind: str, llama: Path, tmp_path: Path) -> None:
 def test_families(name: str, tmp_path: Path) -> None:
     plain, path, twin = (tmp_path / each for each in ("plain", "gguf", "twin"))
     case = CASES[name]
-    stored = {} if name == "Mixtral" else case.stored  # which leaves out the base of angles
+    # What is left out: the base of angles, and a bound of steps.
+    stored = {} if name in ("Mixtral", "Nemotron 3") else case.stored
     case = replace(case, values={**case.values, **_WITHOUT.get(name, {})}, stored=stored)
     make_checkpoint(case, plain)
     write_gguf(plain, path, "Q8_0", twin)
@@ -143,6 +174,36 @@ def test_families(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(got, wanted, atol=TOLERANCE, rtol=0)
     for logits in sharded_logits(path, 2, [ids]):
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("arch", "name"), [("qwen2vl", "Qwen 2"), ("qwen3vl", "Qwen 3")])
+def test_decoders_of_models_that_see(arch: str, name: str, tmp_path: Path) -> None:
+    plain, path, twin = (tmp_path / each for each in ("plain", "gguf", "twin"))
+    write_gguf(make_checkpoint(CASES[name], plain), path, "Q8_0", twin, arch=arch)
+    ids = random_ids(100, seed=1)
+    got = PagedRun(load(path), torch.float32, "torch").step({"a": ids})["a"]
+    torch.testing.assert_close(got, Oracle(twin, CASES[name]).logits(ids), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_files_are_read_as_the_checkpoint_was(name: str, tmp_path: Path) -> None:
+    plain, path = tmp_path / "plain", tmp_path / "gguf"
+    case, bundled = CASES[name], demo.model_path()
+    case = replace(case, stored={} if name == "Mixtral" else case.stored)
+    vocab_size = json.loads((bundled / "config.json").read_text())["vocab_size"]
+    values = {**case.values, **_WITHOUT.get(name, {}), "vocab_size": vocab_size}
+    make_checkpoint(replace(case, values=values), plain)
+    for each in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled / each, plain / each)
+    file = path / "model.gguf"
+    options = QuantizeOptions(model_id="x", output_dir=file, format="gguf", exclude=("*",))
+    quantize_to_gguf(plain, options, ProgressReporter(show_bar=False, log_interval=None))
+    (path / "config.json").write_text(json.dumps(model_config(read_gguf(file))))
+    ids = random_ids(100, seed=1)
+    wanted, got = (
+        PagedRun(load(each), torch.float32, "torch").step({"a": ids})["a"] for each in (plain, path)
+    )
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
 def test_the_engine_generates_what_transformers_does(tmp_path: Path) -> None:

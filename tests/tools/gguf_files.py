@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,12 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.tools import gguf_late_families
+from tests.tools.gguf_late_families import Part, put
 from tgi_cli.gguf.model_config import model_config
 from tgi_cli.gguf.reader import read_gguf
 
-ARCHITECTURES = {
+ARCHITECTURES = gguf_late_families.ARCHITECTURES | {
     "falcon": gguf.MODEL_ARCH.FALCON,
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
@@ -86,20 +87,29 @@ Kinds = Callable[[str], str]
 
 
 def write_gguf(
-    plain: Path, out: Path, kinds: str | Kinds = "Q8_0", twin: Path | None = None, seed: int = 0
+    plain: Path,
+    out: Path,
+    kinds: str | Kinds = "Q8_0",
+    twin: Path | None = None,
+    seed: int = 0,
+    arch: str | None = None,
 ) -> Path:
     """Write the checkpoint in the folder ``plain`` as a GGUF file in the folder ``out``.
 
     Beside it is the config.json that its keys make. ``twin`` gets a checkpoint in float32 of what
-    the file's tensors stand for.
+    the file's tensors stand for. ``arch`` names another architecture with the same tensors.
     """
     raw = json.loads((plain / "config.json").read_text())
     tensors = {name: each.float().numpy() for name, each in _load(plain).items()}
     out.mkdir(parents=True, exist_ok=True)
     file = out / "model.gguf"
     kind = (lambda name: kinds) if isinstance(kinds, str) else kinds
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[raw["model_type"]]])
-    _add_keys(writer, raw, tensors)
+    arch = arch or gguf.MODEL_ARCH_NAMES[ARCHITECTURES[raw["model_type"]]]
+    writer = gguf.GGUFWriter(file, arch)
+    if raw["model_type"] in gguf_late_families.ARCHITECTURES:
+        gguf_late_families.add_keys(writer, raw)
+    else:
+        _add_keys(writer, raw, tensors)
     rng = np.random.default_rng(seed)
     stands_for: dict[str, np.ndarray] = {}
     for name, parts in _renamed(raw, tensors).items():
@@ -113,13 +123,14 @@ def write_gguf(
             data, meant = quantized(numbers, given, rng)
             stored.append(data)
             values.append(meant)
-            _put(stands_for, part, meant, tensors[part.name].shape)
+            put(stands_for, part, meant, tensors[part.name].shape)
         whole = np.stack(stored) if len(parts) > 1 or parts[0].stacked else stored[0]
         plain_type = given in ("F32", "F16")
         writer.add_tensor(
             name, whole, raw_dtype=None if plain_type else GGMLQuantizationType[given]
         )
-    for name, numbers in _rope_tensors(raw, plain).items():
+    factors = gguf_late_families.rope_tensors(raw) or _rope_tensors(raw, plain)
+    for name, numbers in factors.items():
         writer.add_tensor(name, numbers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -173,55 +184,6 @@ def random_blocks(numbers: np.ndarray, kind: str, rng: np.random.Generator) -> n
     return blocks.reshape(rows, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A tensor of the checkpoint, or rows of one, on its way into the file."""
-
-    name: str
-    order: np.ndarray | None = None
-    transposed: bool = False
-    shift: float = 0.0
-    stacked: bool = False
-    pick: Any = None
-    """What is taken of the tensor."""
-    columns: np.ndarray | None = None
-    logarithm: bool = False
-    """Whether it is stored as what the logarithm is of, negated."""
-    width: int = 0
-    """Columns of a matrix as which a vector is stored."""
-
-    def apply(self, tensor: np.ndarray) -> np.ndarray:
-        numbers = tensor if self.pick is None else tensor[self.pick]
-        numbers = numbers.T if self.transposed else numbers
-        numbers = numbers.squeeze(1) if numbers.ndim == 3 else numbers
-        numbers = numbers if self.order is None else numbers[self.order]
-        numbers = numbers if self.columns is None else numbers[:, self.columns]
-        numbers = -np.exp(numbers) if self.logarithm else numbers
-        numbers = numbers.reshape(-1, self.width) if self.width else numbers
-        return np.ascontiguousarray(numbers + np.float32(self.shift))
-
-
-def _put(
-    out: dict[str, np.ndarray], part: _Part, values: np.ndarray, shape: tuple[int, ...]
-) -> None:
-    """Undo :meth:`_Part.apply`."""
-    values = values - np.float32(part.shift)
-    values = np.log(-values) if part.logarithm else values
-    if part.columns is not None:
-        undone = np.empty_like(values)
-        undone[:, part.columns] = values
-        values = undone
-    if part.order is not None:
-        undone = np.empty_like(values)
-        undone[part.order] = values
-        values = undone
-    values = values.T if part.transposed else values
-    if part.pick is None:
-        out[part.name] = values.reshape(shape)
-    else:
-        out.setdefault(part.name, np.zeros(shape, np.float32))[part.pick] = values
-
-
 def _load(folder: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for file in folder.glob("*.safetensors"):
@@ -229,21 +191,29 @@ def _load(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def _renamed(raw: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, list[_Part]]:
+def _in_numerical_order(name: str) -> list[tuple[int, str]]:
+    """Sorts experts by number, as they are stacked."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def _renamed(raw: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, list[Part]]:
     """The file's tensors, with the parts that each is stacked of."""
     kind = raw["model_type"]
-    count = raw.get("num_hidden_layers") or raw["n_layer"]
+    count = gguf_late_families.num_layers(raw)
     names = gguf.get_tensor_name_map(ARCHITECTURES[kind], count)
-    found: dict[str, list[_Part]] = {}
-    for name, tensor in tensors.items():
-        for theirs, part in _parts(raw, name, tensor):
-            new = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+    found: dict[str, list[Part]] = {}
+    for name in sorted(tensors, key=_in_numerical_order):
+        tensor = tensors[name]
+        late = gguf_late_families.parts_of(raw, name, tensor)
+        for theirs, part in late or _parts(raw, name, tensor):
+            known = theirs.startswith("blk.")
+            new = theirs if known else names.get_name(theirs, try_suffixes=(".weight", ".bias"))
             assert new is not None, (name, theirs)
             found.setdefault(new, []).append(part)
     return found
 
 
-def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
+def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[str, Part]]:
     """What becomes of a tensor: names as the package knows them, and parts."""
     kind = raw["model_type"]
     if kind == "gpt_oss" and ".experts." in name:
@@ -259,11 +229,11 @@ def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[
         if kind in ("mixtral", "lfm2_moe"):
             stack = stack.replace("model.layers", "layers")
             stack = stack.replace("block_sparse_moe", "feed_forward")
-        return [(stack, _Part(name, stacked=True))]
+        return [(stack, Part(name, stacked=True))]
     if name.endswith("sinks"):
-        return [(f"{name}.weight", _Part(name))]
+        return [(f"{name}.weight", Part(name))]
     if name.endswith("expert_bias"):
-        return [(f"{name}.bias", _Part(name))]
+        return [(f"{name}.bias", Part(name))]
     order = None
     if kind in _PERMUTED and ("q_proj" in name or "k_proj" in name):
         heads = raw["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
@@ -284,12 +254,12 @@ def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[
         return _parts_of_qwen3_next(raw, name, tensor)
     if ".linear_attn." in name:
         return [_part_of_linear_attention(raw, name, tensor)]
-    return [(name, _Part(name, order, transposed, shift))]
+    return [(name, Part(name, order, transposed, shift))]
 
 
 def _part_of_linear_attention(
     raw: Mapping[str, Any], name: str, tensor: np.ndarray
-) -> tuple[str, _Part]:
+) -> tuple[str, Part]:
     """Value heads in turns of their key heads: those of a key head are together before."""
     keys, values = raw["linear_num_key_heads"], raw["linear_num_value_heads"]
     before = 2 * keys * raw["linear_key_head_dim"]
@@ -299,19 +269,19 @@ def _part_of_linear_attention(
 
     module = name.partition(".linear_attn.")[2]
     if module == "norm.weight":
-        return name, _Part(name)
+        return name, Part(name)
     if module == "out_proj.weight":
-        return name, _Part(name, columns=in_turns(np.arange(tensor.shape[1])))
+        return name, Part(name, columns=in_turns(np.arange(tensor.shape[1])))
     places = np.arange(len(tensor))
     if module in ("in_proj_qkv.weight", "conv1d.weight"):
-        return name, _Part(name, np.concatenate([places[:before], in_turns(places[before:])]))
+        return name, Part(name, np.concatenate([places[:before], in_turns(places[before:])]))
     if module == "A_log":
-        return name, _Part(name, in_turns(places), logarithm=True)
+        return name, Part(name, in_turns(places), logarithm=True)
     theirs = name.replace("dt_bias", "dt_proj.bias")
-    return theirs, _Part(name, in_turns(places))
+    return theirs, Part(name, in_turns(places))
 
 
-def _parts_of_gpt_oss(name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
+def _parts_of_gpt_oss(name: str, tensor: np.ndarray) -> list[tuple[str, Part]]:
     """Experts of one tensor, gates and ups in turns, weights as [in, out]."""
     bias = name.endswith("_bias")
     base = name.removesuffix("_bias")
@@ -326,20 +296,20 @@ def _parts_of_gpt_oss(name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
     for new, rows in halves.items():
         for expert in range(len(tensor)):
             pick = (expert, rows) if bias else (expert, slice(None), rows)
-            part = _Part(name, transposed=not bias, stacked=True, pick=pick)
+            part = Part(name, transposed=not bias, stacked=True, pick=pick)
             found.append((new + suffix, part))
     return found
 
 
 def _parts_of_qwen3_next(
     raw: Mapping[str, Any], name: str, tensor: np.ndarray
-) -> list[tuple[str, _Part]]:
+) -> list[tuple[str, Part]]:
     """Queries, keys and values of all heads in one tensor, gates in another."""
     module = name.partition(".linear_attn.")[2]
     if module == "A_log":
-        return [(name, _Part(name, logarithm=True))]
+        return [(name, Part(name, logarithm=True))]
     if module != "in_proj_qkvz.weight":
-        return [(name.replace("dt_bias", "dt_proj.bias"), _Part(name))]
+        return [(name.replace("dt_bias", "dt_proj.bias"), Part(name))]
     keys, values = raw["linear_num_key_heads"], raw["linear_num_value_heads"]
     wide = values // keys * raw["linear_value_head_dim"]
     places = np.arange(len(tensor)).reshape(keys, -1)
@@ -347,12 +317,12 @@ def _parts_of_qwen3_next(
     *mixed, gates = np.split(places, np.cumsum(sizes)[:-1], axis=1)
     together = np.concatenate([part.reshape(-1) for part in mixed])
     return [
-        (name.replace("qkvz", "qkv"), _Part(name, pick=together)),
-        (name.replace("qkvz", "z"), _Part(name, pick=gates.reshape(-1))),
+        (name.replace("qkvz", "qkv"), Part(name, pick=together)),
+        (name.replace("qkvz", "z"), Part(name, pick=gates.reshape(-1))),
     ]
 
 
-def _parts_of_llama4(name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
+def _parts_of_llama4(name: str, tensor: np.ndarray) -> list[tuple[str, Part]]:
     """Experts of one tensor, gates before ups, weights as [in, out]."""
     half = tensor.shape[2] // 2
     halves = {name: slice(None)}
@@ -362,7 +332,7 @@ def _parts_of_llama4(name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
             name.replace("gate_up", "up"): slice(half, None),
         }
     return [
-        (f"{new}.weight", _Part(name, transposed=True, stacked=True, pick=(e, slice(None), rows)))
+        (f"{new}.weight", Part(name, transposed=True, stacked=True, pick=(e, slice(None), rows)))
         for new, rows in halves.items()
         for e in range(len(tensor))
     ]
@@ -370,13 +340,13 @@ def _parts_of_llama4(name: str, tensor: np.ndarray) -> list[tuple[str, _Part]]:
 
 def _parts_of_granite(
     raw: Mapping[str, Any], name: str, tensor: np.ndarray
-) -> list[tuple[str, _Part]]:
+) -> list[tuple[str, Part]]:
     """Gates apart from ups, of experts and of what they share; vectors as matrices."""
     layer, _, module = name.partition(".mamba.")
     if module:
         theirs = name.replace("dt_bias", "dt_proj.bias")
         columns = {"A_log": 1, "D": 1, "norm.weight": len(tensor) // raw["mamba_n_groups"]}
-        return [(theirs, _Part(name, logarithm=module == "A_log", width=columns.get(module, 0)))]
+        return [(theirs, Part(name, logarithm=module == "A_log", width=columns.get(module, 0)))]
     layer = name.partition(".block_sparse_moe.")[0].partition(".shared_mlp.")[0]
     shared = "shared_mlp" in name
     module = "mlp.experts" if not shared else "mlp.shared_expert"
@@ -386,9 +356,9 @@ def _parts_of_granite(
         half = tensor.shape[-2] // 2
         parts = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
     if shared:
-        return [(f"{layer}.{module}.{x}.weight", _Part(name, pick=r)) for x, r in parts.items()]
+        return [(f"{layer}.{module}.{x}.weight", Part(name, pick=r)) for x, r in parts.items()]
     return [
-        (f"{layer}.{module}.{x}.weight", _Part(name, stacked=True, pick=(e, rows)))
+        (f"{layer}.{module}.{x}.weight", Part(name, stacked=True, pick=(e, rows)))
         for x, rows in parts.items()
         for e in range(len(tensor))
     ]

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from tgi_cli.config.checks import check_cache, check_input, check_settings
-from tgi_cli.config.pipeline import NOT_IN_STAGES, check_devices, check_pipeline
+from tgi_cli.config.pipeline import NOT_IN_STAGES, check_devices
 from tgi_cli.config.resolve_drafts import resolve_drafts
 from tgi_cli.config.schema import (
     DecoderFacts,
@@ -69,7 +69,6 @@ def resolve(
     """
     _check_values(serve)
     check_settings(serve)
-    check_pipeline(serve)
     if serve.cuda_memory_fraction < 1 and device.kind != "cuda":
         log.warning(
             "--cuda-memory-fraction is for GPUs: on a CPU the cache takes half of the free memory, "

@@ -35,11 +35,11 @@ def llama_shape(keys: ArchitectureKeys) -> Config:
         "head_dim": keys.head_dim,
         "max_position_embeddings": keys.whole("context_length"),
         "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon", 1e-6),
-        **_rope(keys),
+        **rope_fields(keys),
     }
 
 
-def _rope(keys: ArchitectureKeys) -> Config:
+def rope_fields(keys: ArchitectureKeys) -> Config:
     """``rope_theta``, and ``rope_scaling`` if there is any."""
     config: Config = {"rope_theta": keys.real("rope.freq_base", 10000.0)}
     context = keys.whole("context_length")

@@ -134,3 +134,58 @@ def lfm2(keys: ArchitectureKeys) -> Config:
         "norm_topk_prob": True,
         "use_expert_bias": keys.has_tensor(f"blk.{dense}.exp_probs_b.bias"),
     }
+
+
+def nemotron(keys: ArchitectureKeys) -> Config:
+    """Nemotron-H and Nemotron 3. Layers without key-value heads and width are Mamba-2's."""
+    layers = keys.num_layers
+    heads = keys.wholes("attention.head_count_kv", layers)
+    widths = keys.wholes("feed_forward_length", layers)
+    wide = "moe" if experts(keys) else "mlp"
+    kinds = [
+        "full_attention" if own else wide if width else "linear_attention"
+        for own, width in zip(heads, widths, strict=True)
+    ]
+    mamba, plain = (
+        kinds.index(kind) if kind in kinds else 0 for kind in ("linear_attention", "mlp")
+    )
+    num_heads, width = keys.whole("ssm.time_step_rank"), keys.whole("ssm.inner_size")
+    if width % num_heads:
+        raise keys.invalid(f"{num_heads} heads of a state have {width} channels")
+    config: Config = {
+        "model_type": "nemotron_h",
+        "layers_block_type": kinds,
+        "num_hidden_layers": layers,
+        "hidden_size": keys.whole("embedding_length"),
+        "intermediate_size": max(widths) or 1,
+        "num_attention_heads": keys.num_heads,
+        "num_key_value_heads": keys.num_kv_heads,
+        "head_dim": keys.head_dim,
+        "max_position_embeddings": keys.whole("context_length"),
+        "layer_norm_epsilon": keys.real("attention.layer_norm_rms_epsilon", 1e-5),
+        "mamba_num_heads": num_heads,
+        "mamba_head_dim": width // num_heads,
+        "ssm_state_size": keys.whole("ssm.state_size"),
+        "n_groups": keys.whole("ssm.group_count"),
+        "conv_kernel": keys.whole("ssm.conv_kernel"),
+        "use_conv_bias": keys.has_tensor(f"blk.{mamba}.ssm_conv1d.bias"),
+        "use_bias": keys.has_tensor(f"blk.{mamba}.ssm_in.bias"),
+        "mlp_bias": keys.has_tensor(f"blk.{plain}.ffn_up.bias"),
+    }
+    if not experts(keys):
+        return config
+    groups = keys.whole("expert_group_count", 1)
+    config |= {
+        "n_routed_experts": experts(keys),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "n_shared_experts": keys.whole("expert_shared_count", 1, 0),
+        "moe_shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "n_group": groups,
+        "topk_group": keys.whole("expert_group_used_count", groups),
+    }
+    if keys.has("moe_latent_size"):
+        config["moe_latent_size"] = keys.whole("moe_latent_size")
+    return config

@@ -117,13 +117,42 @@ def granite_hybrid_names(keys: ArchitectureKeys) -> NameTable:
         block[f"ffn_{part}_exps"] = FileModule(f"block_sparse_moe.experts.{{e}}.{part}_proj")
         for suffix in ("", "_shexp"):  # without experts, what is shared is all there is
             block[f"ffn_{part}{suffix}"] = FileModule(f"shared_mlp.{part}_proj")
-    block = with_fused(keys, block) | {
-        "ssm_in": FileModule("mamba.in_proj"),
-        "ssm_conv1d": FileModule("mamba.conv1d", middle=True),
-        "ssm_dt": FileModule("mamba.dt_bias", bare=True),
-        "ssm_a": FileModule("mamba.A_log", numbers=_logarithm, bare=True, flat=True),
-        "ssm_d": FileModule("mamba.D", bare=True, flat=True),
-        "ssm_norm": FileModule("mamba.norm", flat=True),
-        "ssm_out": FileModule("mamba.out_proj"),
-    }
+    block = with_fused(keys, block) | _mamba("mamba")
     return NameTable(top=TOP, block=block)
+
+
+def nemotron_names(keys: ArchitectureKeys) -> NameTable:
+    """Nemotron-H and Nemotron 3, whose layers are one block each."""
+    block = {"attn_norm": FileModule("norm"), "attn_output": FileModule("mixer.o_proj")}
+    for part in "qkv":
+        block[f"attn_{part}"] = FileModule(f"mixer.{part}_proj")
+    for part in ("up", "down"):
+        block[f"ffn_{part}"] = FileModule(f"mixer.{part}_proj")
+        block[f"ffn_{part}_exps"] = FileModule(f"mixer.experts.{{e}}.{part}_proj")
+        block[f"ffn_{part}_shexp"] = FileModule(f"mixer.shared_experts.{part}_proj")
+    block |= {
+        "ffn_gate_inp": FileModule("mixer.gate"),
+        "exp_probs_b": FileModule("mixer.gate.e_score_correction_bias", bare=True),
+        "ffn_latent_down": FileModule("mixer.fc1_latent_proj"),
+        "ffn_latent_up": FileModule("mixer.fc2_latent_proj"),
+        **_mamba("mixer"),
+    }
+    top = {
+        "token_embd": FileModule("backbone.embeddings"),
+        "output_norm": FileModule("backbone.norm_f"),
+        "output": FileModule("lm_head"),
+    }
+    return NameTable(layers="backbone.layers", top=top, block=block)
+
+
+def _mamba(prefix: str) -> dict[str, FileModule]:
+    """Modules of Mamba-2, whose vectors may be matrices in files."""
+    return {
+        "ssm_in": FileModule(f"{prefix}.in_proj"),
+        "ssm_conv1d": FileModule(f"{prefix}.conv1d", middle=True),
+        "ssm_dt": FileModule(f"{prefix}.dt_bias", bare=True),
+        "ssm_a": FileModule(f"{prefix}.A_log", numbers=_logarithm, bare=True, flat=True),
+        "ssm_d": FileModule(f"{prefix}.D", bare=True, flat=True),
+        "ssm_norm": FileModule(f"{prefix}.norm", flat=True),
+        "ssm_out": FileModule(f"{prefix}.out_proj"),
+    }

@@ -19,6 +19,8 @@ from tgi_cli.gguf.config_parts import (
     partial_rotary,
     shared_expert_size,
 )
+from tgi_cli.gguf.deepseek_configs import deepseek
+from tgi_cli.gguf.gemma_configs import gemma3n, gemma4
 from tgi_cli.gguf.keys import ArchitectureKeys
 from tgi_cli.gguf.reader import GGUFFile
 
@@ -275,10 +277,13 @@ def _gpt_oss(keys: ArchitectureKeys) -> Config:
 
 
 ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
+    "deepseek2": ("DeepseekV2ForCausalLM", deepseek),
     "falcon": ("FalconForCausalLM", gpt_configs.falcon),
     "gemma": ("GemmaForCausalLM", _gemma),
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
     "gemma3": ("Gemma3ForCausalLM", _gemma3),
+    "gemma3n": ("Gemma3nForCausalLM", gemma3n),
+    "gemma4": ("Gemma4ForCausalLM", gemma4),
     "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
     "gpt2": ("GPT2LMHeadModel", gpt_configs.gpt2),
     "gptneox": ("GPTNeoXForCausalLM", gpt_configs.gpt_neox),
@@ -288,12 +293,17 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "lfm2moe": ("Lfm2MoeForCausalLM", hybrid_configs.lfm2),
     "llama": ("LlamaForCausalLM", _llama),
     "llama4": ("Llama4ForCausalLM", _llama4),
+    "nemotron_h": ("NemotronHForCausalLM", hybrid_configs.nemotron),
+    "nemotron_h_moe": ("NemotronHForCausalLM", hybrid_configs.nemotron),
     "olmo2": ("Olmo2ForCausalLM", _olmo),
     "phi3": ("Phi3ForCausalLM", _phi3),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),
     "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
+    "qwen2vl": ("Qwen2ForCausalLM", _qwen2),
     "qwen3": ("Qwen3ForCausalLM", _qwen3),
     "qwen3moe": ("Qwen3MoeForCausalLM", _qwen3_moe),
+    "qwen3vl": ("Qwen3ForCausalLM", _qwen3),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", _qwen3_moe),
     "qwen35": ("Qwen3_5ForCausalLM", hybrid_configs.qwen35),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", hybrid_configs.qwen35),
     "qwen3next": ("Qwen3NextForCausalLM", hybrid_configs.qwen3_next),
@@ -302,4 +312,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "starcoder": ("GPTBigCodeForCausalLM", gpt_configs.gpt2),
     "starcoder2": ("Starcoder2ForCausalLM", gpt_configs.starcoder2),
 }
-"""llama.cpp's names, transformers' classes, and what reads the keys."""
+"""llama.cpp's names, transformers' classes, and what reads the keys.
+
+Of models that see, the decoder: without images, all axes of a token have one position.
+"""

@@ -40,6 +40,8 @@ class FileModule:
     flat: bool = False
     """Whether numbers are a vector there."""
     parts: tuple[tuple[FileModule, int], ...] = ()
+    joined: tuple[str, Callable[[Any, Any], Any]] | None = None
+    """Another tensor of the layer, and what makes the module's weight of both in float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from tgi_cli.gguf.deepseek_names import deepseek_names
+from tgi_cli.gguf.gemma_names import gemma3n_names, gemma4_names, gemma_names
 from tgi_cli.gguf.hybrid_names import (
     granite_hybrid_names,
     lfm2_names,
+    nemotron_names,
     qwen3_next_names,
     qwen35_names,
 )
@@ -22,7 +25,6 @@ from tgi_cli.gguf.name_parts import (
     NameTable,
     by_heads,
     neighbours_apart,
-    norm_less_one,
     with_fused,
 )
 
@@ -51,20 +53,6 @@ def _llama4_names(keys: ArchitectureKeys) -> NameTable:
     }
     block["ffn_gate_inp"] = FileModule("feed_forward.router")
     return NameTable(top=TOP, block=with_fused(keys, block))
-
-
-def _gemma_names(keys: ArchitectureKeys) -> NameTable:
-    """Norms are stored as what a vector is multiplied with, which is one more than the weight."""
-    block = dict(BLOCKS)
-    if keys.architecture != "gemma":
-        block |= {
-            "post_attention_norm": FileModule("post_attention_layernorm"),
-            "ffn_norm": FileModule("pre_feedforward_layernorm"),
-            "post_ffw_norm": FileModule("post_feedforward_layernorm"),
-        }
-    top = {name: norm_less_one(name, module) for name, module in TOP.items()}
-    block = {name: norm_less_one(name, module) for name, module in block.items()}
-    return NameTable(top=top, block=with_fused(keys, block))
 
 
 def _phi3_names(keys: ArchitectureKeys) -> NameTable:
@@ -167,10 +155,13 @@ def _gpt_oss_names(keys: ArchitectureKeys) -> NameTable:
 
 
 _TABLES: dict[str, Callable[[ArchitectureKeys], NameTable]] = {
+    "deepseek2": deepseek_names,
     "falcon": _falcon_names,
-    "gemma": _gemma_names,
-    "gemma2": _gemma_names,
-    "gemma3": _gemma_names,
+    "gemma": gemma_names,
+    "gemma2": gemma_names,
+    "gemma3": gemma_names,
+    "gemma3n": gemma3n_names,
+    "gemma4": gemma4_names,
     "gpt-oss": _gpt_oss_names,
     "gpt2": _gpt2_names,
     "gptneox": _gpt_neox_names,
@@ -180,6 +171,8 @@ _TABLES: dict[str, Callable[[ArchitectureKeys], NameTable]] = {
     "lfm2moe": lfm2_names,
     "llama": _rotated_names,
     "llama4": _llama4_names,
+    "nemotron_h": nemotron_names,
+    "nemotron_h_moe": nemotron_names,
     "olmo2": _post_norm_names,
     "phi3": _phi3_names,
     "qwen35": qwen35_names,

@@ -43,6 +43,7 @@ class WeightView:
         numbers: what is done to numbers (not blocks) in float32.
         transposed: whether the family expects numbers (not blocks) as [in, out].
         final_shape: that the family expects of numbers, if it differs.
+        beside: a tensor of which, with this one, ``join`` makes the weight in float32.
     """
 
     name: str
@@ -55,6 +56,8 @@ class WeightView:
     numbers: Callable[[Any], Any] | None = None
     transposed: bool = False
     final_shape: tuple[int, ...] | None = None
+    beside: GGUFTensor | None = None
+    join: Callable[[Any, Any], Any] | None = None
 
 
 def weight_views(file: GGUFFile) -> Iterator[WeightView]:
@@ -66,6 +69,7 @@ def weight_views(file: GGUFFile) -> Iterator[WeightView]:
     """
     keys = ArchitectureKeys(file)
     names = name_table(keys)
+    joined = {module.joined[0] for module in names.block.values() if module.joined}
     for tensor in file.tensors.values():
         if _UNUSED.fullmatch(tensor.name):
             continue
@@ -78,6 +82,8 @@ def weight_views(file: GGUFFile) -> Iterator[WeightView]:
             layer, path, suffix = int(match[1]), match[2], match[3] or ""
             if layer >= keys.num_layers:
                 continue  # drafts only
+            if path in joined:
+                continue  # with another
             module = names.block.get(path)
             prefix = f"{names.layers}.{layer}."
             old = _OLD_EXPERT.fullmatch(path)
@@ -86,6 +92,8 @@ def weight_views(file: GGUFFile) -> Iterator[WeightView]:
                 module = replace(module, name=module.name.replace("{e}", old[2]))
         if module is None:
             yield WeightView(tensor.name, tensor, tensor.shape, tensor.start, tensor.size)
+        elif module.joined is not None:
+            yield _joined_view(keys, tensor, module, prefix, suffix)
         else:
             yield from _views(keys, tensor, module, prefix, suffix)
 
@@ -127,6 +135,31 @@ def _views(
                 final,
             )
             first += size
+
+
+def _joined_view(
+    keys: ArchitectureKeys, tensor: GGUFTensor, module: FileModule, prefix: str, suffix: str
+) -> WeightView:
+    """A weight of two tensors [heads, ...], whose heads have all outputs of one, then the other's.
+
+    The inputs are the second dimension of this one and the last of the other.
+    """
+    assert module.joined is not None
+    path, join = module.joined
+    other = tensor.name.replace(tensor.name.split(".")[2], path)
+    shape, beside = tensor.shape, keys.shape(other)
+    if len(shape) != 3 or len(beside) != 3 or (shape[0], shape[1]) != (beside[0], beside[2]):
+        raise keys.invalid(f"{tensor.name} has the shape {list(shape)}, {other} {list(beside)}")
+    return WeightView(
+        f"{prefix}{module.name}.{suffix}",
+        tensor,
+        shape,
+        tensor.start,
+        tensor.size,
+        final_shape=(shape[0] * (shape[2] + beside[1]), shape[1]),
+        beside=keys.file.tensors[other],
+        join=join,
+    )
 
 
 def _all_names(module: FileModule) -> str:

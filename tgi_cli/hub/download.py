@@ -13,7 +13,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
@@ -22,10 +23,16 @@ from urllib.parse import quote
 
 from tgi_cli.errors import CorruptFileError, HubError
 from tgi_cli.hub import client
-from tgi_cli.hub.cache import RepoCache, disk_error, file_lock
+from tgi_cli.hub.cache import RepoCache
 from tgi_cli.hub.client import HubEnvironment
 from tgi_cli.hub.repository import LIBRARY_NAME, RepoFile, Repository, error_translator
-from tgi_cli.hub.transfers import DownloadStopped, Fetch, download_files, resume_partial
+from tgi_cli.hub.transfers import (
+    CacheWriter,
+    DownloadStopped,
+    Fetch,
+    download_files,
+    resume_partial,
+)
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.version import __version__
 
@@ -64,7 +71,8 @@ def download(
     @contextmanager
     def connect(reporter: ProgressReporter, count: int, stop: threading.Event) -> Iterator[Fetch]:
         with _http_client(hub) as http:
-            yield FileDownloader(repository, cache, hub, http, reporter, count, stop).fetch
+            writer = CacheWriter(cache, repository.commit, reporter, count)
+            yield FileDownloader(repository, writer, hub, http, reporter, stop).fetch
 
     return download_files(repository, names, cache, progress, connect)
 
@@ -89,15 +97,14 @@ class FileDownloader:
     """Downloads files of one repository; its methods may run in several threads."""
 
     repository: Repository
-    cache: RepoCache
+    writer: CacheWriter
     hub: HubEnvironment
     http: httpx.Client
     progress: ProgressReporter
-    num_files: int
     stop: threading.Event
-    finished: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.cache = self.writer.cache
         self._to_error = error_translator(
             self.repository.model_id, self.repository.revision, self.hub
         )
@@ -110,48 +117,32 @@ class FileDownloader:
             DiskFullError, HubError, OfflineError: as their names say.
             DownloadStopped: ``stop`` was set; received bytes remain.
         """
-        try:
-            self.cache.blob(file).parent.mkdir(parents=True, exist_ok=True)
-            if not self.cache.has(file) and self._uses_xet(file):
-                return self._fetch_xet(file)  # huggingface_hub takes the lock itself
-            with file_lock(self.cache.lock(file)):
-                if self.cache.has(file):
-                    logger.debug("%s: already in the cache", file.name)
-                else:
-                    self._fetch_http(file)
-                return self.cache.link(file, self.repository.commit)
-        except OSError as error:
-            raise disk_error(error, self.cache.root) from error
-        finally:
-            self.finished.append(file.name)
-            self.progress.advance(0, f"{len(self.finished)} of {self.num_files} files")
+        if not self.cache.has(file) and self._uses_xet(file):
+            # huggingface_hub takes the lock itself.
+            return self.writer.counted(file, partial(self._fetch_xet, file))
+        return self.writer.complete(file, self._receive_checked, self._wrong)
 
-    def _fetch_http(self, file: RepoFile) -> None:
-        partial = self.cache.partial(file)
-        for attempt in (1, 2):
-            if self._receive(file, partial) == file.checksum or not _is_checksum(file.checksum):
-                partial.replace(self.cache.blob(file))
-                return
-            partial.unlink()
-            if attempt == 1:
-                logger.warning("%s: wrong checksum; fetching it again", file.name)
-                self.progress.advance(-file.size)
-        raise CorruptFileError(
+    def _wrong(self, file: RepoFile) -> CorruptFileError:
+        return CorruptFileError(
             f"{file.name} of {self.repository.model_id} arrived twice with a wrong checksum",
             "a proxy or mirror may alter it; check HF_ENDPOINT, or try again later",
         )
 
-    def _receive(self, file: RepoFile, partial: Path) -> str:
-        """Download the rest of ``partial``, resuming after cuts; return its checksum."""
+    def _receive_checked(self, file: RepoFile, part: Path) -> bool:
+        """Download the rest of ``part``; return whether it has the checksum, if one is known."""
+        return self._receive(file, part) == file.checksum or not _is_checksum(file.checksum)
+
+    def _receive(self, file: RepoFile, part: Path) -> str:
+        """Download the rest of ``part``, resuming after cuts; return its checksum."""
         digest = _digest_for(file)
-        size = resume_partial(file, partial, digest)
+        size = resume_partial(file, part, digest)
         retryable: tuple[type[Exception], ...] = (
             client.RetryableStatus,
             *client.transport_errors(),
         )
         attempt = 0
         # Unbuffered: received bytes survive however this process ends.
-        with partial.open("ab", buffering=0) as sink:
+        with part.open("ab", buffering=0) as sink:
             while size < file.size:
                 failure: Exception = ConnectionError("the connection was closed early")
                 try:

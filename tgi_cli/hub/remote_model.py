@@ -13,12 +13,12 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tgi_cli.errors import CorruptFileError, ModelError, OfflineError
 from tgi_cli.hub import client, gguf_model, model_files
-from tgi_cli.hub.cache import RepoCache, disk_error, file_lock
+from tgi_cli.hub.cache import RepoCache
 from tgi_cli.hub.derived_folders import beside_cache
 from tgi_cli.hub.gguf_files import GGUF, is_model_file
 from tgi_cli.hub.model_urls import split_url
@@ -33,7 +33,13 @@ from tgi_cli.hub.remote_folder import (
     receive,
 )
 from tgi_cli.hub.repository import RepoFile, Repository
-from tgi_cli.hub.transfers import DownloadStopped, Fetch, download_files, resume_partial
+from tgi_cli.hub.transfers import (
+    CacheWriter,
+    DownloadStopped,
+    Fetch,
+    download_files,
+    resume_partial,
+)
 from tgi_cli.process.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
@@ -190,7 +196,8 @@ def download_remote(
 
     @contextmanager
     def connect(reporter: ProgressReporter, count: int, stop: threading.Event) -> Iterator[Fetch]:
-        yield RemoteDownloader(listing, cache, reporter, count, stop).fetch
+        writer = CacheWriter(cache, listing.commit, reporter, count)
+        yield RemoteDownloader(listing, writer, reporter, stop).fetch
 
     return download_files(listing.repository, names, cache, progress, connect)
 
@@ -200,11 +207,9 @@ class RemoteDownloader:
     """Downloads files of one folder; its methods may run in several threads."""
 
     listing: RemoteListing
-    cache: RepoCache
+    writer: CacheWriter
     progress: ProgressReporter
-    num_files: int
     stop: threading.Event
-    finished: list[str] = field(default_factory=list)
 
     def fetch(self, file: RepoFile) -> Path:
         """Complete ``file`` in the cache and return its path in the snapshot.
@@ -214,45 +219,31 @@ class RemoteDownloader:
             HubError: the object has changed, the disk is full, or the server refuses.
             DownloadStopped: ``stop`` was set; received bytes remain.
         """
-        try:
-            self.cache.blob(file).parent.mkdir(parents=True, exist_ok=True)
-            with file_lock(self.cache.lock(file)):
-                if not self.cache.has(file):
-                    self._complete(file)
-                return self.cache.link(file, self.listing.commit)
-        except OSError as error:
-            raise disk_error(error, self.cache.root) from error
-        finally:
-            self.finished.append(file.name)
-            self.progress.advance(0, f"{len(self.finished)} of {self.num_files} files")
+        return self.writer.complete(file, self._receive_checked, self._wrong)
 
-    def _complete(self, file: RepoFile) -> None:
-        remote, partial = self.listing.files[file.name], self.cache.partial(file)
-        for attempt in (1, 2):
-            try:
-                found = self._receive(file, remote, partial)
-            except ObjectChangedError:
-                partial.unlink(missing_ok=True)
-                raise
-            expected = remote.sha256 or remote.md5
-            wrong = expected and found != expected
-            if wrong and not remote.sha256:
-                wrong = self.listing.folder.checks_md5(remote)
-            if not wrong:
-                if not remote.has_checksum:
-                    self._log_unverified(remote, found)
-                partial.replace(self.cache.blob(file))
-                return
-            partial.unlink()
-            if attempt == 1:
-                logger.warning("%s: wrong checksum; fetching it again", file.name)
-                self.progress.advance(-file.size)
-        kind = "SHA256SUMS" if remote.sha256 else "its ETag"
-        raise CorruptFileError(
+    def _wrong(self, file: RepoFile) -> CorruptFileError:
+        kind = "SHA256SUMS" if self.listing.files[file.name].sha256 else "its ETag"
+        return CorruptFileError(
             f"{file.name} of {self.listing.folder.url} arrived twice with another checksum than "
             f"{kind} says",
             "upload the file again, or correct the checksum",
         )
+
+    def _receive_checked(self, file: RepoFile, partial: Path) -> bool:
+        """Download the rest of ``partial``; return whether it has the checksum, if one is known."""
+        remote = self.listing.files[file.name]
+        try:
+            found = self._receive(file, remote, partial)
+        except ObjectChangedError:
+            partial.unlink(missing_ok=True)
+            raise
+        expected = remote.sha256 or remote.md5
+        wrong = expected and found != expected
+        if wrong and not remote.sha256:
+            wrong = self.listing.folder.checks_md5(remote)
+        if not wrong and not remote.has_checksum:
+            self._log_unverified(remote, found)
+        return not wrong
 
     def _log_unverified(self, remote: RemoteFile, found: str) -> None:
         """Say which weights may have arrived damaged."""

@@ -8,10 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tgi_cli.hub.cache import RepoCache, disk_error, require_space
+from tgi_cli.errors import CorruptFileError
+from tgi_cli.hub.cache import RepoCache, disk_error, file_lock, require_space
 from tgi_cli.hub.repository import RepoFile, Repository
 from tgi_cli.process.progress import ProgressReporter
 from tgi_cli.process.units import format_size
@@ -30,6 +32,82 @@ Fetch = Callable[[RepoFile], object]
 
 class DownloadStopped(Exception):
     """The user, or the failure of another file, stopped the download."""
+
+
+@dataclass(frozen=True)
+class CacheWriter:
+    """Completes files in a cache, which several threads and processes may do at once.
+
+    Attributes:
+        cache: that gets the files.
+        commit: the snapshot that links to them.
+        progress: of the download; it shows how many of ``num_files`` are there.
+    """
+
+    cache: RepoCache
+    commit: str
+    progress: ProgressReporter
+    num_files: int
+    finished: list[str] = field(default_factory=list)
+
+    def complete(
+        self,
+        file: RepoFile,
+        receive: Callable[[RepoFile, Path], bool],
+        wrong: Callable[[RepoFile], CorruptFileError],
+    ) -> Path:
+        """Complete ``file`` and return its path in the snapshot.
+
+        Args:
+            file: of the repository.
+            receive: downloads the rest of a partial file, and returns whether its checksum is
+                right. If not, it is called once more.
+            wrong: makes the error of a checksum that was wrong twice.
+
+        Raises:
+            CorruptFileError: the checksum was wrong twice.
+            DiskFullError: the disk is full.
+            HubError: the cache cannot be written; and whatever ``receive`` raises.
+        """
+
+        def locked() -> Path:
+            with file_lock(self.cache.lock(file)):
+                if self.cache.has(file):
+                    logger.debug("%s: already in the cache", file.name)
+                elif not any(self._received(file, receive, again) for again in (False, True)):
+                    raise wrong(file)
+                return self.cache.link(file, self.commit)
+
+        return self.counted(file, locked)
+
+    def counted(self, file: RepoFile, complete: Callable[[], Path]) -> Path:
+        """Call ``complete``, which puts ``file`` into the cache, and show that it is there.
+
+        Raises:
+            DiskFullError: the disk is full.
+            HubError: the cache cannot be written; and whatever ``complete`` raises.
+        """
+        try:
+            self.cache.blob(file).parent.mkdir(parents=True, exist_ok=True)
+            return complete()
+        except OSError as error:
+            raise disk_error(error, self.cache.root) from error
+        finally:
+            self.finished.append(file.name)
+            self.progress.advance(0, f"{len(self.finished)} of {self.num_files} files")
+
+    def _received(
+        self, file: RepoFile, receive: Callable[[RepoFile, Path], bool], again: bool
+    ) -> bool:
+        partial = self.cache.partial(file)
+        if again:
+            logger.warning("%s: wrong checksum; fetching it again", file.name)
+            self.progress.advance(-file.size)
+        if not receive(file, partial):
+            partial.unlink()
+            return False
+        partial.replace(self.cache.blob(file))
+        return True
 
 
 def download_files(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.gguf.reader import GGUFFile
+from tgi_cli.gguf.reader import GGUFFile, GGUFTensor
 from tgi_cli.gguf.weight_names import WeightView, weight_views
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.quantization import gguf
@@ -45,22 +46,52 @@ def rounded_weights(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> i
 
 def _stored(view: WeightView) -> StoredTensor:
     kind, file = view.tensor.type, view.tensor.file
-    span = (view.start, view.size)
-    data = StoredTensor(view.tensor.name, file, (view.size,), "U8", span=span)
+    data = _bytes_of(view.tensor, (view.start, view.size))
+    if view.beside is not None and view.final_shape is not None:
+        both = (data, _bytes_of(view.beside, (view.beside.start, view.beside.size)))
+        for each in (view.tensor, view.beside):
+            if each.type.name not in (*gguf.FLOATS, *gguf.LAYOUTS):
+                raise _unsupported(each)
+        return StoredTensor(view.name, file, view.final_shape, "F32", both, partial(_joined, view))
     if kind.name in gguf.FLOATS:
         shape = view.final_shape or view.shape
         if view.transposed and len(shape) == 2:
             shape = (shape[1], shape[0])
         return StoredTensor(view.name, file, shape, kind.name, (data,), partial(_floats, view))
     if kind.name not in gguf.LAYOUTS or len(view.shape) != 2:
-        raise UnsupportedModelError(
-            f"{file}: {view.tensor.name} is {kind.name} {list(view.tensor.shape)}, which is not "
-            "supported",
-            f"download a file in one of {_SUPPORTED}",
-        )
+        raise _unsupported(view.tensor)
     return StoredTensor(
         view.name, file, view.shape, QUANTIZED, (data,), partial(_blocks, view), kind.name
     )
+
+
+def _bytes_of(tensor: GGUFTensor, span: tuple[int, int]) -> StoredTensor:
+    return StoredTensor(tensor.name, tensor.file, (span[1],), "U8", span=span)
+
+
+def _unsupported(tensor: GGUFTensor) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{tensor.file}: {tensor.name} is {tensor.type.name} {list(tensor.shape)}, which is not "
+        "supported",
+        f"download a file in one of {_SUPPORTED}",
+    )
+
+
+def _joined(view: WeightView, first: Tensor, second: Tensor) -> Tensor:
+    """The weight that two tensors make, in float32."""
+    assert view.beside is not None
+    assert view.join is not None
+    joined: Tensor = view.join(_numbers(view.tensor, first), _numbers(view.beside, second))
+    return joined
+
+
+def _numbers(tensor: GGUFTensor, data: Tensor) -> Tensor:
+    """A whole tensor in float32."""
+    if tensor.type.name in gguf.FLOATS:
+        return gguf.read_floats(tensor.type.name, tensor.shape, data).float()
+    rows = math.prod(tensor.shape[:-1])
+    weight = BlockWeight(tensor.type, (data.view(rows, -1),))
+    return weight.dequantize(torch.float32).view(tensor.shape)
 
 
 def _floats(view: WeightView, data: Tensor) -> Tensor:

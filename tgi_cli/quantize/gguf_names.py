@@ -1,4 +1,4 @@
-"""Keys and tensor names of GGUF for models of Llama's kind.
+"""Keys and tensor names of GGUF for models that are written.
 
 https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
 """
@@ -16,34 +16,15 @@ from torch import Tensor
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.gguf.reader import Value
-
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""llama.cpp's names by transformers' classes."""
+from tgi_cli.quantize.gguf_forms import FORMS, GGUFForm, head_dim
 
 _TOP = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-_BLOCK = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +41,30 @@ class GGUFLayout:
         self.keys()
 
     @property
+    def form(self) -> GGUFForm:
+        """What the architecture differs in."""
+        (name, *_) = self.config["architectures"]
+        if name not in FORMS:
+            raise UnsupportedModelError(
+                f"{name} cannot be written as GGUF", f"supported: {', '.join(FORMS)}"
+            )
+        return FORMS[name]
+
+    @property
     def architecture(self) -> str:
         """llama.cpp's name of the architecture."""
-        (name, *_) = self.config["architectures"]
-        if name not in ARCHITECTURES:
-            raise UnsupportedModelError(
-                f"{name} cannot be written as GGUF", f"supported: {', '.join(ARCHITECTURES)}"
-            )
-        return ARCHITECTURES[name]
+        return self.form.architecture
 
     @property
     def head_dim(self) -> int:
         """Numbers of a head."""
-        config = self.config
-        return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+        return head_dim(self.config)
 
     def keys(self) -> dict[str, Value]:
         """The keys of the architecture."""
-        config = self.config
-        if config.get("sliding_window") and config.get("use_sliding_window", True):
+        config, form = self.config, self.form
+        windows = config.get("sliding_window") and config.get("use_sliding_window", True)
+        if windows and not form.has_windows:
             raise UnsupportedModelError(
                 "models with a sliding window cannot be written as GGUF of this architecture"
             )
@@ -93,7 +79,7 @@ class GGUFLayout:
             "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
             "attention.key_length": self.head_dim,
             "attention.value_length": self.head_dim,
-            "rope.dimension_count": self.head_dim,
+            "rope.dimension_count": int(self.head_dim * self._rotated_share),
             "rope.freq_base": self._rope_base,
             "vocab_size": config["vocab_size"],
         }
@@ -104,8 +90,12 @@ class GGUFLayout:
             original = rope.get("original_max_position_embeddings")
             if original is not None:
                 keys["rope.scaling.original_context_length"] = int(original)
+        elif kind == "longrope" and form.architecture == "phi3":
+            if rope.get("attention_factor") is not None:
+                keys["rope.scaling.attn_factor"] = float(rope["attention_factor"])
         elif kind not in ("default", "llama3"):
             raise UnsupportedModelError(f"rotary positions of the kind {kind!r} have no GGUF key")
+        keys |= form.keys(config)
         return {f"{self.architecture}.{name}": value for name, value in keys.items()}
 
     @property
@@ -113,7 +103,14 @@ class GGUFLayout:
         found: Mapping[str, Any] = (
             self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
         )
-        return found
+        full: Mapping[str, Any] = found.get("full_attention", found)
+        return full
+
+    @property
+    def _rotated_share(self) -> float:
+        """Of a head's numbers."""
+        stated = self._rope.get("partial_rotary_factor", self.config.get("partial_rotary_factor"))
+        return 1.0 if stated is None else float(stated)
 
     @property
     def _rope_base(self) -> float:
@@ -131,22 +128,44 @@ class GGUFLayout:
         if module == "lm_head" and self.config.get("tie_word_embeddings"):
             return None
         match = _LAYER.fullmatch(module)
-        known = _BLOCK.get(match[2]) if match else _TOP.get(module)
+        path = _EXPERT.sub(".experts.*.", match[2]) if match else ""
+        known = self.form.block.get(path) if match else _TOP.get(module)
         if known is None or suffix not in ("weight", "bias"):
             raise UnsupportedModelError(f"the tensor {stored} has no name in GGUF")
         return f"blk.{match[1]}.{known}.{suffix}" if match else f"{known}.{suffix}"
 
+    def expert(self, stored: str) -> int | None:
+        """The expert that a tensor belongs to, all of which are one in the file; None for none."""
+        found = _EXPERT.search(stored)
+        return None if found is None else int(found[1])
+
     def rows(self, stored: str, num_rows: int) -> Tensor | None:
         """The order in which outputs are written; None if it is their own.
 
-        In Llama's files, the two numbers that are rotated together are neighbours.
+        In files of some architectures, the two numbers that are rotated together are neighbours.
         """
-        if self.architecture != "llama" or not re.search(r"\.[qk]_proj\.", stored):
+        if not self.form.pairs_are_neighbours or not re.search(r"\.[qk]_proj\.", stored):
             return None
         rows = torch.arange(num_rows).view(-1, 2, self.head_dim // 2)
         return rows.transpose(1, 2).flatten()
 
-    def rope_divisors(self) -> Tensor | None:
+    def shift(self, stored: str) -> float:
+        """What is added to a tensor's numbers."""
+        return 1.0 if self.form.norms_plus_one and stored.endswith("norm.weight") else 0.0
+
+    def rope_tensors(self) -> dict[str, Tensor]:
+        """Factors of rotary frequencies in float32, which files have as tensors."""
+        divisors, rope = self._llama3_divisors(), self._rope
+        if divisors is not None:
+            return {"rope_freqs.weight": divisors}
+        if (rope.get("rope_type") or rope.get("type")) != "longrope":
+            return {}
+        return {
+            f"rope_factors_{length}.weight": torch.tensor(rope[f"{length}_factor"])
+            for length in ("long", "short")
+        }
+
+    def _llama3_divisors(self) -> Tensor | None:
         """Llama 3's divisors of the rotary frequencies, float32 [head_dim / 2]; None without.
 
         https://github.com/huggingface/transformers, ``_compute_llama3_parameters``

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tgi_cli.errors import ConfigError
+from tgi_cli.errors import ConfigError, UnsupportedModelError
 from tgi_cli.gguf.reader import Value
 from tgi_cli.gguf.writer import TensorSource, write_gguf
 from tgi_cli.models.checkpoint import read_headers, read_tensor
@@ -176,11 +176,14 @@ class _Writer:
 
     def tensors(self) -> list[TensorSource]:
         """All tensors, in the order of the checkpoint."""
-        found = [self._source(stored) for stored in self.stored]
-        divisors = self.layout.rope_divisors()
-        if divisors is not None:
-            read = partial(_bytes, divisors)
-            found.append(TensorSource("rope_freqs.weight", tuple(divisors.shape), "F32", read))
+        groups: dict[str, list[str]] = {}
+        for stored in self.stored:
+            if (name := self.layout.name(stored)) is not None:
+                groups.setdefault(name, []).append(stored)
+        found = [self._source(*group) for group in groups.items()]
+        for name, factors in self.layout.rope_tensors().items():
+            read = partial(_bytes, factors)
+            found.append(TensorSource(name, tuple(factors.shape), "F32", read))
         names = [*self.quantized, *self.ignored]
         for flag, patterns in (
             ("--include", self.options.include),
@@ -191,21 +194,30 @@ class _Writer:
                     raise ConfigError(
                         f"{flag} {pattern!r} matches no layer", f"names are like {names[0]}"
                     )
-        return [tensor for tensor in found if tensor is not None]
+        return found
 
-    def _source(self, stored: str) -> TensorSource | None:
-        name = self.layout.name(stored)
-        if name is None:
-            return None
-        tensor = self.stored[stored]
-        kind = self._kind(stored, name, tensor.shape)
-        if kind == "":
-            kind = tensor.dtype if tensor.dtype in _DTYPES else "F32"
-        return TensorSource(name, tensor.shape, kind, partial(self._read, stored, kind))
+    def _source(self, name: str, group: list[str]) -> TensorSource:
+        """A tensor of one of the checkpoint, or of those of all experts in their order."""
+        experts = {self.layout.expert(stored): stored for stored in group}
+        is_stack = None not in experts
+        if is_stack:
+            group = [experts[expert] for expert in range(len(group)) if expert in experts]
+        tensor = self.stored[group[0]]
+        if len(group) != len(experts) or any(self.stored[e].shape != tensor.shape for e in group):
+            raise UnsupportedModelError(f"the experts of {name} are not all there, or differ")
+        kinds = {self._kind(stored, name, tensor.shape) for stored in group}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"--include and --exclude choose some experts of {name}, which are one tensor",
+                "choose all of them with *",
+            )
+        kind = kinds.pop() or (tensor.dtype if tensor.dtype in _DTYPES else "F32")
+        shape = (len(group), *tensor.shape) if is_stack else tensor.shape
+        return TensorSource(name, shape, kind, partial(self._read, group, kind))
 
     def _kind(self, stored: str, name: str, shape: tuple[int, ...]) -> str:
         """The type of a tensor's blocks; empty for the tensor's own."""
-        if len(shape) != 2:
+        if len(shape) != 2 or "ffn_gate_inp" in name:  # llama.cpp has routers in float32
             return "F32"
         module = stored.removesuffix(".weight")
         options = self.options
@@ -217,9 +229,16 @@ class _Writer:
         self.quantized.append(module)
         return "Q8_0" if name in _TABLES else self.kind
 
-    def _read(self, stored: str, kind: str) -> Iterator[memoryview]:
+    def _read(self, group: Sequence[str], kind: str) -> Iterator[memoryview]:
         """The bytes of a tensor, some rows at a time."""
+        for stored in group:
+            yield from self._read_part(stored, kind)
+        self.progress.advance(1)
+
+    def _read_part(self, stored: str, kind: str) -> Iterator[memoryview]:
         tensor = read_tensor(self.stored[stored])
+        if shift := self.layout.shift(stored):
+            tensor = tensor.float() + shift
         order = self.layout.rows(stored, tensor.shape[0])
         encode: Callable[[Tensor], Tensor] = ENCODERS.get(kind, partial(_plain, kind=kind))
         step = max(1, _CHUNK // max(1, tensor[0].numel()))
@@ -228,7 +247,6 @@ class _Writer:
             if order is not None:
                 rows = tensor[order[first : first + step]]
             yield from _bytes(encode(rows))
-        self.progress.advance(1)
 
 
 def _plain(rows: Tensor, kind: str) -> Tensor:

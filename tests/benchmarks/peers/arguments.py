@@ -103,7 +103,8 @@ def parser() -> argparse.ArgumentParser:
         type=ours,
         action="append",
         metavar="NAME=CHECKPOINT[: FLAGS]",
-        help="our contestant; {checkpoint} is the unquantized one, {gptq4}, {gptq8} are derived",
+        help="our contestant; {checkpoint} is the unquantized one, {gptq4}, {gptq8} are derived; "
+        "with --gguf, {gguf} is the file",
     )
     add(
         "--tgi-python",
@@ -153,7 +154,8 @@ def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     """Return our contestants, then the peers."""
     python, bytes_ = arguments.tgi_python, dict(arguments.weight_mb)
     if arguments.gguf is not None:
-        return _with_same_file(arguments.gguf or GGUF_TYPES, dict(arguments.peers), python)
+        mine = arguments.ours or [Ours("tgi", "{gguf}", "")]
+        return _with_same_file(arguments.gguf or GGUF_TYPES, dict(arguments.peers), python, mine)
     mine = arguments.ours or (QUANTIZED if arguments.quantized else PLAIN)
     found: list[Contestant] = [
         Tgi(one.name, python, one.checkpoint, one.flags, bytes_.get(one.name)) for one in mine
@@ -166,17 +168,23 @@ def contestants(arguments: argparse.Namespace) -> list[Contestant]:
     return found
 
 
-def _with_same_file(types: Sequence[str], peers: dict[str, Path], python: Path) -> list[Contestant]:
+def _with_same_file(
+    types: Sequence[str], peers: dict[str, Path], python: Path, mine: Sequence[Ours]
+) -> list[Contestant]:
     """Return ours and llama.cpp for each type of GGUF file."""
     if peers.keys() != {"llama.cpp"}:
         raise SystemExit("--gguf needs --peer llama.cpp=BUILD, and no other peer")
     build = peers["llama.cpp"]
     files = GGUFFiles(build, python)
-    pairs = [
-        (TgiGGUF(f"tgi {weights}", python, files, weights), LlamaCpp(build, weights, python))
-        for weights in types
-    ]
-    return [contestant for pair in pairs for contestant in pair]
+    found: list[Contestant] = []
+    for weights in types:
+        for one in mine:
+            if one.checkpoint != "{gguf}":
+                raise SystemExit("with --gguf, the checkpoint of --tgi is {gguf}")
+            name = f"{one.name} {weights}"
+            found.append(TgiGGUF(name, python, files, weights, one.flags))
+        found.append(LlamaCpp(build, weights, python))
+    return found
 
 
 def _peer(

@@ -103,10 +103,13 @@ class TgiGGUF(Tgi):
     Args:
         files: writes the file.
         weights: its type.
+        flags: of ``tgi serve``.
     """
 
-    def __init__(self, name: str, python: Path, files: GGUFFiles, weights: str) -> None:
-        super().__init__(name, python)
+    def __init__(
+        self, name: str, python: Path, files: GGUFFiles, weights: str, flags: str = ""
+    ) -> None:
+        super().__init__(name, python, flags=flags)
         self._files = files
         self._weights = weights
 

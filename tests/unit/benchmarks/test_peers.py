@@ -147,6 +147,11 @@ def test_gguf_files_are_served_by_both() -> None:
     assert found == both
     named = [one.name for one in contestants(parser().parse_args([*line, "q6_k"]))]
     assert named == ["tgi q6_k", "llama.cpp q6_k"]
+    ours = ["--tgi", "tgi={gguf}", "--tgi", "a8={gguf}: --quantize-activations"]
+    several = [one.name for one in contestants(parser().parse_args([*line, "q6_k", *ours]))]
+    assert several == ["tgi q6_k", "a8 q6_k", "llama.cpp q6_k"]
+    with pytest.raises(SystemExit, match=r"the checkpoint of --tgi is \{gguf\}"):
+        contestants(parser().parse_args([*line, "--tgi", "a={checkpoint}"]))
     for wrong in (["w", "--gguf"], [*line, "--peer", "vllm=/v"]):
         with pytest.raises(SystemExit, match="--gguf needs"):
             contestants(parser().parse_args(wrong))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config.test_resolve import CPU, CUDA, resolved
+from tgi_cli.config import ServeConfig, check_settings
 from tgi_cli.errors import ConfigError
 
 FOUR = replace(CUDA, count=4)
@@ -28,8 +29,8 @@ FOUR = replace(CUDA, count=4)
     ],
 )
 def test_what_stages_are_not_combined_with_is_named(said: dict[str, Any], flag: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolved(pipeline_parallel_size=2, **said)
+    with pytest.raises(ConfigError) as caught:  # before a process starts or a model is read
+        check_settings(ServeConfig(model_id="m", pipeline_parallel_size=2, **said))
     assert caught.value.cause == f"{flag} is not supported with --pipeline-parallel-size 2"
 
 

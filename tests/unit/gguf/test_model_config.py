@@ -171,9 +171,74 @@ def test_the_largest_gemma_scales_queries_by_their_share_of_the_width(tmp_path: 
     assert model_config(make(tmp_path, "gemma2", keys))["query_pre_attn_scalar"] == 16
 
 
+DEEPSEEK = LLAMA | {
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 24,
+    "attention.value_length": 20,
+    "rope.dimension_count": 8,
+    "leading_dense_block_count": 1,
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 48,
+}
+
+
+def test_older_files_of_deepseek_have_heads_as_checkpoints_do(tmp_path: Path) -> None:
+    older = model_config(make(tmp_path, "deepseek2", DEEPSEEK))
+    sizes = {"attention.key_length": 40, "attention.value_length": 32}
+    own = {"attention.key_length_mla": 24, "attention.value_length_mla": 20}
+    assert model_config(make(tmp_path, "deepseek2", DEEPSEEK | sizes | own)) == older
+    assert (older["qk_nope_head_dim"], older["v_head_dim"], older["q_lora_rank"]) == (16, 20, None)
+    assert older["architectures"] == ["DeepseekV2ForCausalLM"]
+
+
+def test_how_deepseek_chooses_experts(tmp_path: Path) -> None:
+    def architecture(tensors: Sequence[tuple[str, Sequence[int]]] = (), **more: Any) -> str:
+        config = model_config(make(tmp_path, "deepseek2", DEEPSEEK | more, tensors))
+        return str(config["architectures"][0])
+
+    assert architecture([("blk.1.exp_probs_b.bias", (4,))]) == "DeepseekV3ForCausalLM"
+    assert architecture(expert_gating_func=2) == "DeepseekV3ForCausalLM"
+    assert architecture(expert_count=0) == "YoutuForCausalLM"
+    with pytest.raises(UnsupportedModelError, match="chosen by function 3"):
+        architecture(expert_gating_func=3)
+
+
+GEMMA4 = LLAMA | {
+    "attention.key_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.sliding_window": 16,
+    "attention.sliding_window_pattern": [True, False],
+    "attention.head_count_kv": [2, 1],
+}
+
+
+def test_gemma_4(tmp_path: Path) -> None:
+    divisors = [1.0] * 4 + [1e30] * 12
+    file = make(
+        tmp_path, "gemma4", GEMMA4, [("rope_freqs.weight", (16,))], struct.pack("<16f", *divisors)
+    )
+    config = model_config(file)
+    assert config["rope_parameters"]["full_attention"]["partial_rotary_factor"] == 0.25
+    assert (config["num_key_value_heads"], config["num_global_key_value_heads"]) == (2, 1)
+    assert (config["head_dim"], config["global_head_dim"]) == (16, 32)
+    assert config["attention_k_eq_v"] is True
+    assert config["use_double_wide_mlp"] is False
+    wide = GEMMA4 | {"feed_forward_length": [96, 192], "attention.shared_kv_layers": 1}
+    assert model_config(make(tmp_path, "gemma4", wide))["use_double_wide_mlp"] is True
+
+
 @pytest.mark.parametrize(
     ("architecture", "keys", "error", "why"),
     [
+        ("gemma4", GEMMA4 | {"feed_forward_length": [192, 96]}, UnsupportedModelError, "differ in"),
+        (
+            "deepseek2",
+            DEEPSEEK | {"attention.temperature_scale": 0.1},
+            UnsupportedModelError,
+            "scaled queries",
+        ),
+        ("deepseek2", DEEPSEEK | {"rope.dimension_count": 24}, ModelError, "24 numbers of keys"),
         ("clip", LLAMA, UnsupportedModelError, "encodes images"),
         ("rwkv7", LLAMA, UnsupportedModelError, "'rwkv7', which is not supported"),
         ("", LLAMA, UnsupportedModelError, "does not say which architecture"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from tgi_cli.process import installation
 from tgi_cli.process.installation import install_command
 
+ROOT = Path(__file__).parents[3]
 METADATA = """Metadata-Version: 2.4
 Name: tgi-cli
 Version: 0.1.0
@@ -136,7 +139,7 @@ def test_another_pip_in_the_path_is_not_named(
 def test_make_says_how_large_it_is_and_names_the_smaller_torch(index: str) -> None:
     done = subprocess.run(
         ["make", "--dry-run", "--always-make", "serve"],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         env={**os.environ, "PIP_EXTRA_INDEX_URL": index, "PIP_INDEX_URL": ""},
         capture_output=True,
         text=True,
@@ -146,3 +149,12 @@ def test_make_says_how_large_it_is_and_names_the_smaller_torch(index: str) -> No
     assert "1.2 GB with PyTorch for CPUs" in done.stdout
     warned = "several gigabytes" in done.stdout
     assert warned == ("PIP_EXTRA_INDEX_URL=" in done.stdout) == (not index)
+
+
+def test_every_extra_is_documented() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"].keys() - {"test"}
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    table = text.partition("| extra | for |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines() for name in re.findall("`(\\w+)`", row[:30])}
+    assert named == extras

@@ -155,9 +155,10 @@ def test_llama_3_scales_its_frequencies_by_a_tensor() -> None:
     config = LlamaConfig(**LLAMA, rope_parameters=rope)
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = 500000.0 ** -(torch.arange(0, 64, 2) / 64)
-    divisors = GGUFLayout(LLAMA | {"rope_parameters": rope}).rope_divisors()
+    [(name, divisors)] = GGUFLayout(LLAMA | {"rope_parameters": rope}).rope_tensors().items()
+    assert name == "rope_freqs.weight"
     torch.testing.assert_close(divisors, plain / scaled)
-    assert GGUFLayout(LLAMA).rope_divisors() is None
+    assert GGUFLayout(LLAMA).rope_tensors() == {}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,11 @@ def test_llama_3_scales_its_frequencies_by_a_tensor() -> None:
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM cannot be written"),
         ({"sliding_window": 4096}, "sliding window"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' have no GGUF key"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 24},
+            "query_pre_attn_scalar 24",
+        ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "every fourth"),
     ],
 )
 def test_models_without_a_form_are_refused(more: dict[str, Any], complaint: str) -> None:

@@ -72,6 +72,14 @@ void multiply_format(int32_t format, const Tile& tile, int64_t rows, int64_t pan
 }
 
 float sum_row(const bf16* x, int64_t length) {
+#if defined(__AVX512BF16__)
+  // Pairs times one.
+  const u32x16 ones = u32x16{} + 0x3f803f80u;
+  f32x16 pairs = splat(0.0f);
+  for (; length >= 32; length -= 32, x += 32) pairs = dot2(pairs, ones, load_pairs(x));
+  if (length) pairs = dot2(pairs, ones, (u32x16)_mm512_maskz_loadu_epi16((1u << length) - 1, x));
+  return _mm512_reduce_add_ps((__m512)pairs);
+#endif
   f32x16 lanes = splat(0.0f);
   int64_t i = 0;
   for (; i + 16 <= length; i += 16) lanes += load(x + i);
@@ -95,10 +103,12 @@ void run_pairs(const Linear& linear, const Piece& piece) {
   const int64_t rows = piece.rows, tiles = piece.tiles;
   const int64_t chunk = weight.chunk_inputs(), both = weight.interleaved(), slab = piece.slab;
   const bool pairs_up = rows <= TWO_PANELS_ROWS && both == 2;
+  const bool bit_planes = weight.format == INT5 || weight.format == INT6;
   const bool conflicts = tiles > 1 && linear.x_stride % 1024 == 0;
-  // The first of several tiles stores the decoded panel for the others. Not with 4-bit codes and
-  // AVX512-BF16: there, decoding is hidden by the products, and storing is not.
-  const bool decodes = tiles > 1 && weight.format != BF16 && !(BYTE_PRODUCTS && weight.format == INT4);
+  // The first of several tiles stores the decoded panel for the others. Not with 4-bit codes, AVX512-BF16
+  // and tiles of many rows: there, decoding is hidden by the products, and storing is not.
+  const bool hidden = BYTE_PRODUCTS && weight.format == INT4 && tile_rows(weight) == TILE_ROWS;
+  const bool decodes = tiles > 1 && piece.row(1) >= DECODING_ROWS && weight.format != BF16 && !hidden;
 
   for (int64_t from = 0; from < weight.in; from += slab) {
     const int64_t length = std::min(slab, weight.in - from);
@@ -117,18 +127,19 @@ void run_pairs(const Linear& linear, const Piece& piece) {
       x = scratch.x;
     }
     const int64_t slab_groups = weight.group ? ceil_div(length, weight.group) : 1;
-    if (weight.zeros || weight.minimum_codes)
+    if (weight.has_offsets())
       for (int64_t row = 0; row < rows; ++row)
         for (int64_t g = 0; g < slab_groups; ++g)
-          scratch.x_sums[row * slab_groups + g] =
-              sum_row(x + row * x_stride + g * weight.group,
-                      std::min(weight.group, length - g * weight.group));
+          scratch.x_sums[g * rows + row] =
+              -sum_row(x + row * x_stride + g * weight.group,
+                       std::min(weight.group, length - g * weight.group));
 
     int64_t at_once = 1;
     for (int64_t p = 0; p < panels; p += at_once) {
       at_once = pairs_up && p + 2 <= panels ? 2 : 1;
       const int64_t panel = first_panel + p;
       float* const sums = scratch.sums + p * rows * PANEL;
+      if (from == 0) std::fill_n(sums, at_once * rows * PANEL, 0.0f);
       Tile tile{};
       tile.panel = weight.panel(panel) + start;
       tile.x_stride = x_stride;
@@ -136,18 +147,11 @@ void run_pairs(const Linear& linear, const Piece& piece) {
       tile.chunks = chunks;
       tile.groups = slab_groups;
       tile.group_chunks = weight.group ? weight.group / chunk : chunks;
-      tile.first = from == 0;
       tile.table = weight.table ? weight.table : INTEGERS;
-      if (weight.scale_codes) {
-        tile.levels = Levels(weight, panel, from / weight.group);
-      } else if (weight.group) {
-        const int64_t at = (panel * weight.groups() + from / weight.group) * PANEL;
-        tile.scales = weight.scales + at;
-        tile.zeros = weight.zeros ? weight.zeros + at : nullptr;
-        tile.scales_stride = weight.groups() * PANEL;
-      }
+      tile.scales = GroupScales(weight, panel, weight.group ? from / weight.group : 0);
+      tile.x_sums_stride = rows;
       // Where multiply() fetches: to find it takes some percent of a row's product with 4-bit codes.
-      const bool fetches = rows >= TILE_ROWS / 2 || at_once < both;
+      const bool fetches = rows >= TILE_ROWS / 2 || at_once < both || bit_planes;
       const uint8_t* next = nullptr;
       if (fetches) {
         const int64_t next_panel = (panel / both + 1) * both;
@@ -162,7 +166,7 @@ void run_pairs(const Linear& linear, const Piece& piece) {
         const int64_t row = piece.row(t);
         tile.x = x + row * x_stride;
         tile.sums = sums + row * PANEL;
-        tile.x_sums = scratch.x_sums + row * slab_groups;
+        tile.x_sums = scratch.x_sums + row;
         if (fetches)
           tile.ahead = tiles == 1 && both == 2 ? of_two(tile, panel, next)
                                                : piece.ahead(t, tile.panel, slab_bytes, step, next, FAR_AHEAD / step * step);

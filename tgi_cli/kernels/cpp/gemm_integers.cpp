@@ -14,7 +14,8 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
   const int64_t rows = piece.rows, tiles = piece.tiles;
   const int64_t chunk = weight.chunk_inputs(), block = weight.block(), slab = piece.slab;
   const int64_t numbers = quantized_numbers(weight), blocks = quantized_blocks(weight);
-  const int64_t planes = weight.planes();
+  const int64_t planes = weight.planes(), both = weight.interleaved();
+  const bool pairs_up = rows <= TWO_INTEGER_PANELS_ROWS && both == 2;
   // At least a block: the first of two passes over it reads twice as fast as it fetches. In whole chunks.
   const int64_t far = std::max(FAR_AHEAD / weight.chunk_bytes(), block / chunk) * weight.chunk_bytes();
 
@@ -24,7 +25,7 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
     const bool last = from + slab >= weight.in;
     int64_t at_once = 1;
     for (int64_t p = 0; p < panels; p += at_once) {
-      at_once = std::min(weight.interleaved(), panels - p);
+      at_once = pairs_up && p + 2 <= panels ? 2 : 1;
       const int64_t panel = first_panel + p;
       float* const sums = all_sums + p * rows * PANEL;
       if (from == 0) std::fill_n(sums, at_once * rows * PANEL, 0.0f);
@@ -33,29 +34,27 @@ void run_integers(const Linear& linear, const QuantizedRows& quantized, const Pi
       tile.block = from / block;
       tile.blocks = blocks;
       tile.panel = weight.panel(panel) + start;
-      tile.panels = at_once;
       tile.chunks = chunks;
       tile.block_chunks = block / chunk;
       tile.sums_stride = rows * PANEL;
-      if (weight.scale_codes) {
-        tile.levels = Levels(weight, panel, from / weight.group);
-        tile.group_blocks = weight.group / block;
-      } else if (weight.group) {
-        const int64_t at = (panel * weight.groups() + from / weight.group) * PANEL;
-        tile.scales = weight.scales + at;
-        tile.zeros = weight.zeros ? weight.zeros + at : nullptr;
-        tile.scales_stride = weight.groups() * PANEL;
-        tile.group_blocks = weight.group / block;
-      }
-      const uint8_t* next = p + at_once < panels ? weight.panel(panel + at_once) + start
-                            : last               ? piece.after()
-                                                 : weight.panel(first_panel) + start + bytes;
+      tile.scales = GroupScales(weight, panel, weight.group ? from / weight.group : 0);
+      tile.group_blocks = weight.group / block;
+      const int64_t next_panel = (panel / both + 1) * both;
+      const uint8_t* next = next_panel < first_panel + panels ? weight.panel(next_panel) + start
+                            : last                            ? piece.after()
+                                                              : weight.panel(first_panel) + start + bytes;
+      const int64_t step = at_once * weight.chunk_bytes();
+      if (at_once < both) next += panel % both * chunks * step;  // each of two panels fetches a half
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t row = piece.row(t), count = piece.row(t + 1) - row;
         tile.rows = {quantized.first + (piece.first_row + row) * quantized.stride, quantized.stride};
         tile.sums = sums + row * PANEL;
-        tile.ahead = piece.ahead(t, tile.panel, bytes, weight.chunk_bytes(), next, far);
-        if (weight.format == INT4)
+        tile.ahead = tiles == 1 && at_once < both
+                         ? Ahead{next, step, false, nullptr, nullptr}
+                         : piece.ahead(t, tile.panel, chunks * step, step, next, at_once * far);
+        if (weight.format == INT4 && at_once == 2)
+          multiply_integer_rows<Int4Codes, 1, 2, TWO_INTEGER_PANELS_ROWS>(tile, count);
+        else if (weight.format == INT4)
           multiply_integer_rows<Int4Codes, 1>(tile, count);
         else if (weight.format == INT5)
           multiply_integer_rows<BitPlanesCodes<5>, 1>(tile, count);

@@ -54,6 +54,8 @@ struct Matrix {
   int64_t panel_bytes() const { return chunks() * chunk_bytes(); }
   int64_t groups() const { return group ? (in + group - 1) / group : 1; }
   int64_t supergroups() const { return (groups() + (int64_t(1) << super_shift) - 1) >> super_shift; }
+  // Whether numbers of a group are scaled less an offset, which is multiplied by the sum of x.
+  bool has_offsets() const { return zeros || minimum_codes; }
   // The code of an integer 0.
   int middle() const { return format == INT8 ? 128 : format == INT6 ? 32 : format == INT5 ? 16 : 8; }
   // Of 4-bit codes the chunks of two panels alternate: a single row needs the sums of both to keep

@@ -7,9 +7,8 @@
 
 namespace tgi {
 
-// A piece has at most so many tiles of rows, whose inputs, a slab at a time, fit into the second-level cache.
-constexpr int64_t MAX_TILES = 8;
-constexpr int64_t MAX_ROWS = MAX_TILES * TILE_ROWS;
+// A piece has at most so many rows, whose inputs, a slab at a time, fit into the second-level cache.
+constexpr int64_t MAX_ROWS = 8 * TILE_ROWS;
 constexpr int64_t MAX_PANELS = 8;
 // Inputs of a slab: so much of a panel fits there, too.
 constexpr int64_t SLAB = 1024;
@@ -24,6 +23,13 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Where the share `index` of `total` begins, divided into `count` nearly equal ones.
 inline int64_t share(int64_t total, int64_t index, int64_t count) { return total * index / count; }
 
+// Rows of a tile, at most. Where groups are short, sums of a group and of all groups are both in registers:
+// to read and write the latter in memory would take up to a third of the time.
+inline int64_t tile_rows(const Matrix& weight) {
+  const bool keeps = TILE_ROWS == 12 && weight.group && weight.group <= 64 && weight.planes() != 2;
+  return keeps ? TILE_ROWS / 2 : TILE_ROWS;
+}
+
 // A product in blocks of rows times stretches of panels.
 struct Cut {
   int64_t panels, together, tiles, blocks, stretches;
@@ -32,8 +38,8 @@ struct Cut {
     const Matrix& weight = *linear.weight;
     panels = weight.panels();
     together = weight.interleaved();
-    tiles = ceil_div(linear.rows, TILE_ROWS);
-    blocks = ceil_div(tiles, MAX_TILES);
+    tiles = ceil_div(linear.rows, tile_rows(weight));
+    blocks = ceil_div(linear.rows, MAX_ROWS);
     stretches = 0;
     if (!blocks) return;
     // Nanoseconds of a panel, roughly; a piece of less than a microsecond is not worth its ticket.

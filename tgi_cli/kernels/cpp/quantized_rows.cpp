@@ -106,9 +106,12 @@ void quantize_run(const Linear& linear, const QuantizedRows& rows, int64_t ticke
       float scale = 0;
       const int64_t count = std::min(block, weight.in - b * block);
       const int64_t sum = quantize_block(form, x + b * block, count, numbers, scale);
-      const int32_t offset = int32_t(-middle * sum);
+      const int32_t lacking = int32_t(-middle * sum);
       std::memcpy(to + 4 * b, &scale, 4);
-      std::memcpy(to + 4 * (blocks + b), &offset, 4);
+      std::memcpy(to + 4 * (blocks + b), &lacking, 4);
+      if (!weight.has_offsets()) continue;
+      const float negated = -scale * float(sum);
+      std::memcpy(to + 4 * (2 * blocks + b), &negated, 4);
     }
   }
 }

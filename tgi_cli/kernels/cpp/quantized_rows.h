@@ -10,9 +10,10 @@
 
 namespace tgi {
 
-// A row has scales [blocks], then offsets int32 [blocks], then, from the next multiple of 64 bytes on,
-// numbers [blocks][planes][block], upper bytes first. Codes are unsigned: a block's offset, the sum of
-// its numbers times the code of 0, negated, is what a sum of products lacks.
+// A row has scales [blocks], then what sums lack int32 [blocks], then, if the weight has offsets, the sums
+// of x, negated, float32 [blocks], then, from the next multiple of 64 bytes on, numbers
+// [blocks][planes][block], upper bytes first. Codes are unsigned: what the sum of a block's products lacks
+// is the sum of its numbers times the code of 0, negated.
 struct QuantizedRows {
   uint8_t* first;
   int64_t stride;
@@ -24,7 +25,7 @@ inline int64_t quantized_blocks(const Matrix& weight) {
 
 // Where a row's numbers begin.
 inline int64_t quantized_numbers(const Matrix& weight) {
-  return (quantized_blocks(weight) * 8 + 63) / 64 * 64;
+  return (quantized_blocks(weight) * (weight.has_offsets() ? 12 : 8) + 63) / 64 * 64;
 }
 
 // Bytes between rows: an odd multiple of 64, so that rows do not share the same sets of the cache.

@@ -1,131 +1,12 @@
 // The inner loops of a product: a few rows times a panel of 32 outputs.
 #pragma once
 
+#include <type_traits>
+
 #include "fp8.h"
-#include "matrix.h"
+#include "group_scales.h"
 
 namespace tgi {
-
-// Vectors as wide as registers are: with wider ones the compiler goes through memory. As many rows
-// are taken at once as there are registers for their sums.
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16;
-typedef f32x16 Floats;
-typedef u32x16 Words;
-typedef u16x16 Halves;
-constexpr int TILE_ROWS = 12;
-constexpr int TWO_PANELS_ROWS = 5;  // and of so many there are enough for two panels
-
-TGI_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return fused(a, b, c); }
-TGI_INLINE Floats add_pairs(Floats sum, Words a, Words b) { return dot2(sum, a, b); }
-#else
-constexpr int WIDTH = 8;
-typedef float Floats __attribute__((vector_size(32)));
-typedef uint32_t Words __attribute__((vector_size(32)));
-typedef uint16_t Halves __attribute__((vector_size(16)));
-constexpr int TILE_ROWS = 4;
-constexpr int TWO_PANELS_ROWS = 0;
-
-TGI_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
-#if defined(__FMA__)
-  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  return a * b + c;
-#endif
-}
-
-TGI_INLINE Floats add_pairs(Floats sum, Words a, Words b) {
-  sum = multiply_add((Floats)(a << 16), (Floats)(b << 16), sum);
-  return multiply_add((Floats)(a & 0xffff0000u), (Floats)(b & 0xffff0000u), sum);
-}
-#endif
-typedef int32_t Integers __attribute__((vector_size(4 * WIDTH)));
-constexpr int TILE_VECTORS = 2;
-constexpr int PANEL_VECTORS = PANEL / WIDTH;
-
-template <class Vector>
-TGI_INLINE Vector read(const void* from) {
-  Vector x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
-
-// Bytes as float32 numbers.
-template <bool SIGNED>
-TGI_INLINE Floats floats_of(const void* from) {
-#if defined(__AVX512F__)
-  const __m128i bytes = read<__m128i>(from);
-  return (Floats)_mm512_cvtepi32_ps(SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
-#elif defined(__AVX2__)
-  const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(from));
-  return (Floats)_mm256_cvtepi32_ps(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-#else
-  Floats numbers;
-  for (int i = 0; i < WIDTH; ++i)
-    numbers[i] = SIGNED ? float(static_cast<const int8_t*>(from)[i]) : float(static_cast<const uint8_t*>(from)[i]);
-  return numbers;
-#endif
-}
-
-// Float16 numbers as float32.
-TGI_INLINE Floats floats_of_halves(const void* from) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_cvtph_ps(read<__m256i>(from));
-#elif defined(__F16C__)
-  return (Floats)_mm256_cvtph_ps(read<__m128i>(from));
-#else
-  Floats numbers;
-  for (int i = 0; i < WIDTH; ++i) numbers[i] = half_to_float(static_cast<const uint16_t*>(from)[i]);
-  return numbers;
-#endif
-}
-
-// Scales that are float16 or in two levels (Matrix), from a panel's first group on.
-struct Levels {
-  const uint8_t* codes;     // null: scales are float32
-  const uint8_t* minima;    // or null
-  const float* scales;      // of supergroups; null: codes are float16
-  const float* min_scales;  // or null
-  int64_t code_stride, scale_stride;  // to the next panel's
-  int64_t group;            // the first one that is multiplied
-  int shift;
-  float middle;
-
-  Levels() = default;
-  Levels(const Matrix& weight, int64_t panel, int64_t first)
-      : codes(nullptr),
-        minima(nullptr),
-        scales(nullptr),
-        min_scales(nullptr),
-        code_stride(weight.groups() * PANEL),
-        scale_stride(weight.supergroups() * PANEL),
-        group(first),
-        shift(weight.super_shift),
-        middle(float(weight.middle())) {
-    if (!weight.scales) code_stride *= 2;
-    codes = static_cast<const uint8_t*>(weight.scale_codes) + panel * code_stride;
-    if (weight.minimum_codes) minima = static_cast<const uint8_t*>(weight.minimum_codes) + panel * code_stride;
-    if (weight.scales) scales = weight.scales + panel * scale_stride;
-    if (weight.zeros) min_scales = weight.zeros + panel * scale_stride;
-  }
-
-  // The scales of vector v of a panel's outputs, of the index-th group from `group` on.
-  TGI_INLINE Floats scale(int64_t index, int64_t panel, int v) const {
-    const int64_t at = group + index;
-    if (!scales) return floats_of_halves(codes + panel * code_stride + 2 * (at * PANEL + WIDTH * v));
-    return read<Floats>(scales + panel * scale_stride + (at >> shift) * PANEL + WIDTH * v) *
-           floats_of<true>(codes + panel * code_stride + at * PANEL + WIDTH * v);
-  }
-  // What times the sum of x is taken off: the minima, less what codes are short of their middle.
-  TGI_INLINE Floats offset(int64_t index, int64_t panel, int v, Floats scale) const {
-    const int64_t at = group + index;
-    const Floats minimum =
-        min_scales ? read<Floats>(min_scales + panel * scale_stride + (at >> shift) * PANEL + WIDTH * v) *
-                         floats_of<false>(minima + panel * code_stride + at * PANEL + WIDTH * v)
-                   : floats_of_halves(minima + panel * code_stride + 2 * (at * PANEL + WIDTH * v));
-    return minimum - scale * middle;
-  }
-};
 
 // Small integers as pairs of bfloat16 numbers.
 TGI_INLINE Words pairs_of(Integers even, Integers odd) {
@@ -151,19 +32,18 @@ struct Tile {
   int64_t groups;        // of inputs that share a scale
   int64_t group_chunks;
   int64_t chunks;  // of all groups; the last one may be shorter
-  bool first;      // the sums are to be started
-  float* sums;     // [rows][32], those of the next panel sums_stride behind
+  float* sums;     // [rows][32], added to; those of the next panel sums_stride behind
   int64_t sums_stride;
   Ahead ahead;
-  uint8_t* decoded;  // where to store the panel in bfloat16, with TILE_ROWS / 2 rows or more; or null
-  // Where inputs share a scale: sums += scale * (product - zero * sum of x)
-  const float* scales;  // [groups][32], those of the next panel scales_stride behind; or null
-  const float* zeros;   // like scales, or null
-  int64_t scales_stride;
-  const float* x_sums;  // [rows][groups]
-  Levels levels;        // if it has codes: instead of scales and zeros
+  uint8_t* decoded;  // where to store the panel in bfloat16, with DECODING_ROWS or more; or null
+  // Where inputs share a scale: sums += scale * product - offset * sum of x
+  GroupScales scales;
+  const float* x_sums;  // [groups][rows], negated; those of the next group x_sums_stride behind
+  int64_t x_sums_stride;
   const bf16* table;    // of Int4Panel: what its codes stand for, all 16 twice
 };
+
+constexpr int DECODING_ROWS = TILE_ROWS / 4;
 
 // Panels in their formats, a chunk at a time: the bfloat16 numbers of a pair of inputs for the
 // outputs of vector v of the panel.
@@ -302,17 +182,25 @@ void multiply(const Tile& tile) {
   Ahead ahead = tile.ahead;
   const bool two_lines = ahead.step > 64;
   uint8_t* decoded = tile.decoded;
-  // Else loads come so soon after each other that the processor fetches ahead by itself.
-  constexpr bool FETCHES = VECTORS <= PANEL_VECTORS && (ROWS >= TILE_ROWS / 2 || Panel::STRIDE > Panel::BYTES);
+  // Else loads come so soon after each other, and in order, that the processor fetches ahead by itself.
+  constexpr bool FETCHES = VECTORS <= PANEL_VECTORS && (ROWS >= DECODING_ROWS || Panel::STRIDE > Panel::BYTES ||
+                                                        Panel::BYTES > Bf16Panel::BYTES);
   // Every third row has a pointer: the two behind it are reached by its stride.
   constexpr int POINTERS = (ROWS + 2) / 3;
   const bf16* rows[POINTERS];
 #pragma GCC unroll 8
   for (int i = 0; i < POINTERS; ++i) rows[i] = tile.x + 3 * i * stride;
 
-  bool first = tile.first;
-  const bool two_levels = tile.levels.codes;
-  const bool scaled = tile.scales || two_levels;
+  const bool scaled = tile.scales.kind != NO_GROUPS;
+  // Where there are registers for the sums of a group and of all groups. They are added up alike.
+  constexpr bool KEEPS = 2 * ROWS * VECTORS <= SUMS;
+  Floats totals[KEEPS ? ROWS : 1][KEEPS ? VECTORS : 1];
+  if constexpr (KEEPS) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) totals[r][v] = read<Floats>(kept(r, v));
+  }
   const Panel format(tile);
   int64_t chunks = tile.chunks;
   for (int64_t group = 0; group < tile.groups; ++group) {
@@ -321,12 +209,12 @@ void multiply(const Tile& tile) {
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v)
-        sums[r][v] = first || scaled ? Floats{} : read<Floats>(kept(r, v));
+        sums[r][v] = scaled ? Floats{} : read<Floats>(kept(r, v));
 
     const int64_t now = chunks < tile.group_chunks ? chunks : tile.group_chunks;
     chunks -= now;
     for (const uint8_t* end = panel + now * Panel::STRIDE; panel != end; panel += Panel::STRIDE) {
-      if constexpr (FETCHES) {
+      if (FETCHES && ahead.line) {
         if (ahead.line == ahead.end) ahead.line = ahead.then;
         if (ahead.near) {
           __builtin_prefetch(ahead.line, 0, 3);
@@ -347,7 +235,7 @@ void multiply(const Tile& tile) {
         for (int v = 0; v < VECTORS; ++v)
           weights[v] = format.decode(panel + v / PANEL_VECTORS * Panel::BYTES,
                                      v % PANEL_VECTORS + FIRST, pair);
-        if constexpr (Panel::BYTES != Bf16Panel::BYTES * Panel::PAIRS && ROWS >= TILE_ROWS / 2) {
+        if constexpr (Panel::BYTES != Bf16Panel::BYTES * Panel::PAIRS && ROWS >= DECODING_ROWS) {
           if (decoded) {
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v)
@@ -373,44 +261,33 @@ void multiply(const Tile& tile) {
         for (int v = 0; v < VECTORS; ++v) std::memcpy(kept(r, v), &sums[r][v], sizeof(Floats));
       return;
     }
-    if (two_levels) {
-#pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) {
-        const int64_t of = v / PANEL_VECTORS, vector = v % PANEL_VECTORS + FIRST;
-        const Floats scale = tile.levels.scale(group, of, int(vector));
-        Floats offset{};
-        if (tile.levels.minima) offset = tile.levels.offset(group, of, int(vector), scale);
-        const float* x_sums = tile.x_sums + group;
+    Floats scale[VECTORS], offset[VECTORS];
+    tile.scales.of_group<VECTORS, FIRST>(group, scale, offset);
+    const float* x_sums = tile.x_sums + group * tile.x_sums_stride;
+    auto add_group = [&](auto offsets) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-          Floats sum = multiply_add(scale, sums[r][v], first ? Floats{} : read<Floats>(kept(r, v)));
-          if (tile.levels.minima) sum = multiply_add(offset, Floats{} - x_sums[r * tile.groups], sum);
-          std::memcpy(kept(r, v), &sum, sizeof sum);
+      for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          Floats total;
+          if constexpr (KEEPS) total = totals[r][v];
+          else total = read<Floats>(kept(r, v));
+          total = multiply_add(scale[v], sums[r][v], total);
+          if constexpr (offsets) total = multiply_add(offset[v], Floats{} + x_sums[r], total);
+          if constexpr (KEEPS) totals[r][v] = total;
+          else std::memcpy(kept(r, v), &total, sizeof total);
         }
-      }
-      first = false;
-      continue;
-    }
+    };
+    if (tile.scales.offsets)
+      add_group(std::true_type{});
+    else
+      add_group(std::false_type{});
+  }
+  if constexpr (KEEPS) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-      const int64_t at = group * PANEL + v / PANEL_VECTORS * tile.scales_stride +
-                         WIDTH * (v % PANEL_VECTORS + FIRST);
-      const Floats scale = read<Floats>(tile.scales + at);
-      if (tile.zeros) {
-        const Floats zero = read<Floats>(tile.zeros + at);
-        const float* x_sums = tile.x_sums + group;
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r)
-          sums[r][v] = multiply_add(zero, Floats{} - x_sums[r * tile.groups], sums[r][v]);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) {
-        Floats before = first ? Floats{} : read<Floats>(kept(r, v));
-        Floats sum = multiply_add(scale, sums[r][v], before);
-        std::memcpy(kept(r, v), &sum, sizeof sum);
-      }
-    }
-    first = false;
+      for (int v = 0; v < VECTORS; ++v) std::memcpy(kept(r, v), &totals[r][v], sizeof(Floats));
   }
 }
 

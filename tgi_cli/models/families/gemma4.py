@@ -68,7 +68,7 @@ def read(config: ModelConfig) -> DecoderSpec:
             config_fields.rope_spec(config, dims.get(kind, 2), context, parameters[kind])
             for kind in _ROPES
         ),
-        source=Gemma4Names(part.prefix, hidden_size),
+        source=Gemma4Names(part.prefix, hidden_size, stacked=not config.is_gguf),
     )
 
 

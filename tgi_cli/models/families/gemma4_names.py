@@ -26,17 +26,19 @@ _MODULES = {
 class Gemma4Names:
     """Names of a checkpoint whose decoder is below ``prefix``.
 
-    Experts are stacked; the router's weight takes in the factors of its input.
+    Experts are ``stacked``, but in GGUF files, which are read one by one; the router's weight takes
+    in the factors of its input.
     """
 
-    def __init__(self, prefix: str, hidden_size: int) -> None:
+    def __init__(self, prefix: str, hidden_size: int, stacked: bool = True) -> None:
+        self._is_stacked = stacked
         self._names = decoder_names(prefix, _MODULES, gemma_fields.TOP)
         self._stacked = StackedExperts(self._names, "experts.gate_up_proj", "experts.down_proj")
         self._factor = hidden_size**-0.5
 
     def __call__(self, name: str) -> Source:
         """The source of the model's tensor ``name``."""
-        if ".mlp.moe.experts." in name:
+        if self._is_stacked and ".mlp.moe.experts." in name:
             path = name.replace("model.layers", self._names.layers, 1)
             return self._stacked(path.replace(".moe.", "."))
         found = self._names(name)
