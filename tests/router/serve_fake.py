@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.router.fakes import FakeEngine
 from tgi_cli.errors import TgiError
-from tgi_cli.router import server
+from tgi_cli.router import running_app, server
 from tgi_cli.router.config import RouterConfig
 from tgi_cli.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ def serve(engine: FakeEngine, config: RouterConfig) -> int:
             assert target == config.engine_url
             return engine
 
-    server.GrpcEngineClient = Client  # type: ignore[assignment,misc]
+    running_app.GrpcEngineClient = Client  # type: ignore[assignment,misc]
     try:
         server.run_router(config)
     except TgiError as error:

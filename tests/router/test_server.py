@@ -165,8 +165,9 @@ def test_a_router_of_plain_chats_imports_nothing_heavy() -> None:
     import subprocess
 
     script = (
-        "import sys, tgi_cli.router.server as server, tgi_cli.demo as demo\n"
-        "server.TextBundle.load(\n"
+        "import sys, tgi_cli.router.server, tgi_cli.demo as demo\n"
+        "from tgi_cli.router import running_app\n"
+        "running_app.TextBundle.load(\n"
         "    demo.model_path(), tool_call_parser='auto', reasoning_parser='auto'\n"
         ")\n"
         "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'huggingface_hub', 'llguidance'}\n"
