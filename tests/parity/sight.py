@@ -1,4 +1,4 @@
-"""Models that see against transformers' own implementation of them, in float32.
+"""Vision-language models against transformers' own implementation of them, in float32.
 
 A case is a miniature of a decoder with its tower. transformers computes a prompt with images as a
 whole. Compared with it are

@@ -1,4 +1,4 @@
-"""Models that see answer to prompts with images as transformers' implementations do."""
+"""Vision-language models answer to prompts with images as transformers' implementations do."""
 
 from __future__ import annotations
 

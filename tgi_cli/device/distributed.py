@@ -196,7 +196,7 @@ class Shard:
         return x
 
     def send(self, x: Tensor) -> None:
-        """Send ``x`` to the next stage, without waiting for it; nobody may write to ``x`` then.
+        """Send ``x`` to the next stage, without waiting for it. ``x`` must not change afterwards.
 
         At most as many sends are under way as there are stages. There are never more steps in
         flight, so the oldest one is over by then.

@@ -314,5 +314,5 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
 }
 """llama.cpp's names, transformers' classes, and what reads the keys.
 
-Of models that see, the decoder: without images, all axes of a token have one position.
+Of vision-language models, the decoder: without images, all axes of a token have one position.
 """

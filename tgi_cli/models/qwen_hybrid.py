@@ -117,7 +117,7 @@ def hybrid(
         ropes=(config_fields.rope(config, attention.head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=StackedExperts(names) if has_stacked_experts(config.path) else names,
-        # Of layers that draft tokens, and of those that see.
+        # Of layers that draft tokens, and of the vision tower.
         ignored=(r"mtp\..*", r"(model\.)?visual\..*"),
         notice=TEXT_ALONE if sees else "",
     )

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Scope
 from tgi_cli.ray_serve.messages import ForwardedRequest, Headers, ResponseStart, WholeResponse
 
 _running: set[asyncio.Task[None]] = set()
-"""Keeps exchanges alive that nobody waits for: those of clients that are gone."""
+"""Keeps exchanges alive that no request awaits: those of clients that are gone."""
 
 
 async def exchange(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
@@ -62,7 +62,7 @@ async def exchange(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Res
 def _ended(task: asyncio.Task[None]) -> None:
     _running.discard(task)
     if not task.cancelled():
-        task.exception()  # seen, also if nobody waits for it
+        task.exception()  # retrieved, even if it is not awaited
 
 
 async def whole_response(app: ASGIApp, request: ForwardedRequest, replica: str) -> WholeResponse:

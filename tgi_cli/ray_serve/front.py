@@ -65,7 +65,7 @@ class Replicas(Protocol):
     """The replicas, as this application needs them.
 
     Attributes:
-        full: Error of a request that the queue has no room for.
+        full: Error of a request that finds the queue full.
         lost: Error of an answer whose replica has died.
     """
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig, check_settings
+from tgi_cli.config.ray_variables import FAST_PATH
 from tgi_cli.errors import ConfigError, ExitCode, ShardError
 from tgi_cli.process import bind
 from tgi_cli.process.installation import install_command
@@ -33,13 +34,6 @@ log = logging.getLogger(__name__)
 Locate = Callable[[ServeConfig], tuple[ServeConfig, Path]]
 
 AUTH_MODE = "RAY_AUTH_MODE"
-_FAST_PATH = {
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-}
-"""Parts of answers pass between Ray's processes over gRPC instead of its object store, and between
-no threads: a token costs a third of the CPU time (tests/benchmarks/ray_serve.py)."""
 _OBJECT_STORE_BYTES = 256 << 20
 """Tokens do not pass through Ray's object store, only large requests do."""
 _STATUS_SECONDS = 2.0
@@ -107,7 +101,7 @@ def _set_up_environment() -> None:
             os.environ[AUTH_MODE],
         )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    for name, value in _FAST_PATH.items():
+    for name, value in FAST_PATH.items():
         os.environ.setdefault(name, value)
     if not sys.stderr.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")

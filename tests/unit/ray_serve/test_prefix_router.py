@@ -112,7 +112,7 @@ async def test_replicas_without_a_model_server_are_left_out(router: PrefixRouter
     router.update_replicas([replica("a", **{SERVING: False}), replica("b"), replica("c")])
     assert set(await order(router, pending(NEW))) == {"b", "c"}
     assert await order(router, pending(NEW, avoid=("b",))) == ["c"]
-    # Nobody is left out if there is no other one.
+    # It is chosen if there is no other one.
     assert set(await order(router, pending(NEW, avoid=("b", "c")))) == {"a"}
     assert set(await order(router, pending(NEW, avoid=("a", "b", "c")))) == {"a", "b", "c"}
 

@@ -81,7 +81,7 @@ def deployment_object(deployment: Deployment, options: KubernetesOptions) -> dic
     """The object that owns the pods."""
     spec: dict[str, Any] = {} if options.autoscaler else {"replicas": options.pods}
     if options.several_pods:
-        # A new pod answers before an old one drains: it needs room for one pod more.
+        # A new pod answers before an old one drains: it needs the resources of one pod more.
         spec["strategy"] = {
             "type": "RollingUpdate",
             "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},

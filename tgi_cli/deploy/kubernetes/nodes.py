@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tgi_cli.config.ray_variables import FAST_PATH
 from tgi_cli.deploy.deployment import Deployment
 from tgi_cli.deploy.kubernetes.objects import SERVER, labels, metadata
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
@@ -27,6 +28,8 @@ RAY_BYTES = 3 << 29
 
 _PORT = 6379
 _OBJECT_STORE_BYTES = 256 << 20
+_START_SECONDS = 150
+"""For Ray to start on a node; its default of 30 s is short on a busy one."""
 _REMOVAL_SECONDS = 30
 """For Ray to remove replicas that have finished their requests."""
 
@@ -89,7 +92,7 @@ def _worker(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any
 
 
 def _node(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
-    """A server's pod with what Ray needs: a token, memory, and room for its logs and objects."""
+    """A server's pod with what Ray needs: a token, memory, and space for its logs and objects."""
     template = pod_template(deployment, options)
     spec = template["spec"]
     spec["terminationGracePeriodSeconds"] += _REMOVAL_SECONDS
@@ -99,6 +102,8 @@ def _node(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
         {"name": "RAY_AUTH_MODE", "value": "token"},
         {"name": "RAY_AUTH_TOKEN", "valueFrom": key},
         {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"},
+        {"name": "RAY_raylet_start_wait_time_s", "value": str(_START_SECONDS)},
+        *({"name": name, "value": value} for name, value in FAST_PATH.items()),
     ]
     if deployment.memory is not None:
         memory = quantity(deployment.memory + RAY_BYTES)

@@ -173,7 +173,7 @@ BATCH_PANELS = PanelRow(
             title="Queue",
             unit=COUNT,
             queries={"{{instance}}": total("tgi_queue_size", "instance")},
-            description="Requests that wait for room in the batch. Autoscalers read it.",
+            description="Requests that wait to join the batch. Autoscalers read it.",
         ),
         Panel(
             title="Oldest waiting request",

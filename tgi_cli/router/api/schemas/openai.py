@@ -53,7 +53,7 @@ class ImageUrl(msgspec.Struct, kw_only=True):
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message: ``text``, or for models that see ``image_url``.
+    """A part of a message: ``text``, or for vision-language models ``image_url``.
 
     The URL of an image may be a string, with ``detail`` beside it, as in responses.
     """

@@ -81,8 +81,8 @@ class GenerateParameters(msgspec.Struct, kw_only=True):
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """The body of ``/generate``: samples without ``parameters``, is greedy with empty ones.
 
-    ``inputs`` may have images, for models that see: in Markdown, ``![](URL)``, or as a list of
-    parts (MindIE).
+    ``inputs`` may have images, for vision-language models: in Markdown, ``![](URL)``, or as a list
+    of parts (MindIE).
     """
 
     inputs: Text | ContentParts

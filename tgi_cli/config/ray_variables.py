@@ -1,0 +1,14 @@
+"""Environment variables of Ray Serve's processes: of its own cluster, and of pods.
+
+https://docs.ray.io/en/latest/serve/advanced-guides/performance.html
+"""
+
+from __future__ import annotations
+
+FAST_PATH = {
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+}
+"""Parts of answers pass between Ray's processes over gRPC instead of its object store, and between
+no threads: a token costs a third of the CPU time (tests/benchmarks/ray_serve.py)."""
