@@ -28,6 +28,7 @@ CONTEXT = 512
 """A quarter of it is enough for an image, so that none is shrunk."""
 NEW = 10
 ARGUMENTS: dict[str, dict[str, Any]] = {
+    "Idefics 2": {"image_seq_len": 3},
     "LLaVA 1.5": {"patch_size": 7},
     "LLaVA-NeXT": {"patch_size": 7},
     "LLaVA-NeXT-Video": {"patch_size": 7},

@@ -199,7 +199,7 @@ async def test_other_model_names_are_echoed(client: httpx.AsyncClient) -> None:
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"the": 1}}, "logit_bias"),
         ({"logit_bias": {"9" * 500: 1}}, "logit_bias"),
-        ({"logit_bias": [1.0]}, "logit_bias"),
+        ({"logit_bias": [1.0]}, "logit_bias[0]"),
         ({"bad_words": ["a", " "]}, "bad_words"),
         ({"stop_token_ids": [400]}, "stop_token_ids"),
         ({"min_tokens": -1}, "min_tokens"),
