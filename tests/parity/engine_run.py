@@ -46,6 +46,9 @@ NEW = 32
 NEW_ON_SHARDS = 12
 """The same, on several shards."""
 
+NEW_ON_STAGES = 16
+"""The same, on several stages: enough that the pool is too small for steps of several."""
+
 NUM_BLOCKS = 9
 """Of the engine's pool: its requests together want more."""
 
@@ -105,7 +108,7 @@ def run_engine(
         speculate=0,  # nothing drafts here: the warm-up need not time it
         pipeline_parallel_size=stages,
     )
-    new = NEW if num_shard == stages == 1 else NEW_ON_SHARDS
+    new = NEW_ON_STAGES if stages > 1 else NEW_ON_SHARDS if num_shard > 1 else NEW
 
     def use(worker: Any, found: Capacity) -> EngineRun:
         return _run(worker, found, prompts, sampled, new)

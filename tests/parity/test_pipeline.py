@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.parity.cases import CASES
-from tests.parity.engine_run import NEW_ON_SHARDS, ON_SHARDS, run_engine
+from tests.parity.engine_run import NEW_ON_STAGES, ON_SHARDS, run_engine
 from tests.parity.families import make_checkpoint, prompts_of
 from tests.tools.paged_run import PagedRun, load
 from tests.tools.thread_stages import on_stages
@@ -34,7 +34,7 @@ def test_the_same_tokens_in_chunks_after_preemption_and_by_reuse(name: str, tmp_
     path = make_checkpoint(case, tmp_path)
     prompts = [prompts_of(case)[i] for i in ON_SHARDS]
     alone = run_engine(path, prompts, (0, 2))
-    firsts = [answer[:NEW_ON_SHARDS] for answer in alone.answers]
+    firsts = [answer[:NEW_ON_STAGES] for answer in alone.answers]
     model = load(path)
     for stages, size in FAMILIES[name]:
         run = run_engine(path, prompts, (0, 2), size, stages)
