@@ -240,7 +240,7 @@ def test_weights_in_float16_are_announced(
     path = tmp_path / "gguf"
     write_gguf(llama, path, lambda name: "F16" if "attn_q" in name else "Q8_0")
     load(path)
-    assert "float16" not in caplog.text
+    assert "weights in float16" not in caplog.text
     with caplog.at_level("INFO", logger="tgi_cli"):
         load(path, torch.bfloat16)
     assert "3 weights in float16 are rounded to bfloat16" in caplog.text

@@ -69,18 +69,16 @@ def test_the_bar_and_the_log_do_not_tear_each_other(
 ) -> None:
     terminal = use_terminal(monkeypatch)
     handler = logging.StreamHandler()
-    logging.getLogger().addHandler(handler)
-    try:
-        reporter = ProgressReporter()
-        reporter.start("org/m", total=2_000_000, completed=500_000)
-        assert handler.stream is not terminal
-        logging.getLogger().warning("in between")
-        reporter.advance(1_500_000, note="1/2 files")
-        reporter.stop()
-        reporter.stop()
-        assert handler.stream is terminal
-    finally:
-        logging.getLogger().removeHandler(handler)
+    # Without handlers of earlier tests, which would print the record, too.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    reporter = ProgressReporter()
+    reporter.start("org/m", total=2_000_000, completed=500_000)
+    assert handler.stream is not terminal
+    logging.getLogger().warning("in between")
+    reporter.advance(1_500_000, note="1/2 files")
+    reporter.stop()
+    reporter.stop()
+    assert handler.stream is terminal
     emulator = Emulator(columns=120)
     emulator.feed(terminal.getvalue().replace("\n", "\r\n").encode())
     record, bar = emulator.shown()
