@@ -257,7 +257,7 @@ class _Deployment:
             The exit code.
 
         Raises:
-            ShardError: The cluster is gone, or somebody has removed the application.
+            ShardError: The cluster is gone, or the application was removed.
         """
         from ray import serve
 
@@ -280,7 +280,7 @@ class _Deployment:
             answered = time.monotonic()
             if found is None:
                 raise ShardError(
-                    f"somebody has removed the application {self._config.ray_application!r} "
+                    f"the application {self._config.ray_application!r} was removed "
                     "from the cluster",
                     "deploy it again",
                 )
