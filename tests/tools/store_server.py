@@ -191,20 +191,21 @@ class _Handler(BaseHTTPRequestHandler):
             start, end = int(match[1]), int(match[2] or len(data) - 1)
             about["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
             data, status = data[start : end + 1], 206
-        sent = 0
+        sent = len(data)
+        if isinstance(fault, Refuse | Redirect):
+            sent = 0
+        elif isinstance(fault, Cut):
+            sent = fault.after
+        # Recorded first: the client may have read the whole answer before this thread goes on.
+        header = self.headers.get("authorization")
+        self.store.seen.append(StoreRequest(key, asked, header, sent))
         if isinstance(fault, Refuse):
             self._error(fault.status, "SlowDown")
         elif isinstance(fault, Redirect):
             self._answer(302, b"", {"Location": fault.location})
-        elif isinstance(fault, Cut):
-            sent = fault.after
-            self._answer(status, data[: fault.after], about, announced=len(data))
-            self.close_connection = True
         else:
-            sent = len(data)
-            self._answer(status, data, about)
-        header = self.headers.get("authorization")
-        self.store.seen.append(StoreRequest(key, asked, header, sent))
+            self._answer(status, data[:sent], about, announced=len(data))
+            self.close_connection |= isinstance(fault, Cut)
 
     def _error(self, status: int, code: str, detail: str = "") -> None:
         text = f"<Error><Code>{code}</Code><Message>refused</Message>{detail}</Error>"
