@@ -242,7 +242,8 @@ def test_decodes_that_take_longer_are_no_overrun_of_slices() -> None:
     found = pace(interrupts=True, step_seconds=0.05)
     for _ in range(60):
         found.learn(decode(encodes=[slice_of(0.05)]), 0.301, 0.001)
-    assert found.slice_seconds(1.0) == pytest.approx(found.rest_seconds(decode()) - 0.001)
+    usual = found.rest_seconds(decode())
+    assert found.slice_seconds(1.0) == pytest.approx(usual - 0.001, abs=1e-4)
 
 
 def test_quick_models_give_images_a_few_milliseconds() -> None:
