@@ -36,8 +36,8 @@ class AttentionMetadata:
     kv_lens: Tensor
     """int32 [B]: KV length of each sequence, this step's tokens included."""
     block_table: Tensor
-    """int32 [B, blocks]: entries behind a sequence's own blocks are not read, nor are blocks
-    that lie wholly behind the window of the sequence's first query in this step."""
+    """int32 [B, blocks]: entries after a sequence's own blocks are not read, nor are blocks
+    that lie wholly outside the window of the sequence's first query in this step."""
     slot_mapping: Tensor
     """int64 [T]: ``block_id * block_size + offset`` of each token."""
     query_lens_host: list[int]
@@ -49,8 +49,8 @@ class AttentionMetadata:
     visible_until: Tensor | None = None
     """int32 [T], of a step with tokens in bidirectional spans (images of Gemma 3, prompts of
     PaliGemma): the position of the span's last token, -1 for a token that is in none. The tokens of
-    such a span see each other, in layers whose :attr:`KVSpec.spans` says so. A step that has one of
-    them has all those that come behind it, too."""
+    a span attend to each other in layers whose :attr:`KVSpec.spans` says so. A step that has one
+    of them has all those that come after it, too."""
     sparse: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
     """What sparse attention has planned for the step; see :mod:`tgi_cli.attention.sparse`."""
 
@@ -91,7 +91,7 @@ class PagedAttention(ABC):
         self.device = device
         self.num_blocks = 0
         self.scales: dict[int, KVScales] = {}
-        """By layer; those that are not there have none."""
+        """Scales by layer; layers that are missing have none."""
         self.key_cache: list[Tensor] = []
         self.value_cache: list[Tensor] = []
 
@@ -231,7 +231,7 @@ class PagedAttention(ABC):
         return keys, keys if spec.values_in_keys else gathered(self.value_cache[layer])
 
     def beside(self) -> Self:
-        """The same caches, for a second plan of the step, until they are allocated anew.
+        """The same caches, for a second plan of the step, until they are allocated again.
 
         Only to be called without keys and values.
         """
@@ -293,7 +293,7 @@ class PagedAttention(ABC):
         :meth:`plan_padded`, unless that is called itself.
 
         Args:
-            rows: of the step, padding included.
+            rows: rows of the step, padding included.
             kv_lens: of the rows without padding.
         """
 
@@ -307,7 +307,7 @@ class PagedAttention(ABC):
         Args:
             metadata: ``num_decodes`` sequences of one token each, the other B - num_decodes with
                 as many as ``query_start_loc`` says, perhaps none. A sequence without KV is
-                padding, and so are tokens behind the last sequence: their slots are -1, and their
+                padding, and so are tokens after the last sequence: their slots are -1, and their
                 attention output is zeros. The lists for the host are empty.
             max_context: no KV is longer.
 
@@ -367,7 +367,7 @@ class PagedAttention(ABC):
             sinks: [heads], logits that take part in the softmax of every query and have no value
                 (gpt-oss).
             bias: float32 [heads, D >= 2], added to the scaled scores. Column d is for keys that
-                are d positions before the query, column 0 also for those behind it; beyond the
+                are d positions before the query, column 0 also for those after it; beyond the
                 last column the bias goes on as a straight line through the last two: (0, -slope)
                 is ALiBi
                 (https://arxiv.org/abs/2108.12409), two equal ones let it stay as it is (T5,
@@ -379,7 +379,7 @@ class PagedAttention(ABC):
 
 
 def bias_at(bias: Tensor, distances: Tensor) -> Tensor:
-    """The biases of queries that are ``distances`` (integers, any shape) behind their keys.
+    """The biases of queries that are ``distances`` (integers, any shape) after their keys.
 
     Args:
         bias: as :class:`PagedAttention` takes it, [heads, D].

@@ -29,14 +29,14 @@ tiles of 64 and 5.7 in tiles of 32 or 128."""
 
 KEYS = 16
 QUERIES = 4
-"""Of these a call gets whole multiples."""
+"""A call gets multiples of these numbers of keys and queries."""
 
 PIECE = 512
 MATRIX_PIECE = 192
-"""Keys; see above. Whoever multiplies himself cuts at both: then no plan needs to know of it."""
+"""Keys; see above. A backend with products of its own cuts at both; plans need not know it."""
 
 MARGIN = MATRIX_PIECE
-"""More than the hidden keys at the end of a call."""
+"""An upper bound of the hidden keys at the end of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Decodes:
     mask: Tensor
     """[n, 1, 1, keys], 0 or -inf."""
     distances: Tensor
-    """int64 [n, 1, keys]: how far each key is before the query, negative behind it."""
+    """int64 [n, 1, keys]: how far each key is before the query, negative after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class QueryTile:
     end: int
     """Queries, of the prefill's."""
     first_key: int
-    """Of the gathered ones."""
+    """Index among the gathered keys."""
     visible: int
     """Keys from there to the last that any of the queries sees."""
     keys: int
-    """The same with the hidden ones that fill the call up."""
+    """Number of keys, including hidden ones that pad the call."""
     hidden: int
     """Leading keys that no query sees, as they are of the chunk before."""
     ahead: int = 0
-    """How many keys are seen behind the last query."""
+    """Number of keys visible after the last query."""
     mask: Tensor | None = None
-    """[queries, keys], 0 or -inf, of a tile with queries that see keys behind them."""
+    """[queries, keys], 0 or -inf, of a tile with queries that see keys after them."""
 
     def distances(self) -> Tensor:
         """int64 [1, queries, keys]: how far each key is before each query."""
@@ -193,7 +193,7 @@ class WindowPlan:
         positions = ends - np.array(lengths)[:, None] + np.arange(count)
         hidden = positions >= ends
         columns = positions[:, :: self._block_size] // self._block_size
-        # Blocks behind the window or beyond the end may be another sequence's, or free: read the
+        # Blocks outside the window or beyond the end may be another sequence's, or free: read the
         # sequence's own nearest block again.
         columns = np.minimum(columns, (ends - 1) // self._block_size)
         window, chunk = self._spec.window, self._spec.chunk
@@ -278,7 +278,7 @@ class WindowPlan:
     def _span_tile(
         self, begin: int, end: int, earlier: int, base: int, until: NDArray[np.int32]
     ) -> QueryTile:
-        """A tile with queries that see keys behind them."""
+        """A tile with queries that see keys after them."""
         positions = range(earlier + begin, earlier + end)
         seen = list(map(self._spec.visible, positions, until.tolist()))
         first = min(each.start for each in seen) // self._align * self._align

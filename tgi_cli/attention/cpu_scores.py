@@ -197,7 +197,7 @@ def _widened(some: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def alike(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as wide as the wider one, as torch's fused kernel wants: zeros add nothing."""
+    """Pad both to the width of the wider one, which torch's fused kernel requires, with zeros."""
     gap = keys.shape[-1] - values.shape[-1]
     if gap < 0:
         keys = pad(keys, (0, -gap))

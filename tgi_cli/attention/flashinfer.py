@@ -3,7 +3,7 @@
 FlashInfer plans on the host, per step and per kind of layer, what its kernels then run: so do
 :meth:`FlashInferAttention.plan` and, for a kind that it has not met before, the first call of it.
 A step that a CUDA graph holds has wrappers of its own, one per number of rows, whose plan is made
-anew before each replay. Triton writes the cache in all steps, and lists the pages of such steps.
+again before each replay. Triton writes the cache in all steps, and lists the pages of such steps.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ class FlashInferAttention(TritonAttention):
         wrappers.planned = metadata
 
     def _pages(self, window: int | None, metadata: AttentionMetadata, decodes: bool) -> _Pages:
-        """Without the blocks behind the window: they may be another's, or not even be there."""
+        """Without the blocks outside the window: they may be another's, or not even be there."""
         known = self._host.pages.get((window, decodes))
         if known is not None:
             return known

@@ -197,7 +197,7 @@ class _LogitsHead:
 
 
 def _deepstack(input_ids: Tensor, images: ImageRows) -> dict[str, Any]:
-    """The arguments of a decoder that adds features of images behind its first layers."""
+    """The arguments of a decoder that adds features of images after its first layers."""
     if not images.deepstack:
         return {}
     own = torch.zeros_like(input_ids, dtype=torch.bool).index_fill_(0, images.indices, True)
