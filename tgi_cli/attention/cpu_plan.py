@@ -61,7 +61,7 @@ class QueryTile:
 
     begin: int
     end: int
-    """Queries, of the prefill's."""
+    """Range of the prefill's queries."""
     first_key: int
     """Index among the gathered keys."""
     visible: int
@@ -90,7 +90,7 @@ class Prefills:
     size: int
     query_len: int
     keys: int
-    """How many are gathered per sequence."""
+    """Number of keys gathered per sequence."""
     blocks: Tensor
     """int32 [n * blocks]."""
     tiles: list[QueryTile]
@@ -150,11 +150,11 @@ class WindowPlan:
         return self._spec.first_visible(position) // self._align * self._align
 
     def _first_gathered(self, position: int) -> int:
-        """The same, or before it, and the first key of a block."""
+        """The first key to gather for that call, at the beginning of a block."""
         return self._spec.first_visible(position) // self._stride * self._stride
 
     def _call_keys(self, visible: int) -> int:
-        """How many keys a call is given of which so many are seen."""
+        """Number of keys of a call, padding included, for the number that queries see."""
         keys = round_up(visible, KEYS)
         last = keys % PIECE
         if MATRIX_PIECE < last < 2 * MATRIX_PIECE:
