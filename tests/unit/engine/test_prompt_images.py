@@ -124,7 +124,7 @@ CAT = image(b"cat", (4, 6))
         ((replace(CAT, spans=((4, 0),)),), "not in order"),
         ((replace(CAT, spans=((4, 3), (6, 3))),), "not in order"),
         ((CAT, image(b"dog", (8, 2))), "image 2 are not in order"),
-        ((CAT, image(b"dog", (30, 3))), "behind the end"),
+        ((CAT, image(b"dog", (30, 3))), "beyond the end"),
         ((replace(CAT, grid=(2, 2)),), "6 rows, and a grid of 2 x 2"),
         ((replace(CAT, grid=(-2, -3)),), "grid of -2 x -3"),
         ((replace(CAT, spans=((4, 3), (8, 3)), grid=(2, 3)),), "more than one run"),
