@@ -280,8 +280,8 @@ ROUTER_SETTINGS = (
         ),
         otlp_service_name=Setting(
             text("NAME"),
-            "Service name in traces and metrics. The default is the router's: that of model servers "
-            "ends with `.server`.",
+            "Service name in traces and metrics. The default is the router's: that of model "
+            "servers ends with `.server`.",
             "text-generation-inference.router",
             commands=_ALL,
         ),
