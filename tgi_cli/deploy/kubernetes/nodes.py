@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tgi_cli.config.ray_variables import FAST_PATH
+from tgi_cli.config.ray_variables import SERVE_VARIABLES
 from tgi_cli.deploy.deployment import Deployment
 from tgi_cli.deploy.kubernetes.objects import SERVER, labels, metadata
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
@@ -123,7 +123,7 @@ def _node(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
         {"name": "RAY_AUTH_TOKEN", "valueFrom": key},
         {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"},
         {"name": "RAY_raylet_start_wait_time_s", "value": str(_START_SECONDS)},
-        *({"name": name, "value": value} for name, value in FAST_PATH.items()),
+        *({"name": name, "value": value} for name, value in SERVE_VARIABLES.items()),
     ]
     if deployment.memory is not None:
         memory = quantity(deployment.memory + RAY_BYTES)
