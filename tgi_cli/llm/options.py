@@ -51,6 +51,8 @@ class EngineSettings(TypedDict, total=False):
         prefix_caching: Compute common prefixes of prompts once.
         kv_cache_dir: Folder in which KV blocks are kept, too, for later runs. Default: none.
         kv_cache_dir_size: Most bytes of its files. Default: 10 GiB.
+        kv_offloading_size: Bytes of the host's memory for KV blocks that a GPU evicts. Default:
+            none.
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
         quantize: How to quantize plain weights on loading: ``int8``, ``fp8``,
             ``bitsandbytes-nf4``...; see ``--quantize``.
@@ -82,6 +84,7 @@ class EngineSettings(TypedDict, total=False):
     prefix_caching: bool
     kv_cache_dir: Path | None
     kv_cache_dir_size: int | None
+    kv_offloading_size: int | None
     kv_cache_dtype: str
     quantize: str | None
     quantize_head: bool
