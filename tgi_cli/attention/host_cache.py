@@ -109,10 +109,10 @@ class HostCache:
 
 
 def _pin(memory: Tensor) -> None:
-    """Pin a tensor of the CPU for good. torch's own pinned memory is rounded to powers of two.
+    """Pin a tensor of the CPU for good. torch rounds its own pinned memory to powers of two.
 
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html
     """
-    runtime = torch.cuda.cudart()
-    code = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-    torch.cuda.check_error(int(code))
+    code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if code:
+        raise RuntimeError(f"cudaHostRegister failed with code {code}")
