@@ -14,7 +14,7 @@ PROMPT, OTHER = list(range(33)), list(range(100, 133))
 
 def engine(num_host_blocks: int) -> tuple[Scheduler, FakeWorker]:
     """One whose cache holds one of the two prompts with its answer."""
-    bounds = limits(num_blocks=10, num_host_blocks=num_host_blocks)
+    bounds = limits(num_blocks=9, num_host_blocks=num_host_blocks)
     worker = FakeWorker.of(bounds)
     return Scheduler(bounds), worker
 
