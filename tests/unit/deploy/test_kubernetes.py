@@ -275,6 +275,7 @@ def test_a_worker_joins_again_and_leaves_at_a_signal(tmp_path: Path) -> None:
 
 def test_a_worker_waits_for_its_leaders_last_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as leader:
+        leader.settimeout(60)
         hook = worker_container(leader.getsockname()[1])["lifecycle"]["preStop"]["exec"]["command"]
         environment = os.environ | {"LWS_LEADER_ADDRESS": "127.0.0.1"}
         waiting = subprocess.Popen([sys.executable, *hook[1:]], env=environment)
