@@ -51,7 +51,9 @@ class HostCache:
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             _pin(self._slots)
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call, unused-ignore]
+                self._device
+            )
 
     def offload(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to slots, (block, slot) each, in this order.
@@ -113,6 +115,7 @@ def _pin(memory: Tensor) -> None:
 
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__MEMORY.html
     """
-    code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
+    code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if code:
         raise RuntimeError(f"cudaHostRegister failed with code {code}")

@@ -51,7 +51,7 @@ class Tracing:
         name = service_name(configured_name, "router")
         self._tracer = Tracer(endpoint, name, "tgi_cli.router")
         self._served = served
-        self._providers = [self._tracer.provider]
+        self._providers: list[Any] = [self._tracer.provider]
         self._metrics: GenAIMetrics | None = None
         if sends_metrics():
             meter = Meter(endpoint, name, "tgi_cli.router")
