@@ -134,7 +134,8 @@ class EngineReplica:
         opening = asyncio.ensure_future(self._stack.enter_async_context(running_app(router)))
         self._failed.add_done_callback(lambda _: opening.cancel())
         try:
-            return await opening
+            app: Starlette = await opening
+            return app
         except asyncio.CancelledError:
             if self._failed.done():
                 raise self._failed.result() from None
