@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.attention import PagedAttention
+from tgi_cli.attention.host_cache import HostCache
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.image_slices import NOTHING_ENCODED, EncodeReport
 from tgi_cli.engine.step import Step
@@ -97,6 +98,7 @@ class ModelRunner:
 
     graphs: DecodeGraphs | None = None
     mixed_graphs: MixedGraphs | None = None
+    host_cache: HostCache | None = None
 
     def __init__(
         self,
@@ -156,6 +158,9 @@ class ModelRunner:
         began = time.perf_counter()
         with out_of_memory_as_error():
             # First, and without taking memory: later steps use the slots, too.
+            if self.host_cache is not None:
+                self.host_cache.offload(step.offloads)
+                self.host_cache.restore(step.restores)
             if step.adapters and self._lora is not None:
                 self._lora.put(step.adapters)
             self.rows.apply(step)
