@@ -12,6 +12,7 @@ import typer
 
 from tgi_cli.cli.commands import COMMANDS, PlainGroup
 from tgi_cli.cli.help import ProgramHelp
+from tgi_cli.cli.other_servers import command_hint, flag_hint
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.version import __version__
 
@@ -90,6 +91,8 @@ def run(
         program: The program whose name help and messages use. Default: ``tgi``.
     """
     words = _switches(arguments) or ["--help"]
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
     wanted = next((word for word in words if not word.startswith("-")), None)
     names = [] if wanted is None else [wanted]
     command = typer.main.get_command(application(*names))
@@ -111,7 +114,10 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE
     except _ClickError as error:
-        _report(*_usage(error), words)
+        cause, remedy = _usage(error)
+        if wanted and wanted not in (entry.name for entry in COMMANDS):
+            remedy = command_hint(wanted) or remedy
+        _report(cause, remedy, words)
         return ExitCode.USAGE
     except Exception as error:  # a bug: one line too
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -145,6 +151,11 @@ def _usage(error: Any) -> tuple[str, str]:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "tgi"
     remedy = f"see {context.obj.name if context and context.obj else path} --help"
+    unknown = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
+    if context and unknown:  # with what it is called here, instead of similar spellings
+        known = {name for option in context.command.params for name in option.opts}
+        if hint := flag_hint(unknown, known):
+            return error.message, hint
     parameter = getattr(error, "param", None)
     if context and parameter:
         source = context.get_parameter_source(parameter.name)

@@ -1,0 +1,69 @@
+"""Users of other servers are told what replaces their flags and commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tgi_cli.cli.main import run
+from tgi_cli.cli.other_servers import flag_hint
+from tgi_cli.config.settings import settings_of
+from tgi_cli.errors import ExitCode
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "from-others.md"
+KNOWN = {flag for s in settings_of("serve") if not s.argument for flag in s.flags}
+
+
+def documented_flags() -> list[str]:
+    """The flags in the first columns of the document's tables."""
+    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    return [flag for row in rows for flag in re.findall(r"--[a-z][a-z-]*", row.split(" | ")[0])]
+
+
+def test_every_documented_flag_of_another_server_is_one_of_ours_or_has_a_hint() -> None:
+    flags = documented_flags()
+    assert len(flags) > 50
+    assert [flag for flag in flags if flag not in KNOWN and not flag_hint(flag, KNOWN)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "remedy"),
+    [
+        (
+            "serve m --max-model-len 8192",
+            "No such option: --max-model-len",
+            "use --max-total-tokens instead of vLLM's --max-model-len",
+        ),
+        (
+            "warmup m --ctx-size 8192",
+            "No such option: --ctx-size",
+            "use --max-total-tokens instead of llama.cpp's --ctx-size",
+        ),
+        ("serve -m x.gguf", "No such option: -m", "`tgi serve FILE`"),
+        ("serve m --n-gpu-layers 99", "No such option", "leave out llama.cpp's --n-gpu-layers"),
+        ("deploy docker --host ::", "No such option: --host", "use --hostname"),
+        # What replaces it is no flag of this command.
+        ("bench m --host ::", "No such option: --host", "see tgi bench --help"),
+        ("serve --max-model 5", "Possible options", "see tgi serve --help"),
+        ("run llama3", "No such command 'run'", "`tgi chat MODEL`"),
+        ("acme/model", "No such command 'acme/model'", "`tgi serve acme/model`"),
+        ("serve-all", "No such command 'serve-all'", "see tgi --help"),
+    ],
+)
+def test_unknown_words_have_a_remedy(
+    line: str, cause: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == ExitCode.USAGE
+    first, second = capsys.readouterr().err.splitlines()
+    assert cause in first
+    assert remedy in second
+
+
+@pytest.mark.parametrize(
+    ("line", "usage"), [("help", "tgi COMMAND"), ("help bench", "tgi bench [MODEL]")]
+)
+def test_help_is_a_command_too(line: str, usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == ExitCode.OK
+    assert f"Usage: {usage}" in capsys.readouterr().out
