@@ -159,8 +159,10 @@ def resolve_model(
     if tag is not None and Path(name).expanduser().is_dir():
         path = gguf_model.from_folder(Path(name).expanduser(), tag, options.tokenizer)
         return LocalModel(path, model_id, "")
-    if model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
-        raise ModelNotFoundError(f"there is no folder {model_id}", "check the path")
+    is_file = model_id.lower().endswith(GGUF) and folder.parent.is_dir()
+    if is_file or model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
+        kind = "file" if model_id.lower().endswith(GGUF) else "folder"
+        raise ModelNotFoundError(f"there is no {kind} {model_id}", "check the path")
     if not model_id.strip():
         raise ModelNotFoundError("the model id is empty", "name a model or a folder")
     return _from_hub(model_id, revision, options)
@@ -332,7 +334,8 @@ def _from_cache(
     commit = cache.commit_of(revision)
     folder = cache.snapshot(commit) if commit else None
     if commit is None or folder is None or not folder.is_dir():
-        raise error
+        remedy = f"{error.remedy}; a folder is written ./{model_id}"
+        raise OfflineError(error.cause, remedy) from error
     if hub.offline:
         logger.info("%s: offline, using the cached snapshot %s", model_id, commit)
     else:
