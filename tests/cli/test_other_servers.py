@@ -47,6 +47,7 @@ def test_every_documented_flag_of_another_server_is_one_of_ours_or_has_a_hint() 
         # What replaces it is no flag of this command.
         ("bench m --host ::", "No such option: --host", "see tgi bench --help"),
         ("serve --max-model 5", "Possible options", "see tgi serve --help"),
+        ("chat m Hello!", "unexpected extra argument", "give the prompt with -p"),
         ("run llama3", "No such command 'run'", "`tgi chat MODEL`"),
         ("acme/model", "No such command 'acme/model'", "`tgi serve acme/model`"),
         ("serve-all", "No such command 'serve-all'", "see tgi --help"),

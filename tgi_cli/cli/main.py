@@ -151,6 +151,8 @@ def _usage(error: Any) -> tuple[str, str]:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "tgi"
     remedy = f"see {context.obj.name if context and context.obj else path} --help"
+    if path == "tgi chat" and text.startswith("Got unexpected extra argument"):
+        remedy = "give the prompt with -p"  # ollama run MODEL PROMPT
     unknown = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
     if context and unknown:  # with what it is called here, instead of similar spellings
         known = {name for option in context.command.params for name in option.opts}
