@@ -62,6 +62,20 @@ def test_unknown_words_have_a_remedy(
     assert remedy in second
 
 
+@pytest.mark.parametrize("line", ["--model-id=a --model-id b --port x", "-p x", "--env --port x"])
+def test_arguments_of_tgis_image_are_those_of_serve(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == ExitCode.USAGE
+    assert "see tgi serve --help" in capsys.readouterr().err
+
+
+def test_other_flags_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--verson"]) == ExitCode.USAGE
+    assert "see tgi --help" in capsys.readouterr().err
+    assert run(["--version"]) == ExitCode.OK
+
+
 @pytest.mark.parametrize(
     ("line", "usage"), [("help", "tgi COMMAND"), ("help bench", "tgi bench [MODEL]")]
 )

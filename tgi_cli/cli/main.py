@@ -19,6 +19,7 @@ from tgi_cli.version import __version__
 TRACEBACK_VARIABLE = "TGI_TRACEBACK"
 _ENVIRONMENT = "Every flag has an environment variable, MAX_INPUT_TOKENS for --max-input-tokens \
 and so on. Flags override variables, variables override the file of --config."
+_OWN_FLAGS = ("-h", "--help", "-V", "--version", "--traceback")
 _WITHOUT_VARIABLES = ("chat", "quantize", "bench", "connect", "completion")
 
 
@@ -93,6 +94,8 @@ def run(
     words = _switches(arguments) or ["--help"]
     if words[0] == "help":
         words = [*words[1:2], "--help"]
+    elif _begins_with_setting(words[0]):
+        words = ["serve", *words]
     wanted = next((word for word in words if not word.startswith("-")), None)
     names = [] if wanted is None else [wanted]
     command = typer.main.get_command(application(*names))
@@ -143,6 +146,17 @@ def _switches(arguments: list[str]) -> list[str]:
         else:
             words.append(word)
     return words
+
+
+def _begins_with_setting(word: str) -> bool:
+    """Whether a command line begins with a flag of ``tgi serve``, as the arguments of TGI's image
+    do: ``--model-id MODEL``."""
+    if not word.startswith("-") or word in _OWN_FLAGS:
+        return False
+    from tgi_cli.config.settings import settings_of
+
+    flag = word.partition("=")[0]
+    return any(flag in setting.flags for setting in settings_of("serve") if not setting.argument)
 
 
 def _usage(error: Any) -> tuple[str, str]:
