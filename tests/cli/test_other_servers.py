@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +70,28 @@ def test_arguments_of_tgis_image_are_those_of_serve(
 ) -> None:
     assert run(line.split()) == ExitCode.USAGE
     assert "see tgi serve --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "setting"),
+    [
+        ("--trust-remote-code=true", {"value": True, "name": "--trust-remote-code"}),
+        ("--trust-remote-code False", {"value": False, "name": "--no-trust-remote-code"}),
+        ("--disable-web-ui true m", {"value": True, "name": "--disable-web-ui"}),
+        ("true", {"value": "true", "name": "MODEL"}),
+    ],
+)
+def test_switches_may_have_a_value(
+    line: str, setting: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["env", "--json-output", *line.split()]) == ExitCode.OK
+    assert {"source": "flag", **setting} in json.loads(capsys.readouterr().out).values()
+
+
+def test_what_nothing_switches_off_takes_no_false(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["env", "--disable-web-ui", "false"]) == ExitCode.USAGE
+    assert "'--disable-web-ui' does not take a value" in (text := capsys.readouterr().err)
+    assert "see tgi env --help" in text
 
 
 def test_other_flags_are_not(capsys: pytest.CaptureFixture[str]) -> None:

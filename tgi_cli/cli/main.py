@@ -117,8 +117,10 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE
     except _ClickError as error:
-        cause, remedy = _usage(error)
-        if wanted and wanted not in (entry.name for entry in COMMANDS):
+        known = wanted in (entry.name for entry in COMMANDS)
+        path = f"tgi {wanted}" if known else "tgi"
+        cause, remedy = _usage(error, program.name if program else path)
+        if wanted and not known:
             remedy = command_hint(wanted) or remedy
         _report(cause, remedy, words)
         return ExitCode.USAGE
@@ -135,16 +137,25 @@ def main() -> None:
 
 
 def _switches(arguments: list[str]) -> list[str]:
-    """Rewrite TGI's ``--sharded true`` and ``--sharded=false`` as switches."""
+    """Rewrite switches that have a value, as TGI's ``--sharded true`` and ``--sharded=false``."""
+    if not any(word.lower().endswith(("true", "false")) for word in arguments):
+        return arguments
+    from tgi_cli.config.settings import SETTINGS
+
+    off = {s.flag: s.negative_flag for s in SETTINGS if s.kind.type is bool}
     words: list[str] = []
     for word in arguments:
         flag, equals, value = word.partition("=")
-        if equals and flag == "--sharded" and value.lower() in ("true", "false"):
-            words.append("--sharded" if value.lower() == "true" else "--no-sharded")
-        elif word.lower() in ("true", "false") and words and words[-1] == "--sharded":
-            words[-1] = "--sharded" if word.lower() == "true" else "--no-sharded"
-        else:
+        if not equals and words:
+            flag, value = words[-1], word
+        if flag not in off or value.lower() not in ("true", "false"):
             words.append(word)
+            continue
+        if not equals:
+            words.pop()
+        # A switch that nothing switches off keeps its value, which click refuses.
+        on = value.lower() == "true"
+        words.append(flag if on else off[flag] or f"{flag}=false")
     return words
 
 
@@ -159,12 +170,12 @@ def _begins_with_setting(word: str) -> bool:
     return any(flag in setting.flags for setting in settings_of("serve") if not setting.argument)
 
 
-def _usage(error: Any) -> tuple[str, str]:
-    """Cause and remedy of a usage error, one line each."""
+def _usage(error: Any, program: str) -> tuple[str, str]:
+    """Cause and remedy of a usage error in the command line of ``program``, one line each."""
     text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     context = getattr(error, "ctx", None)
-    path = context.command_path if context else "tgi"
-    remedy = f"see {context.obj.name if context and context.obj else path} --help"
+    path = context.command_path if context else ""
+    remedy = f"see {program if not context or context.obj else path} --help"
     if path == "tgi chat" and text.startswith("Got unexpected extra argument"):
         remedy = "give the prompt with -p"  # ollama run MODEL PROMPT
     unknown = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
