@@ -195,6 +195,9 @@ async def test_unknown_routes_are_404_and_methods_405(client: httpx.AsyncClient)
         ("/v1/messages/v1/messages", "use /v1/messages"),
         ("/v1/generate", "use /generate"),
         ("/v1", "as /v1/models"),
+        # A letter is missing.
+        ("/v1/chat/completion", "use /v1/chat/completions"),
+        ("/generate_steam", "use /generate_stream"),
         # Other servers' routes.
         ("/api/chat", "Ollama's API is not served"),
         ("/api/generate", "Ollama's API is not served"),

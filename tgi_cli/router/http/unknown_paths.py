@@ -4,6 +4,7 @@ another server's API."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from difflib import get_close_matches
 
 _TEXT = "the model generates text"
 _OLLAMA = "Ollama's API is not served; use OpenAI's: /v1/chat/completions, /v1/models"
@@ -40,6 +41,8 @@ instead. A slash at the end stands for all paths below."""
 
 _CHARACTERS = 256
 """Length of paths that are looked at."""
+_SPELLED = 64
+"""Length of those that are compared with all routes, in half a millisecond."""
 
 
 def path_hint(path: str, routes: Collection[str]) -> str:
@@ -57,4 +60,5 @@ def path_hint(path: str, routes: Collection[str]) -> str:
         if (end := path[start:]) in routes:
             # The client's base URL ends with a route, or with another /v1.
             return f"use {'/v1' if f'/v1{end}' in routes else ''}{end}"
-    return ""
+    similar = get_close_matches(path, routes, 1, 0.9) if len(path) <= _SPELLED else []
+    return f"use {similar[0]}" if similar else ""
