@@ -19,7 +19,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}]}
     [
         ("/v1/chat/completions", CHAT | {"max_token": 3}, "max_token", "max_tokens"),
         ("/v1/completions", {"prompt": "a", "Temprature": 1}, "Temprature", "temperature"),
-        ("/v1/messages", CHAT | {"max_tokens": 2, "topK": 1}, "topK", "top_k"),
+        ("/v1/messages", CHAT | {"model": "tgi", "max_tokens": 2, "topK": 1}, "topK", "top_k"),
         (
             "/generate",
             {"inputs": "a", "parameters": {"max_tokens": 3}},

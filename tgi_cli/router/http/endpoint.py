@@ -20,7 +20,6 @@ from tgi_cli.router.generation.spec import GenerationSpec
 from tgi_cli.router.generation.validation import request_timeout
 from tgi_cli.router.http.bodies import json_response, parse, read_body
 from tgi_cli.router.http.errors import ApiError
-from tgi_cli.router.http.misspellings import MisspellingLog
 from tgi_cli.router.http.sse import KEEP_ALIVE, EventEncoder, EventStream
 from tgi_cli.router.observability import access_log
 from tgi_cli.router.replicas.pool import EnginePool
@@ -174,7 +173,6 @@ class Endpoint(Route):
         if decode is None and operation.body:
             (kind,) = operation.body
             decode = partial(parse, kind=kind)
-        misspellings = MisspellingLog(path) if operation.generates else None
 
         @wraps(handler)
         async def endpoint(request: Request) -> Any:
@@ -186,8 +184,8 @@ class Endpoint(Route):
             if decode is not None:
                 raw = await read_body(request, state.payload_limit)
                 body = decode(raw)
-                if misspellings is not None:
-                    misspellings.check(raw, body)
+                if operation.generates:
+                    state.misspellings.check(path, raw, body)
             return await handler(RequestContext(request, state, body, arrived))
 
         super().__init__(path, endpoint, methods=[method], name=name)

@@ -30,14 +30,13 @@ _keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class MisspellingLog:
-    """Logs each misspelt parameter of one route once."""
+    """Logs each misspelt parameter of each route once."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._logged: set[str] = set()
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, str]] = set()
 
-    def check(self, raw: bytes, body: object) -> None:
-        """Log what is probably misspelt in a JSON object that was decoded to ``body``."""
+    def check(self, path: str, raw: bytes, body: object) -> None:
+        """Log what is probably misspelt in a request: a JSON object, decoded to ``body``."""
         if len(raw) > _BODY_BYTES or not isinstance(body, msgspec.Struct):
             return
         try:
@@ -49,11 +48,11 @@ class MisspellingLog:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return  # names that are no UTF-8, which are ignored
         for name, meant in found.items():
-            if name not in self._logged and len(self._logged) < _MOST_LOGGED:
-                self._logged.add(name)
+            if (path, name) not in self._logged and len(self._logged) < _MOST_LOGGED:
+                self._logged.add((path, name))
                 logger.warning(
                     "%s: `%s` is not a parameter and is ignored; did you mean `%s`?",
-                    self._path,
+                    path,
                     name,
                     meant,
                 )
