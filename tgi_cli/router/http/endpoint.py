@@ -186,6 +186,7 @@ class Endpoint(Route):
                 body = decode(raw)
                 if operation.generates:
                     state.misspellings.check(path, raw, body)
+                del raw  # of megabytes, if it has images
             return await handler(RequestContext(request, state, body, arrived))
 
         super().__init__(path, endpoint, methods=[method], name=name)
