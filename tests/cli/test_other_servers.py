@@ -84,7 +84,7 @@ def test_arguments_of_tgis_image_are_those_of_serve(
 def test_switches_may_have_a_value(
     line: str, setting: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["env", "--json-output", *line.split()]) == ExitCode.OK
+    assert run(["env", *line.split(), "--json-output"]) == ExitCode.OK
     assert {"source": "flag", **setting} in json.loads(capsys.readouterr().out).values()
 
 
