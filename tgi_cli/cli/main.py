@@ -117,7 +117,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE
     except _ClickError as error:
-        known = wanted in (entry.name for entry in COMMANDS)
+        known = any(entry.name == wanted for entry in COMMANDS)
         path = f"tgi {wanted}" if known else "tgi"
         cause, remedy = _usage(error, program.name if program else path)
         if wanted and not known:
