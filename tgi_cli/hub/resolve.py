@@ -94,8 +94,7 @@ def resolve_model(
 
     Args:
         model_id: a folder, a GGUF file, an id on the hub, perhaps behind ``hf://``, or the URL of a
-            folder or a GGUF file in an object store or on a web server (``s3://``, ``gs://``,
-            ``az://``, ``https://``).
+            folder or a GGUF file (``s3://``, ``gs://``, ``az://``, ``https://``).
         revision: branch, tag, commit or ``refs/pr/N``. Default: main.
         trust_remote_code: download code, too.
         extension: of the weights.
@@ -104,8 +103,7 @@ def resolve_model(
         weights: require weights, not only the configuration and the tokenizer.
         overridable: let :data:`OVERRIDE` replace the weights, which it does for the served model.
         stream: leave the weights where they are, to be read as they are loaded; for URLs.
-        gguf: a GGUF file, local or as ``model_id`` names one, with the weights; ``model_id`` then
-            stands for its tokenizer, if it is not empty.
+        gguf: a GGUF file, named as by ``model_id``, which then names its tokenizer if not empty.
         tokenizer: a folder or an id, whose tokenizer replaces that of a GGUF file.
         progress: of the download.
 
@@ -159,9 +157,9 @@ def resolve_model(
     if tag is not None and Path(name).expanduser().is_dir():
         path = gguf_model.from_folder(Path(name).expanduser(), tag, options.tokenizer)
         return LocalModel(path, model_id, "")
-    is_file = model_id.lower().endswith(GGUF) and folder.parent.is_dir()
-    if is_file or model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
-        kind = "file" if model_id.lower().endswith(GGUF) else "folder"
+    kind = "file" if model_id.lower().endswith(GGUF) else "folder"
+    here = kind == "file" and folder.parent.is_dir()
+    if here or model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
         raise ModelNotFoundError(f"there is no {kind} {model_id}", "check the path")
     if not model_id.strip():
         raise ModelNotFoundError("the model id is empty", "name a model or a folder")
@@ -334,8 +332,7 @@ def _from_cache(
     commit = cache.commit_of(revision)
     folder = cache.snapshot(commit) if commit else None
     if commit is None or folder is None or not folder.is_dir():
-        remedy = f"{error.remedy}; a folder is written ./{model_id}"
-        raise OfflineError(error.cause, remedy) from error
+        raise OfflineError(error.cause, f"{error.remedy}; a folder is ./{model_id}") from error
     if hub.offline:
         logger.info("%s: offline, using the cached snapshot %s", model_id, commit)
     else:
