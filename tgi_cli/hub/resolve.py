@@ -153,12 +153,12 @@ def resolve_model(
             return LocalModel(_from_folder(folder, model_id, options), model_id, "")
     except OSError as error:
         raise ModelError(f"{error.filename or model_id}: {error.strerror or error}") from error
+    kind = "file" if model_id.lower().endswith(GGUF) else "folder"
+    here = kind == "file" and ":" not in model_id and folder.parent.is_dir()
     name, tag = split_tag(model_id)
-    if tag is not None and Path(name).expanduser().is_dir():
+    if tag is not None and not here and Path(name).expanduser().is_dir():
         path = gguf_model.from_folder(Path(name).expanduser(), tag, options.tokenizer)
         return LocalModel(path, model_id, "")
-    kind = "file" if model_id.lower().endswith(GGUF) else "folder"
-    here = kind == "file" and folder.parent.is_dir()
     if here or model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
         raise ModelNotFoundError(f"there is no {kind} {model_id}", "check the path")
     if not model_id.strip():
