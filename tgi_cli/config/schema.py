@@ -27,6 +27,8 @@ class EngineOptions:
     """Folder in which KV blocks are kept, or None."""
     kv_cache_dir_size: int | None = None
     """Maximum bytes of its files, or None for the default."""
+    kv_offloading_size: int | None = None
+    """Bytes of the host's memory for KV blocks that a GPU evicts, of all shards; None for none."""
     disable_grammar_support: bool = False
     quantize_head: bool = False
     quantize_head_bits: int | None = None

@@ -142,6 +142,8 @@ class Batch(LiveSequences):
             resources.states.commit()
         if resources.images is not None:
             resources.images.commit(step)
+        if resources.host is not None:
+            resources.host.commit(step)
         resources.steps += 1
         resources.context_tokens += step.num_prefill_tokens
         resources.drafted_tokens += step.num_drafts

@@ -51,16 +51,15 @@ class EngineSettings(TypedDict, total=False):
         prefix_caching: Compute common prefixes of prompts once.
         kv_cache_dir: Folder in which KV blocks are kept, too, for later runs. Default: none.
         kv_cache_dir_size: Most bytes of its files. Default: 10 GiB.
+        kv_offloading_size: Bytes of the host's memory for KV blocks that a GPU evicts.
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
-        quantize: How to quantize plain weights on loading: ``int8``, ``fp8``,
-            ``bitsandbytes-nf4``...; see ``--quantize``.
+        quantize: How to quantize plain weights on loading, as ``int8``; see ``--quantize``.
         quantize_head: Quantize the output head to 8-bit integers.
         quantize_head_bits: Quantize the output head to 8 bits, or to 4 (nf4).
         quantize_activations: Round activations to 8 bits for products with integer weights.
         num_shard: Processes that share the model: a GPU each, or the cores of the CPU.
         pipeline_parallel_size: Stages of the model's layers, in ``num_shard`` processes each.
-        speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
-            Default: 7 on a CPU, 0 on a GPU.
+        speculate: Most draft tokens of a request in a step, 0 for none. Default: 7 on a CPU, else 0.
         speculative_model: Weights that draft tokens, a folder or an id on the hub: a smaller model
             (best of the same vocabulary), or heads made for the model.
         max_loras: LoRA adapters that share a batch. Default: 4 if adapters are named, else 0.
@@ -82,6 +81,7 @@ class EngineSettings(TypedDict, total=False):
     prefix_caching: bool
     kv_cache_dir: Path | None
     kv_cache_dir_size: int | None
+    kv_offloading_size: int | None
     kv_cache_dtype: str
     quantize: str | None
     quantize_head: bool

@@ -130,6 +130,7 @@ def _serve(
             capacity.encoder,
             capacity.whole_prompts,
             capacity.step_seconds,
+            capacity.num_host_blocks,
         ),
         config.depth,
         compiler=worker.grammars,

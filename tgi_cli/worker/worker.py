@@ -22,6 +22,7 @@ from tgi_cli.sampling.sampler import greedy
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, graph_sizes
 from tgi_cli.worker.executors import Forward
 from tgi_cli.worker.graph_capture import cuda_graphs
+from tgi_cli.worker.host_cache import open_host_cache
 from tgi_cli.worker.image_positions import ImagePositions
 from tgi_cli.worker.images import ImageEncoder
 from tgi_cli.worker.input_batch import InputBatch
@@ -241,11 +242,13 @@ class ModelWorker:
                 log.info("nothing is speculated: recurrent states cannot be rolled back")
             effective = replace(effective, speculate=0)
         step_times = self._time_steps(effective, num_blocks, profile.step_times)
+        host_cache = self.runner.host_cache = open_host_cache(config, self.attention, shard)
         self.capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
             # A drafter's cache has no window: blocks are kept for it.
             kv_window=None if beside else self._kv_window(),
+            num_host_blocks=0 if host_cache is None else host_cache.num_slots,
             num_state_slots=num_slots,
             cache_bytes=num_blocks * shard.total(self.attention.block_bytes + own_beside),
             state_bytes=0 if states is None else num_slots * states.slot_bytes * shard.size,

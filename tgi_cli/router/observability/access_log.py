@@ -118,6 +118,15 @@ class AccessRecord:
         return (self.status >= 500 or by_error) and not self.expected
 
     @property
+    def error_type(self) -> str:
+        """The type of its error, ``dropped`` or a status; empty if it has not failed."""
+        if self.error is not None:
+            return self.error.error_type
+        if self.dropped or self.status == 499:
+            return "dropped"
+        return str(self.status) if self.failed else ""
+
+    @property
     def printable_path(self) -> str:
         """Its path as one word of bounded length."""
         path = self.path[:_PATH_CHARACTERS]

@@ -50,6 +50,7 @@ _NOT_IN_KEY = frozenset(
         "json_output",
         "kv_cache_dir",
         "kv_cache_dir_size",
+        "kv_offloading_size",
         "max_prefill_delay",
         "speculate",
         "drafts_from_answers",
