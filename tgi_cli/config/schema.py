@@ -160,8 +160,8 @@ class ModelFacts:
     """Whether all tokens of a prompt see each other, whether they stand for images or not."""
     decoder: DecoderFacts | None = None
     """Of an encoder-decoder model; its ``max_position_embeddings`` are those of both parts."""
-    sees: bool = False
-    """Whether it can be given images."""
+    takes_images: bool = False
+    """Whether it takes images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ class EngineSettings(TypedDict, total=False):
     Attributes:
         dtype: ``float32``, ``bfloat16`` or ``float16``. Default: depends on the device.
         max_input_tokens: Longest prompt. Default: as the model and the memory allow.
-        max_total_tokens: Most tokens of a request, the prompt included. Default: likewise.
+        max_total_tokens: Most tokens of a request, the prompt included. Default: the same.
         max_batch_prefill_tokens: Prompt tokens computed in one step.
         max_prefill_delay: Milliseconds by which prompts may lengthen a step. Default: no limit.
         max_batch_total_tokens: Tokens in the KV cache. Default: as many as fit.
@@ -126,15 +126,15 @@ class GenerationOptions:
         max_new_tokens: Most generated tokens. None: up to ``max_total_tokens``.
         stop: Strings that end the text; not part of it.
         stop_token_ids: Further ids that end it; part of ``token_ids``.
-        ignore_eos: Continue behind the model's own stop ids.
+        ignore_eos: Continue after the model's own stop ids.
         n: Continuations per prompt, which is computed once. The first has the seed of the
             sampling parameters; the seeds of the others follow from it, as over HTTP
             (:func:`tgi_cli.sampling.params.sample_seed`).
-        best_of: Generate so many and return the n with the highest mean log-probability.
+        best_of: Generate this many and return the n with the highest mean log-probability.
         logits_processors: See :class:`tgi_cli.engine.messages.LogitsProcessor`; they run on the
             engine's thread. If one raises, its request ends.
         client_id: Passed to the logits processors.
-        prompt_logprobs: Return the log-probability of every prompt token, and so many of the
+        prompt_logprobs: Return the log-probability of every prompt token, and this number of the
             likeliest alternatives.
         return_context_logits: Return the raw logits of the prompt: 4 x V bytes per token.
         return_generation_logits: Return the raw logits of generated tokens.
@@ -294,7 +294,7 @@ def _check_ids(prompt: Prompt, info: EngineInfo) -> None:
 
 
 def new_tokens_of(prompt: Prompt, max_new_tokens: int | None, info: EngineInfo) -> int:
-    """``max_new_tokens``, or as many tokens as fit behind the prompt if None.
+    """``max_new_tokens``, or as many tokens as fit after the prompt if None.
 
     Raises:
         ValueError: The prompt, or the prompt and its output, have too many or too few tokens.

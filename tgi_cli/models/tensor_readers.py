@@ -31,14 +31,14 @@ _MAPPED_BYTES = 16 << 20
 
 _THREADS = 8
 """Parts of files that are read at once: a thread copies some gigabytes per second from the page
-cache, and disks need several requests under way."""
+cache, and disks need several requests in flight."""
 
 _PART_BYTES = 32 << 20
 _AHEAD_BYTES = 1 << 30
-"""Size of a part, and the limit of what is read ahead and not taken yet."""
+"""Size of a part, and limit of the bytes that were read ahead and not taken yet."""
 
 _AHEAD_REMOTE_BYTES = 64 << 20
-"""The same limit for weights that are streamed: it adds to the memory that loading takes."""
+"""Limit of the bytes read ahead for streamed weights, which add to the memory of loading."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -54,7 +54,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Of safetensors' names; tensors of others are read from mappings."""
+"""dtypes by their names in safetensors; tensors of others are read from mappings."""
 
 
 class TensorReader(Protocol):

@@ -48,9 +48,9 @@ def run(config: RayConfig, model: ServeConfig, router: RouterConfig, locate: Loc
     """Deploy a model and serve it until a signal; the application is removed with the command.
 
     Args:
-        config: Of the deployment.
-        model: Of the model servers; an empty id means the bundled model.
-        router: Of the replicas' HTTP applications, but for the model and the engine.
+        config: Configuration of the deployment.
+        model: Configuration of the model servers; an empty id means the bundled model.
+        router: Configuration of the replicas' HTTP applications, but for the model and the engine.
         locate: See :func:`tgi_cli.launcher.serve.serve`; called on the machine of each replica,
             and here first if the cluster is this machine.
 

@@ -147,7 +147,7 @@ def _selector(deployment: Deployment, options: KubernetesOptions) -> str:
 
 
 def _behavior() -> dict[str, Any]:
-    """At most two pods a minute, as each first loads the model; none away within five minutes."""
+    """Add at most two pods a minute, as each loads the model; remove none for five minutes."""
     return {
         "scaleUp": {
             "stabilizationWindowSeconds": 30,

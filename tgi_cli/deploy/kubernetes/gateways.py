@@ -284,7 +284,7 @@ def _deployment(
     spec: dict[str, Any],
     metrics_port: int,
 ) -> dict[str, Any]:
-    """One pod, as what it knows of prefixes is in its memory."""
+    """A deployment of one pod, since it keeps its index of prefixes in memory."""
     annotations = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(metrics_port),

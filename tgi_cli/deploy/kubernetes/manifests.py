@@ -20,7 +20,7 @@ from tgi_cli.errors import ConfigError
 ONE_POD = KubernetesOptions()
 
 _MARGIN_SECONDS = 300
-"""For pulling the image, beyond the time that a model may take."""
+"""Time to pull the image, in addition to that of loading the model."""
 
 
 def render(deployment: Deployment, options: KubernetesOptions = ONE_POD) -> str:

@@ -29,9 +29,9 @@ RAY_BYTES = 3 << 29
 _PORT = 6379
 _OBJECT_STORE_BYTES = 256 << 20
 _START_SECONDS = 150
-"""For Ray to start on a node; its default of 30 s is short on a busy one."""
+"""Time for Ray to start on a node; its default of 30 s is short on a busy one."""
 _REMOVAL_SECONDS = 30
-"""For Ray to remove replicas that have finished their requests."""
+"""Time for Ray to remove replicas that have finished their requests."""
 
 
 def leader_worker_set(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:

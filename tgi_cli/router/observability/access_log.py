@@ -66,7 +66,7 @@ class TracedRequest(Protocol):
         ...
 
     def sequences_ended(self) -> None:
-        """No sequence of the request runs any more."""
+        """Called when no sequence of the request runs any more."""
         ...
 
 
