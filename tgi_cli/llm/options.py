@@ -59,7 +59,7 @@ class EngineSettings(TypedDict, total=False):
         quantize_activations: Round activations to 8 bits for products with integer weights.
         num_shard: Processes that share the model: a GPU each, or the cores of the CPU.
         pipeline_parallel_size: Stages of the model's layers, in ``num_shard`` processes each.
-        speculate: Most draft tokens of a request in a step, 0 for none. Default: 7 on a CPU, else 0.
+        speculate: Most draft tokens of a request in a step. Default: 7 on a CPU, 0 on a GPU.
         speculative_model: Weights that draft tokens, a folder or an id on the hub: a smaller model
             (best of the same vocabulary), or heads made for the model.
         max_loras: LoRA adapters that share a batch. Default: 4 if adapters are named, else 0.
