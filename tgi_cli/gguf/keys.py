@@ -8,6 +8,7 @@ from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.gguf.reader import GGUFFile
+from tgi_cli.gguf.values import short
 
 _LARGEST = 1 << 31
 _MOST_LAYERS = 1 << 12
@@ -50,7 +51,7 @@ class ArchitectureKeys:
                 )
             value = value[0]
         if type(value) is not int or not least <= value < _LARGEST:
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         return value
 
     def wholes(self, name: str, count: int) -> list[int]:
@@ -67,7 +68,7 @@ class ArchitectureKeys:
         """A finite number."""
         value: Any = self._value(name, default)
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         # A float32 as the shortest decimal number that stands for it: 1e-05, as it was written.
         return float(f"{value:.7g}") if isinstance(value, float) else float(value)
 
@@ -75,7 +76,7 @@ class ArchitectureKeys:
         """A switch."""
         value = self._value(name, default)
         if type(value) is not bool:
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         return value
 
     def text(self, name: str, default: str = "") -> str:

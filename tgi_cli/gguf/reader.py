@@ -98,7 +98,8 @@ class GGUFFile:
             value = float(value)
         if type(value) is not kind:
             raise CorruptFileError(
-                f"{self.path} cannot be read: its key {key} is no {kind.__name__}", _remedy(self)
+                f"{self.path} cannot be read: its key {short(key)} is no {kind.__name__}",
+                _remedy(self),
             )
         return value
 
@@ -111,7 +112,7 @@ class GGUFFile:
         found = self.get(key, list, [])
         if not all(type(each) is kind for each in found):
             raise CorruptFileError(
-                f"{self.path} cannot be read: its key {key} is no array of {kind.__name__}",
+                f"{self.path} cannot be read: its key {short(key)} is no array of {kind.__name__}",
                 _remedy(self),
             )
         return found

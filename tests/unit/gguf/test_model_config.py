@@ -293,6 +293,7 @@ def test_gemma_4(tmp_path: Path) -> None:
         ("gptneox", LLAMA | {"attention.head_count": 1 << 30}, ModelError, "head_count is 10737"),
         ("llama", LLAMA | {"block_count": "many"}, ModelError, "block_count"),
         ("llama", LLAMA | {"rope.freq_base": "x"}, ModelError, "freq_base is x"),
+        ("llama", LLAMA | {"rope.freq_base": "x\ny"}, ModelError, r"freq_base is 'x\\ny'"),
         ("llama", {"block_count": 2}, ModelError, r"no llama\.feed_forward_length"),
         (
             "llama",
