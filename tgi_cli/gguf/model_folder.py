@@ -120,7 +120,9 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
         }
     for key, name in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{key}")
-        if type(value) in (int, float) and math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if math.isfinite(value):
             config[name] = value
     return config
 
