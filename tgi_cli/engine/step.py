@@ -156,7 +156,8 @@ class Step:
     and a worker that can catch up later need not follow the sequences.
 
     ``dropped_images`` are keys of features to be forgotten before ``encodes`` run, and these run
-    before the forward pass. ``images`` are in the order of the step's tokens. A step may encode and
+    before the forward pass, but for those that time bounds: they use what it leaves of their time.
+    ``images`` are in the order of the step's tokens. A step may encode and
     compute no token. An entry with a token that stands for an image is no decode.
     """
 

@@ -63,14 +63,15 @@ class ImageFormat:
         Raises:
             ImageError: The prompt has another number of placeholders.
         """
-        first, *others = text.split(self.placeholder)
-        if len(others) != len(images):
+        count = text.count(self.placeholder)  # a text may have millions, which are not split
+        if count != len(images):
             raise ImageError(
-                f"the prompt has {len(others)} placeholders of images, "
+                f"the prompt has {count} placeholders of images, "
                 f"but the request has {len(images)} images"
             )
         if not images:
             return text
+        first, *others = text.split(self.placeholder)
         written = [first]
         for image, following in zip(images, others, strict=True):
             written += (piece.text for piece in image)
