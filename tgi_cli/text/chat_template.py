@@ -293,7 +293,7 @@ class ChatTemplate:
 
         try:
             return probe(render, source, self.takes_tools)
-        except LimitError:  # requests will find it, too, and tell
+        except LimitError:  # requests will hit it, too, and report it
             return TemplateTraits()
 
     def _text_of(self, answer: Mapping[str, Any], continued: bool) -> str:

@@ -38,7 +38,7 @@ class ImageFormat:
         behind_images: Follows the last image of a prompt (PaliGemma's ``<bos>``).
         at_end: Ends a prompt with images (PaliGemma's line end).
         special_tokens: Whether the tokenizer adds its special tokens to a prompt with images.
-        prompt_bidirectional: All tokens of a prompt with images see each other (PaliGemma).
+        prompt_bidirectional: All tokens of a prompt with images attend to each other (PaliGemma).
     """
 
     family: str
