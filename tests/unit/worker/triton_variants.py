@@ -205,7 +205,6 @@ def product_of(kind: str, tokens: int) -> None:
 
 
 def experts_of(kind: str, experts: int, tokens: int) -> None:
-    """Of fewer than eight experts, no power of two may meet products that are not split."""
     pairs = TOP_K * tokens
     rows = ExpertRows(
         torch.empty(experts, dtype=torch.int32),
@@ -234,7 +233,7 @@ PRODUCTS: dict[str, Callable[[int], None]] = {
     **{
         f"{experts} experts, {kind}": partial(experts_of, kind, experts)
         for kind in ("plain", "mxfp4", "int4")
-        for experts in (8, 60)
+        for experts in (2, 5, 7, 8, 60)
     },
     **{f"adapters of rank {rank}": partial(adapters_of, rank) for rank in (8, 64)},
 }
