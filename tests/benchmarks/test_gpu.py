@@ -327,5 +327,5 @@ def test_a_programs_output_is_kept_if_it_takes_too_long(tmp_path: Path) -> None:
     program = "import time; print('half of it', flush=True); time.sleep(600)"
     call.deadline = time.monotonic() + 2
     with pytest.raises(AssertionError, match=r"not done within .*\nhalf of it"):
-        call.program([sys.executable, "-c", program], "slow")
+        call.program([sys.executable, "-c", program], tmp_path / "slow.txt")
     assert (tmp_path / "slow.txt").read_text() == "half of it\n"

@@ -327,7 +327,7 @@ class ModelWorker:
         slots = 0 if self.attention.states is None else self.attention.states.num_slots
         spans = self._shard.any(any(spec.spans != "none" for spec in self.attention.specs))
         try:
-            for step in variant_steps(config, num_blocks, spans):
+            for step in variant_steps(config, num_blocks, spans, self._lora is not None):
                 self._run_asking(with_slots(step, slots))
         finally:
             self.runner.graphs, self.runner.mixed_graphs = captured

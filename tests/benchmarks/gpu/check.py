@@ -220,7 +220,10 @@ def _pytest(call: Call, files: list[str], name: str) -> dict[str, Any]:
         command += ["-n", "8"]
     if importlib.util.find_spec("pytest_timeout") is not None:
         command += ["--timeout", "60"]
-    return {"files": len(files), "pytest": call.program(command, name).splitlines()[-1]}
+    return {
+        "files": len(files),
+        "pytest": call.program(command, call.out / f"{name}.txt").splitlines()[-1],
+    }
 
 
 @contextmanager
@@ -308,12 +311,12 @@ def _attention(call: Call) -> list[dict[str, Any]]:
 
 def _operations(call: Call) -> dict[str, Any]:
     command = [sys.executable, "-m", ops.__name__, "--tokens", "1", "32", "256", "2048"]
-    return {"table": "\n\n" + call.program(command, "operations")}
+    return {"table": "\n\n" + call.program(command, call.out / "operations.txt")}
 
 
 def _experts(call: Call) -> dict[str, Any]:
     command = [sys.executable, "-m", moe.__name__, "--device", call.kind]
-    return {"table": "\n\n" + call.program(command, "experts")}
+    return {"table": "\n\n" + call.program(command, call.out / "experts.txt")}
 
 
 AT_ONCE = 6
@@ -334,17 +337,22 @@ def _parity(call: Call) -> dict[str, Any]:
         folder = call.folder / f"parity-{number}"
         folder.mkdir()
         command = [sys.executable, "-m", "tests.benchmarks.gpu.check", call.kind, str(folder), name]
-        output = call.program(command, f"parity-{number}")
+        output = call.program(command, folder / "output.txt")
         figures: dict[str, Any] = json.loads(output.splitlines()[-1])
         return figures
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = {pool.submit(compare, name, number): name for number, name in enumerate(names)}
+    with ThreadPoolExecutor(AT_ONCE) as pool, (call.out / "parity.txt").open("w") as outputs:
+        running = {
+            pool.submit(compare, name, number): (name, number) for number, name in enumerate(names)
+        }
         for future in as_completed(running):
+            name, number = running[future]
             try:
                 found |= future.result()
             except Exception as error:  # the others may be right
-                wrong.append(f"{running[future]}: {error}")
+                wrong.append(f"{name}: {error}")
+            output = call.folder / f"parity-{number}" / "output.txt"
+            print(f"## {name}\n", output.read_text(errors="replace"), file=outputs, flush=True)
     assert not wrong, "; ".join(wrong) + f"; right: {found}"
     return found
 

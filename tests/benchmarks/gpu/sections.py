@@ -144,13 +144,13 @@ class Call:
         self.save()
         return not raised
 
-    def program(self, command: Sequence[str], name: str) -> str:
-        """Run a program within the time that is left; its output is in ``out``, as it comes.
+    def program(self, command: Sequence[str], path: Path) -> str:
+        """Run a program within the time that is left; its output is in a file as it comes.
 
         Raises:
             AssertionError: it failed, or was not done in time; the message has the output's end.
         """
-        path = self.out / f"{name}.txt"
+        done: int | str
         with path.open("w") as output:
             try:
                 done = subprocess.run(
@@ -174,7 +174,10 @@ class Call:
 
     def save(self) -> None:
         """Write what there is."""
-        (self.out / f"{self.name}.json").write_text(json.dumps(self.results, indent=2) + "\n")
+        path = self.out / f"{self.name}.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(self.results, indent=2) + "\n")
+        new.replace(path)  # a process that ends meanwhile leaves the one or the other
         parts = [f"# {self.results['versions']}\n"]
         parts += [render(name, entry) for name, entry in self.results["sections"].items()]
         (self.out / f"{self.name}.md").write_text("\n\n".join(parts) + "\n")
