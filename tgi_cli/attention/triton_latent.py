@@ -245,6 +245,7 @@ def attend_latents(
             BLOCK_P=_block(width - rows.rank),
             num_warps=tile.warps,
             num_stages=tile.stages,
+            maxnreg=tile.registers,
         )
         if size.parts:
             add_up(

@@ -155,6 +155,7 @@ class Launch:
                 BLOCK_N=self.decode.keys,
                 num_warps=self.decode.warps,
                 num_stages=self.decode.stages,
+                maxnreg=self.decode.registers,
             )
             if work.few.parts:
                 add_up(parts, work, metadata, output, sinks, kv_heads, self.hardware, many=False)

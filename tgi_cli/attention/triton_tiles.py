@@ -29,6 +29,8 @@ class Tile:
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+    """Limit of a thread's registers. Default: what a GPU has, 255."""
 
 
 _PREFILL = {
@@ -139,8 +141,7 @@ def decode_tile(hardware: Hardware, dims: int, itemsize: int, kv_itemsize: int, 
 def programs_at_once(hardware: Hardware, tile: Tile, shared_bytes: int) -> int:
     """How many programs of decodes the device runs at once, without one that waits for another."""
     fits = min(hardware.shared_memory // (shared_bytes + 1024), PROGRAMS_PER_PROCESSOR)
-    # Of 128 registers a thread, which 16 rows of 128 dimensions take; larger tiles take twice that.
-    registers = 128 * 32 * tile.warps * (2 if tile.rows > 16 else 1)
+    registers = (tile.registers or 256) * 32 * tile.warps
     return hardware.processors * max(1, min(fits, REGISTERS_PER_PROCESSOR // registers))
 
 

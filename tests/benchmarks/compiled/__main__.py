@@ -18,8 +18,8 @@ cycles      of a processor that this turn takes at least, if there were nothing 
 Keys that several tiles of queries read come from the second-level cache: where they do, as in
 prefills, "memory" is no limit.
 
-With ``--summary``, the table of docs/benchmarks.md: a line per kernel and model, with a cell for each
-GPU. Kernels without tensor cores are in one line each, of the case that takes the most registers.
+With ``--summary``, the table of docs/benchmarks.md: a line per kernel and model, with a cell for
+each GPU. Kernels without tensor cores are in a line each, of the case that takes most registers.
 """
 
 from __future__ import annotations
