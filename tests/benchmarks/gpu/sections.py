@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -144,7 +145,7 @@ class Call:
         self.save()
         return not raised
 
-    def program(self, command: Sequence[str], path: Path) -> str:
+    def program(self, command: Sequence[str], path: Path, **environment: str) -> str:
         """Run a program within the time that is left; its output is in a file as it comes.
 
         Raises:
@@ -154,7 +155,11 @@ class Call:
         with path.open("w") as output:
             try:
                 done = subprocess.run(
-                    command, stdout=output, stderr=subprocess.STDOUT, timeout=max(self.left, 1)
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=max(self.left, 1),
+                    env=os.environ | environment,
                 ).returncode
             except subprocess.TimeoutExpired as error:
                 done = f"not done within {error.timeout:.0f} s"

@@ -21,6 +21,7 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_weights_are_rounded_where_they_are(name: str) -> None:
+    QUANTIZERS[name](torch.ones(1, 130))  # tables that are kept are to be real ones
     with FakeTensorMode():
         weight = torch.empty(6, 130, dtype=torch.bfloat16, device="cuda:0")
         rounded = QUANTIZERS[name](weight)
