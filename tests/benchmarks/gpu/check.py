@@ -219,7 +219,7 @@ def _pytest(call: Call, files: list[str], name: str) -> dict[str, Any]:
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", "8"]
     if importlib.util.find_spec("pytest_timeout") is not None:
-        command += ["--timeout", "60"]
+        command += ["--timeout", "120"]
     return {
         "files": len(files),
         "pytest": call.program(command, call.out / f"{name}.txt").splitlines()[-1],
