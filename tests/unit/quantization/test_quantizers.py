@@ -1,10 +1,9 @@
-"""Quantizers of plain weights on a GPU: as fake tensors, whose operators refuse two devices."""
+"""Quantizers of plain weights on other devices than the CPU: operators refuse tensors of two."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tgi_cli.quantization.detect import quantizer_for
 from tgi_cli.quantization.quantized import Quantizer
@@ -21,16 +20,12 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_weights_are_rounded_where_they_are(name: str) -> None:
-    QUANTIZERS[name](torch.ones(1, 130))  # tables that are kept are to be real ones
-    with FakeTensorMode():
-        weight = torch.empty(6, 130, dtype=torch.bfloat16, device="cuda:0")
-        rounded = QUANTIZERS[name](weight)
-        assert rounded.codes.device == rounded.scales.device == weight.device
-        assert rounded.codes.shape == weight.shape
-        for tensor in (rounded.groups, rounded.table):
-            assert tensor is None or tensor.device.type == "cpu"
-        on_host = rounded.cpu()
-        assert {on_host.codes.device.type, on_host.scales.device.type} == {"cpu"}
+    weight = torch.empty(6, 130, dtype=torch.bfloat16, device="meta")
+    rounded = QUANTIZERS[name](weight)
+    assert rounded.codes.device == rounded.scales.device == weight.device
+    assert rounded.codes.shape == weight.shape
+    for tensor in (rounded.groups, rounded.table):
+        assert tensor is None or tensor.device.type == "cpu"
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
