@@ -78,10 +78,6 @@ class TritonAttention(PagedAttention):
 
     The cache may be of 8-bit floats on every GPU; those from compute capability 8.9 on read them
     by casts, the others from their bits.
-
-    Attributes:
-        hardware: of the device.
-        launches: how the kernels are run, for each kind of layer so far.
     """
 
     def __init__(
@@ -104,7 +100,7 @@ class TritonAttention(PagedAttention):
             )
         self._step: _Step | None = None
         self._buffers: AttentionMetadata | None = None
-        self.launches: dict[LayerKind, Launch] = {}
+        self._launches: dict[LayerKind, Launch] = {}
 
     def use_scales(self, scales: Mapping[int, KVScales]) -> bool:
         self.scales = dict(scales)
@@ -261,9 +257,9 @@ class TritonAttention(PagedAttention):
         return output
 
     def _launch(self, kind: LayerKind) -> Launch:
-        known = self.launches.get(kind)
+        known = self._launches.get(kind)
         if known is None:
-            known = self.launches[kind] = Launch.of(kind, self.hardware)
+            known = self._launches[kind] = Launch.of(kind, self.hardware)
         return known
 
     def _attend_latents(

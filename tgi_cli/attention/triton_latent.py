@@ -38,8 +38,7 @@ FEW_TOKENS = 4
 CHUNK, MAX_CHUNKS = 1024, 16
 MANY_CHUNK, SPLIT_TOKENS = 4096, 64
 """A part has all heads' latents, as many numbers as the rows of some hundred tokens."""
-MANY_ROWS = 64
-"""Of a tile of a sequence with many tokens, at most."""
+_MANY_ROWS = 64
 _LOG2E = 1.4426950408889634
 _LOG2E_CONSTANT = tl.constexpr(_LOG2E)
 _LOWEST = tl.constexpr(-1.0e30)
@@ -177,7 +176,7 @@ def latent_kernel(
 
 def latent_rule(hardware: Hardware, heads: int, cache: LatentRows, dtype: torch.dtype) -> Rule:
     """How sequences become work where ``heads`` heads share the rows of ``cache``."""
-    few, many = (_tile(hardware, rows, cache, dtype) for rows in (heads, MANY_ROWS))
+    few, many = (_tile(hardware, rows, cache, dtype) for rows in (heads, _MANY_ROWS))
     return Rule(
         group=heads,
         few_rows=few.rows,
@@ -210,7 +209,7 @@ def attend_latents(
     for many, size in enumerate((work.few, work.many)):
         if not size.items:
             continue
-        tile = _tile(hardware, MANY_ROWS if many else heads, rows, query.dtype)
+        tile = _tile(hardware, _MANY_ROWS if many else heads, rows, query.dtype)
         programs = programs_at_once(hardware, tile, _tile_bytes(tile, rows, query.dtype))
         parts = Parts.empty(size, heads, rows.rank, query.device)
         latent_kernel[(min(size.items, programs),)](
@@ -245,7 +244,6 @@ def attend_latents(
             BLOCK_P=_block(width - rows.rank),
             num_warps=tile.warps,
             num_stages=tile.stages,
-            maxnreg=tile.registers,
         )
         if size.parts:
             add_up(

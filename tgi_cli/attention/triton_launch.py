@@ -155,7 +155,6 @@ class Launch:
                 BLOCK_N=self.decode.keys,
                 num_warps=self.decode.warps,
                 num_stages=self.decode.stages,
-                maxnreg=self.decode.registers,
             )
             if work.few.parts:
                 add_up(parts, work, metadata, output, sinks, kv_heads, self.hardware, many=False)
