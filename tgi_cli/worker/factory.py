@@ -130,10 +130,10 @@ def make_worker(
     constrained = shard.leads and not config.disable_grammar_support
     grammars = _grammars(config, facts) if constrained else None
     table = _make_table(config)
-    device = device_of(config.device, shard.process)
+    device = device_of(config.device, config.device_index(shard.process))
     dtype: torch.dtype = getattr(torch, config.dtype)
     if device.type == "cpu":
-        set_threads(default_threads(processes=shard.processes))
+        set_threads(default_threads(processes=shard.local_size))
     if config.quantize_activations:
         _require_byte_products(device, dtype)
     with out_of_memory_as_error(LOAD_REMEDY):
@@ -172,7 +172,7 @@ def make_worker(
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
-        set_threads(default_threads(model.weight_bytes, shard.processes))
+        set_threads(default_threads(model.weight_bytes, shard.local_size))
     kind = config.attention
     if kind is None:
         kind = choose_attention(model, dtype, device, cache_dtype, config.max_total_tokens, shard)

@@ -132,7 +132,7 @@ class ModelWorker:
             self.runner.propose_with(ProposalStage(self._proposer, rows))
         self._images: ImageEncoder | None = None
         if model.vision is not None:
-            threads = default_threads(model.weight_bytes, shard.processes)
+            threads = default_threads(model.weight_bytes, shard.local_size)
             self._images = ImageEncoder(model.vision, self._device, shard, threads)
             self.runner.encode_with(self._images)
         self._graphs: StepGraphs | None = None
