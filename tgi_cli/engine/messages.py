@@ -365,7 +365,9 @@ class EngineInfo:
     ``step_seconds`` the longest that a step takes, or 0 if unknown; ``speculate`` the most draft
     tokens of a request in a step, or 0; ``decoder_start_ids`` what an encoder-decoder model's
     decoder is given before its answer; ``vision`` whether prompts may have images;
-    ``max_image_rows`` the most tokens that one should take; ``kernels`` what computes on a CPU.
+    ``max_image_rows`` the most tokens that one should take; ``kernels`` what computes on a CPU;
+    ``num_shard`` the processes of each of ``pipeline_parallel_size`` stages; ``nodes`` which of
+    these each node has, or empty on one node.
     """
 
     model_id: str
@@ -392,9 +394,11 @@ class EngineInfo:
     vision: bool = False
     max_image_rows: int = 0
     kernels: str = ""
+    pipeline_parallel_size: int = 1
+    nodes: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> EngineInfo:
         """The inverse of :func:`dataclasses.asdict`, through JSON too, which has no tuples."""
-        lists = ("eos_token_ids", "decoder_start_ids")
+        lists = ("eos_token_ids", "decoder_start_ids", "nodes")
         return cls(**{**fields, **{name: tuple(fields.get(name, ())) for name in lists}})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,9 +16,7 @@ SOCKET = "engine.sock"
 """Name of the model server's socket in the folder."""
 
 VARIABLE = "TGI_RUNTIME_FOLDER"
-"""Environment variable with the folder, in which the shards make one of their own."""
-SHARDS_PREFIX = "tgi-shards-"
-"""Prefix of the shards' folder; see :mod:`tgi_cli.worker.tensor_parallel.group`."""
+"""Environment variable with the folder."""
 
 _MAX_BASE = 70
 """Length of the parent folder's path: that of a socket may have about 100 bytes."""
@@ -55,8 +52,6 @@ def remove_folder(folder: Path) -> None:
         for path in folder.iterdir():
             if path.name in (_LOCK, SOCKET) or path.is_socket():
                 path.unlink(missing_ok=True)
-            elif path.name.startswith(SHARDS_PREFIX):
-                shutil.rmtree(path, ignore_errors=True)
         folder.rmdir()
 
 

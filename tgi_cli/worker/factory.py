@@ -91,6 +91,7 @@ def load_worker(
         return make_worker(config, progress=progress), config
     # A single process needs no messages: torch alone is enough.
     from tgi_cli.worker.tensor_parallel.group import WorkerGroup
+    from tgi_cli.worker.tensor_parallel.node_listener import NodeListener
     from tgi_cli.worker.tensor_parallel.pipeline import PipelinedWorker
     from tgi_cli.worker.tensor_parallel.worker import ShardedWorker
 
@@ -99,7 +100,8 @@ def load_worker(
         log.info("starting %d stages, %d processes in all", stages, config.num_processes)
     else:
         log.info("starting %d shards", config.num_shard)
-    group = WorkerGroup(config)
+    listener = NodeListener(serve, config) if config.nnodes > 1 else None
+    group = WorkerGroup(config, listener)
     try:
         worker = make_worker(config, group.shard, progress)
         group.connect()

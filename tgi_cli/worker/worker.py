@@ -391,4 +391,5 @@ class ModelWorker:
             vision=capacity.encoder is not None,
             max_image_rows=0 if capacity.encoder is None else max_image_rows(config),
             kernels=describe_kernels() if config.device == "cpu" else "",
+            pipeline_parallel_size=config.pipeline_parallel_size,
         )

@@ -35,6 +35,8 @@ _MAX_STRANGERS = 64
 """Connections at a time that have not said yet what they are; more are closed."""
 _EVENT_SECONDS = 5.0
 """Time limit for the rest of an event, as with processes on this node."""
+_MAX_WARNINGS = 20
+"""About strangers: they do not fill the log."""
 _POLL_SECONDS = 0.5
 
 
@@ -62,6 +64,7 @@ class NodeListener:
         self._lock = threading.Lock()
         self._halves: dict[int, dict[str, AuthenticatedChannel]] = {}
         self._closed = threading.Event()
+        self._refusals = 0
         self.nodes: dict[int, ConnectedNode] = {}
         self._socket = bind(serve.master_addr, serve.master_port, "--master-addr", "--master-port")
 
@@ -144,7 +147,9 @@ class NodeListener:
             if message is not None:
                 kept = self._join(channel, message)
         except AuthenticationError as error:
-            log.warning("a connection from %s was refused: %s", host, error)
+            self._refusals += 1
+            level = logging.WARNING if self._refusals <= _MAX_WARNINGS else logging.DEBUG
+            log.log(level, "a connection from %s was refused: %s", host, error)
         except (OSError, ValueError) as error:
             log.debug("a connection from %s has failed: %s", host, error)
         finally:
@@ -185,7 +190,12 @@ class NodeListener:
             return self._refuse(channel, refused)
         own = range(rank * config.local_processes, (rank + 1) * config.local_processes)
         log.info("%s has joined: %s", node.name, ", ".join(map(config.process_name, own)))
-        channel.send(nodes.encode_node_message(nodes.Admitted(self._run, list(own))))
+        try:
+            channel.send(nodes.encode_node_message(nodes.Admitted(self._run, list(own))))
+        except OSError:  # it is gone already, and may come again
+            with self._lock:
+                del self.nodes[rank]
+            raise
         return True
 
     def _join_process(self, channel: AuthenticatedChannel, join: nodes.JoinProcess) -> bool:
