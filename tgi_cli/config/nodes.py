@@ -35,7 +35,6 @@ def check_nodes(serve: ServeConfig) -> None:
     if not serve.master_port:
         raise ConfigError("--master-port 0: the other nodes have to know it", "name a port")
     refused = {
-        f"--replicas {serve.replicas}": serve.replicas > 1,
         "--lora-adapters": bool(serve.lora_adapters),
         f"--max-loras {serve.max_loras}": bool(serve.max_loras),
         "--speculative-model": serve.speculative_model is not None,

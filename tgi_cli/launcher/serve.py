@@ -71,6 +71,11 @@ def serve(
             "find it gone",
             "leave off --sleep-idle-seconds and --enable-sleep-mode, or --shard-uds-path",
         )
+    if config.nnodes > 1 and config.replicas > 1:
+        raise ConfigError(
+            f"--replicas {config.replicas} is not supported with --nnodes {config.nnodes}",
+            "leave one of them off; on Ray, replicas have their stages on several nodes",
+        )
     with (
         bind.bind_or_adopt(config.hostname, config.port, router.socket_fd) as sock,
         # Until the supervisor handles signals, there is nothing to finish.

@@ -15,6 +15,8 @@ _LOCK = "lock"
 SOCKET = "engine.sock"
 """Name of the model server's socket in the folder."""
 
+_NODE_SECRET = "node-secret"
+
 VARIABLE = "TGI_RUNTIME_FOLDER"
 """Environment variable with the folder."""
 
@@ -43,6 +45,15 @@ def runtime_folder() -> Iterator[Path]:
         os.close(lock)
 
 
+def write_secret(folder: Path, secret: str) -> Path:
+    """Write what nodes authenticate each other by into a runtime folder; returns the file."""
+    path = folder / _NODE_SECRET
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        file.write(secret)
+    return path
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a runtime folder and its server's files; several processes may do so concurrently.
 
@@ -50,7 +61,7 @@ def remove_folder(folder: Path) -> None:
     """
     with contextlib.suppress(OSError):  # another process may have removed a file
         for path in folder.iterdir():
-            if path.name in (_LOCK, SOCKET) or path.is_socket():
+            if path.name in (_LOCK, SOCKET, _NODE_SECRET) or path.is_socket():
                 path.unlink(missing_ok=True)
         folder.rmdir()
 

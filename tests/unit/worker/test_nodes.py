@@ -18,7 +18,7 @@ import pytest
 from tests.tools.process_tree import children_of, command_of, is_gone
 from tests.tools.server_process import free_ports, poll
 from tests.unit.config.test_resolve import CPU, MODEL
-from tests.unit.worker.test_worker_group import STEP
+from tests.unit.worker.test_worker_group import STEP, run_into_its_end
 from tgi_cli.config import EngineConfig, ServeConfig, resolve
 from tgi_cli.device.distributed import Shard
 from tgi_cli.errors import ConfigError, ShardError, TgiError
@@ -101,7 +101,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def behave(monkeypatch: pytest.MonkeyPatch, behaviour: str) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     monkeypatch.setattr(node_agent, "_COMMAND", [sys.executable, str(FAKE), behaviour])
 
 
@@ -148,9 +148,8 @@ def test_a_lost_process_is_named_with_its_node(
     nodes.join()
     workers = nodes.start()
     lost = serving(workers)
-    with pytest.raises(ShardError) as caught, workers.together():
-        workers.send(STEP)
-        raise RuntimeError("Connection closed by peer")
+    with pytest.raises(ShardError) as caught:
+        run_into_its_end(workers)
     assert caught.value.cause == cause
     assert lost.get(timeout=SECONDS) is caught.value
 
