@@ -86,6 +86,9 @@ class _Commands:
         for queue in self._commands.values():
             queue.put(messages.encode(command))
 
+    def places(self) -> tuple[str, ...]:
+        return ()
+
     @contextmanager
     def together(self) -> Iterator[None]:
         yield
