@@ -90,8 +90,7 @@ def _refuse_flags_without_effect(settings: ParsedSettings) -> None:
             raise ConfigError(f"{settings.source_of(name)} has no effect on `tgi deploy {target}`")
     if settings["nnodes"] > 1:
         raise ConfigError(
-            f"{settings.source_of('nnodes')} is not for files of `tgi deploy {target}`, which start "
-            "one node",
+            f"{settings.source_of('nnodes')} is not for files of `tgi deploy {target}`",
             "`tgi deploy k8s --nodes N` places pipeline stages on several nodes",
         )
     on_ray = target == "k8s" and settings["nodes"] > 1
