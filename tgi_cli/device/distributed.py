@@ -8,6 +8,7 @@ https://docs.pytorch.org/docs/stable/distributed.html
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -314,6 +315,9 @@ def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, host: str
 
 def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Group:
     nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined, unused-ignore]
+    # Its thread would ask the store, which is in Python, at the interpreter's end too. What it
+    # watches for ends the model by the time limit of a step.
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     options = nccl.Options()
     options._timeout = timeout
     group: Group = nccl(store, rank, size, options)
