@@ -45,6 +45,7 @@ def test_contradictions_are_named(said: dict[str, Any], cause: str) -> None:
         ({"pipeline_parallel_size": 2}, CPU, 1),
         ({"num_shard": 2}, CPU, 2),
         ({"num_shard": 4}, TWO, 4),
+        ({}, TWO, 2),
         ({"pipeline_parallel_size": 2, "num_shard": 2}, TWO, 2),
         ({"pipeline_parallel_size": 2, "sharded": True}, TWO, 2),
         ({"pipeline_parallel_size": 2}, replace(TWO, chosen=2), 2),
@@ -61,7 +62,7 @@ def test_what_no_node_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes 4 GPUs on each, and there are 2"):
         resolved(device=TWO, pipeline_parallel_size=4, num_shard=2, **said)
     with pytest.raises(ConfigError, match="1 process cannot be divided evenly"):
-        resolved(device=TWO, **said)
+        resolved(**said)
 
 
 def test_processes_are_named_with_their_nodes() -> None:

@@ -270,7 +270,7 @@ ENGINE_SETTINGS = (
         node_secret_file=Setting(
             path("FILE"),
             "File with the secret by which nodes authenticate each other, with --nnodes: at least "
-            "16 characters, as from `openssl rand -hex 32`.",
+            "16 characters, the same on each node.",
         ),
         replicas=Setting(
             whole(1, 64),

@@ -32,7 +32,7 @@ _PART_BYTES = 1 << 20
 
 def describe_node(serve: ServeConfig, model_path: Path) -> JoinNode:
     """What this node has, of the model in ``model_path``."""
-    settings = msgspec.to_builtins(serve, enc_hook=str)
+    settings = msgspec.json.decode(msgspec.json.encode(serve, enc_hook=str))  # as it arrives
     return JoinNode(
         version=__version__,
         torch=_torch_version(),
