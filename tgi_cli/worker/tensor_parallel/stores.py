@@ -36,7 +36,7 @@ class _Values(dist.Store):
         """Wait for a value. Raises RuntimeError if it does not come, or after :meth:`fail`."""
         return self._await(key, _WAIT)
 
-    def wait(self, keys: list[str], timeout: timedelta = _WAIT) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta = _WAIT) -> None:  # type: ignore[override, unused-ignore]
         """Wait for values. Raises as :meth:`get`."""
         end = time.monotonic() + timeout.total_seconds()
         for key in keys:
@@ -81,7 +81,7 @@ class LeaderStore(_Values):
         super().__init__()
         self._asked: dict[str, list[Callable[[bytes], None]]] = {}
 
-    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override, unused-ignore]
         """Set a value, and send it to those who have asked for it."""
         with self._changed:
             self.put(key, value)
@@ -118,7 +118,7 @@ class RemoteStore(_Values):
         self._events = events
         self._asked: set[str] = set()
 
-    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override, unused-ignore]
         """Send a value to process 0."""
         self._events.send(encode(StoreSet(key, value)))
 
