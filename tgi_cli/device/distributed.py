@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from tgi_cli.errors import UnsupportedModelError
 
@@ -77,7 +78,7 @@ class Shard:
     sharers: int = 0
     """Processes of the model on this machine, whose memory they share: it may be several nodes.
     Known after :meth:`connect`."""
-    _store: dist.Store | None = None
+    _store: Store | None = None
     """Must outlive the groups."""
     _sent: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque)
     """What the next stage may not have received yet."""
@@ -124,7 +125,7 @@ class Shard:
         """Whether it is the process that chooses tokens and reports on the model."""
         return self.rank == 0 and self.is_last
 
-    def connect(self, store: dist.Store, timeout: float, host: str = LOOPBACK) -> None:
+    def connect(self, store: Store, timeout: float, host: str = LOOPBACK) -> None:
         """Connect to the other processes, over NCCL on CUDA devices and gloo on a CPU.
 
         Blocks until all of them have called it. What is sent later is neither encrypted nor
@@ -141,7 +142,7 @@ class Shard:
         self._store = store
 
         def join(name: str, rank: int, processes: Sequence[int], device: torch.device) -> Group:
-            own = dist.PrefixStore(name, store)
+            own = PrefixStore(name, store)
             if device.type == "cuda":
                 group = _nccl(own, rank, len(processes), limit)
             else:
@@ -163,7 +164,7 @@ class Shard:
             self._stage_limit = limit
             everyone = range(self.processes)
             self.everyone = join("everyone", self.process, everyone, _CPU)
-        machines, own = dist.PrefixStore("machine", store), _machine()
+        machines, own = PrefixStore("machine", store), _machine()
         machines.set(str(self.process), own)
         found = [machines.get(str(number)) for number in range(self.processes)]
         self.sharers = found.count(own.encode())
@@ -304,7 +305,7 @@ ALONE = Shard()
 """A single process with the whole model."""
 
 
-def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, host: str) -> Group:
+def _gloo(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> Group:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]
@@ -313,7 +314,7 @@ def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, host: str
     return group
 
 
-def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Group:
+def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Group:
     nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined, unused-ignore]
     # Its thread would ask the store, which is in Python, at the interpreter's end too. What it
     # watches for ends the model by the time limit of a step.

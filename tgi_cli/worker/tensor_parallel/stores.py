@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from tgi_cli.process.framing import Channel
 from tgi_cli.worker.tensor_parallel.messages import StoreGet, StoreSet, StoreValue, encode
@@ -21,7 +21,7 @@ _WAIT = timedelta(seconds=300)
 """Time limit of a value, for callers that name none."""
 
 
-class _Values(dist.Store):
+class _Values(Store):
     """Values by their keys, for which callers wait."""
 
     def __init__(self) -> None:
