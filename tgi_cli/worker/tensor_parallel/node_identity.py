@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tgi_cli.config import ServeConfig
+from tgi_cli.files import require_file
 from tgi_cli.hub.streamed_model import MARKER
 from tgi_cli.version import __version__
 from tgi_cli.worker.tensor_parallel.node_messages import JoinNode, Refused
@@ -28,6 +29,8 @@ _OF_EACH_NODE = frozenset(
 
 _FILES = ("config.json", MARKER, "*.safetensors", "*.bin", "*.gguf", "*quant*config.json", "*.py")
 _PART_BYTES = 1 << 20
+_MAX_BYTES = 1 << 62
+"""No limit: a file of weights is as long as it is, and parts of it are read."""
 
 
 def describe_node(serve: ServeConfig, model_path: Path) -> JoinNode:
@@ -116,6 +119,7 @@ def _describe_files(folder: Path) -> dict[str, str]:
     """
     found = {}
     for path in sorted({path for pattern in _FILES for path in folder.glob(pattern)}):
+        require_file(path, _MAX_BYTES)
         size = path.stat().st_size
         with path.open("rb") as file:
             digest = hashlib.sha256(file.read(_PART_BYTES))
