@@ -360,14 +360,10 @@ class AdvanceError(Exception):
 class EngineInfo:
     """The model and the effective limits of a warmed-up engine, for its clients.
 
-    Limits count tokens. ``max_batch_total_tokens`` is blocks x block size, as measured; ``grammar``
-    whether requests may have a grammar; ``quantize`` the quantization of the weights, or empty;
-    ``step_seconds`` the longest that a step takes, or 0 if unknown; ``speculate`` the most draft
-    tokens of a request in a step, or 0; ``decoder_start_ids`` what an encoder-decoder model's
-    decoder is given before its answer; ``vision`` whether prompts may have images;
-    ``max_image_rows`` the most tokens that one should take; ``kernels`` what computes on a CPU;
-    ``num_shard`` the processes of each of ``pipeline_parallel_size`` stages; ``nodes`` which of
-    these each node has, or empty on one node.
+    Limits count tokens. ``max_batch_total_tokens``: blocks x block size; ``grammar``: whether
+    requests may have one; ``step_seconds``: the longest step, or 0 if unknown; ``speculate``: most
+    draft tokens of a request in a step; ``decoder_start_ids``: an encoder-decoder model's;
+    ``max_image_rows``: most tokens of an image; ``nodes``: which stages each has, if several.
     """
 
     model_id: str
