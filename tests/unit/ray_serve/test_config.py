@@ -59,7 +59,7 @@ def test_replicas_that_this_machine_cannot_hold_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"3 replicas with 4 GPUs each need 12"):
         bundle_of(RayConfig(own_cluster=True, replicas=3), 4, 1, {"CPU": 64.0, "GPU": 8.0})
     # Another cluster may grow.
-    assert bundle_of(replace(here, own_cluster=False), None, {"CPU": 4.0}) == Bundle(2, 0)
+    assert bundle_of(replace(here, own_cluster=False), None, 1, {"CPU": 4.0}) == Bundle(2, 0)
 
 
 def test_bounds_of_autoscaling() -> None:
