@@ -157,7 +157,10 @@ def _usage(error: Any) -> tuple[str, str]:
 
 
 def _report(cause: str, remedy: str, arguments: list[str]) -> None:
-    """Print an error as text or as a JSON log line, after its traceback if requested."""
+    """Print an error as text or as a JSON log line, after its traceback if requested.
+
+    Names and values of files, which it may quote, cannot add lines or address the terminal.
+    """
     if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
         traceback.print_exc()
     if "--json-output" in arguments or os.environ.get("JSON_OUTPUT", "").lower() in ("1", "true"):
@@ -168,4 +171,12 @@ def _report(cause: str, remedy: str, arguments: list[str]) -> None:
     label = "error:"
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         label = f"\x1b[31m{label}\x1b[0m"
+    cause, remedy = _escaped(cause), _escaped(remedy)
     print(f"{label} {cause}", *([f"       {remedy}"] if remedy else []), sep="\n", file=sys.stderr)
+
+
+def _escaped(text: str) -> str:
+    """A text with escapes for characters that do not print."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
