@@ -53,6 +53,7 @@ _tgi() {
         'serve --max-waiting-tokens') return ;;
         'serve --kv-cache-dir') _tgi_names -d "$word"; return ;;
         'serve --kv-cache-dir-size') return ;;
+        'serve --kv-offloading-size') return ;;
         'serve --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'serve --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'serve --cuda-graphs') return ;;
@@ -62,6 +63,11 @@ _tgi() {
         'serve --speculative-config') return ;;
         'serve --num-shard') return ;;
         'serve --pipeline-parallel-size') return ;;
+        'serve --nnodes') return ;;
+        'serve --node-rank') return ;;
+        'serve --master-addr') return ;;
+        'serve --master-port') return ;;
+        'serve --node-secret-file') _tgi_names -f "$word"; return ;;
         'serve --replicas') return ;;
         'serve --cuda-memory-fraction') return ;;
         'serve --shard-uds-path') _tgi_names -f "$word"; return ;;
@@ -123,11 +129,10 @@ _tgi() {
         'serve --min-replicas') return ;;
         'serve --max-replicas') return ;;
         'serve --replica-cpus') return ;;
+        'serve --stage-placement') COMPREPLY=($(compgen -W 'pack spread strict-pack strict-spread' -- "$word")); return ;;
         'serve --target-ongoing-requests') return ;;
         'serve --target-kv-usage') return ;;
         'serve --prometheus-port') return ;;
-        'serve --master-addr') return ;;
-        'serve --master-port') return ;;
         'serve --usage-stats') COMPREPLY=($(compgen -W 'on off no-stack' -- "$word")); return ;;
         'serve --ngrok-authtoken') return ;;
         'serve --ngrok-edge') return ;;
@@ -170,6 +175,7 @@ _tgi() {
         'env --max-waiting-tokens') return ;;
         'env --kv-cache-dir') _tgi_names -d "$word"; return ;;
         'env --kv-cache-dir-size') return ;;
+        'env --kv-offloading-size') return ;;
         'env --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'env --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'env --cuda-graphs') return ;;
@@ -179,6 +185,11 @@ _tgi() {
         'env --speculative-config') return ;;
         'env --num-shard') return ;;
         'env --pipeline-parallel-size') return ;;
+        'env --nnodes') return ;;
+        'env --node-rank') return ;;
+        'env --master-addr') return ;;
+        'env --master-port') return ;;
+        'env --node-secret-file') _tgi_names -f "$word"; return ;;
         'env --replicas') return ;;
         'env --cuda-memory-fraction') return ;;
         'env --shard-uds-path') _tgi_names -f "$word"; return ;;
@@ -240,11 +251,10 @@ _tgi() {
         'env --min-replicas') return ;;
         'env --max-replicas') return ;;
         'env --replica-cpus') return ;;
+        'env --stage-placement') COMPREPLY=($(compgen -W 'pack spread strict-pack strict-spread' -- "$word")); return ;;
         'env --target-ongoing-requests') return ;;
         'env --target-kv-usage') return ;;
         'env --prometheus-port') return ;;
-        'env --master-addr') return ;;
-        'env --master-port') return ;;
         'env --usage-stats') COMPREPLY=($(compgen -W 'on off no-stack' -- "$word")); return ;;
         'env --ngrok-authtoken') return ;;
         'env --ngrok-edge') return ;;
@@ -277,6 +287,7 @@ _tgi() {
         'warmup --max-waiting-tokens') return ;;
         'warmup --kv-cache-dir') _tgi_names -d "$word"; return ;;
         'warmup --kv-cache-dir-size') return ;;
+        'warmup --kv-offloading-size') return ;;
         'warmup --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'warmup --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'warmup --cuda-graphs') return ;;
@@ -286,6 +297,11 @@ _tgi() {
         'warmup --speculative-config') return ;;
         'warmup --num-shard') return ;;
         'warmup --pipeline-parallel-size') return ;;
+        'warmup --nnodes') return ;;
+        'warmup --node-rank') return ;;
+        'warmup --master-addr') return ;;
+        'warmup --master-port') return ;;
+        'warmup --node-secret-file') _tgi_names -f "$word"; return ;;
         'warmup --cuda-memory-fraction') return ;;
         'warmup --quantize') COMPREPLY=($(compgen -W 'gptq awq compressed-tensors marlin exl2 fp8 int8 eetq bitsandbytes bitsandbytes-nf4 bitsandbytes-fp4' -- "$word")); return ;;
         'warmup --quantize-head-bits') return ;;
@@ -396,6 +412,7 @@ _tgi() {
         'model-server --max-waiting-tokens') return ;;
         'model-server --kv-cache-dir') _tgi_names -d "$word"; return ;;
         'model-server --kv-cache-dir-size') return ;;
+        'model-server --kv-offloading-size') return ;;
         'model-server --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'model-server --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'model-server --cuda-graphs') return ;;
@@ -405,6 +422,11 @@ _tgi() {
         'model-server --speculative-config') return ;;
         'model-server --num-shard') return ;;
         'model-server --pipeline-parallel-size') return ;;
+        'model-server --nnodes') return ;;
+        'model-server --node-rank') return ;;
+        'model-server --master-addr') return ;;
+        'model-server --master-port') return ;;
+        'model-server --node-secret-file') _tgi_names -f "$word"; return ;;
         'model-server --cuda-memory-fraction') return ;;
         'model-server --uds-path') _tgi_names -f "$word"; return ;;
         'model-server --shard-uds-path') _tgi_names -f "$word"; return ;;
@@ -430,8 +452,6 @@ _tgi() {
         'model-server --engine-tls-cert') _tgi_names -f "$word"; return ;;
         'model-server --engine-tls-key') _tgi_names -f "$word"; return ;;
         'model-server --engine-tls-client-ca') _tgi_names -f "$word"; return ;;
-        'model-server --master-addr') return ;;
-        'model-server --master-port') return ;;
         'router --model-id') _tgi_names -d "$word"; return ;;
         'router --tokenizer-name') _tgi_names -d "$word"; return ;;
         'router --revision') return ;;
@@ -547,6 +567,7 @@ _tgi() {
         'deploy --max-waiting-tokens') return ;;
         'deploy --kv-cache-dir') _tgi_names -d "$word"; return ;;
         'deploy --kv-cache-dir-size') return ;;
+        'deploy --kv-offloading-size') return ;;
         'deploy --kv-cache-dtype') COMPREPLY=($(compgen -W 'auto fp8_e4m3fn fp8_e5m2' -- "$word")); return ;;
         'deploy --attention') COMPREPLY=($(compgen -W 'auto triton flashinfer native cpu torch paged flashdecoding' -- "$word")); return ;;
         'deploy --cuda-graphs') return ;;
@@ -556,6 +577,11 @@ _tgi() {
         'deploy --speculative-config') return ;;
         'deploy --num-shard') return ;;
         'deploy --pipeline-parallel-size') return ;;
+        'deploy --nnodes') return ;;
+        'deploy --node-rank') return ;;
+        'deploy --master-addr') return ;;
+        'deploy --master-port') return ;;
+        'deploy --node-secret-file') _tgi_names -f "$word"; return ;;
         'deploy --replicas') return ;;
         'deploy --cuda-memory-fraction') return ;;
         'deploy --shard-uds-path') _tgi_names -f "$word"; return ;;
@@ -617,25 +643,24 @@ _tgi() {
         'deploy --min-replicas') return ;;
         'deploy --max-replicas') return ;;
         'deploy --replica-cpus') return ;;
+        'deploy --stage-placement') COMPREPLY=($(compgen -W 'pack spread strict-pack strict-spread' -- "$word")); return ;;
         'deploy --target-ongoing-requests') return ;;
         'deploy --target-kv-usage') return ;;
         'deploy --prometheus-port') return ;;
-        'deploy --master-addr') return ;;
-        'deploy --master-port') return ;;
         'deploy --usage-stats') COMPREPLY=($(compgen -W 'on off no-stack' -- "$word")); return ;;
         'deploy --ngrok-authtoken') return ;;
         'deploy --ngrok-edge') return ;;
     esac
     case $command in
-        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --target-ongoing-requests --target-kv-usage --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'serve') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-offloading-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --nnodes --node-rank --master-addr --master-port --node-secret-file --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --stage-placement --target-ongoing-requests --target-kv-usage --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'chat') flags='--model -m --api-key --serve-args --timeout --prompt -p --system -s --image -i --load --no-history --temperature -t --max-tokens -n --set --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --target-ongoing-requests --target-kv-usage --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+        'env') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-offloading-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --nnodes --node-rank --master-addr --master-port --node-secret-file --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --stage-placement --target-ongoing-requests --target-kv-usage --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'download-weights') flags='--model-id --revision --trust-remote-code --no-trust-remote-code --config --model-gguf --tokenizer-name --huggingface-hub-cache --extension --auto-convert --no-auto-convert --merge-lora --no-merge-lora --quiet --logger-level --json-output --no-json-output --help -h --help-all'
             _tgi_names -d "$word" ;;
-        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
+        'warmup') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --api-key --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-offloading-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --nnodes --node-rank --master-addr --master-port --node-secret-file --cuda-memory-fraction --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --url --batch-sizes --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --logger-level --json-output --no-json-output --help -h --help-all'
             _tgi_names -d "$word" ;;
         'quantize') flags='--revision --trust-remote-code --no-trust-remote-code --config --logger-level --json-output --no-json-output --inspect --upload-to-model-id --method --bits --groupsize --sym --asym --act-order --no-act-order --static-groups --group-aware --no-group-aware --mse --percdamp --format --calibration --samples --seq-len --seed --include --exclude --evaluate --resume --device --backend --help -h --help-all'
             _tgi_names -d "$word" ;;
@@ -646,13 +671,13 @@ _tgi() {
             _tgi_names -f "$word" ;;
         'bench compare') flags='--markdown --fail-on --help -h --help-all'
             _tgi_names -f "$word" ;;
-        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --master-addr --master-port --help -h --help-all'
+        'model-server') flags='--model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --graceful-termination-timeout -g --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-offloading-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --nnodes --node-rank --master-addr --master-port --node-secret-file --cuda-memory-fraction --uds-path --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --watermark-gamma --watermark-delta --otlp-endpoint --otlp-service-name --logger-level --json-output --no-json-output --engine-listen --insecure-tcp --engine-tls-cert --engine-tls-key --engine-tls-client-ca --help -h --help-all'
             _tgi_names -d "$word" ;;
         'router') flags='--model-id --tokenizer-name --revision --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --disable-grammar-support --waiting-served-ratio --max-waiting-tokens --huggingface-hub-cache --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --engine-url --replica-url --master-shard-uds-path --engine-tls-cert --engine-tls-key --engine-tls-ca --engine-tls-server-name --watchdog-timeout --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             _tgi_names -d "$word" ;;
         'connect') flags='--model --api-key-env --api-key --write --file --help -h --help-all'
-            COMPREPLY=($(compgen -W 'codex claude opencode qwen-code continue zed open-webui' -- "$word")) ;;
-        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --keys --no-keys --hf-token-file --namespace --storage --storage-class --nodes --pods --autoscale --max-pods --target-queue --target-token-latency --prometheus-url --gateway --monitoring --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --target-ongoing-requests --target-kv-usage --prometheus-port --master-addr --master-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
+            COMPREPLY=($(compgen -W 'codex claude opencode qwen-code aider continue zed open-webui' -- "$word")) ;;
+        'deploy') flags='--output -o --force --name --image --memory --cpus --cpuset-cpus --cpuset-mems --gpus --keys --no-keys --hf-token-file --namespace --storage --storage-class --nodes --pods --autoscale --max-pods --target-queue --target-token-latency --prometheus-url --gateway --monitoring --model-id --revision --dtype --trust-remote-code --no-trust-remote-code --config --hostname --port -p --graceful-termination-timeout -g --api-key --api-key-file --cors-allow-origin --disable-web-ui --ssl-certfile --ssl-keyfile --max-concurrent-requests --max-input-tokens --max-input-length --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens --max-batch-size --max-queued-requests --max-queued-tokens --disable-grammar-support --batching --capacity-policy --max-prefill-delay --waiting-served-ratio --max-waiting-tokens --prefix-caching --no-prefix-caching --kv-cache-dir --kv-cache-dir-size --kv-offloading-size --kv-cache-dtype --attention --cuda-graphs --state-prefill --measured-limits --no-measured-limits --speculate --speculative-model --speculative-config --sharded --no-sharded --num-shard --pipeline-parallel-size --nnodes --node-rank --master-addr --master-port --node-secret-file --replicas --cuda-memory-fraction --shard-uds-path --quantize --quantize-head --quantize-head-bits --quantize-activations --load-format --cross-check --rope-scaling --rope-factor --model-gguf --tokenizer-name --disable-custom-kernels --huggingface-hub-cache --weights-cache-override --lora-adapters --max-loras --max-cpu-loras --max-lora-rank --served-model-name --max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size --validation-workers --payload-limit --response-store-bytes --response-store-seconds --watermark-gamma --watermark-delta --generation-config --cache-threshold --balance-abs-threshold --balance-rel-threshold --media-fetch --allowed-media-domains --allow-private-media --allowed-local-media-path --media-fetch-timeout --max-image-fetch-size --max-image-pixels --max-images --image-workers --chat-template --tokenizer-config-path --tool-call-parser --reasoning-parser --otlp-endpoint --otlp-service-name --vllm-metrics --logger-level --json-output --no-json-output --env -e --max-restarts --watchdog-timeout --sleep-idle-seconds --enable-sleep-mode --models --models-max --models-memory --model-residence-seconds --model-queue-size --model-wait-seconds --distributed --ray-address --ray-application --ray-fronts --min-replicas --max-replicas --replica-cpus --stage-placement --target-ongoing-requests --target-kv-usage --prometheus-port --usage-stats --enable-prefill-logprobs --ngrok --ngrok-authtoken --ngrok-edge --help -h --help-all'
             COMPREPLY=($(compgen -W 'docker compose systemd k8s ray grafana prometheus' -- "$word"))
             _tgi_names -d "$word" ;;
         'completion') flags='--help -h --help-all'

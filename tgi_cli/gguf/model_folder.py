@@ -1,9 +1,10 @@
-"""Writes the folder that a GGUF file is served from: links to it, and the files it stands for."""
+"""Writes the folder that a GGUF file is served from: links to it, and the files it replaces."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def write_model_folder(
     """Write the folder's files.
 
     Args:
-        file: of the model.
+        file: file of the model.
         target: an empty folder.
         companions: a folder whose tokenizer, chat template and generation_config.json take
             precedence over the metadata.
@@ -99,7 +100,7 @@ def write_model_folder(
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
-    """What generation_config.json has: the tokens that end an answer, and sampling parameters.
+    """The content of generation_config.json: tokens that end an answer, and sampling parameters.
 
     Raises:
         CorruptFileError: a key has another type than its own.
@@ -119,7 +120,9 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
         }
     for key, name in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{key}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if math.isfinite(value):
             config[name] = value
     return config
 

@@ -1,4 +1,4 @@
-"""Special tokens of a GGUF file: which there are, which of them end a text, which begin one."""
+"""Special tokens of a GGUF file: their ids, and which of them begin or end a text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tgi_cli.gguf.reader import GGUFFile
 
 
 class TokenType(IntEnum):
-    """What a token is (``tokenizer.ggml.token_type``): SentencePiece's kinds."""
+    """The type of a token (``tokenizer.ggml.token_type``), as in SentencePiece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -28,12 +28,15 @@ END_TEXTS = frozenset(
         *("<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>"),
         *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<eos>", "<turn|>"),
         *("<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
-        # Padding and separators of code models, which they write behind a completion.
+        # Padding and separators of code models, which they write after a completion.
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
         *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
     }
 )
 """Texts of tokens that end an answer, as llama.cpp knows them: files name only one to three."""
+
+_LONGEST_TOKEN = 1 << 10
+"""Limit of a token's characters; the longest of published vocabularies have 128."""
 
 _END_KEYS = (
     *("eos_token_id", "eot_token_id", "eom_token_id"),
@@ -46,11 +49,11 @@ class GGUFTokens:
     """Special tokens of a vocabulary; ids are None where there is no such token.
 
     Attributes:
-        texts: of all tokens, by id.
+        texts: texts of all tokens, by id.
         types: :class:`TokenType` of all tokens.
         bos, eos, unknown, padding: ids.
         ends: ids of all tokens that end an answer, ``eos`` first.
-        adds_bos, adds_eos: whether a text gets the token.
+        adds_bos, adds_eos: whether the token is added to a text.
     """
 
     texts: tuple[str, ...]
@@ -83,6 +86,9 @@ class GGUFTokens:
             raise no_tokenizer_error(file, what if types else "has no types of tokens")
         if len(set(texts)) != len(texts):
             raise no_tokenizer_error(file, "has a token twice")
+        longest = max(map(len, texts))
+        if longest > _LONGEST_TOKEN:
+            raise no_tokenizer_error(file, f"has a token of {longest} characters")
         model = file.get("tokenizer.ggml.model", str, "")
         sentencepiece = model == "llama"
         bos = _id(file, "bos_token_id", len(texts), 1 if sentencepiece else None)

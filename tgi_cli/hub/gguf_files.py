@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tgi_cli.errors import CheckpointError, ModelError, ModelNotFoundError
-from tgi_cli.gguf.reader import SHARD
+from tgi_cli.gguf.reader import MOST_SHARDS, SHARD
 from tgi_cli.process.units import format_size
 
 GGUF = ".gguf"
@@ -93,7 +93,9 @@ def gguf_variants(names: Iterable[str]) -> list[GGUFVariant]:
         folder, _, base = name.rpartition("/")
         prefix = f"{folder}/" if folder else ""
         match = SHARD.fullmatch(base)
-        key = (prefix + match["prefix"], int(match["count"])) if match else (name, 0)
+        count = int(match["count"]) if match else 0
+        split = match is not None and count <= MOST_SHARDS
+        key = (prefix + match["prefix"], count) if match and split else (name, 0)
         groups.setdefault(key, []).append(name)
     variants = []
     for (stem, count), found in groups.items():
@@ -139,7 +141,7 @@ def choose_variant(
         files = ", ".join(variant.names[0] for variant in found[:_MOST_SHOWN])
         raise ModelError(
             f"{source} has {len(found)} GGUF models for {tag!r:.100}",
-            f"name a file behind the colon: {files}",
+            f"name a file after the colon: {files}",
         )
     (variant,) = found
     if variant.missing:
@@ -160,7 +162,7 @@ def _tag_of(stem: str) -> str:
 
 
 def _matching(variants: Sequence[GGUFVariant], tag: str) -> list[GGUFVariant]:
-    """Those that a tag stands for: as a path, a file name, a quantization, or a part of a path."""
+    """The files that a tag names: by path, file name, quantization, or a part of a path."""
     wanted = tag.lower()
     file = wanted if wanted.endswith(GGUF) else wanted + GGUF
     part = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}[-./]")

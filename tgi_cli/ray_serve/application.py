@@ -21,9 +21,10 @@ from tgi_cli.router.config import IMAGE_PAYLOAD, RouterConfig
 ENGINE, FRONT = "engine", "front"
 """Names of the deployments."""
 
-_HEALTH_PERIOD_SECONDS = 2.0
-"""Ray's default of 10 s is how long a dead replica would be missed."""
-_HEALTH_TIMEOUT_SECONDS = 30.0
+_HEALTH_PERIOD_SECONDS = 1.0
+"""A replica whose process has died is noticed by the next check: by Ray's default, after 10 s."""
+_HEALTH_TIMEOUT_SECONDS = 10.0
+"""One that hangs is ended after three checks without an answer."""
 _STATS_SECONDS = 1.0
 _DRAIN_LOOP_SECONDS = 0.5
 _DRAIN_MARGIN_SECONDS = 15.0
@@ -44,7 +45,7 @@ def make_application(
 
     Args:
         config: Of the deployment.
-        bundle: Resources of a replica.
+        bundle: Resources of each stage of a replica.
         model: Of the model servers.
         router: Of the replicas' HTTP applications, but for the model and the engine.
         locate: Finds the model on a replica's machine.
@@ -67,9 +68,11 @@ def make_application(
     engine = serve.deployment(
         EngineReplica,
         name=ENGINE,
-        # The replica takes the whole bundle: its shards are processes within it.
+        # The replica takes the whole first bundle, of the last stage: its shards are processes
+        # within it. It places the other stages into the others.
         ray_actor_options={"num_cpus": bundle.cpus, "num_gpus": bundle.gpus},
-        placement_group_bundles=[bundle.resources],
+        placement_group_bundles=[bundle.resources] * bundle.stages,
+        placement_group_strategy=config.stage_placement.upper().replace("-", "_"),
         max_ongoing_requests=model.max_concurrent_requests,
         max_queued_requests=model.max_concurrent_requests,
         health_check_period_s=_HEALTH_PERIOD_SECONDS,

@@ -20,7 +20,7 @@ from typing import Any
 
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig, check_settings
-from tgi_cli.config.ray_variables import FAST_PATH
+from tgi_cli.config.ray_variables import SERVE_VARIABLES
 from tgi_cli.errors import ConfigError, ExitCode, ShardError
 from tgi_cli.process import bind
 from tgi_cli.process.installation import install_command
@@ -39,6 +39,8 @@ _OBJECT_STORE_BYTES = 256 << 20
 _STATUS_SECONDS = 2.0
 _LOST_SECONDS = 60.0
 """Time without an answer of the cluster after which it counts as lost."""
+REMOVAL_SECONDS = 30.0
+"""For Ray to remove replicas whose requests have ended."""
 _CAUSE = re.compile(r"^(?:tgi_cli\.errors\.|\w+Error: )?(\w+Error): (.+)$", re.MULTILINE)
 
 
@@ -46,9 +48,9 @@ def run(config: RayConfig, model: ServeConfig, router: RouterConfig, locate: Loc
     """Deploy a model and serve it until a signal; the application is removed with the command.
 
     Args:
-        config: Of the deployment.
-        model: Of the model servers; an empty id means the bundled model.
-        router: Of the replicas' HTTP applications, but for the model and the engine.
+        config: Configuration of the deployment.
+        model: Configuration of the model servers; an empty id means the bundled model.
+        router: Configuration of the replicas' HTTP applications, but for the model and the engine.
         locate: See :func:`tgi_cli.launcher.serve.serve`; called on the machine of each replica,
             and here first if the cluster is this machine.
 
@@ -73,7 +75,7 @@ def run(config: RayConfig, model: ServeConfig, router: RouterConfig, locate: Loc
         stack.enter_context(_cluster(config))
         # Ray replaces handlers of signals when it connects.
         stack.enter_context(delivered([signal.SIGTERM, signal.SIGINT], signals.put))
-        deployment = _Deployment(config, model, router, locate)
+        deployment = RayDeployment(config, model, router, locate)
         failed = deployment.start()
         while failed.is_alive():
             with contextlib.suppress(Empty):
@@ -101,7 +103,7 @@ def _set_up_environment() -> None:
             os.environ[AUTH_MODE],
         )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    for name, value in FAST_PATH.items():
+    for name, value in SERVE_VARIABLES.items():
         os.environ.setdefault(name, value)
     if not sys.stderr.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -180,7 +182,7 @@ def _make_token() -> None:
             file.write(secrets.token_hex(32))
 
 
-class _Deployment:
+class RayDeployment:
     """One application on a cluster that this process is connected to."""
 
     def __init__(
@@ -219,7 +221,8 @@ class _Deployment:
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         config, model, router = self._config, self._model, self._router
-        bundle = bundle_of(config, model.num_shard, ray.cluster_resources())
+        stages = model.pipeline_parallel_size
+        bundle = bundle_of(config, model.num_shard, stages, ray.cluster_resources())
         options: dict[str, Any] = {"host": model.hostname, "port": model.port}
         if router.ssl_certfile is not None:
             options["ssl_certfile"] = str(router.ssl_certfile)
@@ -233,8 +236,9 @@ class _Deployment:
                 f"give --hostname {there.host} --port {there.port}, or `serve shutdown` it",
             )
         log.info(
-            "deploying %d replicas, each %s",
+            "deploying %d replicas, each %s%s",
             config.replicas,
+            f"of {stages} stages with " if stages > 1 else "",
             ", ".join(f"{count:g} {name}" for name, count in bundle.resources.items()),
         )
         application = make_application(config, bundle, model, router, self._locate)
@@ -302,10 +306,18 @@ class _Deployment:
         return ExitCode.OK
 
     def _delete(self) -> None:
+        """Remove the application; returns when its requests have ended, or their time is up."""
         from ray import serve
 
+        end = time.monotonic() + self._model.graceful_termination_timeout + REMOVAL_SECONDS
         with contextlib.suppress(Exception):  # the cluster may be gone
-            serve.delete(self._config.ray_application)
+            while True:
+                try:
+                    serve.delete(self._config.ray_application)
+                    break
+                except TimeoutError:  # Ray waits for a minute
+                    if time.monotonic() > end:
+                        break
             if self._config.own_cluster:
                 serve.shutdown()
 

@@ -162,8 +162,8 @@ async def test_a_model_that_does_not_see(server: ChatServer, status: int, messag
     body = {**BODY, "messages": [{"role": "user", "content": IMAGE}]}
     error = await refusal(server, body)
     assert error.cause == message
-    assert "model that sees" in error.remedy
-    assert "model that sees" not in (await refusal(server)).remedy
+    assert "vision-language model" in error.remedy
+    assert "vision-language model" not in (await refusal(server)).remedy
 
 
 async def test_servers_without_fields_of_openai_s(server: ChatServer) -> None:
@@ -216,3 +216,11 @@ async def test_no_server() -> None:
 )
 def test_targets(target: str, url: str | None) -> None:
     assert as_url(target) == url
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host", "http://host/v1/", "http://host/v1/chat/completions"]
+)
+async def test_a_pasted_url_of_chats_is_that_of_their_server(url: str) -> None:
+    async with ChatClient(url) as client:
+        assert client.url == "http://host/v1"

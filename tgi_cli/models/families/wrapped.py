@@ -23,7 +23,7 @@ class Wrapper:
 
     Attributes:
         decoder: its model type.
-        path: of its tensors, as transformers writes them.
+        path: path of its tensors, as transformers writes them.
         tied: whether the head repeats the embedding.
         text_ties: whether that is so, too, where ``text_config`` says it.
     """
@@ -39,7 +39,7 @@ class Decoder:
     """A family that may be wrapped.
 
     Attributes:
-        module: of :mod:`tgi_cli.models.families`.
+        module: module of :mod:`tgi_cli.models.families`.
         architecture: under which it reads the decoder's configuration.
         defaults: of what the text part of a configuration may leave out, and a text model's may
             not.
@@ -63,6 +63,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "Idefics2ForConditionalGeneration": Wrapper("mistral", "model.text_model"),
     "Idefics3ForConditionalGeneration": Wrapper("llama", "model.text_model"),
     "InternVLForConditionalGeneration": Wrapper("qwen2", tied=True),
+    "JanusForConditionalGeneration": Wrapper("llama", tied=True),
     "LlavaForConditionalGeneration": Wrapper("llama", text_ties=True),
     "Lfm3VlForConditionalGeneration": Wrapper("lfm3", tied=True),
     "LightOnOcrForConditionalGeneration": Wrapper("qwen3", tied=True),

@@ -1,7 +1,8 @@
-"""Families whose images have one size: LLaVA 1.5, Gemma 3, PaliGemma, DeepSeek-VL."""
+"""Families whose images have one size: LLaVA 1.5, Gemma 3, PaliGemma, DeepSeek-VL, Janus."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _LONGEST_RATIO = 200
-"""Of the longer side to the shorter one, where the shorter one is scaled to a fixed length: the
-longer one has gigabytes otherwise. Qwen2-VL's limit."""
+"""Limit of the ratio of the sides where the shorter one is scaled to a fixed length: otherwise an
+image could take gigabytes. Qwen2-VL's limit."""
 
 
 class FixedPreprocessor(Preprocessor):
@@ -108,6 +109,16 @@ class SquarePreprocessor(FixedPreprocessor):
         """See :meth:`Preprocessor.prepare`."""
         pixels = np.asarray(self.outputs(image)["pixel_values"])
         return Prepared({"pixel_values": self.values(pixels)}, (self.rows(self._rows),))
+
+
+class JanusPreprocessor(SquarePreprocessor):
+    """Janus: as DeepSeek-VL, with a token before an image and one behind it."""
+
+    def prepare(self, image: Image.Image, options: ImageOptions) -> Prepared:
+        """See :meth:`Preprocessor.prepare`."""
+        prepared = super().prepare(image, options)
+        start, end = (PromptPiece(self.format.tokens[name]) for name in ("start", "end"))
+        return replace(prepared, pieces=(start, *prepared.pieces, end))
 
 
 class PaliGemmaPreprocessor(SquarePreprocessor):
