@@ -154,10 +154,8 @@ class ModelWorker:
             decodes = DecodeGraphs(model, attention, rows, vocab_size, sizes, make, lora, choice)
             mixed = None
             if attention.states is None:
-                mixed_sizes = mixed_sizes_of(config)
-                mixed = MixedGraphs(
-                    model, attention, rows, mixed_sizes, make, lora, vocab_size, choice
-                )
+                given = model, attention, rows, mixed_sizes_of(config), make, lora
+                mixed = MixedGraphs(*given, vocab_size, choice)
             self._graphs = StepGraphs(self.runner, shard, self._device, decodes, mixed)
 
     def launch(self, step: Step) -> object:
