@@ -84,8 +84,8 @@ LAUNCHER = [
     Row("-p", 3000, "8080", "port", 8080),
     Row("--prometheus-port", 9000, "9001", "note: on the HTTP port, under /metrics"),
     Row("--shard-uds-path", SHARD, "/tmp/x", "=", Path("/tmp/x")),
-    Row("--master-addr", "localhost", "other", "note: a private folder of this machine"),
-    Row("--master-port", 29500, "29501", "note: no port is opened"),
+    Row("--master-addr", "localhost", "other", "=", "other"),
+    Row("--master-port", 29500, "29501", "=", 29501),
     Row("--huggingface-hub-cache", None, "/data", "environment"),
     Row("--weights-cache-override", None, "/data", "environment"),
     Row("--disable-custom-kernels", False, None, "=", True),
@@ -393,6 +393,8 @@ def test_vertex_sets_the_port(served: dict[str, Any], monkeypatch: pytest.Monkey
         "HF_HUB_ENABLE_HF_TRANSFER",
         "HF_HUB_USER_AGENT_ORIGIN",
         "PREFILL_CHUNKING",
+        "VLLM_API_KEY",
+        "LLAMA_API_KEY",
     ],
 )
 def test_variables_without_a_flag_are_explained(

@@ -6,10 +6,11 @@ https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
 from __future__ import annotations
 
 import array
+import math
 import sys
 from typing import Any
 
-from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.errors import CorruptFileError, UnsupportedModelError
 from tgi_cli.gguf.keys import ArchitectureKeys
 from tgi_cli.gguf.reader import GGUFTensor
 
@@ -21,7 +22,7 @@ _MOST_FACTORS = 1 << 12
 
 
 def llama_shape(keys: ArchitectureKeys) -> Config:
-    """What most architectures have in common, by Llama's names."""
+    """The fields that most architectures share, by Llama's names."""
     if keys.has("feed_forward_length") or not experts(keys):
         width = max(keys.wholes("feed_forward_length", keys.num_layers))
     else:
@@ -93,10 +94,11 @@ def _longrope(
 
 
 def read_numbers(tensor: GGUFTensor) -> list[float]:
-    """The numbers of a small tensor in float32.
+    """The numbers of a small tensor in float32, all above 0.
 
     Raises:
         UnsupportedModelError: it is large, or of another type.
+        CorruptFileError: a number is not above 0, or not finite.
         OSError: the file cannot be read.
     """
     if tensor.type.name != "F32" or tensor.elements > _MOST_FACTORS:
@@ -109,6 +111,11 @@ def read_numbers(tensor: GGUFTensor) -> list[float]:
         numbers = array.array("f", stream.read(tensor.size))
     if sys.byteorder == "big":
         numbers.byteswap()
+    if not all(0 < each < math.inf for each in numbers):
+        raise CorruptFileError(
+            f"{tensor.file} cannot be read: {tensor.name} has numbers that are not above 0",
+            "download another file of the model",
+        )
     return numbers.tolist()
 
 
@@ -118,8 +125,13 @@ def partial_rotary(keys: ArchitectureKeys) -> Config:
     return {} if rotated == keys.head_dim else {"partial_rotary_factor": rotated / keys.head_dim}
 
 
+def is_bamba(keys: ArchitectureKeys) -> bool:
+    """Whether a file of Granite 4's architecture has Bamba, whose heads are rotated in part."""
+    return keys.flag("rope.scaling.finetuned", True) and bool(partial_rotary(keys))
+
+
 def granite_factors(keys: ArchitectureKeys) -> Config:
-    """What Granite multiplies embeddings, scores, residuals and logits with."""
+    """Granite's multipliers of embeddings, scores, residuals and logits."""
     return {
         "attention_multiplier": keys.real("attention.scale", keys.head_dim**-0.5),
         "embedding_multiplier": keys.real("embedding_scale", 1.0),
@@ -148,7 +160,7 @@ def shared_expert_size(keys: ArchitectureKeys) -> int:
 
 
 def layer_types(keys: ArchitectureKeys, full_every: int) -> list[str]:
-    """Whether each layer has a window; where no key says so, one of every few has none."""
+    """The type of each layer; without a key, every ``full_every``-th one has no window."""
     stated = keys.file.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
     if isinstance(stated, list):
         sliding = [bool(each) for each in stated[: keys.num_layers]]

@@ -8,8 +8,11 @@ from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.gguf.reader import GGUFFile
+from tgi_cli.gguf.values import short
 
 _LARGEST = 1 << 31
+_MOST_LAYERS = 1 << 12
+_MOST_HEADS = 1 << 16
 _REMEDY = "download another file of the model"
 
 
@@ -48,7 +51,7 @@ class ArchitectureKeys:
                 )
             value = value[0]
         if type(value) is not int or not least <= value < _LARGEST:
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         return value
 
     def wholes(self, name: str, count: int) -> list[int]:
@@ -65,7 +68,7 @@ class ArchitectureKeys:
         """A finite number."""
         value: Any = self._value(name, default)
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         # A float32 as the shortest decimal number that stands for it: 1e-05, as it was written.
         return float(f"{value:.7g}") if isinstance(value, float) else float(value)
 
@@ -73,7 +76,7 @@ class ArchitectureKeys:
         """A switch."""
         value = self._value(name, default)
         if type(value) is not bool:
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         return value
 
     def text(self, name: str, default: str = "") -> str:
@@ -90,16 +93,21 @@ class ArchitectureKeys:
         """Whether the file has the tensor."""
         return name in self.file.tensors
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
+    def shape(self, name: str, least: int = 1) -> tuple[int, ...]:
+        """A tensor's shape, of ``least`` dimensions or more."""
         if name not in self.file.tensors:
             raise self.invalid(f"it has no tensor {name}")
-        return self.file.tensors[name].shape
+        shape = self.file.tensors[name].shape
+        if len(shape) < least:
+            raise self.invalid(f"{name} has the shape {list(shape)}")
+        return shape
 
     @property
     def num_layers(self) -> int:
         """Decoder layers, without those that only draft (``nextn``), which come last."""
         total = self.whole("block_count")
+        if total > _MOST_LAYERS:
+            raise self.invalid(f"{self.architecture}.block_count is {total}")
         drafts = self.whole("nextn_predict_layers", 0, 0)
         if drafts >= total:
             raise self.invalid(f"{drafts} of its {total} layers only draft")
@@ -138,4 +146,7 @@ class ArchitectureKeys:
                 "supported",
                 _REMEDY,
             )
-        return counts.pop()
+        count = counts.pop()
+        if count > _MOST_HEADS:
+            raise self.invalid(f"{self.architecture}.{name} is {count}")
+        return count

@@ -1,4 +1,4 @@
-"""What the tables of names of GGUF's architectures are made of.
+"""Building blocks of the tables of names of GGUF's architectures.
 
 https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/tensor_mapping.py
 """
@@ -17,7 +17,7 @@ Rows = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class FileModule:
-    """What the family calls a module, and how its tensors differ.
+    """The family's name of a module, and how its tensors differ.
 
     ``{e}`` in the name is an expert's number. ``parts`` are modules whose outputs follow each
     other in one tensor, with their number of outputs.
@@ -25,20 +25,21 @@ class FileModule:
 
     name: str = ""
     rows: Rows | None = None
-    """Brings outputs into the order that the family expects. Default: they are."""
+    """Brings outputs into the order that the family expects. Default: they have it."""
     columns: tuple[int, ...] = ()
     """The order of equal stretches of inputs, if it differs."""
     numbers: Callable[[Any], Any] | None = None
-    """What is done to numbers in float32."""
+    """Converts numbers, in float32."""
     transposed: bool = False
     bare: bool = False
     """Whether the family's tensor has no suffix."""
     middle: bool = False
-    """Whether numbers [out, in] are [out, 1, in] there, as a convolution's."""
+    """Whether numbers [out, in], also with dimensions of 1, are [out, 1, in] there, as a
+    convolution's."""
     single: bool = False
-    """Whether numbers [in] are [1, in] there."""
+    """Whether the family's tensor of numbers [in] is [1, in]."""
     flat: bool = False
-    """Whether numbers are a vector there."""
+    """Whether the family's tensor is a vector."""
     parts: tuple[tuple[FileModule, int], ...] = ()
     joined: tuple[str, Callable[[Any, Any], Any]] | None = None
     """Another tensor of the layer, and what makes the module's weight of both in float32."""
@@ -107,14 +108,14 @@ def with_fused(keys: ArchitectureKeys, block: dict[str, FileModule]) -> dict[str
     if keys.whole("expert_count", 0, 0) and "ffn_gate_exps" in block:
         name = "blk.0.ffn_gate_up_exps.weight"
         if keys.has_tensor(name):
-            half = keys.shape(name)[1] // 2
+            half = keys.shape(name, 2)[1] // 2
             both = (block["ffn_gate_exps"], half), (block["ffn_up_exps"], half)
             block["ffn_gate_up_exps"] = FileModule(parts=both)
     return block
 
 
 def less_one(tensor: Any) -> Any:
-    """What a norm stored as one more is."""
+    """The weight of a norm that is stored as one more."""
     return tensor - 1
 
 

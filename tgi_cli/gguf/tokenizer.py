@@ -21,6 +21,7 @@ from tokenizers import (
     processors,
 )
 
+from tgi_cli import files
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError, no_panic
 from tgi_cli.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
 from tgi_cli.gguf.reader import GGUFFile
@@ -52,6 +53,7 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
     try:
         with no_panic():
             if complete:
+                files.check_tokenizer(complete.encode())
                 return Tokenizer.from_str(complete)
             if model == "llama":
                 tokenizer = _sentencepiece(file, tokens)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tgi_cli.config.settings.setting import ROUTER, SERVE, SERVER, Setting, panel
+from tgi_cli.config.settings.setting import ROUTER, SERVE, Setting, panel
 from tgi_cli.config.settings.values import SWITCH, one_of, parse_bool, text, whole
 
 _HTTP = (SERVE, ROUTER)
-_ENGINE = (SERVE, SERVER)
 
 INHERITED_SETTINGS = panel(
     "Accepted for compatibility with TGI, without effect",
@@ -21,20 +20,6 @@ INHERITED_SETTINGS = panel(
         "Port of metrics. They are on the HTTP port, under /metrics.",
         9000,
         note="metrics are on the HTTP port, under /metrics; no other port is opened",
-    ),
-    master_addr=Setting(
-        text("ADDRESS"),
-        "Rendezvous address of shards. They meet in a private folder of this machine.",
-        "localhost",
-        commands=_ENGINE,
-        note="shards meet in a private folder of this machine, not at an address",
-    ),
-    master_port=Setting(
-        whole(0, 65535),
-        "Rendezvous port of shards. No port is opened.",
-        29500,
-        commands=_ENGINE,
-        note="shards meet in a private folder of this machine, no port is opened",
     ),
     usage_stats=Setting(
         one_of("MODE", "on", "off", "no-stack"),
@@ -58,6 +43,7 @@ INHERITED_SETTINGS = panel(
 )
 
 _NO_EXLLAMA = "there are no exllama kernels; --attention and --quantize select kernels"
+_KEY = "API_KEY (--api-key) is the key that clients must send"
 _ROCM = "there are no ROCm kernels"
 _MARGIN = "activation memory is measured at startup; --cuda-memory-fraction reserves GPU memory"
 
@@ -74,12 +60,14 @@ _VARIABLES: Mapping[str, str] = {
     "HF_HUB_ENABLE_HF_TRANSFER": "hf_transfer, which cannot resume, is not used; "
     "HF_XET_HIGH_PERFORMANCE=1 enables parallel transfers",
     "HF_HUB_USER_AGENT_ORIGIN": "no origin is sent to the hub",
+    "VLLM_API_KEY": _KEY,
+    "LLAMA_API_KEY": _KEY,
 }
-"""TGI's variables without a flag, and what happens instead."""
+"""TGI's variables without a flag, and other servers' for keys, and what happens instead."""
 
 
 def variable_notes(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """TGI's variables that are set and have no effect, each with what happens instead."""
+    """The variables that are set and have no effect, each with what happens instead."""
     for name, note in _VARIABLES.items():
         if environment.get(name):
             yield name, note
