@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -25,14 +26,12 @@ from tests.tools.server_process import ServerProcess, free_ports, kill
 
 REPLICA = "ray::ServeReplica:tgi:engine"
 ENGINE = " model-server "
-WARM, READY = "warmed up in", ": ready in"
-"""In the log lines of a model server and of a replica."""
+READY = r"replica {}\w*: ready in ([\d.]+) s"
+"""In the log of a replica: the time from its constructor's call on."""
 PHASES = (
     "Ray starts another replica's process",
     "it begins to load (Ray's imports)",
     "it starts the model server",
-    "the model server has warmed up",
-    "the replica is ready",
     "the fronts know it",
 )
 
@@ -72,7 +71,7 @@ def wait_for(condition: Callable[[], object]) -> float:
 
 
 def heal(server: ServerProcess) -> tuple[list[float], dict[str, float]]:
-    """Kill a replica; the seconds after that at which phases began, and CPU times."""
+    """Kill a replica; the seconds after that at which phases began, and what they cost."""
 
     def replicas() -> set[str]:
         answer = httpx.get(f"{server.url}/metrics", timeout=30).text
@@ -81,7 +80,6 @@ def heal(server: ServerProcess) -> tuple[list[float], dict[str, float]]:
 
     wait_for(lambda: len(find(server, ENGINE)) == 2 and len(replicas()) == 2)
     old, engines, known = find(server, REPLICA), find(server, ENGINE), replicas()
-    warm, ready = server.log.count(WARM), server.log.count(READY)
     began = time.monotonic()
     kill(min(old))
     loads = wait_for(lambda: find(server, REPLICA) - old)
@@ -89,13 +87,19 @@ def heal(server: ServerProcess) -> tuple[list[float], dict[str, float]]:
     starts = wait_for(lambda: find(server, ENGINE) - engines)
     (engine,) = find(server, ENGINE) - engines
     imports = cpu_of(replica)
-    serves = wait_for(lambda: server.log.count(WARM) > warm)
-    loaded = cpu_of(engine)
-    is_ready = wait_for(lambda: server.log.count(READY) > ready)
     routed = wait_for(lambda: replicas() - known)
-    cpu = {"replica before": imports, "model server": loaded, "replica": cpu_of(replica)}
-    moments = [started(replica), loads, starts, serves, is_ready, routed]
-    return [moment - began for moment in moments], cpu
+    (name,) = replicas() - known
+    wait_for(lambda: re.search(READY.format(name), server.log))
+    found = re.search(READY.format(name), server.log)
+    assert found is not None
+    costs = {
+        "seconds of the replica's constructor": float(found[1]),
+        "CPU seconds of the replica before the model server": imports,
+        "CPU seconds of the replica": cpu_of(replica),
+        "CPU seconds of the model server": cpu_of(engine),
+    }
+    moments = [started(replica), loads, starts, routed]
+    return [moment - began for moment in moments], costs
 
 
 def main() -> None:
@@ -123,8 +127,7 @@ def main() -> None:
             f"| {phase} | {statistics.median(times):.1f} | {min(times):.1f} to {max(times):.1f} |"
         )
     for name in rounds[0][1]:
-        cpus = [cpu[name] for _, cpu in rounds]
-        print(f"CPU seconds, {name}: {statistics.median(cpus):.1f}")
+        print(f"{name}: {statistics.median(costs[name] for _, costs in rounds):.1f}")
 
 
 if __name__ == "__main__":

