@@ -22,7 +22,6 @@ from tgi_cli.llm.load import (
     with_drafter,
 )
 from tgi_cli.llm.options import (
-    EngineSettings,
     GenerationKeywords,
     GenerationOptions,
     OnePrompt,
@@ -34,6 +33,7 @@ from tgi_cli.llm.options import (
     requests_of,
 )
 from tgi_cli.llm.outputs import Completion, GenerationError
+from tgi_cli.llm.settings import EngineSettings, check_settings
 from tgi_cli.llm.stream import Stream
 from tgi_cli.llm.thinking import ThinkingBudgets
 from tgi_cli.sampling.params import SamplingParams
@@ -65,7 +65,7 @@ class LLM:
             TensorRT-LLM's batch manager (:class:`tgi_cli.engine.metrics.StepStats`). Runs on the
             engine's thread, so keep it short. If it raises, the error is logged and it is not
             called again.
-        settings: See :class:`tgi_cli.llm.options.EngineSettings`.
+        settings: See :class:`tgi_cli.llm.settings.EngineSettings`.
 
     Attributes:
         info: The model and its limits (:class:`tgi_cli.engine.messages.EngineInfo`).
@@ -90,8 +90,7 @@ class LLM:
         on_stats: Callable[[str], None] | None = None,
         **settings: Unpack[EngineSettings],
     ) -> None:
-        if unknown := settings.keys() - EngineSettings.__annotations__:
-            raise TypeError(f"LLM() got an unexpected argument {min(unknown)!r}")
+        settings = check_settings(settings)
         local, heads = locate(model, revision, trust_remote_code)
         settings.setdefault("max_prefill_delay", 0)  # whole answers are awaited, for the most part
         serve = ServeConfig(
