@@ -135,13 +135,13 @@ def quantize(kind: str, weight: Tensor) -> QuantizedWeight:
 
     A few outputs at a time, as :func:`~tgi_cli.quantization.quantized_weight.quantize_int8` does.
     """
-    outputs, inputs = weight.shape
+    (outputs, inputs), device = weight.shape, weight.device
     table = torch.tensor(TABLES[kind])
     ascending, order = table.sort()
-    limits = (ascending[1:] + ascending[:-1]) / 2
-    order = order.to(torch.uint8)
-    codes = torch.empty(outputs, inputs, dtype=torch.uint8)
-    scales = torch.empty(outputs, -(-inputs // BLOCK))
+    limits = ((ascending[1:] + ascending[:-1]) / 2).to(device)
+    order = order.to(device, torch.uint8)
+    codes = torch.empty(outputs, inputs, dtype=torch.uint8, device=device)
+    scales = torch.empty(outputs, -(-inputs // BLOCK), device=device)
     step = max(1, QUANTIZED_ELEMENTS // max(1, inputs))
     for start in range(0, outputs, step):
         rows = slice(start, start + step)

@@ -81,7 +81,7 @@ class Quantized(QuantizationMethod):
         if isinstance(weight, Tensor):
             weight = weight.to(self.dtype, copy=True)
             if self.quantizer is not None and not layer.exempt:
-                weight = self.quantizer(weight)
+                weight = _rounded(weight, self.quantizer, self.device)
         self._parts.setdefault(layer, []).append((rows, weight))
 
     def process_after_loading(self, layer: LinearWeights) -> None:
@@ -185,7 +185,7 @@ class QuantizedHead(Quantized):
         if isinstance(weight, CodedWeight):
             self.is_stored = True
         else:  # in one step, without a plain copy of perhaps the largest weight of all
-            weight = self._quantize(weight)
+            weight = _rounded(weight, self._quantize, self.device)
         super().fill(layer, rows, weight)
 
     def report(self) -> Iterator[str]:
@@ -222,6 +222,11 @@ class _PlainMatmul(QuantizedMatmul):
     def tensors(self) -> list[Tensor]:
         packed = self.packed.data if isinstance(self.packed, PackedMatrix) else self.packed
         return [each for each in (self.weight, packed) if each is not None]
+
+
+def _rounded(weight: Tensor, quantizer: Quantizer, device: torch.device) -> QuantizedWeight:
+    """What a quantizer makes of a weight, in the host's memory; a GPU rounds faster."""
+    return quantizer(weight.to(device)).cpu()
 
 
 def _pairable(parts: list[_Part]) -> list[_Part]:

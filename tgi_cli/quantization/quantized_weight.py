@@ -100,6 +100,11 @@ class QuantizedWeight:
             out[start : start + step].copy_(values)
         return out
 
+    def cpu(self) -> QuantizedWeight:
+        """The same with codes and scales in the host's memory, where groups and table are."""
+        zeros = None if self.zeros is None else self.zeros.cpu()
+        return replace(self, codes=self.codes.cpu(), scales=self.scales.cpu(), zeros=zeros)
+
     def is_like(self, other: QuantizedWeight) -> bool:
         """Whether the outputs of both can be concatenated."""
         if self.bits != other.bits or self.fp8_inputs != other.fp8_inputs:

@@ -250,11 +250,9 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
             self.choices[key] = graph, graph.capture(lambda: self._pack(key[0], logits))
 
     def _pack(self, size: int, logits: Tensor) -> Tensor:
-        """Put the likeliest tokens into the pool; int32 [size, 2]: ids, log-probabilities' bits."""
+        """See :func:`packed_choice`."""
         assert self._greedy is not None
-        chosen = self._greedy(logits)
-        self._rows.record_write(self._view(size)[TARGET], chosen.token_ids)
-        return torch.stack((chosen.token_ids.int(), chosen.logprobs.view(torch.int32)), dim=1)
+        return packed_choice(self._greedy(logits), self._rows, self._view(size)[TARGET])
 
     def _forward(self, size: int) -> Tensor:
         """Hidden states [size, H] of the inputs."""
@@ -266,3 +264,13 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         torch.index_select(table.blocks, 0, inputs[ROW], out=buffers.block_table[:size])
         input_ids = table.gather(inputs[TOKEN])
         return self._model.forward(input_ids, inputs[POSITION], self._attention)
+
+
+def packed_choice(chosen: Sampled, rows: InputBatch, targets: Tensor) -> Tensor:
+    """Put chosen tokens into the pool at ``targets``, by operators that a graph can hold.
+
+    Returns:
+        int32 [N, 2]: ids, and the bits of their log-probabilities.
+    """
+    rows.record_write(targets, chosen.token_ids)
+    return torch.stack((chosen.token_ids.int(), chosen.logprobs.view(torch.int32)), dim=1)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from tgi_cli.engine.step import NewRow, OptionalOutputs, Step
 from tgi_cli.sampling.table import SamplingTable
 from tgi_cli.worker.image_positions import ImagePositions
 from tgi_cli.worker.upload import Uploader
+
+_Write = tuple[int, int, list[int]]
+"""A row, where in it, and what is written there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +105,12 @@ class InputBatch:
         if not self.image_positions.empty:
             for row in step.freed:
                 self.image_positions.free(row)
-        if step.new or step.forced_tokens or step.drafts:
-            self._write_tokens(step)
-            for new in step.new:
-                self._write_options(new)
+        for new in step.new:
+            self._write_options(new)
+        if step.new or step.appended or step.forced_tokens or step.drafts:
+            self._write(self._token_writes(step), self._block_writes(step))
         if step.first_tokens:
             self._write_first_tokens(step)
-        if step.new or step.appended:
-            writes = [(new.row, 0, new.block_ids) for new in step.new]
-            writes += [(more.row, more.start, more.block_ids) for more in step.appended]
-            self._write_blocks(writes)
 
     def gather(self, flat_indices: Tensor) -> Tensor:
         """Token ids, int64, at row * width + position."""
@@ -127,21 +127,38 @@ class InputBatch:
         """As :meth:`write`, by operators that a graph can hold."""
         self._flat.index_copy_(0, flat_indices, token_ids.int())
 
-    def _write_tokens(self, step: Step) -> None:
+    def _token_writes(self, step: Step) -> list[_Write]:
         writes = [(new.row, 0, self._known(new)) for new in step.new]
-        given = (*step.forced_tokens, *step.drafts)
-        writes += [(tokens.row, tokens.start, tokens.token_ids) for tokens in given]
+        for given in (step.forced_tokens, step.drafts):
+            writes += [(tokens.row, tokens.start, tokens.token_ids) for tokens in given]
+        return writes
+
+    def _block_writes(self, step: Step) -> list[_Write]:
+        writes = [(new.row, 0, new.block_ids) for new in step.new]
+        return writes + [(more.row, more.start, more.block_ids) for more in step.appended]
+
+    def _write(self, tokens: list[_Write], blocks: list[_Write]) -> None:
+        """Write both: what is on a device in one transfer."""
+        for row, start, block_ids in blocks:
+            self.host_blocks[row, start : start + len(block_ids)] = block_ids
         if self._on_host is not None:
-            for row, start, token_ids in writes:
+            for row, start, token_ids in tokens:
                 self._on_host[row, start : start + len(token_ids)] = token_ids
+            tokens = []
+        if self._shared:
+            blocks = []
+        arrays: list[NDArray[Any]] = []
+        for writes, stride in ((tokens, self.width), (blocks, self.host_blocks.shape[1])):
+            if writes:
+                arrays += _scattered(writes, stride)
+        if not arrays:
             return
-        spans = [
-            np.arange(len(token_ids), dtype=np.int64) + (row * self.width + start)
-            for row, start, token_ids in writes
-        ]
-        values = [np.array(token_ids, np.int32) for _, _, token_ids in writes]
-        indices, uploaded = self.upload(np.concatenate(spans), np.concatenate(values))
-        self.write(indices, uploaded)
+        uploaded = self.upload(*arrays)
+        if tokens:
+            self.write(*uploaded[:2])
+        if blocks:
+            indices, values = uploaded[-2:]
+            self.blocks.view(-1).index_copy_(0, indices, values)
 
     def _write_first_tokens(self, step: Step) -> None:
         """Write what another stage has chosen, and what the rows may have already."""
@@ -176,19 +193,19 @@ class InputBatch:
         ):
             self.row_options[new.row] = RowOptions(new.request_id, new.prompt_tokens, extras)
 
-    def _write_blocks(self, writes: Sequence[tuple[int, int, list[int]]]) -> None:
-        for row, start, block_ids in writes:
-            self.host_blocks[row, start : start + len(block_ids)] = block_ids
-        if self._shared:
-            return
-        stride = self.host_blocks.shape[1]
-        spans = [
-            np.arange(len(block_ids), dtype=np.int64) + (row * stride + start)
-            for row, start, block_ids in writes
-        ]
-        flat = np.concatenate(spans)
-        indices, values = self.upload(flat, self.host_blocks.reshape(-1)[flat])
-        self.blocks.view(-1).index_copy_(0, indices, values)
+
+def _scattered(
+    writes: Sequence[_Write], stride: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Flat indices of writes to rows of ``stride`` numbers, and the numbers."""
+    spans = [
+        np.arange(row * stride + start, row * stride + start + len(numbers))
+        for row, start, numbers in writes
+    ]
+    values = [np.array(numbers, np.int32) for _, _, numbers in writes]
+    if len(writes) == 1:
+        return spans[0], values[0]
+    return np.concatenate(spans), np.concatenate(values)
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:

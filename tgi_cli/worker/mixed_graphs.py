@@ -8,30 +8,40 @@ Such a step has a fixed layout: ``decodes`` rows with one token each, then seque
 ``tokens`` tokens. Where there are fewer, padding follows: rows without KV, sequences without
 tokens, tokens without a sequence. Positions, lengths, slots and where sequences begin are read from
 one buffer, which the host fills and copies for each step.
+
+Where all sequences are greedy and few end with the step, a second graph computes the head, chooses
+their tokens and puts them into the pool, as after a step of decodes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from functools import cache, partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tgi_cli.attention import AttentionMetadata, PagedAttention
-from tgi_cli.worker.executors import Forward, ForwardOutput
+from tgi_cli.sampling.sampler import Sampled
+from tgi_cli.worker.cuda_graphs import MAX_HEAD_ROWS, packed_choice
+from tgi_cli.worker.executors import ForwardOutput, RunnableModel
 from tgi_cli.worker.graph_capture import Graph, GraphSet, cuda_graphs
 from tgi_cli.worker.input_batch import InputBatch
 from tgi_cli.worker.lora_cache import LoraCache
-from tgi_cli.worker.step_inputs import FlatStep, StepBatch
+from tgi_cli.worker.step_inputs import StepBatch
 
 DECODES = (8, 32, 128, 256)
 PROMPT_TOKENS = (32, 64, 128, 256, 512)
 """Sizes to capture, each pair of them. Padding costs the device little where weights take most of
 its time, and each graph takes some memory and time at startup."""
+
+MAX_CHOICE_LOGITS = 1 << 23
+"""Logits of the graphs that choose tokens, which hold no more than the largest of them."""
 
 _MIN_SEQUENCES = 8
 _TOKENS_PER_SEQUENCE = 4
@@ -58,6 +68,11 @@ class MixedSize(NamedTuple):
     def all_sequences(self) -> int:
         return self.decodes + self.sequences
 
+    @property
+    def samples(self) -> int:
+        """Sampled tokens that its graphs look up; where a step has more, another launch does."""
+        return self.decodes + min(self.tokens, _MIN_SEQUENCES)
+
 
 class _Inputs(NamedTuple):
     """Parts of a buffer of int64, on the host (numpy) or the device; T tokens, B sequences."""
@@ -82,9 +97,14 @@ class _Inputs(NamedTuple):
     @classmethod
     def of(cls, buffer: Any, size: MixedSize) -> _Inputs:
         """The parts of a numpy array or a tensor of at least :func:`_length` numbers."""
-        tokens, sequences = size.all_tokens, size.all_sequences
-        ends = np.cumsum([0, *[tokens] * 5, sequences, sequences, sequences + 1]).tolist()
-        return cls(*(buffer[begin:end] for begin, end in pairwise(ends)))
+        return cls(*[buffer[part] for part in _parts(size)])
+
+
+@cache
+def _parts(size: MixedSize) -> list[slice]:
+    tokens, sequences = size.all_tokens, size.all_sequences
+    lengths = [*[tokens] * 5, sequences, sequences, sequences + 1]
+    return [slice(*ends) for ends in pairwise([0, *accumulate(lengths)])]
 
 
 def _length(size: MixedSize) -> int:
@@ -114,33 +134,50 @@ class MixedGraphs(GraphSet[MixedSize]):
     """Implements :class:`tgi_cli.worker.executors.Executor` for steps with prompts.
 
     Args:
-        model: computes hidden states.
+        model: computes hidden states and logits.
         attention: holds the KV cache; it must have :meth:`PagedAttention.plan_fixed`.
         rows: the persistent batch.
         sizes: from :func:`mixed_sizes`.
         make: makes graphs that share their memory.
         lora: of the model; None if it has no slots for adapters.
+        vocab_size: width of the logits.
+        greedy: as of :class:`tgi_cli.worker.cuda_graphs.DecodeGraphs`; None to leave the head and
+            the choice of tokens to others.
+
+    Attributes:
+        choices: the graphs of the choice, and their outputs (:class:`ForwardOutput`'s ``choose``).
     """
 
     def __init__(
         self,
-        model: Forward,
+        model: RunnableModel,
         attention: PagedAttention,
         rows: InputBatch,
         sizes: Sequence[MixedSize],
         make: Callable[[], Callable[[], Graph]] = cuda_graphs,
         lora: LoraCache | None = None,
+        vocab_size: int = 0,
+        greedy: Callable[[Tensor], Sampled] | None = None,
     ) -> None:
         super().__init__(attention.device, make)
         self._model = model
         self._attention = attention
         self._rows = rows
         self._lora = lora
+        self._vocab_size = vocab_size
+        self._greedy = greedy
         self._pin = attention.device.type == "cuda"
         self._hidden: Tensor | None = None
+        self._last: Tensor | None = None
+        """Hidden states of the tokens before the sampled ones."""
         self._inputs = torch.empty(0, dtype=torch.int64)
+        self._views: dict[MixedSize, tuple[Tensor, _Inputs]] = {}
+        """By size: its part of the buffer, as a whole and in parts."""
+        self._padding: dict[MixedSize, NDArray[np.int64]] = {}
+        """By size: the inputs of a step without sequences."""
         self._metadata: dict[MixedSize, AttentionMetadata] = {}
         """By size. Graphs read their tensors."""
+        self.choices: dict[MixedSize, tuple[Graph, Tensor]] = {}
         self.resize(sizes)
 
     def resize(self, sizes: Sequence[MixedSize]) -> None:
@@ -148,6 +185,7 @@ class MixedGraphs(GraphSet[MixedSize]):
         self._sizes = sorted(sizes)
         self._decodes = sorted({size.decodes for size in sizes})
         self._tokens = sorted({size.tokens for size in sizes})
+        self._sequences = [MixedSize(0, tokens).sequences for tokens in self._tokens]
 
     def keys(self) -> list[MixedSize]:
         return sorted(self._sizes, key=lambda size: size.all_tokens, reverse=True)
@@ -166,49 +204,91 @@ class MixedGraphs(GraphSet[MixedSize]):
         step = batch.step
         decodes = _decodes_of(batch)
         tokens, sequences = step.num_tokens - decodes, len(batch.rows) - decodes
-        if not sequences or decodes > self._decodes[-1]:
+        rows = bisect_left(self._decodes, decodes)
+        place = max(bisect_left(self._tokens, tokens), bisect_left(self._sequences, sequences))
+        if not sequences or rows == len(self._decodes) or place == len(self._tokens):
             return None
-        rows = self._decodes[bisect_left(self._decodes, decodes)]
-        sizes = (MixedSize(rows, each) for each in self._tokens if each >= tokens)
-        return next((size for size in sizes if size.sequences >= sequences), None)
+        return MixedSize(self._decodes[rows], self._tokens[place])
 
     def run(self, batch: StepBatch) -> ForwardOutput:
         """See :meth:`tgi_cli.worker.executors.Executor.run`."""
-        table, size = self._rows, self._size_of(batch)
+        size = self._size_of(batch)
         assert size is not None
-        flat = FlatStep.of(batch, table)
         staged = torch.empty(_length(size), dtype=torch.int64, pin_memory=self._pin)
-        self._fill(_Inputs.of(staged.numpy(), size), flat, batch, size)
-        self._inputs[: len(staged)].copy_(staged, non_blocking=True)
-        inputs, count = _Inputs.of(self._inputs, size), len(flat.last)
+        rows, ends = self._fill(staged.numpy(), batch, size)
+        buffer, inputs = self._views[size]
+        buffer.copy_(staged, non_blocking=True)
         graph, hidden = self.captured[size]
         graph.replay()
-        return ForwardOutput(
-            hidden.index_select(0, inputs.last[:count]),
-            table.sampling.select(flat.sampled_rows, flat.sampled_ends),
-            inputs.targets[:count],
-        )
+        count, choose = len(rows), None
+        chosen = self._rows.sampling.select(rows, ends)
+        if count > size.samples:
+            last = hidden.index_select(0, inputs.last[:count])
+        else:
+            assert self._last is not None
+            last = self._last[:count]
+            if not chosen.flags and size in self.choices:
+                choose = partial(self._choose, size, count)
+        return ForwardOutput(last, chosen, inputs.targets[:count], choose=choose)
 
-    def _fill(self, inputs: _Inputs, flat: FlatStep, batch: StepBatch, size: MixedSize) -> None:
-        """Write a step, and padding around it."""
-        table, decodes, tokens = self._rows, _decodes_of(batch), len(flat.positions)
-        gap = size.decodes - decodes
-        end = tokens + gap
-        positions = table.image_positions.rope(batch.step, flat.row_of_token, flat.positions)
-        sources = (flat.row_of_token * table.width + flat.positions, positions, flat.slots)
-        for to, source, padding in zip(inputs[:3], sources, (0, 0, -1), strict=True):
-            to[:decodes], to[decodes : size.decodes] = source[:decodes], padding
-            to[size.decodes : end], to[end:] = source[decodes:], padding
-        end = len(batch.rows) + gap
-        for to, source in ((inputs.rows, batch.rows), (inputs.kv_lens, batch.ends())):
-            to[:decodes], to[decodes : size.decodes] = source[:decodes], 0
-            to[size.decodes : end], to[end:] = source[decodes:], 0
-        inputs.starts[: size.decodes] = np.arange(size.decodes)
-        inputs.starts[size.decodes : end + 1] = flat.starts[decodes:] + gap
-        inputs.starts[end + 1 :] = tokens + gap
-        count = len(flat.last)
-        inputs.last[:count] = flat.last + np.where(flat.last >= decodes, gap, 0)
-        inputs.targets[:count] = flat.sampled_rows * table.width + flat.sampled_ends
+    def _choose(self, size: MixedSize, count: int) -> Tensor:
+        graph, chosen = self.choices[size]
+        graph.replay()
+        return chosen[:count]
+
+    def _fill(
+        self, staged: NDArray[np.int64], batch: StepBatch, size: MixedSize
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Write a step with padding around it; returns rows and positions of sampled tokens."""
+        table, step, rows = self._rows, batch.step, batch.rows
+        staged[:] = self._padding[size]
+        inputs = _Inputs.of(staged, size)
+        decodes, first = _decodes_of(batch), size.decodes  # first: where prompts begin
+        counts = np.array(step.counts, np.int64)
+        ends = np.array(step.starts, np.int64) + counts
+        prompts = len(rows) - decodes
+        for to, source in ((inputs.rows, rows), (inputs.kv_lens, ends)):
+            to[:decodes] = source[:decodes]
+            to[first : first + prompts] = source[decodes:]
+        # Where the tokens of each sequence end.
+        token_ends = np.arange(1, len(rows) + 1)
+        np.cumsum(counts[decodes:], out=token_ends[decodes:])
+        token_ends[decodes:] += first
+        end = int(token_ends[-1])
+        inputs.starts[first + 1 : first + prompts + 1] = token_ends[decodes:]
+        inputs.starts[first + prompts + 1 :] = end
+        # Padding is at the first position of the first row.
+        token_rows = np.zeros(size.all_tokens, np.int64)
+        token_rows[:decodes] = rows[:decodes]
+        token_rows[first:end] = np.repeat(rows[decodes:], counts[decodes:])
+        positions, cells, slots = inputs.positions, inputs.cells, inputs.slots
+        np.subtract(ends[:decodes], 1, out=positions[:decodes])
+        # Position minus flat index is the same for all tokens of a sequence.
+        shifts = np.repeat(ends[decodes:] - token_ends[decodes:], counts[decodes:])
+        np.add(np.arange(first, end), shifts, out=positions[first:end])
+        np.multiply(token_rows, table.width, out=cells)
+        cells += positions
+        # slot = block * size + position % size = (block - position // size) * size + position
+        np.floor_divide(positions, table.block_size, out=slots)
+        np.subtract(table.host_blocks[token_rows, slots], slots, out=slots)
+        slots *= table.block_size
+        slots += positions
+        slots[decodes:first] = slots[end:] = -1
+        if table.image_positions.shifted:
+            own = np.r_[:decodes, first:end]
+            positions[own] = table.image_positions.rope(step, token_rows[own], positions[own])
+        samples = np.array(step.samples, np.int64)
+        sampled = np.repeat(np.arange(len(rows)), samples)
+        # From -1 (its last token) down, for the choices of an entry.
+        behind: Any = -1
+        if step.drafts:
+            behind = np.arange(len(sampled)) - np.repeat(np.cumsum(samples), samples)
+        np.add(token_ends[sampled], behind, out=inputs.last[: len(sampled)])
+        sampled_rows, sampled_ends = rows[sampled], ends[sampled] + (behind + 1)
+        targets = inputs.targets[: len(sampled)]
+        np.multiply(sampled_rows, table.width, out=targets)
+        targets += sampled_ends
+        return sampled_rows, sampled_ends
 
     def prepare(self) -> None:
         blocks = self._rows.blocks
@@ -219,6 +299,11 @@ class MixedGraphs(GraphSet[MixedSize]):
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
         self._inputs = zeros(length, dtype=torch.int64)
+        self._views = {
+            size: (self._inputs[: _length(size)], _Inputs.of(self._inputs, size))
+            for size in self._sizes
+        }
+        self._padding = {size: self._padding_of(size) for size in self._sizes}
         starts, lens = zeros(sequences + 1), zeros(sequences)
         table = zeros(sequences, blocks.shape[1])
         self._metadata = {
@@ -234,30 +319,69 @@ class MixedGraphs(GraphSet[MixedSize]):
             for size in self._sizes
         }
 
+    def _padding_of(self, size: MixedSize) -> NDArray[np.int64]:
+        padding = np.zeros(_length(size), np.int64)
+        inputs = _Inputs.of(padding, size)
+        inputs.slots[:] = -1
+        inputs.targets[:] = self._rows.scratch
+        inputs.starts[:] = np.minimum(np.arange(len(inputs.starts)), size.decodes)
+        return padding
+
     def plan(self, key: MixedSize) -> None:
-        inputs = _Inputs.of(self._inputs, key)
-        self._inputs.zero_()
-        inputs.slots.fill_(-1)
-        inputs.starts[: key.decodes].copy_(torch.arange(key.decodes))
-        inputs.starts[key.decodes :].fill_(key.decodes)
+        self._views[key][0].copy_(torch.from_numpy(self._padding[key]))
         if self._lora is not None:
             self._lora.plan(None, None)
         self._attention.plan_fixed(self._metadata[key], self._rows.width)
 
     def compute(self, key: MixedSize) -> Tensor:
-        inputs, table, metadata = _Inputs.of(self._inputs, key), self._rows, self._metadata[key]
+        inputs, table, metadata = self._views[key][1], self._rows, self._metadata[key]
         metadata.query_start_loc.copy_(inputs.starts)
         metadata.kv_lens.copy_(inputs.kv_lens)
         torch.index_select(table.blocks, 0, inputs.rows, out=metadata.block_table)
         input_ids = table.gather(inputs.cells)
         hidden = self._model.forward(input_ids, inputs.positions, self._attention)
-        if self._hidden is None:  # the first, and largest one, before any is captured
+        if self._hidden is None or self._last is None:  # the largest one, before any is captured
             self._hidden = torch.empty_like(hidden)
+            most = max(size.samples for size in self._sizes)
+            self._last = hidden.new_empty(most, hidden.shape[1])
+        torch.index_select(hidden, 0, inputs.last[: key.samples], out=self._last[: key.samples])
         return self._hidden[: len(hidden)].copy_(hidden)
 
+    def run_once(self, key: MixedSize) -> None:
+        super().run_once(key)
+        if self.chooses(key):
+            self._pack(key)
+
+    def record(self, key: MixedSize, make: Callable[[], Graph]) -> None:
+        super().record(key, make)
+        if self.chooses(key):
+            graph = make()
+            self.choices[key] = graph, graph.capture(lambda: self._pack(key))
+
+    def measure(self) -> int:
+        rows = max((size.samples for size in self._sizes if self.chooses(size)), default=0)
+        # The largest graphs, which are measured, may choose no tokens. Logits are of 16 bits first.
+        return super().measure() + 6 * rows * self._vocab_size
+
+    def chooses(self, size: MixedSize) -> bool:
+        """Whether it has a graph that chooses tokens."""
+        if self._greedy is None or size.samples > MAX_HEAD_ROWS:
+            return False
+        return size.samples * self._vocab_size <= MAX_CHOICE_LOGITS
+
+    def _pack(self, size: MixedSize) -> Tensor:
+        """See :func:`tgi_cli.worker.cuda_graphs.packed_choice`."""
+        assert self._greedy is not None
+        assert self._last is not None
+        logits = self._model.logits(self._last[: size.samples])
+        targets = self._views[size][1].targets[: size.samples]
+        return packed_choice(self._greedy(logits), self._rows, targets)
+
     def drop(self) -> None:
+        self.choices.clear()
         self._metadata.clear()
-        self._hidden = None
+        self._views.clear()
+        self._hidden = self._last = None
         super().drop()
 
 

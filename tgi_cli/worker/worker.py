@@ -154,7 +154,8 @@ class ModelWorker:
             decodes = DecodeGraphs(model, attention, rows, vocab_size, sizes, make, lora, choice)
             mixed = None
             if attention.states is None:
-                mixed = MixedGraphs(model, attention, rows, mixed_sizes_of(config), make, lora)
+                given = model, attention, rows, mixed_sizes_of(config), make, lora
+                mixed = MixedGraphs(*given, vocab_size, choice)
             self._graphs = StepGraphs(self.runner, shard, self._device, decodes, mixed)
 
     def launch(self, step: Step) -> object:
@@ -327,7 +328,7 @@ class ModelWorker:
         slots = 0 if self.attention.states is None else self.attention.states.num_slots
         spans = self._shard.any(any(spec.spans != "none" for spec in self.attention.specs))
         try:
-            for step in variant_steps(config, num_blocks, spans):
+            for step in variant_steps(config, num_blocks, spans, self._lora is not None):
                 self._run_asking(with_slots(step, slots))
         finally:
             self.runner.graphs, self.runner.mixed_graphs = captured

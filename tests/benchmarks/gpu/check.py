@@ -1,12 +1,19 @@
-"""The call ``check``: kernels, graphs and whole models, compared with the CPU's float32."""
+"""The call ``check``: kernels, graphs and whole models, compared with the CPU's float32.
+
+    python -m tests.benchmarks.gpu.check DEVICE FOLDER MINIATURE
+
+compares one model, as the section ``parity`` does with each in a process of its own; the last line
+of output is what it found, as JSON.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +22,7 @@ from unittest.mock import patch
 
 import torch
 
-from tests.benchmarks import attention, ops
+from tests.benchmarks import attention, moe, ops
 from tests.benchmarks.gpu.engine import Played, Workload, make, play, random_prompts
 from tests.benchmarks.gpu.sections import Call, Section
 from tests.parity.cases import CASES
@@ -126,23 +133,15 @@ MINIATURES = {
 """By name. The first one is all that runs where the script itself is tested."""
 
 
-def parity(folder: Path, kind: str, names: tuple[str, ...] = tuple(MINIATURES)) -> dict[str, Any]:
+def parity(folder: Path, kind: str, name: str) -> dict[str, Any]:
     """Generate greedy tokens on the device: with and without graphs and overlapping steps.
 
     Raises:
         AssertionError: they differ from the CPU's by more than the tolerance.
+        ImportError: the miniature needs a package that is not there.
     """
-    found: dict[str, Any] = {}
     wrong: list[str] = []
-    for number, name in enumerate(names):
-        try:
-            own = folder / f"parity-{number}"
-            own.mkdir()
-            found |= _compared(name, MINIATURES[name], own, kind, wrong)
-        except ImportError as error:
-            found[name] = f"not run: {error}"
-        except Exception as error:  # the others may be right
-            wrong.append(f"{name}: {type(error).__name__}: {error}")
+    found = _compared(name, MINIATURES[name], folder, kind, wrong)
     assert not wrong, "; ".join(wrong)
     return found
 
@@ -200,29 +199,31 @@ def native_tests(pattern: str) -> list[str]:
 
 def _kernels(call: Call) -> dict[str, Any]:
     """Run the kernels' tests, which elsewhere are interpreted, as they are compiled here."""
-    return _pytest(native_tests("triton_*results.py"), call.left)
+    return _pytest(call, native_tests("triton_*results.py"), "kernels")
 
 
 def _graphs(call: Call) -> dict[str, Any]:
-    return _pytest(native_tests("test_*_device.py"), call.left)
+    return _pytest(call, native_tests("test_*_device.py"), "graphs")
 
 
-def _pytest(files: list[str], timeout: float) -> dict[str, Any]:
+def _pytest(call: Call, files: list[str], name: str) -> dict[str, Any]:
     """Run test files.
 
     Raises:
-        AssertionError: some failed; the message contains pytest's summary.
+        AssertionError: some failed, or they took too long.
     """
     if importlib.util.find_spec("pytest") is None:
         return {"pytest": "not installed"}
     # Ignore the project's pytest options, which need plugins that may not be installed.
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", ".", *files]
+    command = [sys.executable, "-m", "pytest", "-v", "-c", "/dev/null", "--rootdir", ".", *files]
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", "8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=max(timeout, 1))
-    summary = done.stdout.splitlines()[-1] if done.stdout else done.stderr[-300:]
-    assert done.returncode == 0, "\n".join(done.stdout.splitlines()[-40:]) or summary
-    return {"files": len(files), "pytest": summary}
+    if importlib.util.find_spec("pytest_timeout") is not None:
+        command += ["--timeout", "120"]
+    return {
+        "files": len(files),
+        "pytest": call.program(command, call.out / f"{name}.txt").splitlines()[-1],
+    }
 
 
 @contextmanager
@@ -309,38 +310,73 @@ def _attention(call: Call) -> list[dict[str, Any]]:
 
 
 def _operations(call: Call) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", ops.__name__, "--tokens", "1", "32", "256", "2048"],
-        capture_output=True,
-        text=True,
-        timeout=max(call.left, 1),
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {"table": "\n\n" + done.stdout}
+    command = [sys.executable, "-m", ops.__name__, "--tokens", "1", "32", "256", "2048"]
+    return {"table": "\n\n" + call.program(command, call.out / "operations.txt")}
 
 
 def _experts(call: Call) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.moe", "--device", call.kind],
-        capture_output=True,
-        text=True,
-        timeout=max(call.left, 1),
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {"table": "\n\n" + done.stdout}
+    command = [sys.executable, "-m", moe.__name__, "--device", call.kind]
+    return {"table": "\n\n" + call.program(command, call.out / "experts.txt")}
+
+
+AT_ONCE = 6
+"""Miniatures that are compared at the same time: most of their time kernels are compiled."""
 
 
 def _parity(call: Call) -> dict[str, Any]:
+    """Each miniature in a process of its own.
+
+    Raises:
+        AssertionError: one of them is wrong, or failed; the message has the figures of the others.
+    """
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
     names = tuple(MINIATURES) if call.large else ("attention",)
-    return parity(call.folder, call.kind, names)
+
+    def compare(name: str, number: int) -> dict[str, Any]:
+        folder = call.folder / f"parity-{number}"
+        folder.mkdir()
+        command = [sys.executable, "-m", "tests.benchmarks.gpu.check", call.kind, str(folder), name]
+        # Several of them share the cores, and the reference is small.
+        output = call.program(command, folder / "output.txt", OMP_NUM_THREADS="1")
+        figures: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return figures
+
+    with ThreadPoolExecutor(AT_ONCE) as pool, (call.out / "parity.txt").open("w") as outputs:
+        running = {
+            pool.submit(compare, name, number): (name, number) for number, name in enumerate(names)
+        }
+        for future in as_completed(running):
+            name, number = running[future]
+            try:
+                found |= future.result()
+            except Exception as error:  # the others may be right
+                wrong.append(f"{name}: {error}")
+            output = call.folder / f"parity-{number}" / "output.txt"
+            print(f"## {name}\n", output.read_text(errors="replace"), file=outputs, flush=True)
+    assert not wrong, "; ".join(wrong) + f"; right: {found}"
+    return found
 
 
 SECTIONS = (
-    Section("kernels", _kernels, 30),
-    Section("graphs", _graphs, 20),
-    Section("parity", _parity, 60),
-    Section("variants", _variants, 40),
-    Section("attention", _attention, 30),
-    Section("operations", _operations, 20),
-    Section("experts", _experts, 20),
+    Section("kernels", _kernels, 30, 150),
+    Section("graphs", _graphs, 20, 60),
+    Section("parity", _parity, 60, 170),
+    Section("variants", _variants, 40, 100),
+    Section("attention", _attention, 30, 60),
+    Section("operations", _operations, 20, 45),
+    Section("experts", _experts, 20, 45),
 )
+
+
+def main() -> None:
+    kind, folder, name = sys.argv[1:]
+    try:
+        found = parity(Path(folder), kind, name)
+    except ImportError as error:
+        found = {name: f"not run: {error}"}
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,7 +33,7 @@ from tests.benchmarks.gpu.sections import shown
 from tests.benchmarks.gpu.shapes import SHAPES, write_shape
 from tests.tools.triton_stub import StubGPU, stub_gpu
 from tgi_cli.attention import create_attention
-from tgi_cli.engine.step import NewRow, Step
+from tgi_cli.engine.step import BlockAppend, NewRow, Step
 from tgi_cli.models import load_model, read_config
 from tgi_cli.quantization import unquantized
 from tgi_cli.sampling import sampler
@@ -66,7 +66,12 @@ class NoGraph:
 
 
 class ZeroTokens(InputBatch):
-    """Writes a token of the vocabulary: what a kernel that was not launched has chosen is none."""
+    """Tokens are uploaded as to a GPU, and written as one of the vocabulary: what a kernel that was
+    not launched has chosen is none."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._on_host = None
 
     def write(self, flat_indices: Tensor, token_ids: Tensor) -> None:
         super().write(flat_indices, torch.zeros_like(token_ids))
@@ -107,7 +112,15 @@ def runner_of(shape: str, rows: int, cached: bool) -> Iterator[tuple[ModelRunner
         make = lambda: NoGraph  # noqa: E731
         decodes = DecodeGraphs(model, attention, table, VOCAB, [rows], make, greedy=sampler.greedy)
         decodes.capture()
-        mixed = MixedGraphs(model, attention, table, [MixedSize(rows, PROMPT)], make)
+        mixed = MixedGraphs(
+            model,
+            attention,
+            table,
+            [MixedSize(rows, PROMPT)],
+            make,
+            vocab_size=VOCAB,
+            greedy=sampler.greedy,
+        )
         mixed.capture()
         runner.graphs, runner.mixed_graphs = decodes, mixed
         yield runner, gpu
@@ -123,13 +136,16 @@ def uncached_launches() -> Iterator[None]:
 
 
 def step_of(number: int, rows: int, prompt: int) -> Step:
-    """Decodes of ``rows``, or of one fewer and a prompt."""
+    """Decodes of ``rows``, or of one fewer and a prompt. A row needs a block every 16 steps."""
     decodes = rows - bool(prompt)
     step = Step(number, num_decodes=decodes)
     for row in range(decodes):
+        length = CONTEXT - row % BLOCK + number
         if not number:
-            step.new.append(_row(row, CONTEXT))
-        add_row(step, row, CONTEXT + number - 1, 1)
+            step.new.append(_row(row, length))
+        elif length % BLOCK == 1:
+            step.appended.append(BlockAppend(row, length // BLOCK, [row % 64]))
+        add_row(step, row, length - 1, 1)
     if prompt:
         step.new.append(_row(decodes, prompt))
         add_row(step, decodes, 0, prompt)
@@ -137,7 +153,7 @@ def step_of(number: int, rows: int, prompt: int) -> Step:
 
 
 def _row(row: int, length: int) -> NewRow:
-    blocks = [block % 64 for block in range(-(-(length + STEPS) // BLOCK))]
+    blocks = [block % 64 for block in range(-(-length // BLOCK))]
     return NewRow(row, row, [1] * length, length, blocks, GREEDY)
 
 

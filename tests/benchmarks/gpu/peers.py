@@ -169,7 +169,7 @@ def _others(call: Call) -> list[dict[str, Any]]:
             workloads = workloads[-1:]  # it is slow
         try:
             folder = call.folder / call.shape_name
-            times = run_peer(name, folder, workloads, call.kind, max(30.0, call.left))
+            times = run_peer(name, folder, workloads, call.kind, max(1.0, call.left))
         except RuntimeError as error:
             rows.append({"engine": FULL_NAMES[name], "failed": str(error)})
             continue
@@ -179,8 +179,8 @@ def _others(call: Call) -> list[dict[str, Any]]:
 
 
 SECTIONS = (
-    Section("ours", _ours, 90),
-    Section("others", _others, 150),
+    Section("ours", _ours, 90, 240),
+    Section("others", _others, 150, 480),
 )
 
 

@@ -1,13 +1,18 @@
-"""Sections of a call: run one after the other, within its time, and reported as they end."""
+"""Sections of a call: run one after the other, each within its time, and reported as they end."""
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
+import os
+import shutil
+import subprocess
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,11 +36,23 @@ class Section:
         name: of the section.
         run: returns figures: by name, or a list of rows.
         seconds: that must be left of the call's time on a GPU, or it is not begun.
+        limit: seconds that it may take on a GPU. The process ends if it takes longer.
     """
 
     name: str
     run: Callable[[Call], Any]
     seconds: float = 10.0
+    limit: float = 90.0
+
+
+GRACE = 10.0
+"""Seconds beyond its limit after which a section's process ends: time to stop by itself."""
+
+RESTART_SECONDS = 90.0
+"""What a process that takes up a call may need beyond its first section's limit: for the model."""
+
+DEVICE_LOST = 3
+"""The exit status of a process whose device does not work any more, with sections left to run."""
 
 
 @dataclass
@@ -48,6 +65,7 @@ class Call:
         out: folder of the figures.
         minutes: its time.
         shape_name: the model that most sections run.
+        resumed: whether to go on with the results that are in ``out``.
         results: figures and failures so far.
     """
 
@@ -56,20 +74,26 @@ class Call:
     out: Path
     minutes: float
     shape_name: str
+    resumed: bool = False
     results: dict[str, Any] = field(default_factory=dict)
     _made: tuple[Any, Worker] | None = None
     _device: Device | None = None
 
     def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + 60 * self.minutes
+        self.deadline = self._section_deadline = time.monotonic() + 60 * self.minutes
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-"))
         self.large = self.kind == "cuda"
+        self.out.mkdir(parents=True, exist_ok=True)
         self.results = {"versions": versions(), "shape": self.shape_name, "sections": {}}
+        self._restart_seconds = 0.0
+        if self.resumed:
+            self._restart_seconds = RESTART_SECONDS
+            self.results["sections"] = saved_sections(self.out, self.name)
 
     @property
     def left(self) -> float:
-        """Seconds left."""
-        return self.deadline - time.monotonic()
+        """Seconds left, of the call and of the section that runs."""
+        return min(self.deadline, self._section_deadline) - time.monotonic()
 
     @property
     def device(self) -> Device:
@@ -79,36 +103,86 @@ class Call:
         return self._device
 
     def run(self, sections: Sequence[Section], only: Sequence[str] | None = None) -> int:
-        """Run the sections; returns 1 if any of them failed, else 0."""
-        for section in sections:
-            if only is None or section.name in only:
-                self.section(section)
-        found = self.results["sections"].items()
-        failed = [name for name, entry in found if "failed" in entry]
-        print(f"\nwritten to {self.out}; failed: {', '.join(failed) or 'none'}")
-        return 1 if failed else 0
+        """Run the sections; returns 1 if any of them failed, else 0, or DEVICE_LOST."""
+        try:
+            for section in sections:
+                if only is not None and section.name not in only:
+                    continue
+                if not self.section(section) and self._device_is_lost():
+                    return DEVICE_LOST
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return report(self.out, self.name)
 
-    def section(self, section: Section) -> None:
-        """Run a section, record its figures or its failure, and save all results."""
+    def section(self, section: Section) -> bool:
+        """Run a section, and save its figures or its failure; returns False if it raised."""
         began = time.monotonic()
+        entries = self.results["sections"]
+        # What is on record if the process does not come to the end of it.
+        entries[section.name] = {"failed": "it ended the process, or took too long", "seconds": 0}
+        self.save()
         entry: dict[str, Any] = {}
+        raised = False
+        self._section_deadline = self.deadline
         if self.left < section.seconds * self.large:
             entry["failed"] = f"not begun: {self.left:.0f} s left, it takes {section.seconds:.0f}"
         else:
+            if self.large:
+                self._section_deadline = began + section.limit + self._restart_seconds
+                self._restart_seconds = 0.0
             try:
-                entry["figures"] = section.run(self)
+                with _ended_after(self.left + GRACE if self.large else None):
+                    entry["figures"] = section.run(self)
             except Exception as error:  # a failure must not stop the other sections
+                raised = True
                 entry["failed"] = f"{type(error).__name__}: {error}"
                 entry["where"] = traceback.format_exc().splitlines()[-12:]
+                if "OutOfMemory" in type(error).__name__:
+                    self.free()
         entry["seconds"] = round(time.monotonic() - began, 1)
-        self.results["sections"][section.name] = entry
+        entries[section.name] = entry
         print(f"\n{render(section.name, entry)}", flush=True)
         self.save()
+        return not raised
+
+    def program(self, command: Sequence[str], path: Path, **environment: str) -> str:
+        """Run a program within the time that is left; its output is in a file as it comes.
+
+        Raises:
+            AssertionError: it failed, or was not done in time; the message has the output's end.
+        """
+        done: int | str
+        with path.open("w") as output:
+            try:
+                done = subprocess.run(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=max(self.left, 1),
+                    env=os.environ | environment,
+                ).returncode
+            except subprocess.TimeoutExpired as error:
+                done = f"not done within {error.timeout:.0f} s"
+        text = path.read_text(errors="replace")
+        assert done == 0, f"{done}; {path.name} ends with:\n" + "\n".join(text.splitlines()[-40:])
+        return text
+
+    def _device_is_lost(self) -> bool:
+        """Whether an error has left the device unusable for this process."""
+        if not self.large:
+            return False
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
     def save(self) -> None:
         """Write what there is."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / f"{self.name}.json").write_text(json.dumps(self.results, indent=2) + "\n")
+        path = self.out / f"{self.name}.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(self.results, indent=2) + "\n")
+        new.replace(path)  # a process that ends meanwhile leaves the one or the other
         parts = [f"# {self.results['versions']}\n"]
         parts += [render(name, entry) for name, entry in self.results["sections"].items()]
         (self.out / f"{self.name}.md").write_text("\n\n".join(parts) + "\n")
@@ -134,6 +208,36 @@ class Call:
         gc.collect()
         if self.kind == "cuda":
             torch.cuda.empty_cache()
+
+
+@contextmanager
+def _ended_after(seconds: float | None) -> Iterator[None]:
+    """End the process, with a traceback of each thread, unless this is over in time.
+
+    A kernel that hangs leaves the host in a call that nothing else interrupts.
+    """
+    if seconds is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def saved_sections(out: Path, call: str) -> dict[str, Any]:
+    """The sections that a call has saved; empty if there are none."""
+    path = out / f"{call}.json"
+    if not path.exists():
+        return {}
+    sections: dict[str, Any] = json.loads(path.read_text())["sections"]
+    return sections
+
+
+def report(out: Path, call: str) -> int:
+    """Print what has failed of a call; returns 1 if anything has, else 0."""
+    failed = [name for name, entry in saved_sections(out, call).items() if "failed" in entry]
+    print(f"\nwritten to {out}; failed: {', '.join(failed) or 'none'}", flush=True)
+    return 1 if failed else 0
 
 
 def render(name: str, entry: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -357,39 +358,35 @@ def _syncs(call: Call) -> dict[str, Any]:
     return found
 
 
-def _shapes(call: Call) -> list[dict[str, Any]]:
-    """Decodes of other models and quantizations, each with a worker of its own."""
+def _shape(number: int, call: Call) -> list[dict[str, Any]]:
+    """Decodes of another model or quantization."""
     plan, rows = _plan(call), []
+    if number >= len(plan["shapes"]):
+        return []
     limits = dict(plan["limits"]) | {
         "max_total_tokens": min(2048, plan["limits"]["max_total_tokens"])
     }
-    for name, quantize, bits in plan["shapes"]:
-        about = {"model": name, "weights": quantize or "bf16"}
-        if call.large and call.left < 45:
-            rows.append(about | {"failed": f"not begun: {call.left:.0f} s left"})
-            continue
-        try:
-            made = call.worker(name, quantize=quantize, **limits)
-            shape = call.shape(name)
-            for batch in plan["batches"]:
-                got = decode_steps(*made, [plan["context"]] * batch, plan["steps"] // 2)
-                read = shape.decode_bytes(batch, plan["context"], bits)
-                roofline = read / call.device.bandwidth
-                rows.append(
-                    about
-                    | {
-                        "batch": batch,
-                        "step ms": 1e3 * got.step,
-                        "roofline ms": 1e3 * roofline,
-                        "ratio": got.step / roofline,
-                        "host launch ms": 1e3 * got.launch,
-                    }
-                )
-            tokens = plan["prompts"][1]
-            seconds = prefill_seconds(*made, min(tokens, limits["max_total_tokens"] - 2))
-            rows[-1]["prefill tok/s"] = tokens / seconds
-        except Exception as error:  # one model of several
-            rows.append(about | {"failed": f"{type(error).__name__}: {error}"})
+    name, quantize, bits = plan["shapes"][number]
+    made = call.worker(name, quantize=quantize, **limits)
+    shape = call.shape(name)
+    for batch in plan["batches"]:
+        got = decode_steps(*made, [plan["context"]] * batch, plan["steps"] // 2)
+        read = shape.decode_bytes(batch, plan["context"], bits)
+        roofline = read / call.device.bandwidth
+        rows.append(
+            {
+                "model": name,
+                "weights": quantize or "bf16",
+                "batch": batch,
+                "step ms": 1e3 * got.step,
+                "roofline ms": 1e3 * roofline,
+                "ratio": got.step / roofline,
+                "host launch ms": 1e3 * got.launch,
+            }
+        )
+    tokens = plan["prompts"][1]
+    seconds = prefill_seconds(*made, min(tokens, limits["max_total_tokens"] - 2))
+    rows[-1]["prefill tok/s"] = tokens / seconds
     call.free()
     return rows
 
@@ -439,18 +436,21 @@ def _stored_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 SECTIONS = (
-    Section("device", _device),
-    Section("start", _start, 30),
-    Section("decode", _decode, 25),
-    Section("skewed", _skewed, 10),
-    Section("sampled", _sampled, 20),
-    Section("ladder", _ladder, 10),
-    Section("prefill", _prefill, 15),
-    Section("arrivals", _arrivals, 40),
-    Section("trace", _trace, 15),
-    Section("kernels", _kernels, 10),
-    Section("syncs", _syncs, 10),
-    Section("offline", _offline, 60),
-    Section("shapes", _shapes, 60),
-    Section("loading", _loading, 25),
+    Section("device", _device, 10, 40),
+    Section("start", _start, 30, 150),
+    Section("decode", _decode, 25, 120),
+    Section("skewed", _skewed, 10, 60),
+    Section("sampled", _sampled, 20, 60),
+    Section("ladder", _ladder, 10, 60),
+    Section("prefill", _prefill, 15, 60),
+    Section("arrivals", _arrivals, 40, 120),
+    Section("trace", _trace, 15, 60),
+    Section("kernels", _kernels, 10, 60),
+    Section("syncs", _syncs, 10, 60),
+    Section("offline", _offline, 60, 150),
+    *(
+        Section(f"shape {name}, {quantize or 'bf16'}", partial(_shape, number), 45, 120)
+        for number, (name, quantize, _) in enumerate(PLANS[True]["shapes"])
+    ),
+    Section("loading", _loading, 25, 60),
 )

@@ -98,7 +98,13 @@ def tokens_of(attention: PagedAttention, graphs: bool) -> list[list[int]]:
         )
         runner.graphs.capture()
         mixed = runner.mixed_graphs = MixedGraphs(
-            model, attention, rows, [MixedSize(2, 48)], lambda: lambda: AgainFixed(attention)
+            model,
+            attention,
+            rows,
+            [MixedSize(2, 48)],
+            lambda: lambda: AgainFixed(attention),
+            vocab_size=VOCAB,
+            greedy=greedy,
         )
         mixed.capture()
     lengths = (3, 15, 20)

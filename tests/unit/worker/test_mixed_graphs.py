@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph
+from tests.unit.worker.fake_graphs import PaddedAttention, RecordedGraph, greedy
 from tests.unit.worker.fakes import new_row, run, step_of
 from tests.unit.worker.test_cuda_graphs import BLOCK, GREEDY, LONGEST, ROWS, VOCAB, make_runner
 from tgi_cli.engine.step import BlockAppend, OptionalOutputs, Step, TokenAppend
 from tgi_cli.sampling.params import SamplingParams
+from tgi_cli.sampling.sampler import Sampled
 from tgi_cli.worker.mixed_graphs import MixedGraphs, MixedSize, mixed_sizes
 from tgi_cli.worker.runner import ModelRunner
 from tgi_cli.worker.step_inputs import StepBatch
@@ -22,10 +24,20 @@ from tgi_cli.worker.step_inputs import StepBatch
 SIZES = [MixedSize(decodes, tokens) for decodes in (2, 6) for tokens in (4, 16)]
 
 
-def make_mixed(used: bool = True) -> tuple[ModelRunner, PaddedAttention]:
+def make_mixed(
+    used: bool = True, choice: Callable[[torch.Tensor], Sampled] | None = None
+) -> tuple[ModelRunner, PaddedAttention]:
     runner, attention, model = make_runner(None)
     if used:
-        graphs = MixedGraphs(model, attention, runner.rows, SIZES, lambda: RecordedGraph)
+        graphs = MixedGraphs(
+            model,
+            attention,
+            runner.rows,
+            SIZES,
+            lambda: RecordedGraph,
+            vocab_size=VOCAB,
+            greedy=choice,
+        )
         graphs.capture()
         runner.mixed_graphs = graphs
         for cache in (*attention.key_cache, *attention.value_cache):
@@ -41,11 +53,19 @@ def replays(runner: ModelRunner) -> dict[MixedSize, int]:
     return {size: graph.replays for size, graph in found.items() if graph.replays}
 
 
+def chosen(runner: ModelRunner) -> int:
+    """How many steps graphs have chosen the tokens of."""
+    assert runner.mixed_graphs is not None
+    found: list[Any] = [graph for graph, _ in runner.mixed_graphs.choices.values()]
+    return sum(graph.replays for graph in found)
+
+
 class Workload:
     """Sequences whose prompts come in chunks, while others decode, some of them with drafts."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, sampled: bool = True) -> None:
         self.random = random.Random(seed)
+        self.sampled = sampled
         self.blocks = self.random.sample(range(ROWS * LONGEST // BLOCK), k=120)
         self.free = list(range(ROWS))
         self.random.shuffle(self.free)
@@ -77,7 +97,9 @@ class Workload:
             if not self.prompts:
                 row, length = self.free.pop(), choose.randint(1, 20)
                 tokens = [choose.randrange(VOCAB) for _ in range(length)]
-                sampling = GREEDY if row % 2 else SamplingParams(temperature=0.7, seed=row)
+                sampling = GREEDY
+                if self.sampled and not row % 2:
+                    sampling = SamplingParams(temperature=0.7, seed=row)
                 step.new.append(new_row(row, tokens, [], sampling))
                 self.held[row] = 0
                 self.prompts[row] = 0, length
@@ -104,14 +126,17 @@ class Workload:
         step.samples.append(samples)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_replayed_steps_generate_what_eager_steps_do(seed: int) -> None:
-    """Chunks, prompts that end, decodes and drafts in changing numbers, rows and blocks."""
+@pytest.mark.parametrize(("seed", "sampled"), [(0, True), (1, True), (2, False), (3, False)])
+def test_replayed_steps_generate_what_eager_steps_do(seed: int, sampled: bool) -> None:
+    """Chunks, prompts that end, decodes and drafts in changing numbers, rows and blocks.
+
+    Graphs choose the tokens if all sequences are greedy, up to 10 or 14 of them.
+    """
     results: list[list[Any]] = []
     caches = []
     for used in (False, True):
-        runner, attention = make_mixed(used)
-        workload = Workload(seed)
+        runner, attention = make_mixed(used, greedy)
+        workload = Workload(seed, sampled)
         results.append([])
         for number in range(24):
             step = workload.step(number % 8, 3 + 5 * (number % 5), draft=number % 3 == 0)
@@ -120,6 +145,8 @@ def test_replayed_steps_generate_what_eager_steps_do(seed: int) -> None:
         caches.append([*attention.key_cache, *attention.value_cache])
     assert len(replays(runner)) >= 3
     assert 8 < sum(replays(runner).values()) < 24, "others are too large, or decodes alone"
+    assert 0 < chosen(runner) <= sum(replays(runner).values())
+    assert sampled or chosen(runner) > 6
     for launched, replayed in zip(*results, strict=True):
         assert replayed.token_ids == launched.token_ids
         assert replayed.logprobs == pytest.approx(launched.logprobs, abs=1e-5)
@@ -173,6 +200,34 @@ def test_a_chunk_that_samples_nothing_writes_its_cache_alone() -> None:
     assert [place for place in changed if place[0] != 2] == []
     written = (attention.key_cache[0].abs().sum((-1, -2)) > 0).nonzero().tolist()
     assert written == [[5, offset] for offset in range(BLOCK)]
+
+
+def test_tokens_that_no_graph_looks_up_are_chosen_by_the_sampler() -> None:
+    """A graph of 2 decodes and 4 tokens looks up 6 of them, one of 16 tokens 8 beside decodes."""
+    results = []
+    for used in (False, True):
+        runner, _ = make_mixed(used, greedy)
+        new = [new_row(row, [row, row + 1], [row, row + 20]) for row in range(8)]
+        entries = [(row, 0, 2, True) for row in range(8)]
+        results.append([run(runner, step_of(*entries, new=new)).token_ids])
+        assert not used or chosen(runner) == 1
+        drafts = [TokenAppend(row, 3, [4, 5, 6, 7]) for row in range(3)]
+        step = step_of(*((row, 2, 5, False) for row in range(3)))
+        step.samples, step.drafts, step.num_decodes = [5] * 3, drafts, 3
+        results[-1].append(run(runner, step).token_ids)
+    assert replays(runner) == {MixedSize(2, 16): 2}
+    assert chosen(runner) == 1, "of 15 tokens, no graph looks up more than 10"
+    assert results[0] == results[1]
+
+
+def test_few_logits_alone_are_computed_by_graphs() -> None:
+    runner, attention, model = make_runner(None)
+    sizes = [MixedSize(decodes, 16) for decodes in (8, 32, 56, 57)]
+    for vocab_size, decodes in ((VOCAB, {8, 32, 56}), (151_936, {8, 32}), (262_144, {8})):
+        graphs = MixedGraphs(
+            model, attention, runner.rows, sizes, vocab_size=vocab_size, greedy=greedy
+        )
+        assert {size.decodes for size in sizes if graphs.chooses(size)} == decodes
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,13 @@ def test_the_steps_keep_to_the_limits(
             assert 0 <= min(new.block_ids) <= max(new.block_ids) < blocks
 
 
+def test_adapters_are_used_where_there_are_slots() -> None:
+    for adapters in (False, True):
+        steps = list(variant_steps(CONFIG, 100, adapters=adapters))
+        used = {new.adapter_slot for step in steps for new in step.new}
+        assert used == ({-1, 0} if adapters else {-1})
+
+
 def test_the_sizes_are_powers_of_two_and_the_limit() -> None:
     assert list(powers_of_two(1)) == [1]
     assert list(powers_of_two(8)) == [1, 2, 4, 8]

@@ -39,7 +39,9 @@ SAMPLINGS = (
 """Beside greedy ones."""
 
 
-def variant_steps(config: EngineConfig, num_blocks: int, spans: bool = False) -> Iterator[Step]:
+def variant_steps(
+    config: EngineConfig, num_blocks: int, spans: bool = False, adapters: bool = False
+) -> Iterator[Step]:
     """Steps that together launch every variant of every kernel, within the limits.
 
     To be run without graphs: steps that no graph supports launch the same kernels.
@@ -48,6 +50,7 @@ def variant_steps(config: EngineConfig, num_blocks: int, spans: bool = False) ->
         config: with the limits that hold.
         num_blocks: KV blocks: contexts of decodes together are no longer than these.
         spans: whether the model's attention has bidirectional spans.
+        adapters: whether there are slots for adapters.
     """
     rows, budget = config.max_batch_size, config.max_batch_prefill_tokens
     longest, cached = config.max_total_tokens - 1, num_blocks * config.block_size
@@ -70,6 +73,8 @@ def variant_steps(config: EngineConfig, num_blocks: int, spans: bool = False) ->
     if spans:  # of few tokens, and of many
         for tokens in sorted({min(each, longest, budget) for each in (2, 2 * SHORT_CHUNKS)}):
             yield builder.step(prompts=[tokens], spans=True)
+    if adapters:  # their kernels are the same for any number of tokens
+        yield builder.step(decodes=1, context=1, adapter_slot=0)
     for sampling in SAMPLINGS:
         for count in {1, rows}:
             yield builder.step(decodes=count, context=1, sampling=sampling)
@@ -113,11 +118,12 @@ class _Builder:
         context: int = 0,
         sampling: SamplingParams = _GREEDY,
         spans: bool = False,
+        adapter_slot: int = -1,
     ) -> Step:
         """Decodes and chunks end ``context`` tokens; prompts begin at 0, and may be one span."""
         step = Step(0, num_decodes=decodes)
         for count in [*[1] * decodes, *(chunks or [])]:
-            self._add(step, context - count, count, sampling)
+            self._add(step, context - count, count, sampling, adapter_slot=adapter_slot)
         for count in prompts or []:
             images = (RowImage(((0, count),), bidirectional=True),) if spans else ()
             self._add(step, 0, count, sampling, images)
@@ -130,9 +136,11 @@ class _Builder:
         count: int,
         sampling: SamplingParams,
         images: tuple[RowImage, ...] = (),
+        adapter_slot: int = -1,
     ) -> None:
         row, end = len(step.rows), start + count
         blocks = [block % self._num_blocks for block in range(-(-end // self._block_size))]
-        new = NewRow(row, row, [0] * end, end, blocks, sampling, NO_EXTRAS, images=images)
+        tokens = [0] * end
+        new = NewRow(row, row, tokens, end, blocks, sampling, NO_EXTRAS, adapter_slot, images)
         step.new.append(new)
         add_row(step, row, start, count)
