@@ -488,7 +488,7 @@ class TestTools:
 
 async def test_clients_can_constrain_answers(url: str, engine: FakeEngine) -> None:
     engine.reply_with('{"a": 1}')
-    ai: Any = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=10)
+    ai: Any = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
     whole = await ai.chat.completions.create(
         model="tgi",
         messages=[{"role": "user", "content": "hi"}],
@@ -499,7 +499,7 @@ async def test_clients_can_constrain_answers(url: str, engine: FakeEngine) -> No
     )
     assert whole.choices[0].message.content == '{"a": 1}'
     assert allows(engine, PERSON)
-    hub: Any = AsyncInferenceClient(url, timeout=10)
+    hub: Any = AsyncInferenceClient(url, timeout=60)
     await hub.text_generation("hi", grammar={"type": "regex", "value": "[0-9]+"})
     assert allows(engine, "12")
     await hub.chat_completion(

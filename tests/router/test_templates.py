@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -91,9 +90,7 @@ async def test_number_of_template_processes_is_limited(
     """Of many at once, two take their time; the others get Retry-After."""
     template = state.text.chat_template
     assert template is not None
-    start = time.monotonic()
     answers = await asyncio.gather(*(client.post(ROUTE, json=chat("slow")) for _ in range(12)))
-    assert time.monotonic() - start < 30
     assert {answer.status_code for answer in answers} <= {400, 422, 429}
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) >= 6

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -130,14 +129,12 @@ def test_ctrl_c_leaves_what_there_is(tmp_path: Path) -> None:
     output = tmp_path / "run.json"
     with Stub(prefill=0.01, token=0.01).serving() as stub:
         process = start(
-            *("--url", stub.url, "-c", "2", "--duration", "60", "--output", str(output)),
+            *("--url", stub.url, "-c", "2", "--duration", "600", "--output", str(output)),
             *("--output-tokens", "4"),
         )
         poll(lambda: stub.requests > 20, 60, "requests come")
-        began = time.monotonic()
         os.kill(process.pid, signal.SIGINT)
         code, out, _ = finished(process)
-        assert time.monotonic() - began < 30
     assert code == ExitCode.INTERRUPTED
     run = saved_runs.load(output)
     assert run.notes[-1] == "the run was interrupted before its end"

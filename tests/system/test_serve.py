@@ -153,7 +153,7 @@ def test_a_killed_launcher_leaves_no_orphan(start_server: StartServer) -> None:
         next(events(response))
         server.process.kill()
         server.process.wait()
-        poll(lambda: all(is_gone(pid) for pid in children), 30, "the children end")
+        poll(lambda: all(is_gone(pid) for pid in children), 60, "the children end")
     assert_nothing_is_left(server, children)
 
 

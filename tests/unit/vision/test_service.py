@@ -213,7 +213,7 @@ class TestFailures:
     async def test_files_that_wait_are_bounded(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        service = make(processes=Limits(processes=1, seconds=1, megabytes=256))
+        service = make(processes=Limits(processes=1, seconds=3, megabytes=256))
         monkeypatch.setattr(module, "_WAITING_BYTES", 1000)
         slow = asyncio.ensure_future(refused(service, png(104)))
         await asyncio.sleep(0.1)
