@@ -191,7 +191,11 @@ def require_tokenizer(path: Path) -> None:
         OSError: the file does not exist.
         ValueError: the file is refused, or is not valid JSON.
     """
-    data = read_bytes(path, TOKENIZER_BYTES)
+    check_tokenizer(read_bytes(path, TOKENIZER_BYTES))
+
+
+def check_tokenizer(data: bytes) -> None:
+    """Require the content of a tokenizer.json to be such. Raises ValueError."""
     if not _HAS_PREFIX.search(data):
         return
     model = decode_json(data, max_values=None).get("model", {})

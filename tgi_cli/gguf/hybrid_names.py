@@ -52,9 +52,10 @@ def qwen35_names(keys: ArchitectureKeys) -> NameTable:
     shared = value_heads // key_heads
     if value_heads % key_heads or value_dim * value_heads != keys.whole("ssm.inner_size"):
         raise keys.invalid(f"{value_heads} value heads cannot share {key_heads} key heads")
+    keep = 2 * key_heads * key_dim
+    keys.bounded("rows of linear attention", keep + value_heads * value_dim)
     order = [key + turn * key_heads for key in range(key_heads) for turn in range(shared)]
     values = by_heads(order)
-    keep = 2 * key_heads * key_dim
     rows = [*range(keep)]
     rows += [keep + head * value_dim + each for head in order for each in range(value_dim)]
 

@@ -10,6 +10,10 @@ from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.gguf.reader import GGUFFile
 
 _LARGEST = 1 << 31
+_MOST_LAYERS = 1024
+"""Of a file with fewer tensors."""
+_LEAST_BOUND = 4096
+"""Heads and rows that a file may state whatever its tensors are: they are compared later."""
 _REMEDY = "download another file of the model"
 
 
@@ -91,15 +95,35 @@ class ArchitectureKeys:
         return name in self.file.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
+        """The shape of a tensor that is no vector."""
         if name not in self.file.tensors:
             raise self.invalid(f"it has no tensor {name}")
-        return self.file.tensors[name].shape
+        shape = self.file.tensors[name].shape
+        if len(shape) < 2:
+            raise self.invalid(f"{name} has the shape {list(shape)}")
+        return shape
+
+    def bounded(self, what: str, count: int) -> int:
+        """A number of heads or rows, of which no tensor can have more than its largest dimension.
+
+        Lists as long as it are made before it is compared with shapes.
+        """
+        tensors = self.file.tensors.values()
+        largest = max((size for tensor in tensors for size in tensor.shape), default=0)
+        if count > max(_LEAST_BOUND, largest):
+            raise self.invalid(
+                f"it states {count} {what}, and {largest} is the largest dimension of its tensors"
+            )
+        return count
 
     @property
     def num_layers(self) -> int:
         """Decoder layers, without those that only draft (``nextn``), which come last."""
         total = self.whole("block_count")
+        if total > max(_MOST_LAYERS, len(self.file.tensors)):
+            raise self.invalid(
+                f"it states {total} layers, and has {len(self.file.tensors)} tensors"
+            )
         drafts = self.whole("nextn_predict_layers", 0, 0)
         if drafts >= total:
             raise self.invalid(f"{drafts} of its {total} layers only draft")
@@ -138,4 +162,4 @@ class ArchitectureKeys:
                 "supported",
                 _REMEDY,
             )
-        return counts.pop()
+        return self.bounded("heads", counts.pop())

@@ -18,7 +18,7 @@ from tgi_cli.gguf.name_parts import FileModule, Rows
 from tgi_cli.gguf.name_tables import name_table
 from tgi_cli.gguf.reader import GGUFFile, GGUFTensor
 
-_BLOCK = re.compile(r"blk\.(\d+)\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
 _OLD_EXPERT = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
 """Experts of older files, a tensor each."""
 
@@ -102,6 +102,8 @@ def _views(
     keys: ArchitectureKeys, tensor: GGUFTensor, module: FileModule, prefix: str, suffix: str
 ) -> Iterator[WeightView]:
     """The tensor itself, each expert's part of it, or the modules that it consists of."""
+    if not tensor.shape:
+        raise keys.invalid(f"{tensor.name} has no dimensions")
     count = tensor.shape[0] if "{e}" in _all_names(module) else 1
     shape = tensor.shape[1:] if "{e}" in _all_names(module) else tensor.shape
     if not shape:
