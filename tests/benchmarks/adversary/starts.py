@@ -298,7 +298,7 @@ def _flags(folder: Path, base: Path, wanted: Callable[[str], bool], results: lis
     if code:
         raise SystemExit(f"the miniature cannot be served:\n{log.read_text()}")
     print(f"the miniature, served: {baseline:.1f} s, {size >> 20} MB", file=sys.stderr)
-    for flags in (*_of_settings(), *OTHER_FLAGS):
+    for flags in (*of_settings(), *OTHER_FLAGS):
         if not wanted(flags[0]):
             continue
         code, seconds, peak = _serve(base, flags, log)
@@ -310,7 +310,7 @@ def _flags(folder: Path, base: Path, wanted: Callable[[str], bool], results: lis
             print(f"  {flags[0]} {flags[1][:24]}: {'; '.join(result.violations)}", file=sys.stderr)
 
 
-def _of_settings() -> Iterator[tuple[str, str]]:
+def of_settings() -> Iterator[tuple[str, str]]:
     """Yield all flags with the extreme values that their kinds can parse."""
     for setting in settings_of(SERVE):
         if setting.hidden or setting.argument or setting.alias_of:
