@@ -28,7 +28,7 @@ SOURCE = (
     "{% if messages[0].content == 'large' %}{{ 'a' * 10**9 }}{% endif %}"
     "{{ messages[0].content }}"
 )
-LIMITS = Limits(processes=2, seconds=1.0, megabytes=128, wait_seconds=0.5)
+LIMITS = Limits(processes=2, seconds=2.0, megabytes=128, wait_seconds=0.5)
 GENEROUS = replace(LIMITS, seconds=60.0, wait_seconds=60.0)
 ROUTE = "/v1/chat/completions"
 
@@ -53,7 +53,7 @@ def chat(content: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("content", "cause"),
-    [("slow", "more than 1 s to render"), ("large", "more than 128 MB of memory to render")],
+    [("slow", "more than 2 s to render"), ("large", "more than 128 MB of memory to render")],
 )
 async def test_failing_template_is_a_template_error(
     client: httpx.AsyncClient, engine: FakeEngine, content: str, cause: str
