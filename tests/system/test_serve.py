@@ -55,6 +55,7 @@ def test_the_bundled_model_is_served_and_said_so(server: ServerProcess) -> None:
 
 
 def test_the_line_to_try_works_as_it_is(server: ServerProcess) -> None:
+    poll(lambda: "\n  curl " in server.log, 60, "the line comes, behind the ready line")
     line = next(line for line in server.log.splitlines() if line.strip().startswith("curl "))
     done = subprocess.run(["bash", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
