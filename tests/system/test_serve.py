@@ -47,7 +47,7 @@ def errors_in(log: str) -> list[str]:
 @pytest.mark.tgi_pain(3)
 def test_the_bundled_model_is_served_and_said_so(server: ServerProcess) -> None:
     assert f"no model named: serving the bundled miniature model, {demo.MODEL_ID}" in server.log
-    assert server.log.count("ready: ") == 2, "the launcher's and the model server's"
+    poll(lambda: server.log.count("ready: ") == 2, 60, "the launcher and the model server are")
     body = LONG | {"parameters": {"max_new_tokens": 5}}
     answer = httpx.post(f"{server.url}/generate", json=body, timeout=60)
     assert answer.status_code == 200
