@@ -117,9 +117,7 @@ async def test_grace_period_ends_requests(start: Start) -> None:
 
 async def test_idle_router_ends_at_once(start: Start) -> None:
     process, url = await start()
-    async with httpx.AsyncClient(
-        base_url=url, timeout=60
-    ) as client:  # an idle connection holds nothing up
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         assert (await client.get("/info")).json()["model_id"] == "acme/tiny"
         process.send_signal(signal.SIGTERM)  # an idle connection does not delay the end
         await ended(process)
