@@ -57,7 +57,7 @@ WORDS: dict[type, tuple[str, ...]] = {
     tuple: (",".join(map(str, range(1, 4097))), "a," * 50_000),
     list: ("a" * 100_000, "a=/none"),
     str: ("a" * 100_000, "\x1b[2J'\"$(x)`y`\n{{ z }}%s%n"),
-    Path: ("/dev/zero", "/absent/a", "/"),
+    Path: ("/dev/zero", "/dev/null/a", "/proc/self"),
 }
 """Of flags that are no numbers, by type."""
 OTHER_FLAGS: tuple[tuple[str, ...], ...] = (
@@ -329,7 +329,8 @@ def _extremes(kind: ValueKind) -> list[str]:
             value = kind.read(word)
             if value is not None:
                 known.setdefault(value, word)
-    return list(dict.fromkeys(known[each] for each in (min(known), max(known))))
+    ends = (min(known), max(known)) if known else ()  # empty for one of a few numbers
+    return list(dict.fromkeys(known[each] for each in ends))
 
 
 def _serve(base: Path, flags: Sequence[str], log: Path) -> tuple[int, float, int]:
