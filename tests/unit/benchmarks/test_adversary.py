@@ -140,9 +140,6 @@ def test_every_flag_that_takes_a_value_is_covered() -> None:
         and setting.kind.type is not bool
     ]
     assert set(wanted) - given.keys() <= {"--quantize-head-bits"}, "one of a few numbers"
-    for flag, word in starts.of_settings():
-        (setting,) = (each for each in settings_of(SERVE) if each.flag == flag)
-        setting.kind.read(word)
 
 
 def test_keys_of_gguf_files_are_covered_whether_a_file_has_them_or_not(tmp_path: Path) -> None:
