@@ -1,7 +1,7 @@
 """tgi: serve language models on your own machine, as Text Generation Inference did.
 
-The Python API is :class:`LLM`; it and what belongs to it are imported when they are asked for,
-so that the package itself costs nothing.
+The Python API is :class:`LLM`. Its modules are imported on first access, so that importing the
+package is fast.
 """
 
 from __future__ import annotations

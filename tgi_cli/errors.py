@@ -42,7 +42,7 @@ class TgiError(Exception):
     Attributes:
         cause: the problem, in one line.
         remedy: advice in one line, or an empty string.
-        exit_code: of the command.
+        exit_code: exit code of the command.
     """
 
     exit_code: ExitCode = ExitCode.FAILURE

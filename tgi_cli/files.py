@@ -231,7 +231,7 @@ def _wait(descriptor: int) -> None:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """All values; those behind aliases once per alias."""
+    """All values; aliased ones once per alias."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

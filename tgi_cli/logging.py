@@ -22,8 +22,8 @@ from typing import Any
 
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR")
 MODEL_VARIABLE = "TGI_LOG_MODEL"
-"""Environment variable with the model that processes which inherit it name in each line: those of
-several models write to one stderr."""
+"""Environment variable with the model that processes name in each log line, since several models'
+processes may share stderr."""
 
 _TARGET = re.compile(r"[\w.:-]+")
 _log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def pass_on(line: bytes) -> None:
 
 
 def say_for(role: str, text: str) -> None:
-    """Log a line that a process of this role wrote to stderr, and not as a log line."""
+    """Log a line that a process of this role wrote to stderr without the log format."""
     record = logging.LogRecord("stderr", logging.WARNING, "", 0, "%s", (text,), None)
     record.role = role
     for handler in logging.getLogger().handlers:

@@ -164,6 +164,7 @@ VARIABLES = {
     "KV_CACHE_DTYPE": ("kv_cache_dtype", "fp8_e5m2"),
     "KV_CACHE_DIR": ("kv_cache_dir", Path("/tmp/blocks")),
     "KV_CACHE_DIR_SIZE": ("kv_cache_dir_size", 5_000_000),
+    "KV_OFFLOADING_SIZE": ("kv_offloading_size", 5_000_000),
     "ATTENTION": ("attention", "flashdecoding"),
     "CUDA_GRAPHS": ("cuda_graphs", (1, 2, 8)),
     "LOAD_FORMAT": ("load_format", "dummy"),

@@ -123,7 +123,7 @@ def check_sight(case: SightCase, path: Path) -> SightResult:
     images = [case.image(seed) for seed in case.seeds]
     theirs = [oracle.features(image) for image in images]
     model = _load(path)
-    assert model.vision is not None, model.why_blind
+    assert model.vision is not None, model.image_refusal
     ours = [
         model.vision.encode(image, len(rows)) for image, rows in zip(images, theirs, strict=True)
     ]

@@ -62,7 +62,7 @@ class SightCase:
         image: a random image by a seed; several seeds give several sizes.
         along: the dimension in which transformers takes several images.
         axes: of the positions within images.
-        spans: whose tokens see each other.
+        spans: whose tokens attend to each other.
         builtin: whether the decoder is a family's of our own.
         seeds: of images of one prompt.
     """

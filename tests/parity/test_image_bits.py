@@ -15,7 +15,7 @@ from tests.tools.paged_run import PagedRun, kernels_add_up_rows_alike, load
 from tgi_cli.models.vision import ImageFeatures
 
 NAMES = ("SmolVLM", "Mistral Small 3", "Qwen3-VL", "Gemma 3")
-"""Of plain rows, lines of them, features behind layers, and tokens that see each other."""
+"""Of plain rows, lines of them, features behind layers, and tokens that attend to each other."""
 
 CHUNKS = (3, 1, 5, 2, 1, 30, 4, 1, 1)
 

@@ -1,7 +1,7 @@
 """Decoders of models with images against transformers' own, in float32.
 
 Vectors of images are random numbers: what makes them is tested elsewhere. Positions on three axes,
-features behind the first layers, and tokens that see each other are what is compared.
+features behind the first layers, and tokens that attend to each other are what is compared.
 """
 
 from __future__ import annotations

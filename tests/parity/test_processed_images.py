@@ -17,7 +17,7 @@ from tests.parity.sight_cases import SIGHT_CASES
 from tests.tools.image_models import OracleProcessor, write_image_model
 from tests.tools.paged_run import CPU
 from tgi_cli.models import load_model, read_config
-from tgi_cli.models.image_support import SEEING
+from tgi_cli.models.image_support import IMAGE_ARCHITECTURES
 from tgi_cli.text.tokenizer import Tokenizer
 from tgi_cli.vision.images import ImageOptions
 from tgi_cli.vision.model_formats import image_format
@@ -70,7 +70,9 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 """By case: the kind of image processor, and its settings for the case's tower."""
 
 SERVED = [
-    name for name in PROCESSORS if name in SIGHT_CASES and SIGHT_CASES[name].case.model in SEEING
+    name
+    for name in PROCESSORS
+    if name in SIGHT_CASES and SIGHT_CASES[name].case.model in IMAGE_ARCHITECTURES
 ]
 SIZES = [(90, 60), (31, 80), (30, 9)]
 

@@ -12,9 +12,9 @@ from tests.parity.sight import SightOracle, check_sight
 from tests.parity.sight_cases import SIGHT_CASES
 from tests.tools.paged_run import CPU
 from tgi_cli.models import load_model, read_config
-from tgi_cli.models.image_support import SEEING
+from tgi_cli.models.image_support import IMAGE_ARCHITECTURES
 
-COMPARED = [name for name, case in SIGHT_CASES.items() if case.case.model in SEEING]
+COMPARED = [name for name, case in SIGHT_CASES.items() if case.case.model in IMAGE_ARCHITECTURES]
 
 
 @pytest.mark.parametrize("name", COMPARED)
@@ -49,7 +49,7 @@ def test_an_image_of_one_row_has_what_the_projector_makes_of_it(tmp_path: Path) 
 
 
 def test_every_architecture_that_is_given_images_is_compared() -> None:
-    assert {SIGHT_CASES[name].case.model for name in COMPARED} == SEEING
+    assert {SIGHT_CASES[name].case.model for name in COMPARED} == IMAGE_ARCHITECTURES
 
 
 @pytest.mark.parametrize("name", COMPARED)

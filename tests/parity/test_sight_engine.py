@@ -22,7 +22,7 @@ from tgi_cli.config import BLOCK_SIZE, ServeConfig
 from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.core import EngineCore
 from tgi_cli.engine.messages import FinishReason, GenerationRequest, ImageInput
-from tgi_cli.models.image_support import SEEING
+from tgi_cli.models.image_support import IMAGE_ARCHITECTURES
 from tgi_cli.sampling.params import SamplingParams
 from tgi_cli.worker.sizing.kv_cache import Capacity
 
@@ -49,7 +49,9 @@ TURN, AGAIN = 100, 101
 
 
 def served(names: tuple[str, ...]) -> list[str]:
-    return [n for n in names if n in SIGHT_CASES and SIGHT_CASES[n].case.model in SEEING]
+    return [
+        n for n in names if n in SIGHT_CASES and SIGHT_CASES[n].case.model in IMAGE_ARCHITECTURES
+    ]
 
 
 class Conversation:

@@ -6,6 +6,7 @@ measured, which docs/operations.md has.
 
 from __future__ import annotations
 
+import json
 import threading
 import tracemalloc
 from functools import cache
@@ -17,6 +18,7 @@ import pytest
 
 from tests.router.fakes import FakeEngine
 from tests.tools.event_loop_gap import loop_gap
+from tgi_cli.process import pool_child
 from tgi_cli.router.api import kserve, tgi, vertex
 from tgi_cli.router.state import RouterState
 from tgi_cli.text import windowed_encoding
@@ -149,6 +151,30 @@ class TestPrompts:
         assert len(shown) >= 10
         assert seen.count(False) == len(shown), "each once, whoever asks"
         assert seen.count(True) <= 2, "the last token of the answer, which is special"
+
+
+class TestLargeBodies:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"payload_limit": 8_000_000}
+
+    async def test_long_chats_pass_the_template_without_json(
+        self, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whose decoder holds the interpreter lock until all of a text is read."""
+        seen: list[int] = []
+        loads = json.loads
+
+        def watched(text: Any, **options: Any) -> Any:
+            seen.append(len(text))
+            return loads(text, **options)
+
+        monkeypatch.setattr(pool_child.json, "loads", watched)
+        body = {"messages": [{"role": "user", "content": LONG * 3}]}
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert "at least" in answer.text
+        assert 0 < max(seen) < 1000
 
 
 class TestPlatforms:

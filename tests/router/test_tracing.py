@@ -73,6 +73,19 @@ def work_of(found: list[Any]) -> Any:
     return work
 
 
+async def points(state: RouterState, collector: Collector) -> dict[str, list[Any]]:
+    """The data points of the metrics, by the last two words of their names."""
+    assert state.tracing is not None
+    await asyncio.to_thread(state.tracing.close)
+    found = {}
+    for name, (resource, metric) in collector.metrics.latest.items():
+        assert resource["service.name"] == "mine"
+        assert resource["service.instance.id"]
+        assert metric.unit == "s"
+        found[name.removeprefix("gen_ai.server.")] = list(metric.histogram.data_points)
+    return found
+
+
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
 async def test_the_models_work_is_a_span_below_the_request(
     client: httpx.AsyncClient,
@@ -282,6 +295,68 @@ async def test_failures_are_marked(
     assert attributes(refused)["error.type"] == "validation"
     assert refused.status.code == UNSET, "the client's fault"
     assert (unknown.name, attributes(unknown)["http.response.status_code"]) == ("GET", 404)
+
+
+async def test_metrics_have_their_conventions_names_and_bounded_attributes(
+    client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, collector: Collector
+) -> None:
+    unsampled = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+    chat = {"messages": [{"role": "user", "content": SECRET}], "n": 2}
+    engine.play([10, 11, 12, 13], [10, 11, 1])
+    for name in ("one", "another"):
+        answer = await client.post(
+            "/v1/chat/completions", json=chat | {"model": name}, headers=unsampled
+        )
+        assert answer.status_code == 200
+    engine.failure = "the device is lost"
+    await client.post("/generate", json={"inputs": SECRET})
+    await client.get("/info")
+    found = await points(state, collector)
+    assert found.keys() == {"request.duration", "time_to_first_token", "time_per_output_token"}
+    served = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "tgi",
+        "gen_ai.request.model": "acme/tiny",
+        "gen_ai.response.model": "acme/tiny",
+        "server.address": "router",
+    }
+    failed = served | {"gen_ai.operation.name": "text_completion", "error.type": "generation"}
+    counts = {"request.duration": 2, "time_to_first_token": 2, "time_per_output_token": 4}
+    for name, count in counts.items():
+        (point,) = [each for each in found[name] if "error.type" not in attributes(each)]
+        assert attributes(point) == served, "whatever clients call the model"
+        assert point.count == count
+        assert point.sum > 0
+    (point,) = [each for each in found["request.duration"] if "error.type" in attributes(each)]
+    assert (attributes(point), point.count) == (failed, 1)
+    assert point.explicit_bounds[:2] == [0.01, 0.02]
+    assert point.explicit_bounds[-1] == 81.92
+
+
+async def test_work_in_the_background_is_observed_once(
+    client: httpx.AsyncClient, engine: FakeEngine, state: RouterState, collector: Collector
+) -> None:
+    body = {"input": SECRET, "background": True}
+    assert (await client.post("/v1/responses", json=body)).status_code == 200
+    async with asyncio.timeout(30):
+        while not engine.requests or state.admission.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    (point,) = (await points(state, collector))["request.duration"]
+    assert point.count == 1
+
+
+class TestNoMetrics:
+    @pytest.fixture
+    def settings(self, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+        return {"otlp_endpoint": collector.endpoint, "otlp_service_name": "mine"}
+
+    async def test_the_environment_turns_metrics_off(
+        self, client: httpx.AsyncClient, state: RouterState, collector: Collector
+    ) -> None:
+        await client.post("/generate", json={"inputs": SECRET})
+        await spans(state, collector, 3)
+        assert not collector.metrics.latest
 
 
 async def test_headers_beyond_their_limits_are_dropped(

@@ -84,7 +84,7 @@ def test_errors_go_to_stderr_with_exit_codes(
     cases = [
         ((server.url,), ExitCode.USAGE, "the prompt is empty"),
         ((server.url, "-p", "x", "-m", "nobody"), ExitCode.USAGE, "has no model 'nobody'"),
-        ((server.url, "-p", "x", "-i", str(image)), ExitCode.FAILURE, "model that sees"),
+        ((server.url, "-p", "x", "-i", str(image)), ExitCode.FAILURE, "vision-language model"),
         ((server.url, "-p", "x", "--set", "heat=3"), ExitCode.USAGE, "no parameter 'heat'"),
         (("http://127.0.0.1:1", "-p", "x"), ExitCode.FAILURE, "is unavailable"),
         ((str(tmp_path), "-p", "x"), ExitCode.MODEL_UNUSABLE, "tgi serve: "),

@@ -62,14 +62,14 @@ class ImagePrompt:
         return cls(ids, spans, ImageFeatures(rows, tuple(torch.cat(each) for each in levels)))
 
     def seeing_itself(self, whole: bool) -> ImagePrompt:
-        """With tokens of an image that see each other, or all of the prompt's if ``whole``."""
+        """With tokens of an image, or with ``whole`` of the prompt, that attend to each other."""
         until = torch.full((len(self.ids),), -1, dtype=torch.int32)
         for start, end in [(0, len(self.ids))] if whole else self.spans:
             until[start:end] = end - 1
         return replace(self, until=until)
 
     def end(self, start: int, size: int) -> int:
-        """Where a chunk of about ``size`` tokens ends: not in tokens that see each other."""
+        """Where a chunk of about ``size`` tokens ends: not in tokens that attend to each other."""
         end = min(start + size, len(self.ids))
         if self.until is None or end == 0:
             return end

@@ -1,4 +1,4 @@
-"""A fake OpenTelemetry collector, which records the spans that it receives over gRPC."""
+"""A fake OpenTelemetry collector, which records what it receives over gRPC."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from queue import SimpleQueue
 from typing import Any
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_messages
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_services
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
 
 
 class Collector(services.TraceServiceServicer):
-    """Spans in the order they come, each with the resource that sent it."""
+    """Spans in the order they come, each with the resource that sent it.
+
+    Attributes:
+        metrics: what has come of metrics.
+    """
 
     def __init__(self) -> None:
         self.endpoint = ""
+        self.metrics = MetricsCollector()
         self._arrived: SimpleQueue[tuple[dict[str, Any], Any]] = SimpleQueue()
 
     def Export(
@@ -44,6 +51,22 @@ class Collector(services.TraceServiceServicer):
         return found
 
 
+class MetricsCollector(metrics_services.MetricsServiceServicer):
+    """Metrics by name, each with the resource that sent it; the latest of each."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, tuple[dict[str, Any], Any]] = {}
+
+    def Export(
+        self, request: metrics_messages.ExportMetricsServiceRequest, context: grpc.ServicerContext
+    ) -> metrics_messages.ExportMetricsServiceResponse:
+        for group in request.resource_metrics:
+            resource = attributes(group.resource)
+            for scope in group.scope_metrics:
+                self.latest |= {metric.name: (resource, metric) for metric in scope.metrics}
+        return metrics_messages.ExportMetricsServiceResponse()
+
+
 def attributes(holder: Any) -> dict[str, Any]:
     """The attributes of a span or a resource, as Python has them."""
     found = {}
@@ -62,6 +85,7 @@ def collecting() -> Iterator[Collector]:
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     services.add_TraceServiceServicer_to_server(collector, server)
+    metrics_services.add_MetricsServiceServicer_to_server(collector.metrics, server)
     collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

@@ -1,17 +1,17 @@
-"""Which models of transformers are given images, and why the others are not.
+"""Which models of transformers take images, and why the others do not.
 
 ``python -m tests.tools.survey_images [CLASS ...]`` goes through the classes that take images and
 text. It compares the rows that a miniature's tower makes of random images, and the logits of
 prompts with these images, fed in chunks. It prints a line per class, and the counts:
 
-    sees      rows and logits are the same
+    runs      rows and logits are the same
     refused   with the reason
     unmade    no miniature could be made, or transformers cannot run it
-    WRONG     it sees, and computes something else: a mistake here
+    WRONG     it runs, and computes something else: a mistake here
 
-Those that see are the miniatures of the parity tests (:mod:`tests.parity.sight`). ``--try`` makes
-miniatures of all classes as if they were given images, to find those that could be: name a few, it
-is slow.
+Those that take images are the miniatures of the parity tests (:mod:`tests.parity.sight`).
+``--try`` makes miniatures of all classes as if they took images, to find those that could: name a
+few, it is slow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.tools.survey import SECONDS, Late, alarm, classes_of, configurations
 from tgi_cli.errors import TgiError
 from tgi_cli.models import CausalLM, image_support, read_config
 from tgi_cli.models.hf.towers import towers_without_libraries
-from tgi_cli.models.image_support import why_blind
+from tgi_cli.models.image_support import image_refusal
 
 IMAGE = 250
 """The id of placeholder tokens."""
@@ -72,14 +72,16 @@ def survey(name: str, folder: Path, trying: bool = False) -> tuple[str, str]:
             why = why or f"{type(error).__name__}: {error}"
     else:
         return "unmade", why
-    chosen = image_support.SEEING | {name}
-    with mock.patch.object(image_support, "SEEING", chosen) if trying else nullcontext():
+    chosen = image_support.IMAGE_ARCHITECTURES | {name}
+    with (
+        mock.patch.object(image_support, "IMAGE_ARCHITECTURES", chosen) if trying else nullcontext()
+    ):
         try:
             model = load(folder)
         except TgiError as error:
             return "refused", str(error)
     if model.vision is None:
-        return "refused", model.why_blind
+        return "refused", model.image_refusal
     try:
         ours = model.vision.encode(image, len(rows))
     except ValueError as error:
@@ -98,24 +100,24 @@ def survey(name: str, folder: Path, trying: bool = False) -> tuple[str, str]:
     fine = off < TOLERANCE * max(1.0, rows.std().item()) and worst < TOLERANCE * max(1.0, spread)
     native = "" if type(model).__name__.startswith("Transformers") else "; defined here"
     return (
-        "sees" if fine else "WRONG",
+        "runs" if fine else "WRONG",
         f"rows {len(rows)}, {off:.1e} of {rows.std().item():.2f}; logits {worst:.1e} of "
         f"{spread:.2f}; deepstack {len(ours.deepstack)}{native}",
     )
 
 
 def _known(name: str, folder: Path) -> tuple[str, str]:
-    """Of a class that sees, by the miniatures of the parity tests, or one that is refused."""
-    if name not in image_support.SEEING:
+    """The outcome of a class, by the miniature of the parity tests if it takes images."""
+    if name not in image_support.IMAGE_ARCHITECTURES:
         raw = {"architectures": [name], "vision_config": {}}
         (folder / "config.json").write_text(json.dumps(raw))
-        return "refused", why_blind(read_config(folder))
+        return "refused", image_refusal(read_config(folder))
     case = next(each for each in SIGHT_CASES.values() if each.case.model == name)
     result = check_sight(case, make_checkpoint(case.case, folder))
     differences = (result.max_feature_difference, result.max_logit_difference)
     fine = max(differences) < TOLERANCE and result.identical == result.compared
     return (
-        "sees" if fine else "WRONG",
+        "runs" if fine else "WRONG",
         f"rows {differences[0]:.1e}; logits {differences[1]:.1e} of {result.logit_std:.2f}; "
         f"greedy tokens {result.identical} of {result.compared}",
     )

@@ -73,7 +73,7 @@ def create_attention(
 
 
 def attention_name(attention: PagedAttention) -> str:
-    """Which backend it is."""
+    """The name of an attention backend."""
     here = f"{type(attention).__module__}:{type(attention).__name__}"
     return next(name for name, path in BACKENDS.items() if path == here)
 
@@ -91,7 +91,7 @@ def _has_cpp(
 
 @cache
 def has_triton() -> bool:
-    """Cached, as it takes a while."""
+    """Whether Triton can compile here; cached, as the check takes a while."""
     from tgi_cli.kernels import custom_kernels_enabled
 
     if not custom_kernels_enabled():
@@ -103,8 +103,8 @@ def has_triton() -> bool:
     except ImportError as error:
         log.warning("attention runs without Triton, slowly: %s", error)
         return False
-    # Triton compiles on the machine that runs it. What can be missing there is a C compiler,
-    # Python's headers, an assembler, support for the GPU: each has an error class of its own.
+    # Triton compiles on the machine that runs it, which may lack a C compiler, Python's headers,
+    # an assembler or support for the GPU: each has an error class of its own.
     except Exception as error:
         log.warning("Triton cannot compile here, attention runs without it, slowly: %s", error)
         return False

@@ -36,8 +36,8 @@ class AttentionMetadata:
     kv_lens: Tensor
     """int32 [B]: KV length of each sequence, this step's tokens included."""
     block_table: Tensor
-    """int32 [B, blocks]: entries behind a sequence's own blocks are not read, nor are blocks
-    that lie wholly behind the window of the sequence's first query in this step."""
+    """int32 [B, blocks]: entries after a sequence's own blocks are not read, nor are blocks
+    that lie wholly outside the window of the sequence's first query in this step."""
     slot_mapping: Tensor
     """int64 [T]: ``block_id * block_size + offset`` of each token."""
     query_lens_host: list[int]
@@ -49,10 +49,10 @@ class AttentionMetadata:
     visible_until: Tensor | None = None
     """int32 [T], of a step with tokens in bidirectional spans (images of Gemma 3, prompts of
     PaliGemma): the position of the span's last token, -1 for a token that is in none. The tokens of
-    such a span see each other, in layers whose :attr:`KVSpec.spans` says so. A step that has one of
-    them has all those that come behind it, too."""
+    a span attend to each other in layers whose :attr:`KVSpec.spans` says so. A step that has one
+    of them has all those that come after it, too."""
     sparse: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What sparse attention has planned for the step; see :mod:`tgi_cli.attention.sparse`."""
+    """The plans of sparse attention for the step; see :mod:`tgi_cli.attention.sparse`."""
 
 
 class PagedAttention(ABC):
@@ -91,21 +91,21 @@ class PagedAttention(ABC):
         self.device = device
         self.num_blocks = 0
         self.scales: dict[int, KVScales] = {}
-        """By layer; those that are not there have none."""
+        """Scales by layer; layers that are missing have none."""
         self.key_cache: list[Tensor] = []
         self.value_cache: list[Tensor] = []
 
     def use_scales(self, scales: Mapping[int, KVScales]) -> bool:
         """Store keys and values divided by the ``scales`` of their layers.
 
-        Only to be called before anything is stored, with layers whose values are not part of
-        their keys and that attention is computed for. Returns whether the backend does so:
-        otherwise, it stores them as they are.
+        Must be called before anything is stored, for layers whose values are not part of their
+        keys and that compute attention. Returns whether the backend supports it; otherwise, it
+        stores keys and values unscaled.
         """
         return False
 
     def write_factors(self, layer: int) -> tuple[float, float]:
-        """What keys and values are multiplied by before they are rounded to the cache's dtype."""
+        """Factors of keys and values before they are rounded to the cache's dtype."""
         scales = self.scales.get(layer)
         return (1.0, 1.0) if scales is None else (1.0 / scales.key, 1.0 / scales.value)
 
@@ -118,7 +118,7 @@ class PagedAttention(ABC):
     def allocate(self, num_blocks: int) -> None:
         """Allocate ``num_blocks`` blocks; earlier cached content is lost.
 
-        On a CPU the memory is taken from the system page by page as it is written.
+        On a CPU, pages are taken from the system as they are written.
         """
         self.key_cache, self.value_cache = [], []
         self.num_blocks = num_blocks
@@ -143,7 +143,7 @@ class PagedAttention(ABC):
         return b"".join(rows[block].numpy().tobytes() for rows in self._block_bytes())
 
     def import_blocks(self, blocks: Sequence[tuple[int, bytes]]) -> None:
-        """Fill blocks with what :meth:`export_block` gave, of the same layers and dtypes."""
+        """Fill blocks with results of :meth:`export_block` for the same layers and dtypes."""
         for block, content in blocks:
             start = 0
             for rows in self._block_bytes():
@@ -188,7 +188,7 @@ class PagedAttention(ABC):
             self.raw(cache).flatten(0, 1).index_copy_(0, slots, new)
 
     def gather(self, cache: Tensor, row: int, first_block: int = 0) -> Tensor:
-        """What ``cache``, of a layer, has of a sequence of the planned step.
+        """The content of a layer's ``cache`` for a sequence of the planned step.
 
         Returns:
             float32 [kv_heads, tokens, dimensions] from the first token of ``first_block`` on.
@@ -205,7 +205,7 @@ class PagedAttention(ABC):
         return tokens[: length - first_block * self.block_size].transpose(0, 1).float()
 
     def store(self, layer: int, key: Tensor, value: Tensor | None) -> None:
-        """Put the keys and values of the planned step where they belong; see :meth:`write`."""
+        """Write the keys and values of the planned step to its slots; see :meth:`write`."""
         assert self.planned is not None
         self.write(layer, key, value, self.planned.slot_mapping)
 
@@ -217,8 +217,8 @@ class PagedAttention(ABC):
             slots, heads: int64, broadcast to one shape: the slots of tokens, and which KV head.
 
         Returns:
-            [*shape, head_dim] and [*shape, value_width], in ``dtype``. In place of values that are
-            part of the keys, the whole keys. Not of caches in tiles (native).
+            [*shape, head_dim] and [*shape, value_width], in ``dtype``; the whole keys instead of
+            values that are part of them. Caches in tiles (native) do not support it.
         """
         spec = self.specs[layer]
         rows = slots * spec.num_kv_heads + heads
@@ -231,15 +231,15 @@ class PagedAttention(ABC):
         return keys, keys if spec.values_in_keys else gathered(self.value_cache[layer])
 
     def beside(self) -> Self:
-        """The same caches, for a second plan of the step, until they are allocated anew.
+        """The same caches, for a second plan of the step, until they are allocated again.
 
-        Only to be called without keys and values.
+        Must only be called without keys and values.
         """
         return copy(self)
 
     @staticmethod
     def raw(cache: Tensor) -> Tensor:
-        """The cache as torch can index it: 8-bit floats have no operators but as uint8."""
+        """The cache in a dtype that torch can index: 8-bit floats as uint8."""
         return cache.view(torch.uint8) if cache.dtype in FP8_DTYPES else cache
 
     def first_block(self, layer: int, position: int) -> int:
@@ -259,7 +259,7 @@ class PagedAttention(ABC):
         called once, after ``allocate``: further calls make new tensors, and graphs captured
         before then read the old ones.
 
-        Returns None where the backend's steps cannot be captured. Else query_start_loc
+        Returns None if the backend's steps cannot be captured. Otherwise query_start_loc
         [max_rows + 1], kv_lens [max_rows], block_table [max_rows, max_blocks] and slot_mapping
         [max_rows], all rows padding as below. Only :meth:`plan_padded` need write them.
         """
@@ -287,18 +287,18 @@ class PagedAttention(ABC):
         raise ValueError(f"{type(self).__name__} has no steps of a fixed size")
 
     def plan_replay(self, rows: int, kv_lens: np.ndarray) -> None:  # noqa: B027
-        """Do what a replay of a captured step of decodes takes on the host; none by default.
+        """Do the host's work for a replay of a captured step of decodes; none by default.
 
         To be called before the replay of a step of ``rows`` rows that was planned by
         :meth:`plan_padded`, unless that is called itself.
 
         Args:
-            rows: of the step, padding included.
+            rows: rows of the step, padding included.
             kv_lens: of the rows without padding.
         """
 
     def plan_fixed(self, metadata: AttentionMetadata, max_context: int) -> None:
-        """As :meth:`plan`, for a step of which the device alone knows the lengths.
+        """As :meth:`plan`, for a step whose lengths are known only to the device.
 
         For CUDA graphs: what a call per layer launches depends on the shapes of the tensors, on
         ``num_decodes`` and ``max_context`` alone. All else is read on the device, from
@@ -307,9 +307,9 @@ class PagedAttention(ABC):
         Args:
             metadata: ``num_decodes`` sequences of one token each, the other B - num_decodes with
                 as many as ``query_start_loc`` says, perhaps none. A sequence without KV is
-                padding, and so are tokens behind the last sequence: their slots are -1, and their
+                padding, and so are tokens after the last sequence: their slots are -1, and their
                 attention output is zeros. The lists for the host are empty.
-            max_context: no KV is longer.
+            max_context: upper bound of KV lengths.
 
         Raises:
             ValueError: the backend has no such steps, or a layer's attention has none.
@@ -318,10 +318,10 @@ class PagedAttention(ABC):
 
     @property
     def step_slots(self) -> Tensor | None:
-        """int64 [T]: the slots of the step that is planned, of a backend that has :meth:`attend`.
+        """int64 [T]: the slots of the planned step, if the backend has :meth:`attend`.
 
         A caller may then fill them itself, by a kernel that has to read keys and values anyway,
-        and call ``attend`` instead of the backend. Negative ones are not to be filled.
+        and call ``attend`` instead of the backend. Negative slots must not be filled.
         """
         return None
 
@@ -334,7 +334,7 @@ class PagedAttention(ABC):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """As a call, over keys and values of the step that are in the cache already.
+        """As :meth:`__call__`, over keys and values that are in the cache already.
 
         Raises:
             ValueError: ``step_slots`` are None.
@@ -353,13 +353,13 @@ class PagedAttention(ABC):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Write the step's KV, then attend over the cache: causally, but for bidirectional spans.
+        """Write the step's KV, then attend over the cache, causally except for bidirectional spans.
 
         Args:
             layer: index of the cache.
             query: [T, heads, head_dim]; query heads that share a KV head are adjacent.
-            key: [T, kv_heads, head_dim]; None (and no value) to write nothing, as an earlier call
-                of this step has done so: layers that share keys and values.
+            key: [T, kv_heads, head_dim]; None (and no value) to write nothing, if an earlier call
+                of this step has: for layers that share keys and values.
             value: [T, kv_heads, value_width]; None also where values are part of the keys.
             scale: factor of the scores.
             softcap: a score s becomes softcap * tanh(s / softcap) before it is masked (Gemma 2,
@@ -367,7 +367,7 @@ class PagedAttention(ABC):
             sinks: [heads], logits that take part in the softmax of every query and have no value
                 (gpt-oss).
             bias: float32 [heads, D >= 2], added to the scaled scores. Column d is for keys that
-                are d positions before the query, column 0 also for those behind it; beyond the
+                are d positions before the query, column 0 also for those after it; beyond the
                 last column the bias goes on as a straight line through the last two: (0, -slope)
                 is ALiBi
                 (https://arxiv.org/abs/2108.12409), two equal ones let it stay as it is (T5,
@@ -379,11 +379,11 @@ class PagedAttention(ABC):
 
 
 def bias_at(bias: Tensor, distances: Tensor) -> Tensor:
-    """The biases of queries that are ``distances`` (integers, any shape) behind their keys.
+    """The biases of queries that are ``distances`` (integers, any shape) after their keys.
 
     Args:
         bias: as :class:`PagedAttention` takes it, [heads, D].
-        distances: negative ones, of keys that are hidden, count as 0.
+        distances: negative distances, of hidden keys, count as 0.
 
     Returns:
         float32 [heads, *distances.shape]

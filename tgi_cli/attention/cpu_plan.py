@@ -29,14 +29,14 @@ tiles of 64 and 5.7 in tiles of 32 or 128."""
 
 KEYS = 16
 QUERIES = 4
-"""Of these a call gets whole multiples."""
+"""A call gets multiples of these numbers of keys and queries."""
 
 PIECE = 512
 MATRIX_PIECE = 192
-"""Keys; see above. Whoever multiplies himself cuts at both: then no plan needs to know of it."""
+"""Keys; see above. A backend with products of its own cuts at both; plans need not know it."""
 
 MARGIN = MATRIX_PIECE
-"""More than the hidden keys at the end of a call."""
+"""An upper bound of the hidden keys at the end of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Decodes:
     mask: Tensor
     """[n, 1, 1, keys], 0 or -inf."""
     distances: Tensor
-    """int64 [n, 1, keys]: how far each key is before the query, negative behind it."""
+    """int64 [n, 1, keys]: how far each key is before the query, negative after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +61,19 @@ class QueryTile:
 
     begin: int
     end: int
-    """Queries, of the prefill's."""
+    """Range of the prefill's queries."""
     first_key: int
-    """Of the gathered ones."""
+    """Index among the gathered keys."""
     visible: int
     """Keys from there to the last that any of the queries sees."""
     keys: int
-    """The same with the hidden ones that fill the call up."""
+    """Number of keys, including hidden ones that pad the call."""
     hidden: int
     """Leading keys that no query sees, as they are of the chunk before."""
     ahead: int = 0
-    """How many keys are seen behind the last query."""
+    """Number of keys visible after the last query."""
     mask: Tensor | None = None
-    """[queries, keys], 0 or -inf, of a tile with queries that see keys behind them."""
+    """[queries, keys], 0 or -inf, of a tile with queries that see keys after them."""
 
     def distances(self) -> Tensor:
         """int64 [1, queries, keys]: how far each key is before each query."""
@@ -90,7 +90,7 @@ class Prefills:
     size: int
     query_len: int
     keys: int
-    """How many are gathered per sequence."""
+    """Number of keys gathered per sequence."""
     blocks: Tensor
     """int32 [n * blocks]."""
     tiles: list[QueryTile]
@@ -150,11 +150,11 @@ class WindowPlan:
         return self._spec.first_visible(position) // self._align * self._align
 
     def _first_gathered(self, position: int) -> int:
-        """The same, or before it, and the first key of a block."""
+        """The first key to gather for that call, at the beginning of a block."""
         return self._spec.first_visible(position) // self._stride * self._stride
 
     def _call_keys(self, visible: int) -> int:
-        """How many keys a call is given of which so many are seen."""
+        """Number of keys of a call, padding included, for the number that queries see."""
         keys = round_up(visible, KEYS)
         last = keys % PIECE
         if MATRIX_PIECE < last < 2 * MATRIX_PIECE:
@@ -193,7 +193,7 @@ class WindowPlan:
         positions = ends - np.array(lengths)[:, None] + np.arange(count)
         hidden = positions >= ends
         columns = positions[:, :: self._block_size] // self._block_size
-        # Blocks behind the window or beyond the end may be another sequence's, or free: read the
+        # Blocks outside the window or beyond the end may be another sequence's, or free: read the
         # sequence's own nearest block again.
         columns = np.minimum(columns, (ends - 1) // self._block_size)
         window, chunk = self._spec.window, self._spec.chunk
@@ -278,7 +278,7 @@ class WindowPlan:
     def _span_tile(
         self, begin: int, end: int, earlier: int, base: int, until: NDArray[np.int32]
     ) -> QueryTile:
-        """A tile with queries that see keys behind them."""
+        """A tile with queries that see keys after them."""
         positions = range(earlier + begin, earlier + end)
         seen = list(map(self._spec.visible, positions, until.tolist()))
         first = min(each.start for each in seen) // self._align * self._align

@@ -1,10 +1,10 @@
-"""What a call on the CPU makes of its scores: weights, with a cap and with sinks.
+"""Attention over given keys on the CPU, with a cap of scores and with sinks.
 
-Without a cap torch's fused kernel does it all. A sink then costs one factor per row, as the
+Without a cap, torch's fused kernel does everything. A sink then costs one factor per row, as the
 kernel also returns the logarithm of its divisor.
 
-A cap comes between product and softmax, where no kernel of torch lets anything in. So the steps
-of the fused one are taken here, in fp32, one piece of the keys after the other ("Online
+A cap applies between product and softmax, which torch's kernels do not allow. So the steps of the
+fused kernel are done here, in fp32, one piece of the keys after the other ("Online
 normalizer calculation for softmax", https://arxiv.org/abs/1805.02867).
 
 Measured on one core in bf16 against the plain call. Sinks cost 0 to 20 percent, 60 us at least.
@@ -28,8 +28,8 @@ from tgi_cli.attention.cpu_plan import MATRIX_PIECE, PIECE, QUERIES
 fused_with_sums: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
     torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None
 )
-"""The kernel behind ``scaled_dot_product_attention``, which keeps its sums to itself. It is
-private to torch: where it is gone, sinks take the way of caps."""
+"""The kernel behind ``scaled_dot_product_attention``, which does not return the sums. It is private
+to torch: without it, sinks are computed as caps are."""
 
 _AT_ONCE = 256 * 1024
 """Elements of keys that are made fp32 together, to stay in a core's cache: with four times as many,
@@ -38,7 +38,7 @@ _AT_ONCE = 256 * 1024
 
 @dataclass(slots=True)
 class Scoring:
-    """What one layer does with its scores; see :class:`~tgi_cli.attention.PagedAttention`."""
+    """A layer's operations on scores; see :class:`~tgi_cli.attention.PagedAttention`."""
 
     scale: float
     softcap: float | None = None
@@ -61,7 +61,7 @@ class Scoring:
         the KV head, and the last row is the last head of the last token. ``keys`` and ``values``
         are [n, kv_heads, keys, head_dim]; ``mask`` (0 or -inf) is [rows, keys] or [n, 1, 1, keys].
         A bias needs ``distances`` from the last tokens to the keys, int64 [n or 1, tokens, keys].
-        A row of which nothing is visible comes out as anything.
+        Rows without visible keys have arbitrary results.
         """
         if self.bias is not None:
             return self._attend_in_steps(queries, keys, values, mask, distances)
@@ -184,7 +184,7 @@ class Scoring:
 
 
 def _pieces(keys: int) -> Iterator[slice]:
-    """Where long rows are cut so that they add up alike; :mod:`tgi_cli.attention.cpu_plan`."""
+    """Where long rows are cut so that sums have the same order; see :mod:`.cpu_plan`."""
     for start in range(0, keys, PIECE):
         stop = min(start + PIECE, keys)
         for begin in range(start, stop, MATRIX_PIECE):
@@ -197,7 +197,7 @@ def _widened(some: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def alike(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as wide as the wider one, as torch's fused kernel wants: zeros add nothing."""
+    """Pad both to the width of the wider one, which torch's fused kernel requires, with zeros."""
     gap = keys.shape[-1] - values.shape[-1]
     if gap < 0:
         keys = pad(keys, (0, -gap))

@@ -1,6 +1,6 @@
-"""Paged attention out of stock torch, as fast as that goes on a CPU.
+"""Paged attention on CPUs with stock torch.
 
-What counts, measured on one core with 9 query and 3 KV heads of 64 in bf16 and 32 sequences
+What makes it fast, measured on one core with 9 query and 3 KV heads of 64 in bf16 and 32 sequences
 of 192 tokens: KV is gathered by whole blocks (60 us for the keys, 440 by advanced indexing);
 query heads that share a KV head become further queries of it (960 us, 5500 with
 ``enable_gqa``); decodes of similar length share one padded call.
@@ -9,9 +9,9 @@ A token's result does not depend on what shares its step, to the last bit: not o
 beside it, nor on how its prompt was cut into chunks, nor on whether it was computed as prompt
 or as decode. torch's kernel adds up a row the same way whatever else it computes, as long as
 it is given a multiple of 16 keys (hidden ones add zeros) and a multiple of 4 queries (its
-remainders of 1 to 3 take other code - and more time: 930 us for 3, 720 for 4), and as long as
-long sums are cut at the same keys, which is the plan's part. The same holds with a cap and with
-sinks: the steps outside that kernel keep its rules. So it is on x86 with AVX-512;
+remainders of 1 to 3 take other code and more time: 930 us for 3, 720 for 4), and as long as
+long sums are cut at the same keys, which the plan ensures. The same holds with a cap and with
+sinks: the steps outside that kernel keep its rules. This was verified on x86 with AVX-512;
 elsewhere a last bit may differ.
 """
 

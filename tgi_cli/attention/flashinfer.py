@@ -3,7 +3,7 @@
 FlashInfer plans on the host, per step and per kind of layer, what its kernels then run: so do
 :meth:`FlashInferAttention.plan` and, for a kind that it has not met before, the first call of it.
 A step that a CUDA graph holds has wrappers of its own, one per number of rows, whose plan is made
-anew before each replay. Triton writes the cache in all steps, and lists the pages of such steps.
+again before each replay. Triton writes the cache in all steps, and lists the pages of such steps.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tgi_cli.attention.triton_cache import list_pages
 from tgi_cli.errors import ConfigError
 
 HEAD_DIMS = (64, 128, 256)
-"""What its kernels are made for."""
+"""Dimensions of heads that its kernels support."""
 WORKSPACE_BYTES = 128 << 20
-"""As its documentation advises, for partial results."""
+"""Workspace for partial results, as its documentation advises."""
 PLAN_BYTES = 8 << 20
-"""As its wrappers take for a plan."""
+"""Memory that its wrappers take for a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a plan depends on besides the step: layers that agree in it share one."""
+    """What a plan depends on besides the step; layers with equal values share a plan."""
 
     heads: int
     kv_heads: int
@@ -46,7 +46,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Captured:
-    """What graphs of one kind of layer read, at fixed addresses, whatever their number of rows."""
+    """Tensors at fixed addresses that all graphs of one kind of layer read."""
 
     starts: Tensor
     """int32 [max_rows + 1], on the device: where each sequence's pages begin."""
@@ -55,9 +55,9 @@ class _Captured:
     pages: Tensor
     """int32."""
     workspace: Tensor
-    """For the plans of all numbers of rows: one graph runs at a time."""
+    """Workspace of all plans, since one graph runs at a time."""
     wrappers: dict[int, Any] = field(default_factory=dict)
-    """By number of rows."""
+    """Wrappers by number of rows."""
     listed: tuple[object, bool] | None = None
     """The plan whose pages are listed, and whether that was captured."""
 
@@ -346,7 +346,7 @@ class FlashInferAttention(TritonAttention):
         wrappers.planned = metadata
 
     def _pages(self, window: int | None, metadata: AttentionMetadata, decodes: bool) -> _Pages:
-        """Without the blocks behind the window: they may be another's, or not even be there."""
+        """Drop the blocks outside the window, which may be another sequence's, or free."""
         known = self._host.pages.get((window, decodes))
         if known is not None:
             return known
@@ -380,7 +380,7 @@ def _page_counts(
 
 
 def _tensor_cores(kind: _Kind) -> bool:
-    """Its advice: from 4 query heads per KV head on, they are the faster."""
+    """Whether to use tensor cores: FlashInfer advises it from 4 query heads per KV head on."""
     return kind.heads // kind.kv_heads >= 4
 
 

@@ -169,7 +169,7 @@ class ChosenRows:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Tokens that are chosen together: so many, counted from the beginning of a text.
+    """Tokens that are chosen together: runs of this size, from the beginning of a text.
 
     Attributes:
         size: tokens of a pool.
@@ -204,7 +204,7 @@ def choose_tokens(
         weights: [T, heads].
         count: how many tokens are chosen.
         pools: chosen instead, as many as have ``count`` tokens. Then ``key`` is what they are made
-            of; queries also attend to the tokens behind the last complete pool that they see.
+            of; queries also attend to the tokens after the last complete pool that they see.
 
     Returns:
         The choice; None if no query sees more tokens than that.
@@ -240,7 +240,7 @@ class BlockRule:
 
     Attributes:
         size: tokens of a block; blocks are counted from the beginning of a text.
-        count: of the blocks that are chosen.
+        count: number of the blocks that are chosen.
         local: how many of these are the query's own block and those right before it.
     """
 
@@ -333,7 +333,7 @@ def _scored(
 ) -> Iterator[tuple[_Queries, Tensor]]:
     """Some queries, and their products with the keys of tokens or pools: float32 [n, heads, keys].
 
-    Keys are those of the longest sequence, and more to the next multiple; products with keys behind
+    Keys are those of the longest sequence, and more to the next multiple; products with keys after
     a query are undefined. Heads are as :func:`_padded_heads` leaves them.
     """
     query = _padded_heads(query.float())
@@ -357,7 +357,7 @@ def _index_keys(
     """The keys of each sequence's first ``count`` tokens: float32 [sequences, keys, dim]."""
     size, device = attention.block_size, queries.table.device
     last = queries.positions[-1:] if queries.shared else queries.positions
-    # Behind a sequence's own blocks the table has anything: its last block is read again.
+    # After a sequence's own blocks the table has anything: its last block is read again.
     columns = torch.arange(-(-count // size), device=device).minimum(last[:, None] // size)
     blocks = queries.table.gather(1, columns)[..., None]
     slots = (blocks * size + torch.arange(size, device=device)).flatten(1)[:, :count]

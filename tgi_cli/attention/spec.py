@@ -7,12 +7,12 @@ from typing import Literal, NamedTuple
 
 Spans = Literal["none", "window", "whole"]
 """What tokens of a bidirectional span (:attr:`AttentionMetadata.visible_until`) see of it: ``none``
-of what is behind them, all that is, from where their window begins, or the ``whole`` span."""
+of what is after them, all that is, from where their window begins, or the ``whole`` span."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one cache keeps of a token, a key and a value per KV head, and who sees it.
+    """What one cache keeps of a token, a key and a value per KV head, and which queries see it.
 
     Raises:
         ValueError: it has both a window and chunks, or values that are wider than the keys that
@@ -21,12 +21,12 @@ class KVSpec:
 
     num_kv_heads: int
     head_dim: int
-    """Of keys."""
+    """Width of a key."""
     window: int | None = None
     """Number of positions that a query sees, its own included (transformers' ``sliding_window``).
     Default: all before it."""
     value_dim: int | None = None
-    """Of values. Default: ``head_dim``."""
+    """Width of a value. Default: ``head_dim``."""
     chunk: int | None = None
     """A query at position p sees no position before p // chunk * chunk (Llama 4)."""
     values_in_keys: bool = False

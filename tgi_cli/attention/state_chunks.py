@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MIN_TOKENS = 64
-"""Of a sequence that is computed so; the kernels' chunks are as long."""
+"""Tokens from which on a sequence is computed in chunks; the kernels' chunks are as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ChunkCall:
 
 @dataclass(frozen=True, slots=True)
 class StepChunks:
-    """A step of sequences of few tokens, decodes above all, and behind these of prompts.
+    """A step of sequences of few tokens, decodes above all, and after these of prompts.
 
     Attributes:
         few: how many sequences lead that are better computed token by token.

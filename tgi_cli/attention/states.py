@@ -26,7 +26,7 @@ class StateTensor:
 
     Attributes:
         name: by which the layer finds it, such as ``conv`` or ``recurrent``.
-        shape: of one sequence's state.
+        shape: shape of one sequence's state.
         dtype: in which it is kept.
     """
 

@@ -35,7 +35,7 @@ class _Limits:
     rows: int
     max_keys: int
     tokens: int | None = None
-    """Of all sequences; None: each has one."""
+    """Tokens of all sequences; None if each has one."""
 
 
 class _Step:

@@ -174,7 +174,7 @@ def _stage_kernel(
     table_to_stride: int,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid: (rows, blocks of columns). Copies ``count`` rows; those behind become padding."""
+    """Grid: (rows, blocks of columns). Copies ``count`` rows; those after become padding."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     real = row < count

@@ -2,7 +2,7 @@
 
 Multi-head latent attention in its absorbed form (https://arxiv.org/abs/2405.04434): all heads share
 the rows, so a tile's rows are heads of neighbouring tokens: row r is token r // HEADS, head
-r % HEADS. A row's latent is read once for scores and values. The part behind it, the rotated key,
+r % HEADS. A row's latent is read once for scores and values. The part after it, the rotated key,
 is multiplied apart, as 512 + 64 dimensions would make a block of 1,024. Not measured on a GPU.
 """
 

@@ -27,8 +27,8 @@ class LayerKind:
     """What the kernels are compiled for.
 
     Attributes:
-        spec: of the cache.
-        heads: of queries.
+        spec: specification of the cache.
+        heads: heads of queries.
         block_size: tokens of a block.
         dtype, cache_dtype: of queries, and of cached keys and values.
         softcap, sinks: whether there are any.
@@ -54,7 +54,7 @@ class Launch:
     Attributes:
         rule: how sequences become work.
         decode, prefill: tiles.
-        programs: of decodes that the device runs at once.
+        programs: programs of decodes that the device runs at once.
         hardware: the device.
         constants: compile-time arguments of both kernels.
     """
@@ -122,10 +122,10 @@ class Launch:
         """Attend for all tokens of a step.
 
         Args:
-            metadata: of the step.
+            metadata: metadata of the step.
             work: its lists, by ``rule``.
             output: [T, heads, value_dim], contiguous; written.
-            sinks: of each head.
+            sinks: sinks of each head.
             arguments: what the kernels take besides.
         """
         until = metadata.visible_until

@@ -217,9 +217,9 @@ def add_up(
     Args:
         parts: as the list's kernel has left them.
         work: the lists.
-        metadata: of the step.
+        metadata: metadata of the step.
         output: contiguous.
-        sinks: of each head; they take part in the sum.
+        sinks: sinks of each head; they take part in the sum.
         kv_heads: that share the heads.
         hardware: of the device.
         many: whether it is the list of sequences with many tokens.

@@ -44,7 +44,7 @@ class Rule:
         few_rows, many_rows: rows of a tile, multiples of ``group`` unless rows of a token may
             be in two tiles.
         window, chunked: of the cache; see WINDOW and CHUNKED of the kernels.
-        few_tokens: sequences of at most so many tokens are few.
+        few_tokens: most tokens of a sequence that counts as short.
         chunk: keys of a chunk, a multiple of KEY_ALIGNMENT, for few tokens.
         max_chunks: chunks of a sequence of few tokens; if there were more, they become longer.
         many_chunk: the least keys of a chunk for many tokens.
@@ -88,7 +88,7 @@ class ListSize:
     Attributes:
         items: number of items.
         parts: tokens in partial results, each once per chunk; 0: nothing is to be summed up.
-        tokens: of the longest sequence.
+        tokens: tokens of the longest sequence.
     """
 
     items: int = 0
@@ -192,7 +192,7 @@ def _work_of(
     return few, tiles * chunks, tl.minimum(size, kv_len - begin), parts
 
 
-# Of what differs from step to step the compiler is to know nothing: it would compile anew.
+# The compiler must not specialize on what differs between steps: it would compile again.
 @cached_launches
 @triton.jit(  # type: ignore[untyped-decorator, unused-ignore]
     do_not_specialize=["num_sequences", "many_at"],
@@ -294,7 +294,7 @@ def limits_of(
         rule: the rule.
         rows: number of sequences.
         max_keys: limit of their KV lengths.
-        tokens: of all of them. Default: each has one.
+        tokens: tokens of all of them. Default: each has one.
     """
     decodes = tokens is None
     if tokens is None:

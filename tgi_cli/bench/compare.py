@@ -150,7 +150,7 @@ def differences(a: BenchRun, b: BenchRun) -> list[str]:
 
 
 def _uncompared(*runs: Mapping[tuple[str, float], StepRecord]) -> list[str]:
-    """A sentence for each latency that one of the runs cannot tell, and so is not compared."""
+    """A sentence for each latency that is not compared, as one of the runs could not resolve it."""
     notes = []
     for name, steps in zip(("first", "second"), runs, strict=True):
         for record in steps.values():

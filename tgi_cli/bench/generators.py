@@ -1,4 +1,4 @@
-"""Load generators as the parent process sees them."""
+"""Load generators, from the side of the parent process."""
 
 from __future__ import annotations
 

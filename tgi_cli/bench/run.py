@@ -176,7 +176,7 @@ class BenchJob:
 
     Attributes:
         url: URL of the HTTP server, once it is known.
-        model: Model's name, once the server has told it; empty before.
+        model: Model's name, once the server has reported it; empty before.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from tgi_cli.errors import RouterError
 from tgi_cli.text.tokenizer import Tokenizer
 
 _VOCABULARY_WORD = re.compile(r"[\u0120\u2581]?([a-z]{2,12})")
-"""A word behind the space of byte-level and SentencePiece vocabularies."""
+"""A word after the space of byte-level and SentencePiece vocabularies."""
 _MOST_WORDS = 4000
 _ENOUGH_WORDS = 64
 

@@ -29,7 +29,7 @@ _SHOWN_THOUGHTS = 4
 _THOUGHT_TAIL = 4000
 """Characters of reasoning that are wrapped for these lines."""
 _MIN_SECONDS = 0.05
-"""Between two redraws, which also take at most a quarter of the time."""
+"""Least interval of redraws, which also take at most a quarter of the time."""
 _MIN_LINES = 4
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_SPINNER = "|/-\\"
@@ -198,7 +198,7 @@ class TerminalAnswer:
         if not self._written_lines:
             return lines
         if width != self._written_width:
-            # Wrapped anew: a line that is only partly written is written again.
+            # Wrapped again: a line that is only partly written is written again.
             count, chars = 0, 0
             for line in lines:
                 chars += _num_chars(line)

@@ -37,7 +37,7 @@ _NAMES_OF_OWNERS: dict[str, dict[str, str | None]] = {
         "thinking_token_budget": "thinking_budget_tokens",
     }
 }
-"""Other names of parameters, by ``owned_by`` of a server's models."""
+"""Servers' own names of parameters, by ``owned_by`` of their models."""
 
 
 def as_url(target: str) -> str | None:
@@ -283,7 +283,7 @@ def _refusal(response: httpx.Response, base: str, images: bool = False) -> ChatS
     elif status == 413 and images:
         remedy = "send a smaller image"
     elif images and _ABOUT_IMAGES.search(message):
-        remedy = "images need a model that sees, such as Qwen3-VL or SmolVLM"
+        remedy = "images need a vision-language model, such as Qwen3-VL or SmolVLM"
     return ChatServerError(
         cause, remedy, status=status, message=message, retry_after=_retry_after(response)
     )

@@ -36,9 +36,9 @@ class ChatState:
     """A chat between two inputs.
 
     Attributes:
-        client: of the server.
+        client: the server's client.
         model: the model's name.
-        conversation: what has been said.
+        conversation: the messages so far.
         say: prints a line of text for the user.
         images: for the next message.
         last: the last answer.
@@ -219,7 +219,7 @@ COMMANDS = {
     "bye": SlashCommand(_quit, "", "", hidden=True),
     "exit": SlashCommand(_quit, "", "", hidden=True),
 }
-"""By name; hidden ones are those of ollama and llama.cpp."""
+"""Commands by name; hidden ones are those of ollama and llama.cpp."""
 
 
 def _path(argument: str) -> Path:

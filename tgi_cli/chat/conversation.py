@@ -36,12 +36,12 @@ class AttachedImage:
 
 @dataclass(slots=True)
 class ChatConversation:
-    """What has been said, in OpenAI's form.
+    """The messages so far, in OpenAI's form.
 
     Attributes:
         system: the system prompt; empty: none.
         messages: those of the user and the assistant, in turns.
-        parameters: of requests, by name.
+        parameters: parameters of requests, by name.
     """
 
     system: str = ""

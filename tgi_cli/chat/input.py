@@ -102,7 +102,7 @@ def unquoted(text: str) -> str:
 
 
 def is_open(text: str) -> bool:
-    """Whether more lines follow: behind a backslash, and until quotes are closed."""
+    """Whether more lines follow: after a backslash, and until quotes are closed."""
     bare = text.strip()
     if bare.startswith(_QUOTES):
         return len(bare) < 2 * len(_QUOTES) or not bare.endswith(_QUOTES)

@@ -1,6 +1,6 @@
 """The part of a terminal that is redrawn: the lines below all that is written for good.
 
-Rich's Live neither accounts for lines that a narrower terminal has wrapped anew nor lets text
+Rich's Live neither accounts for lines that a narrower terminal has rewrapped nor lets text
 leave a region that outgrows the screen.
 """
 
@@ -65,5 +65,5 @@ class LiveRegion:
 
 
 def _wraps_anew() -> bool:
-    """Whether the terminal wraps its lines anew when it becomes narrower: all but xterm do."""
+    """Whether the terminal rewraps its lines when it becomes narrower: all but xterm do."""
     return "XTERM_VERSION" not in os.environ or "TMUX" in os.environ

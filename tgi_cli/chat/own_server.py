@@ -17,7 +17,7 @@ _PROGRESS = re.compile(r"(?P<title>[^:]+): (?P<amount>.*) \((?P<percent>\d+)%\)(
 """A line of :class:`tgi_cli.process.progress.ProgressReporter`."""
 
 _SECONDS = 0.5
-"""Between two lines of progress."""
+"""Interval of lines of progress."""
 
 
 @dataclass(frozen=True)

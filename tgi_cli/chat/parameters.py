@@ -40,7 +40,7 @@ PARAMETERS: dict[str, ValueKind] = {
     "chat_template_kwargs": ValueKind(str, "JSON", _json),
     "response_format": ValueKind(str, "JSON", _json),
 }
-"""By the name that requests give them: OpenAI's, then those of vLLM and TGI."""
+"""Parameters by their names in requests: OpenAI's, then those of vLLM and TGI."""
 
 UNSET = "default"
 """The word that makes a parameter the server's own choice again."""

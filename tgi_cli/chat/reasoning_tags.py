@@ -15,7 +15,7 @@ _TAGS = {
     "<seed:think>": "</seed:think>",
     "[THINK]": "[/THINK]",
 }
-"""By opening tag, the closing one. Qwen and DeepSeek write the first."""
+"""Closing tags by opening tag. Qwen and DeepSeek write the first."""
 
 _UNOPENED = "</think>"
 """Ends reasoning whose opening tag is part of the prompt, as with DeepSeek R1's template."""

@@ -32,7 +32,7 @@ class ChatOptions:
     Attributes:
         target: a model, the URL of a server, or empty for the bundled model.
         model: the name that requests give, or empty for the server's only model.
-        api_key: of the server behind a URL.
+        api_key: key of the server behind a URL.
         serve_arguments: additional arguments for a server that is started.
         timeout: seconds to wait for the next part of an answer.
         prompt: to be answered once; None: chat in the terminal, unless stdin is a pipe.
@@ -40,7 +40,7 @@ class ChatOptions:
         images: files and URLs for the first message.
         load: a saved conversation.
         history: whether to keep what is typed.
-        parameters: of requests.
+        parameters: parameters of requests.
     """
 
     target: str = ""
@@ -122,7 +122,7 @@ async def _models(client: ChatClient, wanted: str, url: str) -> list[str]:
 
 
 def _prompt(options: ChatOptions) -> str | None:
-    """The prompt to answer once, behind what a pipe brings; None to chat in the terminal."""
+    """The prompt to answer once, after what a pipe brings; None to chat in the terminal."""
     terminal = sys.stdin is not None and sys.stdin.isatty()
     piped = ""
     if not terminal and sys.stdin is not None:

@@ -26,7 +26,7 @@ class ChatSession:
     """A chat in a terminal.
 
     Args:
-        state: the conversation, and whom it is with.
+        state: the conversation, and its model.
         reader: reads the inputs.
         console: the terminal.
         server_failure: why the server that was started for the chat has ended, or None while it

@@ -22,7 +22,7 @@ class ChatUsage:
     """Tokens of one answer.
 
     Attributes:
-        prompt_tokens: of the prompt.
+        prompt_tokens: tokens of the prompt.
         completion_tokens: generated, reasoning included.
         cached_tokens: of the prompt, those whose keys and values the server still had.
     """

@@ -61,7 +61,7 @@ class Client:
     """A client of ``tgi connect``.
 
     Attributes:
-        format: of its file: json, toml, yaml or env.
+        format: format of its file: json, toml, yaml or env.
         path: finds its file, from the environment variables.
         settings: makes the settings, which replace those of the same name.
         start: how to start it.

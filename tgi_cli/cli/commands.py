@@ -90,4 +90,4 @@ COMMANDS = (
         "completion", "Print the script that completes commands in a shell.", module="completions"
     ),
 )
-"""In the order in which help lists them."""
+"""The commands, in the order in which help lists them."""

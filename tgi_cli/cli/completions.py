@@ -21,8 +21,8 @@ from tgi_cli.config.settings.setting import COMPLETION, Setting
 from tgi_cli.config.settings.values import SWITCH
 
 SCRIPTS = {"bash": "tgi.bash", "zsh": "_tgi", "fish": "tgi.fish", "powershell": "tgi.ps1"}
-"""By shell (bash 3.2, PowerShell 5.1 and later): the file name under which it looks for the script,
-which is also that of the template."""
+"""File names of scripts and of their templates, by shell (bash 3.2, PowerShell 5.1 and later).
+Shells look for scripts of these names."""
 
 _HEADER = "# Completes tgi's commands and flags. Written by `make completions`."
 _HELP = Setting(SWITCH, "Show help", name="help", short="h")
@@ -43,8 +43,8 @@ class CommandWords:
 
     Attributes:
         name: the word on the command line.
-        path: it with the commands that it belongs to, such as ``bench view``.
-        commands: those that its first argument may name instead.
+        path: the name after those of its parents, such as ``bench view``.
+        commands: subcommands that its first argument may name instead.
     """
 
     name: str

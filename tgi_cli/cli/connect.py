@@ -58,7 +58,7 @@ async def _find(settings: ParsedSettings) -> Server:
 
     Raises:
         ConfigError: the URL is invalid, or the server has no such model.
-        ServerError: the server is unavailable, or does not tell its context length.
+        ServerError: the server is unavailable, or does not report its context length.
     """
     import httpx
 

@@ -40,12 +40,12 @@ _WRITTEN = frozenset(
         *("graceful_termination_timeout", "huggingface_hub_cache", "distributed", "ray_address"),
     ]
 )
-"""Settings of `tgi serve` that the file has in another form."""
+"""Settings of `tgi serve` that the file expresses in another way."""
 _MONITORING = {"grafana": dashboard_json, "prometheus": render_alerts}
 """Targets that do not depend on the server."""
 _OF_ANY_TARGET = frozenset(["target", "output", "force", "logger_level", "config"])
 _MAY_BE_PATHS = frozenset(["lora_adapters", "speculative_model", "chat_template"])
-"""Settings that name a file or a folder, or something else."""
+"""Settings whose values may be files or folders."""
 
 
 @takes(
@@ -99,7 +99,7 @@ def _refuse_flags_without_effect(settings: ParsedSettings) -> None:
 
 
 def _write(settings: ParsedSettings, text: str) -> None:
-    """Print the text, or write it to the file that is named."""
+    """Print the text, or write it to the file that ``--output`` names."""
     output: Path | None = settings["output"]
     if output is None:
         print(text, end="")
@@ -201,10 +201,10 @@ def _deployment(settings: ParsedSettings) -> Deployment:
 
 
 def _plan(settings: ParsedSettings, serve: ServeConfig) -> MemoryPlan | None:
-    """The memory of the server, or None if it is given and the model is not here to divide it.
+    """The server's memory by purpose; None if only the total is given, and the model is not local.
 
     Raises:
-        ConfigError: it is not given, and the model is not here to be measured.
+        ConfigError: it is not given, and the model is not local, so that it cannot be measured.
     """
     if settings["gpus"]:
         return None
@@ -233,12 +233,12 @@ def _plan(settings: ParsedSettings, serve: ServeConfig) -> MemoryPlan | None:
     config, profile = measured_profile(found, path)
     if config.device != "cpu":
         return None
-    pixels = settings["image_workers"] * settings["max_image_pixels"] if facts.sees else 0
+    pixels = settings["image_workers"] * settings["max_image_pixels"] if facts.takes_images else 0
     return plan_memory(config, profile, settings["memory"], pixels)
 
 
 def _limits(settings: ParsedSettings, plan: MemoryPlan) -> dict[str, int]:
-    """The limits of requests with which the memory suffices, unless they are given."""
+    """The limits of requests that the memory suffices for, unless they are given."""
     limits = {
         "max_batch_total_tokens": plan.cache_tokens,
         "max_total_tokens": plan.max_total_tokens,
@@ -292,7 +292,7 @@ def _is_path(setting: Setting) -> bool:
 
 
 def _absolute_part(word: str) -> str:
-    """A path that exists, absolute; of NAME=PATH, the path."""
+    """An existing path made absolute; in NAME=PATH, the path."""
     if whole := existing_paths([word]):
         return str(whole[0])
     name, _, path = word.partition("=")

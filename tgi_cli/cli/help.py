@@ -1,6 +1,6 @@
 """The texts of ``--help`` and ``--help-all``, from the table of settings.
 
-They are plain text laid out for the width of the terminal, with nothing but headings in color.
+They are plain text laid out for the width of the terminal; only headings have a color.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class CommandHelp:
         column = left_column([row for _, group in rows for row in group], width)
         for name, group in rows:
             if group:
-                # Groups of the short page are told apart by their headings alone.
+                # Only their headings separate the groups of the short page.
                 lines += [""] if whole or name == "Arguments" else []
                 lines += [heading(f"{name}:"), *table(group, width, column)]
         if self.notes:
@@ -191,7 +191,7 @@ def table(rows: Iterable[tuple[str, str]], width: int, column: int) -> Iterator[
 
 
 def _examples(examples: Sequence[Example], width: int) -> Iterator[str]:
-    """Command lines with comments behind them, or above them where that is too wide."""
+    """Command lines with comments after them, or above them where that is too wide."""
     longest = max(len(line) for line, _ in examples)
     beside = _GAP + longest + _GAP + max(len(meaning) + 2 for _, meaning in examples) <= width
     for line, meaning in examples:

@@ -11,14 +11,14 @@ from tgi_cli.config.settings.ray import RAY_SETTINGS
 from tgi_cli.errors import ConfigError
 
 _OF_CLUSTER = frozenset(["target", "cpus", "gpus"])
-"""Settings of `tgi deploy` that a cluster on this machine takes."""
+"""Settings of `tgi deploy` that apply to a cluster on this machine."""
 
 
 def run_on_ray(settings: ParsedSettings, *, own_cluster: bool) -> int:
     """Deploy the model that the settings name and serve it until a signal.
 
     Args:
-        settings: Of `tgi serve` or of `tgi deploy`.
+        settings: Settings of `tgi serve` or of `tgi deploy`.
         own_cluster: Start a cluster on this machine instead of joining one.
 
     Returns:

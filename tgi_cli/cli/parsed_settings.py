@@ -34,7 +34,7 @@ class Origin:
 
     Attributes:
         kind: ``flag``, ``variable``, ``file`` or ``default``.
-        name: of the flag, the variable or the file.
+        name: name of the flag, the variable or the file.
     """
 
     kind: str

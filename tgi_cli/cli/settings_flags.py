@@ -163,7 +163,7 @@ def _parameter(name: str, annotation: Any, *default: Any) -> inspect.Parameter:
 def _annotation(setting: Setting, command: str) -> Any:
     """The setting as a declaration for Typer."""
     kind = setting.kind
-    # SettingsCommand parses the words; Typer only has to tell switches and repeated flags.
+    # SettingsCommand parses the words; Typer only distinguishes switches and repeated flags.
     base: Any = {bool: bool, list: list[str], Path: Path}.get(kind.type, str)
     if kind.choices:
         base = Literal[kind.choices]

@@ -1,4 +1,4 @@
-"""Steps that commands share before they run: logging, address, access, validation."""
+"""What commands share before they run: logging, address, access, validation."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _entries(settings: ParsedSettings, further: Sequence[str]) -> list[_Entry]:
 
 
 def _parsed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The values of a file, which are as on a command line, parsed."""
+    """Parse the values of a file, which are written as on a command line."""
     by_name = {setting.name: setting for setting in settings_of(SERVE)}
     for name, value in values.items():
         setting = by_name[name]

@@ -18,11 +18,15 @@ def check_settings(serve: ServeConfig) -> None:
     _check_sharding(serve)
     _check_kernels(serve)
     check_pipeline(serve)
-    if serve.kv_cache_dir is not None and not serve.prefix_caching:
-        raise ConfigError(
-            "--kv-cache-dir keeps prefixes, which --no-prefix-caching does not use",
-            "leave one of them off",
-        )
+    for flag, value in (
+        ("--kv-cache-dir", serve.kv_cache_dir),
+        ("--kv-offloading-size", serve.kv_offloading_size),
+    ):
+        if value is not None and not serve.prefix_caching:
+            raise ConfigError(
+                f"{flag} keeps prefixes, which --no-prefix-caching does not use",
+                "leave one of them off",
+            )
     if serve.replicas > 1 and serve.shard_uds_path is not None:
         raise ConfigError(
             "TGI's clients of --shard-uds-path drive one model server, and --replicas starts "

@@ -34,6 +34,7 @@ def check_pipeline(serve: ServeConfig) -> None:
         f"--max-loras {serve.max_loras}": bool(serve.max_loras),
         "--cuda-graphs": bool(serve.cuda_graphs) and 0 not in (serve.cuda_graphs or ()),
         "--kv-cache-dir": serve.kv_cache_dir is not None,
+        "--kv-offloading-size": serve.kv_offloading_size is not None,
         "--cross-check": serve.cross_check,
     }
     for flag, given in refused.items():

@@ -1,7 +1,4 @@
-"""Environment variables of Ray Serve's processes: of its own cluster, and of pods.
-
-https://docs.ray.io/en/latest/serve/advanced-guides/performance.html
-"""
+"""Environment variables of Ray Serve's processes: of its own cluster, and of pods."""
 
 from __future__ import annotations
 
@@ -11,4 +8,9 @@ FAST_PATH = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
 """Parts of answers pass between Ray's processes over gRPC instead of its object store, and between
-no threads: a token costs a third of the CPU time (tests/benchmarks/ray_serve.py)."""
+no threads: a token costs a third of the CPU time (tests/benchmarks/ray_serve.py).
+https://docs.ray.io/en/latest/serve/advanced-guides/performance.html"""
+
+SERVE_VARIABLES = FAST_PATH | {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
+"""A replica that does not answer is killed: it would not finish its requests, and Ray would wait
+for that as long as it lets them take before it starts another one."""

@@ -92,6 +92,8 @@ def resolve(
         check_devices(stages, num_shard, device, _PROCESS_BYTES)
     if serve.kv_cache_dir is not None:
         _check_kept_blocks(model, device, num_shard)
+    if serve.kv_offloading_size is not None:
+        _check_offloading(model, device)
     options["explicit_limits"] += tuple(
         name
         for name in ("max_input_tokens", "max_total_tokens")
@@ -223,6 +225,21 @@ def _check_kept_blocks(model: ModelFacts, device: DeviceFacts, num_shard: int) -
     if model.decoder is not None:
         raise ConfigError(
             f"--kv-cache-dir is not for encoder-decoder models such as {model.architecture}",
+            "leave it off",
+        )
+
+
+def _check_offloading(model: ModelFacts, device: DeviceFacts) -> None:
+    """Refuse ``--kv-offloading-size`` where there is nothing to offload. Raises ConfigError."""
+    if device.kind != "cuda":
+        raise ConfigError(
+            f"--kv-offloading-size is for GPUs, not for {device.kind}: its cache is in the same "
+            "memory",
+            "leave it off; --max-batch-total-tokens makes the cache larger",
+        )
+    if model.decoder is not None:
+        raise ConfigError(
+            f"--kv-offloading-size is not for encoder-decoder models such as {model.architecture}",
             "leave it off",
         )
 

@@ -10,11 +10,11 @@ from tgi_cli.errors import ConfigError
 
 
 def resolve_drafts(serve: ServeConfig, device: DeviceFacts) -> dict[str, Any]:
-    """The fields of :class:`tgi_cli.config.EngineConfig` that are about drafts.
+    """The fields of :class:`tgi_cli.config.EngineConfig` for drafts.
 
     Args:
-        serve: with valid values.
-        device: that serves.
+        serve: settings with valid values.
+        device: the device that serves.
 
     Raises:
         ConfigError: settings that contradict each other.

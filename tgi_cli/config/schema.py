@@ -27,6 +27,8 @@ class EngineOptions:
     """Folder in which KV blocks are kept, or None."""
     kv_cache_dir_size: int | None = None
     """Maximum bytes of its files, or None for the default."""
+    kv_offloading_size: int | None = None
+    """Bytes of the host's memory for KV blocks that a GPU evicts, of all shards; None for none."""
     disable_grammar_support: bool = False
     quantize_head: bool = False
     quantize_head_bits: int | None = None
@@ -158,8 +160,8 @@ class ModelFacts:
     """Whether all tokens of a prompt see each other, whether they stand for images or not."""
     decoder: DecoderFacts | None = None
     """Of an encoder-decoder model; its ``max_position_embeddings`` are those of both parts."""
-    sees: bool = False
-    """Whether it can be given images."""
+    takes_images: bool = False
+    """Whether it takes images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

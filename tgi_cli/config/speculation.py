@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 AUTO = "auto"
-"""In place of a number of drafts: chosen by the device."""
+"""Instead of a number of drafts: depends on the device."""
 
 DEFAULT_CPU_DRAFTS = 7
 """Drafts of a sequence in one step on a CPU: with the token before them 8 rows, which cost little
@@ -20,10 +20,10 @@ LOOK_UPS = ("ngram", "suffix")
 """vLLM's methods without weights."""
 
 WITH_MODEL = ("draft_model", "eagle3", "medusa", "mlp_speculator")
-"""Its methods with weights in a folder or repository of their own."""
+"""vLLM's methods with weights in a folder or repository of their own."""
 
 MTP = "mtp"
-"""Its method with layers of the served checkpoint."""
+"""vLLM's method with layers of the served checkpoint."""
 
 METHODS = (*LOOK_UPS, *WITH_MODEL, MTP)
 
@@ -45,7 +45,7 @@ _ADVICE = {
     "suffix_decoding_max_spec_factor": _ANY_LENGTH,
     "suffix_decoding_max_tree_depth": _ANY_LENGTH,
 }
-"""What to do instead of naming a key."""
+"""Remedies for unsupported keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class SpeculativeConfig:
             leaves it to the weights.
         num_speculative_tokens: maximum drafts of a sequence in one step, or None for the default.
         model: id or folder of the weights that draft, or None.
-        revision: of the model, or None for its main branch.
+        revision: revision of the model, or None for its main branch.
     """
 
     method: str | None = None

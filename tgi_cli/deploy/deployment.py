@@ -34,9 +34,9 @@ class Deployment:
     """A server to be deployed.
 
     Attributes:
-        arguments: of ``tgi``, beginning with ``serve``.
-        name: of the container, the service or the Kubernetes objects.
-        image: of the container.
+        arguments: arguments of ``tgi``, beginning with ``serve``.
+        name: name of the container, the service or the Kubernetes objects.
+        image: image of the container.
         port: on which it listens, and is published.
         hostname: address on which it is published.
         drain_seconds: that requests in flight get to finish.

@@ -22,7 +22,7 @@ docs/benchmarks.md), and the router's child processes for templates and grammars
 requests."""
 
 PIXEL_BYTES = 32
-"""Memory that decoding an image takes for each pixel, as --max-image-pixels says."""
+"""Memory that decoding an image takes for each pixel, as for --max-image-pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class MemoryPlan:
     """The memory of a server, in bytes, and the limits with which it suffices.
 
     Attributes:
-        weights: of the model.
+        weights: weights of the model.
         activations: that a step takes at most.
-        cache: of KV blocks and recurrent states.
+        cache: cache of KV blocks and recurrent states.
         processes: everything else.
         total: the limit for all processes together.
         cache_tokens: tokens that the KV cache holds.
-        max_total_tokens: of a request.
+        max_total_tokens: most tokens of a request.
         max_batch_size: sequences that run at once.
         date: when weights and activations were measured.
     """

@@ -81,7 +81,7 @@ class Shard:
 
     @property
     def processes(self) -> int:
-        """Of the model, in all stages."""
+        """Processes of the model, in all stages."""
         return self.size * self.stages
 
     @property
@@ -136,7 +136,7 @@ class Shard:
         """Set the timeout of this process's operations.
 
         Args:
-            seconds: of those that all processes begin at about the same time.
+            seconds: limit of those that all processes begin at about the same time.
             stage_seconds: for what the stage before sends once it has computed its part of a step.
                 Default: the same.
         """

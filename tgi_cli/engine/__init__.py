@@ -1,4 +1,4 @@
-"""Requests in, tokens out. Owns time: requests, scheduling, blocks, the core loop.
+"""Requests in, tokens out: scheduling, KV blocks and the core loop.
 
-Knows no HTTP, no gRPC and no text; its scheduler and block pool know no torch either.
+Independent of HTTP, gRPC, text and torch.
 """

@@ -17,8 +17,8 @@ MAX_LOOKAHEAD = 32
 """Sequences that do not fit and are passed over in one step; bounds the cost of a long queue."""
 
 MAX_PASSED = 1024
-"""Sequences that are passed over in one step because their adapter, grammar or parent is not
-ready, which costs little to see."""
+"""Sequences that are passed over in one step because their adapter, grammar or parent is not ready,
+which is cheap to check."""
 
 
 class AdmissionPolicy:
@@ -43,12 +43,12 @@ class AdmissionPolicy:
         """Admit waiting sequences in order of priority; one that does not fit lets others pass.
 
         Args:
-            step: gets their rows.
+            step: gets the rows of admitted sequences.
             budget: tokens that the step may still compute.
             alone: whether the step computes nothing yet.
 
         Yields:
-            Each with the number of its tokens that the step is to compute.
+            Each admitted sequence with the number of its tokens that the step is to compute.
         """
         policy, waiting = self._policy, self._waiting
         free_rows = self._batch.resources.free_rows
@@ -81,7 +81,7 @@ class AdmissionPolicy:
             if parent is None:
                 known += self._loads.num_ready(sequence, known)
             pending = sequence.num_tokens - known * self._block_size
-            # A whole prompt must fit the budget, but one that never would may be split.
+            # A prompt that runs whole must fit the budget, unless it exceeds any: then it is split.
             too_long = policy.strict and pending > budget and not alone
             if too_long or not self._admit(step, sequence, prefix, parent):
                 if starved or policy.strict or misfits == MAX_LOOKAHEAD:
@@ -96,9 +96,9 @@ class AdmissionPolicy:
             yield sequence, count
 
     def _parent(self, sequence: Sequence) -> Sequence | None:
-        """The sequence that a new one forks from, if it still has the KV of the prompt.
+        """The sequence that a new one is forked from, if it still has the KV of the prompt.
 
-        Without one, after a preemption or behind a sliding window, the fork computes its own.
+        Without one, after a preemption or with a sliding window, the fork computes its own.
         """
         source = sequence.request.fork_of
         if source is None or sequence.attempt:
@@ -111,10 +111,10 @@ class AdmissionPolicy:
         return parent
 
     def _must_wait(self, sequence: Sequence, step: Step) -> bool:
-        """Whether a sequence waits for something else than a row and blocks.
+        """Whether a sequence waits for anything besides a row and blocks.
 
-        Its adapter or its KV is being read, its grammar compiled, or the prompt that it forks from
-        is computed by this step or a later one.
+        Its adapter or its KV is being read, its grammar compiled, or this step or a later one
+        computes the prompt that it shares as a fork.
         """
         if not self._is_ready(sequence):
             return True

@@ -1,4 +1,4 @@
-"""Sequences on the worker's rows, KV blocks and adapter slots, and what steps give them.
+"""Sequences with their rows, KV blocks and adapter slots, and the results of their steps.
 
 A policy (:mod:`tgi_cli.engine.scheduler`, :mod:`tgi_cli.engine.external_steps`) decides which
 sequences run and how many of their tokens a step computes. Its :class:`Batch` does the rest:
@@ -49,13 +49,14 @@ class Batch(LiveSequences):
         self._in_stages = self.config.pipeline_parallel_size > 1
 
     def begin_prefills(self, budget: int, waits: bool) -> int:
-        """The prompts of a step are about to be planned, with so many tokens.
+        """Prepare to plan the prompts of a step.
 
         Args:
+            budget: prompt tokens that the step may compute.
             waits: whether streams wait for the step.
 
         Returns:
-            The tokens that they may have: fewer where these would take too long.
+            The budget, reduced where that many tokens would take too long.
         """
         if waits:
             budget = self.resources.pace.prefill_tokens(budget)
@@ -70,13 +71,13 @@ class Batch(LiveSequences):
     def plan(
         self, step: Step, sequence: Sequence, budget: int, target: int | None = None
     ) -> tuple[int, int]:
-        """How many tokens of a running sequence a step computes next, and the budget left then.
+        """How many tokens of a running sequence a step computes next, and the budget that remains.
 
-        Beside them, the step may be given a part of an image to encode.
+        The step may also be given a part of an image to encode.
 
         Args:
             step: being scheduled.
-            sequence: with tokens to be computed.
+            sequence: has tokens to be computed.
             budget: prompt tokens that the step may still compute.
             target: position to compute it up to; None for all known tokens.
         """
@@ -99,7 +100,7 @@ class Batch(LiveSequences):
     ) -> None:
         """Have ``step`` compute the next ``count`` known tokens of a running sequence.
 
-        With ``drafts``, these are all its known tokens, and the step verifies the drafts, too.
+        With ``drafts``, these are all its known tokens, and the step also verifies the drafts.
         """
         start = sequence.num_computed
         end = start + count
@@ -142,6 +143,8 @@ class Batch(LiveSequences):
             resources.states.commit()
         if resources.images is not None:
             resources.images.commit(step)
+        if resources.host is not None:
+            resources.host.commit(step)
         resources.steps += 1
         resources.context_tokens += step.num_prefill_tokens
         resources.drafted_tokens += step.num_drafts
@@ -188,7 +191,7 @@ class Batch(LiveSequences):
                 accepted = self._verify(entry, result, sample, outputs) if entry.drafts else 0
                 self._append_token(sequence, result, sample, outputs)
                 if accepted:
-                    self._append_behind(sequence, result, sample, accepted, outputs)
+                    self._append_after(sequence, result, sample, accepted, outputs)
                 if self.speculator is not None and index in result.proposals:
                     known = len(sequence.token_ids) == entry.end + 1 + accepted
                     if known and sequence.first_unsent < 0 and entry.is_current:
@@ -200,7 +203,7 @@ class Batch(LiveSequences):
     ) -> int:
         """How many drafts of an entry, whose choices begin at ``first``, are accepted.
 
-        A draft is if it is the token that was chosen for its position, and those before it are.
+        A draft is accepted if it is the token chosen for its position and all before it are, too.
         """
         sequence, accepted = entry.sequence, 0
         for draft, token in zip(entry.drafts, result.token_ids[first:], strict=False):
@@ -219,7 +222,7 @@ class Batch(LiveSequences):
             self.speculator.learn(sequence, entry.drafts, accepted)
         return accepted
 
-    def _append_behind(
+    def _append_after(
         self,
         sequence: Sequence,
         result: StepResult,
@@ -227,7 +230,7 @@ class Batch(LiveSequences):
         accepted: int,
         outputs: StepOutputs,
     ) -> None:
-        """Append the token chosen behind each accepted draft, the last chosen one included.
+        """Append the token chosen after each accepted draft, the last chosen one included.
 
         What was computed for the other drafts is overwritten by later steps.
         """
@@ -246,13 +249,13 @@ class Batch(LiveSequences):
             self._append_token(sequence, result, sample, outputs)
 
     def timed(self, step: Step, result: StepResult, seconds: float) -> None:
-        """A step has been applied, ``seconds`` after its scheduling began."""
+        """Learn that a step was applied ``seconds`` after its scheduling began."""
         self.resources.pace.learn(step, seconds, result.encodes.seconds)
         if self.speculator is not None:
             self.speculator.timed(step, seconds)
 
     def fail(self, cause: str) -> StepOutputs:
-        """End the requests of the oldest step in flight, which failed; all others go on."""
+        """End the requests of the oldest step in flight, which failed; all others continue."""
         outputs = StepOutputs()
         step = self._in_flight.popleft()
         outputs.finished += self._fail_images((), dict.fromkeys(step.encodes, cause))
@@ -268,7 +271,7 @@ class Batch(LiveSequences):
     ) -> list[Finished]:
         """End the sequences of images that could not be encoded, given with the causes.
 
-        Those are the sequences that wait for one, and those of entries that have used it.
+        These are the sequences that wait for such an image, and those whose entries have used it.
         """
         if self.resources.images is None:
             return []

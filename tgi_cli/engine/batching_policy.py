@@ -12,8 +12,8 @@ class BatchingPolicy:
 
     Attributes:
         mixes: prefills share a step with decodes.
-        strict: prompts run whole, and none passes one that does not fit.
-        gathers: a batch is admitted at once, though its prefill may take several steps.
+        strict: prompts run whole, and none overtakes one that does not fit.
+        gathers: a whole batch is admitted at once, though its prefill may take several steps.
         join_reason: why sequences may join a running batch now, in TGI's words.
     """
 
@@ -24,18 +24,18 @@ class BatchingPolicy:
         self._size = config.max_batch_size
 
     def window(self, running: int) -> Window:
-        """How few and how many sequences may join ``running`` ones in the next step."""
+        """The least and most sequences that may join ``running`` ones in the next step."""
         return 1, self._size - running
 
     def joined(self) -> None:
-        """A sequence was admitted."""
+        """Note that a sequence was admitted."""
 
     def decoded(self) -> None:
-        """A step has scheduled its decodes."""
+        """Note that a step has scheduled its decodes."""
 
 
 class InflightBatching(BatchingPolicy):
-    """TGI without chunking: only enough waiting sequences interrupt a running batch.
+    """TGI without chunking: a running batch is interrupted only for enough waiting sequences.
 
     At least ``floor(running * waiting_served_ratio)`` must fit at once, unless
     ``max_waiting_tokens`` decode steps have passed since the latest admission

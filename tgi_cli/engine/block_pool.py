@@ -18,14 +18,23 @@ cached ones, least recently released first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+OnEvict = Callable[[bytes, int], None]
+"""Called with the hash of a content and the block that has it, before it is overwritten."""
 
 
 class BlockPool:
-    """Reference-counted blocks with an O(1) free list and an index of cached content."""
+    """Reference-counted blocks with an O(1) free list and an index of cached content.
 
-    def __init__(self, num_blocks: int) -> None:
+    Args:
+        num_blocks: how many.
+        on_evict: called for cached content whose block is taken.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: OnEvict | None = None) -> None:
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
@@ -61,6 +70,8 @@ class BlockPool:
             if old is not None:
                 del self._by_hash[old]
                 self._hashes[block] = None
+                if self._on_evict is not None:
+                    self._on_evict(old, block)
             self._references[block] = 1
             taken.append(block)
         return taken

@@ -1,4 +1,4 @@
-"""The contract between the engine and what keeps copies of KV blocks outside of the cache."""
+"""The contract between the engine and a store of copies of KV blocks outside of the cache."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class StoreEvent(StrEnum):
     HIT = "hit"
     """It was read."""
     MISS = "miss"
-    """There is no copy, or it has gone or was damaged."""
+    """There is no copy, or it was removed or damaged."""
     SKIPPED = "skipped"
     """There is a copy that would be read more slowly than the block is computed."""
     WRITTEN = "written"
     EVICTED = "evicted"
     """Its copy was removed, as the limit of bytes was reached."""
     DAMAGED = "damaged"
-    """Its copy was not as it was written, and was removed."""
+    """Its copy was damaged, and removed."""
     FAILED = "failed"
     """Its copy could not be written."""
 
@@ -51,7 +51,7 @@ class StoredBlocks(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has been read, as far as it can be or is worth waiting for."""
+        """Whether reading has ended: all was read, or the rest cannot be, or takes too long."""
         ...
 
     @property
@@ -91,17 +91,17 @@ class BlockStore(Protocol):
         ...
 
     def save(self, content: bytes, block: int) -> bool:
-        """Copy a computed block, unless there is a copy; False if that has to wait."""
+        """Copy a computed block unless a copy exists; False if that has to wait."""
         ...
 
     def load(self, contents: Sequence[bytes]) -> StoredBlocks | None:
-        """Begin to read a run of blocks; None if it is not there, or faster computed than read."""
+        """Begin to read a run of blocks; None if there is none, or computing it is faster."""
         ...
 
     def touch(self, contents: Sequence[bytes]) -> None:
-        """A sequence has used these blocks, from its first on: they are dropped last."""
+        """Note that a sequence has used these blocks, from its first on: they are dropped last."""
         ...
 
     def timed(self, prompt_tokens: int, seconds: float) -> None:
-        """A step that computed prompt tokens alone has taken so long."""
+        """Learn that a step which computed prompt tokens alone took ``seconds``."""
         ...

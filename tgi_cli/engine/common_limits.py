@@ -1,4 +1,4 @@
-"""The limits of a request that any of several engines with the same model may get."""
+"""Limits of requests that hold for each of several engines with the same model."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ class SchedulerConfig:
         max_batch_size: sequences that run at once.
         block_size: tokens per KV block.
         num_blocks: KV blocks in the pool.
+        num_host_blocks: KV blocks that the host's memory holds besides; 0 for none.
         num_state_slots: slots for recurrent states, one per row at least; 0 if the model has none.
         window: positions that a token attends to, if every layer has a sliding window, or None for
             all. Blocks behind it are released.
@@ -67,6 +68,7 @@ class SchedulerConfig:
     max_batch_size: int
     block_size: int
     num_blocks: int
+    num_host_blocks: int = 0
     num_state_slots: int = 0
     prefix_caching: bool = True
     window: int | None = None
@@ -108,6 +110,7 @@ class SchedulerConfig:
         encoder: EncoderLimits | None = None,
         whole_prompts: bool = False,
         step_seconds: float = 0.0,
+        num_host_blocks: int = 0,
     ) -> SchedulerConfig:
         """The scheduler's part of a resolved configuration, with what warm-up found.
 
@@ -115,6 +118,7 @@ class SchedulerConfig:
         """
         found: dict[str, Any] = {
             "num_blocks": num_blocks,
+            "num_host_blocks": num_host_blocks,
             "window": window,
             "num_state_slots": num_state_slots,
             "encoder": encoder,

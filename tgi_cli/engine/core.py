@@ -2,7 +2,7 @@
 
 After vLLM's RFC 23233: launching and sampling are separate calls that do not wait, and with
 ``depth`` 1 the next step is scheduled and launched before the host has the tokens of this one.
-A CPU runs the same loop at depth 0. Nothing calls back and nothing mutable is shared: the
+A CPU runs the same loop at depth 0. There are no callbacks and no shared mutable state: the
 thread that runs :meth:`EngineCore.run` owns the schedulers and the worker.
 
 Blocks and rows that a result frees while a later step still uses them need no fence: their next
@@ -49,17 +49,16 @@ Inbound = (
 )
 
 MAX_CONSECUTIVE_FAILURES = 3
-"""Failing steps in a row after which the device is taken to be lost."""
+"""Failed steps in a row after which the device is considered lost."""
 
 POLL_SECONDS = 0.005
-"""Between two looks at what other threads read or compile, while there is nothing else to do."""
+"""Interval at which an otherwise idle loop checks what other threads read or compile."""
 
 SETTLED_STEPS = 16
-"""Steps that only decode, until those before them are taken to have been the last prompts' for a
-while."""
+"""Steps that only decode after which no new prompts are expected soon."""
 
 IDLE_SECONDS = 1.0
-"""Without requests, until the engine rests."""
+"""Time without requests after which :attr:`EngineCore` calls ``on_idle``."""
 
 
 class EngineCore:
@@ -72,7 +71,7 @@ class EngineCore:
             is in several pipeline stages).
         compiler: compiles grammars, or None to refuse requests that have one.
         speculator: proposes draft tokens; None without speculative decoding.
-        on_step: called for each step as it is launched, on the loop's thread: keep it quick.
+        on_step: called for each step as it is launched, on the loop's thread: must be fast.
         external_drafts: whether drafts are proposed for externally driven sequences, too, whose
             steps may then give several tokens.
         on_idle: called on the loop's thread once nothing has been live for :data:`IDLE_SECONDS`,
@@ -82,7 +81,7 @@ class EngineCore:
 
     Attributes:
         inbox: put messages here, from any thread.
-        outbox: yields a StepOutputs per step with news, and None after the loop has ended.
+        outbox: yields a StepOutputs per step with outputs, and None after the loop has ended.
         steps: how many steps have run.
     """
 
@@ -128,9 +127,9 @@ class EngineCore:
 
     @property
     def progress(self) -> int:
-        """Grows while a healthy engine has work, if only by waiting for others.
+        """A number that grows while a healthy engine has work, even if it only waits.
 
-        Counts its steps, and its looks at the inbox while it waits for adapters to be read,
+        Counts its steps, and its checks of the inbox while it waits for adapters to be read,
         grammars to be compiled, or blocks of external sequences. May be read from any thread.
         """
         return self.steps + self._polls
@@ -202,13 +201,13 @@ class EngineCore:
         return self._ending is None
 
     def _rest(self) -> None:
-        """Nothing has been live for a while."""
+        """Call ``on_idle``: nothing has been live for :data:`IDLE_SECONDS`."""
         self._has_rested = True
         if self._on_idle is not None:
             self._on_idle()
 
     def _is_idle(self) -> bool:
-        """Whether nothing can be done before a message arrives, or before others are done."""
+        """Whether there is nothing to do before a message arrives or another thread is done."""
         if self._pending or (self._batch.live and not self._stalled):
             return False
         return not self._external.num_calls or self._external.deferred
@@ -269,9 +268,9 @@ class EngineCore:
                 handle = self._worker.launch(step)
                 masks = self._masks() if self._batch.grammars.needs_mask else None
                 self._pending.append((step, self._worker.sample(handle, masks)))
-            except ShardError:  # nothing that was launched will arrive
+            except ShardError:  # no launched step will return a result
                 raise
-            except Exception as error:  # a step's failure, whatever it is, ends its requests only
+            except Exception as error:  # any failure of a step ends its requests only
                 while self._pending:
                     self._collect()
                 self._fail(error, self._scheduler)
@@ -284,7 +283,7 @@ class EngineCore:
             raise RuntimeError("requests wait, and none of them can be scheduled")
         while self._pending and (step is None or len(self._pending) > self._depth):
             self._collect()
-            if self._in_stages:  # its sequences go on while the other steps are under way
+            if self._in_stages:  # its sequences continue while other steps are in flight
                 break
 
     def _advance_external(self) -> None:
@@ -316,10 +315,10 @@ class EngineCore:
         self._record(step)
 
     def _masks(self) -> tuple[list[int], Any] | None:
-        """What grammars allow in the step just launched, computed while the device works on it.
+        """The masks of grammars for the step just launched, computed while the device works on it.
 
-        A matcher must have seen all tokens before the one that it constrains: those that steps in
-        flight choose are awaited first. With pipeline stages, these are of other sequences.
+        A matcher must have accepted all tokens before the one that it constrains: the results of
+        steps in flight are awaited first. With pipeline stages, these are of other sequences.
         """
         while self._pending and not self._in_stages:
             self._collect()
@@ -350,7 +349,7 @@ class EngineCore:
             self._on_idle()
 
     def _arrive(self) -> None:
-        """The oldest result is there."""
+        """Record that the oldest result has arrived."""
         self._failures = 0
         self._has_rested = self._on_idle is None
         self.steps += 1

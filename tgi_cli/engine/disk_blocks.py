@@ -20,25 +20,25 @@ from tgi_cli.process.units import format_size
 log = logging.getLogger(__name__)
 
 WRITE_BYTES = 256 << 20
-"""Limit of what waits to be written: beyond it, sequences offer their blocks again later."""
+"""Limit of the bytes that wait to be written: beyond it, sequences offer their blocks later."""
 
 READ_BYTES = 64 << 20
-"""Least limit of what was read and not taken yet."""
+"""Lower bound of the limit of the bytes that were read and not taken yet."""
 
 _READ_SHARE = 4
-"""Part of the cache that may be read and not be in the cache yet: one of so many."""
+"""Blocks that were read and not taken yet may have the size of 1 / ``_READ_SHARE`` of the cache."""
 
 FIRST_BANDWIDTH = 500e6
-"""Bytes per second that reading is assumed to bring before any was read."""
+"""Assumed bytes per second of reading, before any was measured."""
 
 OVERHEAD_SECONDS = 0.008
-"""Of a run: until the engine's loop and the thread that reads look."""
+"""Time that a run of blocks waits for the reading thread and for the engine's loop."""
 
 _NEW = 0.3
 """Weight of the latest measurement in a moving average."""
 
 _PAUSE_SECONDS = 60.0
-"""Without writing after the disk has refused."""
+"""Time without writing after the disk has refused."""
 
 _LEAST_WAIT = 1.0
 _MOST_WAIT = 10.0
@@ -48,13 +48,13 @@ _MOST_WAIT = 10.0
 def open_disk_blocks(
     config: EngineConfig, worker: object, cache_bytes: int, step_seconds: float
 ) -> DiskBlocks | None:
-    """What keeps the blocks of a worker; None without ``--kv-cache-dir``.
+    """Open the store of a worker's blocks; None without ``--kv-cache-dir``.
 
     Args:
         config: as warm-up has left it.
         worker: with one shard a BlockExporter, warmed up.
-        cache_bytes: of its cache.
-        step_seconds: its estimate for the largest step; 0 if unknown.
+        cache_bytes: bytes of its cache.
+        step_seconds: the warm-up's estimate for the largest step; 0 if unknown.
 
     Raises:
         ConfigError: the folder cannot be used.
@@ -89,7 +89,7 @@ class DiskRead:
     """Implements :class:`tgi_cli.engine.block_store.StoredBlocks`: one run of blocks.
 
     Args:
-        names: of the files.
+        names: names of the files.
         deadline: in ``time.monotonic()``; from then on, it is not worth waiting for the rest.
         release: called once, when the blocks were taken.
     """
@@ -250,11 +250,11 @@ class DiskBlocks:
         seconds = OVERHEAD_SECONDS + count * self._block_bytes / self._bandwidth
         if seconds < self._compute_seconds(count):
             return True
-        self._bandwidth *= 1.02  # or else a disk that was slow once would never be tried again
+        self._bandwidth *= 1.02  # otherwise, a disk that was slow once would never be tried again
         return False
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write what waits, for so long at most, and end the threads."""
+        """Write what waits, for at most ``seconds``, and end the threads."""
         self._writes.put(None)
         self._reads.put(None)
         for thread in self._threads:
@@ -283,7 +283,7 @@ class DiskBlocks:
             self._guarded(self._files.scan_if_due)
 
     def _guarded(self, work: Callable[[], object]) -> bool:
-        """Do work on the disk; where that refuses, pause. Returns whether it was done."""
+        """Do work on the disk, and pause if that fails. Returns whether it was done."""
         if time.monotonic() - self._refused_at < _PAUSE_SECONDS:
             return False
         try:

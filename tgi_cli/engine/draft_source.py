@@ -1,4 +1,4 @@
-"""Where drafts come from; apart from what finds them, as a router imports the metrics' names."""
+"""Where drafts come from: a module of its own, since routers import the names for metrics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class DraftSource(IntEnum):
     PREDICTION = 1
     """The request's own guess at its answer."""
     CONTEXT = 2
-    """The request's prompt, and its answer so far."""
+    """The request's prompt and its answer so far."""
     RECENT = 3
-    """What other requests were answered lately."""
+    """Recent answers to other requests."""
     WEIGHTS = 4
-    """A drafter with weights; its classes are of how sure it is, not of matches."""
+    """A drafter with weights, whose classes are by its confidence instead of the match's length."""
     UNSEEN = 5
-    """The same before it has drafted; a draft's length is its position, the first one's is 1."""
+    """A drafter with weights that has not drafted yet; a length is the draft's position, from 1."""

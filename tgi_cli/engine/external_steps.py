@@ -2,8 +2,8 @@
 
 The engine's scheduler decides which sequence computes what. Here the sender of an
 :class:`~tgi_cli.engine.messages.Advance` does, as text-generation-inference's router does with
-its shards; between two of its steps nothing happens to its sequences. Both policies run on the same
-device, and affect each other in nothing but time:
+its shards; between two of its steps its sequences do not change. Both policies run on the same
+device, and only the timing of one depends on the other:
 
 ==============  ===============================================================================
 shared          how
@@ -42,7 +42,7 @@ from tgi_cli.engine.step import GrammarCompiler, Step, StepResult
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """An Advance under way.
+    """An Advance in progress.
 
     Attributes:
         new: its new sequences, once they are added.
@@ -90,7 +90,7 @@ class ExternalStepScheduler:
 
     @property
     def num_calls(self) -> int:
-        """Advances that wait or are under way; may be read from any thread."""
+        """Advances that wait or are in progress; may be read from any thread."""
         return len(self._calls)
 
     @property
@@ -99,7 +99,7 @@ class ExternalStepScheduler:
         return self._reserved.num_active
 
     def advance(self, message: Advance) -> None:
-        """Queue a call; it is answered through its future."""
+        """Queue a call, which is answered through its future."""
         self._calls.append(_Call(message))
 
     def drop(self, request_ids: Iterable[int]) -> None:
@@ -109,7 +109,7 @@ class ExternalStepScheduler:
             self._errors.pop(request_id, None)
 
     def collect(self, failed: Iterable[tuple[int, str]]) -> None:
-        """Take what threads have done: grammars, and adapters that could not be read."""
+        """Take compiled grammars; end the requests of adapters that could not be read."""
         ended = (*self.batch.fail_adapters(failed), *self.batch.collect_grammars())
         for finished in (*ended, *self.batch.end_failed_images()):
             self._errors[finished.request_id] = finished.error
@@ -121,7 +121,7 @@ class ExternalStepScheduler:
             pass
 
     def end(self, cause: str) -> None:
-        """The loop is over: end all sequences and answer all calls."""
+        """End all sequences and answer all calls, as the loop has ended."""
         self.batch.finish_all(FinishReason.CANCELLED)
         while self._calls:
             self._refuse(self._calls[0], AdvanceError(AdvanceFault.ENDED, cause))
@@ -163,7 +163,7 @@ class ExternalStepScheduler:
         return outputs
 
     def fail(self, cause: str) -> StepOutputs:
-        """The step failed: end all sequences of its call."""
+        """End all sequences of the call whose step failed."""
         outputs = self.batch.fail(cause)
         call = self._calls[0]
         for sequence, _ in call.targets:
@@ -196,7 +196,7 @@ class ExternalStepScheduler:
         return True
 
     def _add(self, call: _Call) -> None:
-        """Let the new requests wait, while their adapters and grammars are made ready."""
+        """Queue the new requests while their adapters are read and their grammars compiled."""
         call.added = True
         for request in call.message.new:
             try:
@@ -287,7 +287,7 @@ class ExternalStepScheduler:
         now = time.monotonic()
         for sequence in self._sequences(call):
             sequence.last_advanced = now
-            self.batch.release_images(sequence)  # until it is named again, if it ever is
+            self.batch.release_images(sequence)  # until an Advance names it again
         answer = call.message.answer
         if not answer.set_running_or_notify_cancel():
             return  # the sender has given up
@@ -309,7 +309,7 @@ def _lacks(sequence: Sequence, target: int) -> bool:
 
 
 def _targets(call: _Call, running: Collection[Sequence]) -> list[tuple[Sequence, int]]:
-    """How far each sequence is to be computed."""
+    """The position up to which each sequence is to be computed."""
     targets = []
     budget = call.message.prefill_budget
     for sequence in running:

@@ -1,5 +1,5 @@
-"""Tokens that follow without a choice: what a grammar forces, the end of spent reasoning, and what
-answers of an encoder-decoder model begin and end with.
+"""Tokens that are appended without sampling: those that a grammar forces, the closing marker when a
+thinking budget is spent, and the first and last tokens of an encoder-decoder model's answers.
 
 They are appended to their sequence as known tokens, which the scheduler's rule turns into a prefill
 chunk of the next step. No step samples them.
@@ -16,15 +16,15 @@ from tgi_cli.engine.sequence import Sequence
 def follow(
     sequence: Sequence, token_id: int, outputs: StepOutputs, eos_token_ids: Many[int]
 ) -> tuple[FinishReason | None, str]:
-    """Follow the token that was just appended, and append those that are forced then.
+    """Advance grammar and budget by the token just appended, and append the tokens they force.
 
     Args:
-        sequence: one that is followed.
-        outputs: end with the token.
+        sequence: has a grammar, a budget, or a decoder's forced tokens.
+        outputs: their last token is the one just appended.
         eos_token_ids: end tokens that a complete grammar allows, the usual one first.
 
     Returns:
-        Why the sequence ends, or None if it does not, and the error if that is the reason.
+        Why the sequence ends, or None if it continues, and the error if that is the reason.
     """
     if sequence.num_unreported:
         begin = sequence.prompt_tokens
@@ -41,7 +41,7 @@ def follow(
 
 
 def failure(sequence: Sequence, cause: str = "") -> tuple[FinishReason, str]:
-    """How a sequence ends that cannot continue, and why: perhaps because of its grammar."""
+    """The finish reason and the cause for a sequence that cannot continue."""
     error = "" if sequence.matcher is None else sequence.matcher.error
     if error:
         lines = f"the grammar cannot be completed: {error}".splitlines()
@@ -77,7 +77,7 @@ def _forced_after(
         token_id = queue.pop(0)
         early = len(sequence.token_ids) + len(forced) < min_tokens
         if early and token_id in request.stop_token_ids:
-            return forced, None, ""  # left to the sampler, which will find no other token
+            return forced, None, ""  # left to the sampler, which has no other choice
         forced.append(token_id)
         remaining -= 1
         if token_id in sequence.stop_ids:

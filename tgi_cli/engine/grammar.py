@@ -1,6 +1,6 @@
 """Grammars of requests: when they are compiled, and which tokens they allow next.
 
-The engine knows grammars as two protocols of :mod:`tgi_cli.engine.step`, which
+The engine uses grammars through two protocols of :mod:`tgi_cli.engine.step`, which
 :mod:`tgi_cli.worker.grammar` implements. A matcher belongs to its sequence for life. It follows
 the tokens that the host knows, so that preemption and resumption need not restore it.
 """
@@ -39,7 +39,7 @@ class Grammars:
             raise ValueError("this engine has no support for grammars")
 
     def add(self, sequence: Sequence) -> None:
-        """A request was queued; its grammar is compiled while it waits."""
+        """Compile the grammar of a queued request while it waits."""
         request = sequence.request
         if request.grammar is None:
             return
@@ -48,7 +48,7 @@ class Grammars:
         self._compiling[request.request_id] = (sequence, self._compiler.compile(request.grammar))
 
     def remove(self, sequence: Sequence) -> None:
-        """A request has ended."""
+        """Forget the grammar of a request that has ended."""
         if sequence.request.grammar is not None:
             self.live -= 1
             self._compiling.pop(sequence.request.request_id, None)
@@ -86,7 +86,7 @@ class Grammars:
         return sequence.matcher is not None or sequence.request.grammar is None
 
     def begin_step(self, entries: Many[ScheduledSequence]) -> None:
-        """A step was scheduled."""
+        """Note the entries of the step just scheduled."""
         self._constrained = []
         if self.live:
             first = 0

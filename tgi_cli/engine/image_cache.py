@@ -1,19 +1,19 @@
 """Encoded images on the worker, by content: numbers only.
 
-Their *features* are as many rows as the image has tokens, which the worker holds under a key. An
-image here is one of
+The worker holds an image's *features*, one row per token of the image, under a key. An image is one
+of
 
 ===========  ===========================  ==================================================
 state        references                   features
 ===========  ===========================  ==================================================
-begun        > 0                          being computed, of one image at a time
+begun        > 0                          being computed, for one image at a time
 used         > 0                          needed by that many sequences
-cached       0                            kept until others need the rows
+cached       0                            kept until other images need the rows
 failed       > 0, or forgotten            none: sequences that wait for them are to end
 ===========  ===========================  ==================================================
 
-All but failed ones count against the capacity, from their first reference on. Cached ones give way,
-least recently released first; what the worker is to forget is sent with the next step.
+All except failed ones count against the capacity, from their first reference on. Cached ones are
+evicted, least recently released first; the next step sends the worker the keys to forget.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 
 class ImageContent(NamedTuple):
-    """What features are found by: equal contents have equal features, under one salt."""
+    """The key of the index: equal contents have equal features, under one salt."""
 
     salt: bytes
     digest: bytes
@@ -36,12 +36,12 @@ class CachedImage:
     """An image that is encoded, or is to be.
 
     Attributes:
-        key: names its features to the worker, and no others ever.
-        content: what it is found by.
+        key: names its features to the worker; never reused.
+        content: its key in the index.
         begun: whether a step has given it to the encoder.
-        layers: of the encoder, that steps have run for it.
-        encoded: whether they have run the last one.
-        references: sequences that need it, once for each place in their prompts.
+        layers: layers of the encoder that steps have run for it.
+        encoded: whether the last layer has run.
+        references: sequences that need it, counted once for each place in their prompts.
         error: why it cannot be encoded, or empty.
     """
 
@@ -67,7 +67,7 @@ class ImageCache:
     Attributes:
         current: the image that is begun and not encoded yet, or None.
         failed: images that could not be encoded, and are still referenced.
-        encoded_images, reused_images: totals of images encoded, and of those that were found.
+        encoded_images, reused_images: totals of images that were encoded, and that were found.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -91,11 +91,11 @@ class ImageCache:
 
     @property
     def num_cached(self) -> int:
-        """Rows of images that could give way."""
+        """Rows of images that could be evicted."""
         return self._idle_rows
 
     def acquire(self, content: ImageContent) -> CachedImage | None:
-        """Take a reference to an image, encoded or not; None if its rows do not fit now."""
+        """Add a reference to an image, encoded or not; None if its rows do not fit now."""
         image = self._by_content.get(content)
         if image is None:
             if self.num_used + content.rows > self.num_rows:
@@ -114,7 +114,7 @@ class ImageCache:
         return image
 
     def release(self, image: CachedImage) -> None:
-        """Drop a reference. What is encoded stays for others; what is not is given up.
+        """Drop a reference. An encoded image stays cached; without references, others are dropped.
 
         Raises:
             ValueError: the image has no reference.
@@ -133,7 +133,7 @@ class ImageCache:
             self._forget(image)
 
     def advance(self, image: CachedImage, layers: int, last: bool) -> None:
-        """A step is to run the next ``layers`` of the encoder; with the last ones it is encoded."""
+        """Record that a step runs the next ``layers`` of the encoder, the ``last`` ones if so."""
         image.begun = True
         image.layers += layers
         image.encoded = last
@@ -141,12 +141,12 @@ class ImageCache:
         self.current = None if last else image
 
     def progress(self, key: int, layers: int) -> None:
-        """So many layers have run of an image in the encoder. Unknown keys are ignored."""
+        """Record that ``layers`` of the encoder have run for an image. Unknown keys are ignored."""
         if self.current is not None and self.current.key == key:
             self.current.layers = layers
 
     def fail(self, key: int, cause: str) -> None:
-        """An image could not be encoded, or its features are lost. Unknown keys are ignored."""
+        """Record that an image could not be encoded or was lost. Unknown keys are ignored."""
         image = self._by_key.get(key)
         if image is None:
             return
@@ -157,7 +157,7 @@ class ImageCache:
             self.failed.add(image)
 
     def take_dropped(self) -> list[int]:
-        """The keys that the worker is to forget, since the last call."""
+        """The keys dropped since the last call, which the worker is to forget."""
         dropped, self._dropped = self._dropped, []
         return dropped
 

@@ -8,7 +8,9 @@ that exceeds a step's budget alone.
 
 Beside decodes, images and the prompts that they are in may lengthen a step by as much as its
 decodes take (:mod:`tgi_cli.engine.step_pace`). On a CPU, where a layer alone may take longer, such
-slices are bounded by time instead, and results say how far they went. Beside prompts of text alone,
+slices are bounded by time instead, and results say how far they went. They run behind the step's
+tokens, and end when the step has lasted twice as long as decodes usually take: so its length does
+not depend on how long this one's did. Beside prompts of text alone,
 images get half of the budget: texts need not wait until a photo is encoded.
 
 One image is in the encoder at a time, as warm-up has measured the memory of one. Whoever needs the
@@ -20,6 +22,7 @@ in the cache.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tgi_cli.config import EncoderLimits
 from tgi_cli.engine.image_cache import ImageCache, ImageContent
@@ -202,6 +205,12 @@ class ImageEncoding:
         step.dropped_images = dropped = self.cache.take_dropped()
         if dropped and step.encodes:  # of a sequence that lost its row in this very step
             step.encodes = [each for each in step.encodes if each.key not in dropped]
+        if self._interrupts and step.encodes:
+            rest = self._pace.rest_seconds(step)
+            step.encodes = [
+                part if part.seconds is None else replace(part, rest_seconds=rest)
+                for part in step.encodes
+            ]
 
     def learn(self, report: EncodeReport) -> None:
         """A step has run its slices."""

@@ -13,9 +13,13 @@ class EncodeSlice:
 
     The first slice brings the image's ``tensors`` (numpy arrays, by the names of the encoder's
     arguments). Each runs the next ``layers`` of the encoder, the ``last`` one whatever is left;
-    another image begins behind it. With ``seconds``, it runs as far as that time goes instead, and
-    the result says how far (:class:`EncodeReport`). ``key`` names the ``rows`` of features
-    that it gives, until a step drops them; a key is never used again.
+    another image begins behind it. ``key`` names the ``rows`` of features that it gives, until a
+    step drops them; a key is never used again.
+
+    With ``seconds``, it runs behind the step's tokens instead, as far as that time goes, and the
+    result says how far (:class:`EncodeReport`). The tokens are expected to take ``rest_seconds``:
+    the slice gets the time that they leave of this, and does without what they take beyond it. So
+    the step lasts as long as both together, whatever its tokens take.
     """
 
     key: int
@@ -24,6 +28,7 @@ class EncodeSlice:
     last: bool
     tensors: Mapping[str, Any] | None = None
     seconds: float | None = None
+    rest_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

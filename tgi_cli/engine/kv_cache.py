@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from tgi_cli.engine.block_pool import BlockPool
+from tgi_cli.engine.block_pool import BlockPool, OnEvict
 from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.config import CapacityPolicy, SchedulerConfig
 from tgi_cli.engine.sequence import Sequence
@@ -39,16 +39,22 @@ class KVCache:
     Args:
         config: sizes, and the capacity policy.
         store: takes copies of computed blocks; None for no copies.
+        on_evict: see :class:`BlockPool`.
 
     Attributes:
         pool: the blocks.
         states: the slots; None if the model has no recurrent states.
     """
 
-    def __init__(self, config: SchedulerConfig, store: BlockStore | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        store: BlockStore | None = None,
+        on_evict: OnEvict | None = None,
+    ) -> None:
         self._store = store
         self.states = StateSlots(config) if config.num_state_slots else None
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks, on_evict)
         self.block_size = config.block_size
         self._reuse = config.prefix_caching
         self._window = config.window
@@ -75,7 +81,7 @@ class KVCache:
         there is a snapshot at the end of the run.
         """
         found: list[int] = []
-        for content in self._reusable(sequence):
+        for content in self.reusable(sequence):
             block = self.pool.find(content)
             if block is None:
                 break
@@ -85,9 +91,9 @@ class KVCache:
     def missing(self, sequence: Sequence) -> tuple[int, list[bytes]]:
         """The number of blocks that :meth:`match` finds, and the hashes of those behind them."""
         found = len(self.match(sequence).blocks)
-        return found, self._reusable(sequence)[found:]
+        return found, self.reusable(sequence)[found:]
 
-    def _reusable(self, sequence: Sequence) -> list[bytes]:
+    def reusable(self, sequence: Sequence) -> list[bytes]:
         """The hashes of the blocks that a sequence need not compute if they are known."""
         if not self._reuse or sequence.request.computes_whole_prompt:
             return []

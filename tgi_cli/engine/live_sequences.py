@@ -1,4 +1,4 @@
-"""The sequences of one policy, from their arrival to their end, and the rows that they run in."""
+"""The sequences of one scheduling policy, from arrival to end, and their rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tgi_cli.engine.waiting_queue import WaitingQueue
 
 
 class LiveSequences:
-    """The sequences of one policy.
+    """The sequences of one scheduling policy.
 
     Args:
         resources: shared with the other batches of the worker.
@@ -52,7 +52,7 @@ class LiveSequences:
     # ------------------------------------------------------------------ requests
 
     def validate(self, request: GenerationRequest) -> None:
-        """Check that a request can run some day. Raises ValueError."""
+        """Check that a request can be run. Raises ValueError if it never can."""
         if request.request_id in self.live:
             raise ValueError(f"request id {request.request_id} is in use")
         validate_for_engine(request, self.config)
@@ -63,7 +63,7 @@ class LiveSequences:
         self.grammars.validate(request)
 
     def add(self, request: GenerationRequest) -> Sequence:
-        """Let a valid request wait, while its adapter is read and its grammar compiled."""
+        """Queue a valid request, while its adapter is read and its grammar compiled."""
         self._arrivals += 1
         config = self.config
         sequence = Sequence(request, self._arrivals, config.decoder, config.whole_prompts)
@@ -87,7 +87,7 @@ class LiveSequences:
         return [self.finish(sequence, reason, error) for sequence in list(self.live.values())]
 
     def fail_adapters(self, failed: Iterable[tuple[int, str]]) -> list[Finished]:
-        """End the requests of adapters that could not be read, given with the causes."""
+        """End the requests of adapters that could not be read: ``failed`` has ids and causes."""
         return [
             self.finish(sequence, FinishReason.ERROR, error)
             for adapter_id, error in failed
@@ -113,7 +113,7 @@ class LiveSequences:
         return ended
 
     def end_with_forks(self, sequence: Sequence, cause: str) -> list[Finished]:
-        """End a sequence whose prompt was computed wrongly, and those that have its blocks."""
+        """End a sequence whose prompt was computed wrongly, and the forks that share its blocks."""
         ended = [self.finish(sequence, FinishReason.ERROR, cause)]
         for fork in list(self.running):
             shares = not (fork.attempt or sequence.attempt) and fork.status is Status.RUNNING
@@ -140,7 +140,7 @@ class LiveSequences:
         return Finished(sequence.request.request_id, reason, error)
 
     def _leave_parent(self, sequence: Sequence) -> None:
-        """A fork has started or ended."""
+        """Detach a fork that has started or ended from its parent."""
         parent, sequence.parent = sequence.parent, None
         if parent is not None:
             parent.num_forks -= 1
@@ -150,7 +150,7 @@ class LiveSequences:
     # ------------------------------------------------------------------ rows
 
     def run(self, sequence: Sequence, step: Step) -> bool:
-        """Give a waiting sequence, which has its blocks, a row in ``step``.
+        """Give a waiting sequence that has its blocks a row in ``step``.
 
         Returns:
             Whether this is its first row; False when it resumes after preemption.
@@ -200,6 +200,6 @@ class LiveSequences:
         self.release_images(sequence)
 
     def release_images(self, sequence: Sequence) -> None:
-        """Have a sequence hold no image: it has left its row, or pauses."""
+        """Release the images of a sequence that has left its row or pauses."""
         if sequence.held_images and self.resources.images is not None:
             self.resources.images.release(sequence)

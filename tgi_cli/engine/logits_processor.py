@@ -1,4 +1,4 @@
-"""What a request may bring along to change its logits, in the engine's own process."""
+"""The contract of functions that change a request's logits, in the engine's own process."""
 
 from __future__ import annotations
 

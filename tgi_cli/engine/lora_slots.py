@@ -1,4 +1,4 @@
-"""The LoRA adapters that are loaded, on the host and on the device. The store has the weights.
+"""The loaded LoRA adapters, on the host and on the device. The store holds the weights.
 
     ===========  =================================  ============================================
     an adapter   from                               to
@@ -32,17 +32,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Adapter:
-    """Attributes:
+    """A loaded adapter.
 
-    live: requests that wait or run.
-    running: requests that have a row.
-    slot: on the device, or -1.
-    on_host: whether the store has it.
-    answered: whether its LoadAdapter has been answered.
-    unloading: whether an UnloadAdapter is to be answered.
-    leaving: whether it is removed after its last request: it is unloading, or could not be read.
-    used: number of the event at which a request of it last began or ceased to run.
-    reading: while its folder is being read.
+    Attributes:
+        live: requests that wait or run.
+        running: requests that have a row.
+        slot: its slot on the device, or -1.
+        on_host: whether the store has it.
+        answered: whether its LoadAdapter has been answered.
+        unloading: whether an UnloadAdapter is to be answered.
+        leaving: whether it is removed after its last request: it is unloading, or could not be
+            read.
+        used: number of the event at which a request of it last began or stopped running.
+        reading: done when its folder has been read; None unless it is being read.
     """
 
     message: LoadAdapter
@@ -67,7 +69,7 @@ class _Adapter:
 
 
 class LoraSlots:
-    """Caches adapters in slots of the device, and on the host.
+    """Caches adapters on the host and in slots of the device.
 
     Args:
         config: number of slots, and of adapters on the host.
@@ -129,10 +131,10 @@ class LoraSlots:
         return bool(self._reading)
 
     def read_wanted(self) -> None:
-        """Start to read the adapters that requests need, in order, while the host can hold them.
+        """Start reading the adapters that requests need, in order, while the host can hold them.
 
-        Not to be called between scheduling a step and its launch: the step may still need an
-        adapter that is evicted.
+        Must not be called between scheduling a step and its launch: the step may still need an
+        adapter that this evicts.
         """
         if not self._to_read:
             return
@@ -143,7 +145,7 @@ class LoraSlots:
                 continue
             if not self._free_host_slot():
                 if not adapter.answered:
-                    self._to_read[adapter_id] = None  # no request will ask for it
+                    self._to_read[adapter_id] = None  # no request needs it
                 continue
             assert self._store is not None
             message = adapter.message
@@ -173,7 +175,7 @@ class LoraSlots:
         return failed
 
     def _free_host_slot(self) -> bool:
-        """Whether the host can hold one more, after evicting the least recently used if need be."""
+        """Whether the host can hold one more, perhaps by evicting the least recently used."""
         cached = [adapter for adapter in self._adapters.values() if adapter.on_host]
         if len(cached) + len(self._reading) < self._max_on_host:
             return True
@@ -201,12 +203,12 @@ class LoraSlots:
             raise ValueError(f"{adapter.label} is being unloaded")
 
     def add_request(self, adapter_id: int) -> None:
-        """A request was queued."""
+        """Count a queued request."""
         if adapter_id:
             self._adapters[adapter_id].live += 1
 
     def remove_request(self, adapter_id: int) -> None:
-        """A request that does not run any more has ended."""
+        """Discount a request that has ended, and does not run."""
         if adapter_id:
             adapter = self._adapters[adapter_id]
             adapter.live -= 1
@@ -247,7 +249,7 @@ class LoraSlots:
         return adapter.slot
 
     def release(self, adapter_id: int) -> None:
-        """A request has ceased to run: it ended or was preempted."""
+        """Give up the slot of a request that ended or was preempted."""
         if adapter_id:
             adapter = self._adapters[adapter_id]
             adapter.running -= 1

@@ -17,10 +17,10 @@ from tgi_cli.engine.messages import StepOutputs
 from tgi_cli.engine.step import Step
 
 METHODS = ("prefill", "decode")
-"""Kinds of steps; one that computes prompt tokens or encodes images is a ``prefill``."""
+"""Kinds of steps: one that computes prompt tokens or encodes images is a ``prefill``."""
 STAGES = ("total", "schedule", "forward", "update", "send")
-"""Stages of a step: choosing what to compute, the worker's time from launch to result (less what it
-still spent on the step before), applying the result, and handing the outputs over."""
+"""Stages of a step: choosing what to compute, the worker's time from launch to result (less what
+it still spent on the previous step), applying the result, and passing on the outputs."""
 JOIN_REASONS = ("backpressure", "wait_exceeded", "chunking")
 """TGI's names of why waiting requests join a running batch."""
 
@@ -31,13 +31,13 @@ POSITIONS = 32
 """Drafts of a request in one step whose acceptance is counted by position, from the first on."""
 
 StepStats = dict[str, int | str]
-"""One step under the names of TensorRT-LLM's batch manager, and ours for what it lacks.
+"""Statistics of a step, with the names of TensorRT-LLM's batch manager where it has one.
 
 https://nvidia.github.io/TensorRT-LLM/legacy/advanced/batch-manager.html#statistics
 """
 
 SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))
-"""TGI's buckets of all durations: 0.00015 to 145.6."""
+"""TGI's buckets for all durations, in seconds: 0.00015 to 145.6."""
 
 
 class Histogram:
@@ -46,7 +46,7 @@ class Histogram:
     Attributes:
         bounds: upper bounds of the buckets, ascending and inclusive.
         counts: values per bucket, not cumulative; the last bucket has no bound.
-        sum: of all values.
+        sum: sum of all values.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -87,8 +87,8 @@ class EngineLoad:
         drafted_tokens: total of draft tokens verified.
         accepted_tokens: total of those that were accepted.
         encoded_images: total of images that the model's encoder has run over.
-        reused_images: total of images in prompts whose features were there, or being computed.
-        stored_bytes: of the files in ``--kv-cache-dir``.
+        reused_images: total of images in prompts whose features were cached, or being computed.
+        stored_bytes: bytes of the files in ``--kv-cache-dir``.
     """
 
     queued: int = 0
@@ -153,7 +153,7 @@ class EngineMetrics:
 
     @classmethod
     def total(cls, parts: Sequence[EngineMetrics]) -> EngineMetrics:
-        """The sum over several engines; of the waiting requests the longest."""
+        """The sum over several engines, with the longest waiting request of all."""
         found = cls(
             EngineLoad(
                 **{
@@ -177,7 +177,7 @@ class EngineMetrics:
         return (time.monotonic_ns() - oldest) / 1e9 if oldest and self.load.queued else 0.0
 
     def store_counted(self, counts: Mapping[StoreEvent, int]) -> None:
-        """Take over the counts of a store of blocks."""
+        """Take the counts of a store of blocks."""
         for event, count in counts.items():
             self.counts["stored", event.value] = count
 
@@ -191,7 +191,7 @@ class EngineMetrics:
         self.oldest_ns = oldest_ns
 
     def step_updated(self, outputs: StepOutputs) -> None:
-        """Record what a step has given: 0.8 us for 32 requests, 40 with four tokens each.
+        """Record the outputs of a step: 0.8 us for 32 requests, 40 with four tokens each.
 
         As in TGI, every request that got tokens counts, by those beyond the first: accepted drafts,
         and tokens that a grammar forced.
@@ -233,20 +233,20 @@ class StageTimer:
         self._previous = self._arrived = self._updated = 0.0
 
     def launch(self, step: Step, began: float) -> None:
-        """A step that was scheduled from ``began`` on is about to be launched."""
+        """Record that a step, whose scheduling began at ``began``, is about to be launched."""
         now = time.perf_counter()
         self._launched.append((_method(step), bool(step.new), now - began, now))
 
     def arrive(self) -> None:
-        """The result of the oldest step has arrived."""
+        """Record that the result of the oldest step has arrived."""
         self._arrived = time.perf_counter()
 
     def update(self) -> None:
-        """The result has been applied."""
+        """Record that the result was applied."""
         self._updated = time.perf_counter()
 
     def end(self) -> float:
-        """The outputs of the oldest step have been handed over; returns its duration."""
+        """Record that the oldest step's outputs were passed on; returns its duration."""
         method, joined, schedule, launched = self._launched.popleft()
         forward = self._arrived - max(launched, self._previous)
         update, send = self._updated - self._arrived, time.perf_counter() - self._updated
@@ -263,6 +263,6 @@ class StageTimer:
         return total
 
     def fail(self) -> None:
-        """The oldest step has failed, and has no durations."""
+        """Drop the oldest step, which failed."""
         self._metrics.counts["failed", self._launched.popleft()[0]] += 1
         self._previous = time.perf_counter()

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.step import Step
 
 
+class Loads(Protocol):
+    """Where the beginnings of waiting sequences may be, besides the cache."""
+
+    def is_ready(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence awaits no blocks; begins to read them if there are any."""
+        ...
+
+    def num_ready(self, sequence: Sequence, num_cached: int) -> int:
+        """Blocks behind the ``num_cached`` in the cache that need not be computed either."""
+        ...
+
+    def apply(self, step: Step, sequence: Sequence, num_cached: int) -> None:
+        """Have ``step`` fill those blocks of an admitted sequence."""
+        ...
+
+
 class PrefixLoads:
-    """Reads the beginnings of waiting sequences from a store, before they are admitted.
+    """Implements :class:`Loads`.
+
+    Reads the beginnings of waiting sequences from a store, before they are admitted.
 
     Args:
         cache: the blocks in memory, which come first.
@@ -21,7 +41,6 @@ class PrefixLoads:
         self._store = store
 
     def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence awaits no blocks; begins to read them if there are any."""
         if self._store is None or sequence.load_tried:
             return True
         if sequence.load is not None:
@@ -37,13 +56,11 @@ class PrefixLoads:
         return sequence.load_tried
 
     def num_ready(self, sequence: Sequence, num_cached: int) -> int:
-        """Blocks behind the ``num_cached`` in memory that need not be computed either."""
         if sequence.load is None or sequence.load_from > num_cached:
             return 0
         return max(0, sequence.load_from + sequence.load.num_ready - num_cached)
 
     def apply(self, step: Step, sequence: Sequence, num_cached: int) -> None:
-        """Have ``step`` fill the blocks of an admitted sequence with what was read for it."""
         if sequence.load is None:
             return
         count = self.num_ready(sequence, num_cached)

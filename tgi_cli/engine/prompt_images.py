@@ -1,4 +1,4 @@
-"""Where a prompt has images, what of it must not be parted, and what its hashes need of them."""
+"""The images of a prompt: their positions, the tokens that must share a chunk, and their hashes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_cli.engine.step import RowImage
 DIGEST_BYTES = 32
 
 _SPAN = struct.Struct("<32s6q?")
-"""Of a block that a span touches: the image's digest, where the span begins in the block, its
+"""What a block's hash has of a span: the image's digest, where the span begins in the block, its
 length, its first row, the image's rows, its grid, and whether it is bidirectional."""
 
 
@@ -39,14 +39,14 @@ class PromptImages:
     """The images of a valid request, by the positions of its prompt.
 
     Args:
-        request: with one image at least, unless its prompt is whole.
-        whole: whether all tokens of the prompt see each other, and are computed in one chunk.
+        request: has at least one image, unless ``whole``.
+        whole: whether all tokens of the prompt attend to each other, and are computed in one chunk.
 
     Attributes:
         inputs: the images.
         units: in order; an image each, unless the whole prompt is computed at once.
-        end: prompt positions from here on need no image, and may be parted.
-        token_ids: ids that stand for images. They are never drafts.
+        end: prompt positions from here on need no image, and may be split.
+        token_ids: ids of image tokens. They are never drafts.
     """
 
     def __init__(self, request: GenerationRequest, whole: bool = False) -> None:
@@ -79,12 +79,12 @@ class PromptImages:
 
     @property
     def longest_whole(self) -> int:
-        """The most tokens that must be computed in one chunk; 0 if any may be parted."""
+        """The most tokens that must be computed in one chunk; 0 if all may be split."""
         return max((end - start for start, end in self._whole), default=0)
 
     @property
     def rows(self) -> tuple[RowImage, ...]:
-        """What the worker is to know of the images."""
+        """The images as the worker needs them."""
         return tuple(
             RowImage(image.spans, image.grid, image.bidirectional) for image in self.inputs
         )
@@ -109,11 +109,11 @@ class PromptImages:
             yield RowSpan(start, min(span.end, end), span.image, first)
 
     def fit(self, begin: int, end: int, most: int | None) -> int:
-        """Where a chunk from ``begin`` that is to end at ``end`` parts nothing that is whole.
+        """The end of a chunk from ``begin``, moved from ``end`` so that it splits nothing.
 
         Args:
             begin, end: positions.
-            most: the farthest that it may end instead; None for no limit.
+            most: the last position where it may end instead; None for no limit.
         """
         index = bisect_left(self._whole, end, key=lambda bounds: bounds[1])
         if index == len(self._whole):
@@ -124,7 +124,7 @@ class PromptImages:
         return stop if most is None or stop <= most else max(start, begin)
 
     def drafts(self, token_ids: list[int]) -> list[int]:
-        """The draft tokens before the first that stands for an image.
+        """The draft tokens before the first image token.
 
         Its id may not even be in the vocabulary.
         """
@@ -134,10 +134,10 @@ class PromptImages:
         return token_ids
 
     def content(self, begin: int, end: int) -> bytes:
-        """What the KV of positions ``begin`` to ``end`` depends on beside their tokens.
+        """A digest of what the KV of positions ``begin`` to ``end`` depends on beside token ids.
 
-        Empty where these and all before them show it: for text before, between and behind images.
-        Otherwise 16 bytes, which differ where an image does, or its place in the block.
+        Empty for text before, between and after images, as earlier blocks cover the images.
+        Otherwise 16 bytes, which differ if an image differs, or its place in the block.
         """
         records = self._records(begin, end)
         if begin == 0:
@@ -158,7 +158,7 @@ class PromptImages:
 
 
 def validate_images(request: GenerationRequest) -> None:
-    """Check where the images of a request are in its prompt. Raises ValueError."""
+    """Check the positions of a request's images in its prompt. Raises ValueError."""
     end = 0
     for number, image in enumerate(request.images, 1):
         if len(image.digest) != DIGEST_BYTES:
@@ -180,4 +180,4 @@ def validate_images(request: GenerationRequest) -> None:
             if len(image.spans) > 1:
                 raise ValueError(f"image {number} has a grid, and more than one run of positions")
     if end > len(request.prompt_ids):
-        raise ValueError("an image lies behind the end of the prompt")
+        raise ValueError("an image lies beyond the end of the prompt")

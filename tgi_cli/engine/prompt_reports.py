@@ -1,4 +1,4 @@
-"""Hands out what steps compute of prompts: log-probabilities and raw logits."""
+"""Outputs of steps about prompts: log-probabilities and raw logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tgi_cli.engine.step import StepResult
 def report_prompt(
     sequence: Sequence, index: int, first: int, result: StepResult, outputs: StepOutputs
 ) -> None:
-    """Hand out what a step computed of a prompt, once, though preemption may compute it again.
+    """Output what a step computed of a prompt, once, though preemption may compute it again.
 
     ``first`` is the first position that the step computed, as entry ``index``.
     """

@@ -1,11 +1,11 @@
 """Rows and blocks for sequences that keep them until they end, beside those of a scheduler.
 
 A reserved sequence takes a row and all the blocks that it may ever need, as
-text-generation-inference's paged models do (backends/v3/src/block_allocator.rs): it can run out of
-nothing later, when it is too late to refuse it. If too little is free, the scheduler's newest
-sequences are preempted, unless they were promised to stay.
+text-generation-inference's paged models do (backends/v3/src/block_allocator.rs), so that it cannot
+fail later, when it is too late to refuse it. If too little is free, the scheduler's newest
+sequences are preempted, unless they are guaranteed to stay.
 
-An abandoned sequence must not block others for ever: after :data:`IDLE_SECONDS` it may be *parked*.
+An abandoned sequence must not block others forever: after :data:`IDLE_SECONDS` it may be *parked*.
 It loses its row and its blocks, and its next step recomputes them, which does not change the
 output.
 """
@@ -21,11 +21,11 @@ from tgi_cli.engine.sequence import Sequence
 from tgi_cli.engine.step import Step
 
 IDLE_SECONDS = 2.0
-"""A caller that drives a batch comes back within milliseconds; one that is gone never does."""
+"""Time without a step after which a sequence is idle: a live caller returns within milliseconds."""
 
 
 class ReservedSequences:
-    """Gives the sequences of a batch rows and blocks for life.
+    """Gives the sequences of a batch rows and blocks until they end.
 
     Args:
         batch: the reserved sequences.
@@ -79,7 +79,7 @@ class ReservedSequences:
     def _free_up(self, rows: int, blocks: int, adapters: set[int], shared: set[int]) -> bool:
         """Park and preempt until this much is free beside ``shared`` blocks.
 
-        Returns False, without parking or preempting in vain, if that is impossible.
+        Returns False, without parking or preempting any, if that is impossible.
         """
         if self._fits(rows, blocks, adapters):
             return True
@@ -109,7 +109,7 @@ class ReservedSequences:
     def _shortage(
         self, absent: list[Sequence], lacking: list[int], adapters: set[int]
     ) -> AdvanceError:
-        """What is lacking, and for which sequence first."""
+        """The error that names what is lacking, and for which sequence first."""
         rows, blocks = len(self._batch.resources.free_rows), self._batch.pool.num_available
         size = self._config.block_size
         culprit, cause = absent[-1], "free blocks are promised to other running requests"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tgi_cli.engine.block_store import BlockStore
 from tgi_cli.engine.config import SchedulerConfig
+from tgi_cli.engine.host_blocks import HostBlocks, HostLoads
 from tgi_cli.engine.image_encoding import NO_ENCODER, ImageEncoding
 from tgi_cli.engine.kv_cache import KVCache
 from tgi_cli.engine.lora_slots import LoraSlots
-from tgi_cli.engine.prefix_loads import PrefixLoads
+from tgi_cli.engine.prefix_loads import Loads, PrefixLoads
 from tgi_cli.engine.step import AdapterStore
 from tgi_cli.engine.step_pace import StepPace
 
@@ -22,7 +23,8 @@ class Resources:
 
     Attributes:
         cache, pool: KV blocks.
-        loads: reads copies of them for waiting sequences.
+        host: memory of the host behind them; None if there is none.
+        loads: brings back what is outside of the cache for waiting sequences.
         states: slots for recurrent states; None if the model has none.
         adapters: slots for LoRA adapters.
         pace: what prompts and images may take of a step that streams wait for.
@@ -42,8 +44,11 @@ class Resources:
         blocks: BlockStore | None = None,
     ) -> None:
         self.config = config
-        self.cache = KVCache(config, blocks)
-        self.loads = PrefixLoads(self.cache, blocks)
+        self.host = HostBlocks(config.num_host_blocks) if config.num_host_blocks else None
+        self.cache = KVCache(config, blocks, None if self.host is None else self.host.offload)
+        self.loads: Loads = PrefixLoads(self.cache, blocks)
+        if self.host is not None:
+            self.loads = HostLoads(self.cache, self.host)
         self.pool = self.cache.pool
         self.states = self.cache.states
         self.adapters = LoraSlots(config, store)

@@ -34,12 +34,12 @@ class Scheduler:
     """Continuous batching: admits, runs, preempts and finishes sequences.
 
     Call :meth:`schedule` for a step, run it, and pass its result to :meth:`update`, in order;
-    up to two steps may be in flight, since scheduling the next one needs no token's value.
+    up to two steps may be in flight, since scheduling a step needs no token values.
 
-    Of a model in several pipeline stages, as many steps are in flight, of different sequences: one
-    whose next token is being chosen waits for it, since the first stage has to be sent it. The
-    sequences that decode are shared out evenly among the steps, so that no stage is without work.
-    The chunks of a prompt follow each other without waiting.
+    With pipeline stages, as many steps as stages are in flight, with different sequences: a
+    sequence whose next token is being chosen waits for it, since the first stage has to be sent it.
+    Decoding sequences are divided evenly among the steps, so that no stage is idle. The chunks of
+    a prompt follow each other without waiting.
 
     Args:
         config: limits of a step and of a request.
@@ -74,8 +74,8 @@ class Scheduler:
         """Queue a request.
 
         Returns:
-            The end of a request that can never run (ERROR), a request with the id of a live one
-            included, or that finds the queue full (OVERLOADED).
+            The end of a request that can never run or has the id of a live one (ERROR), or that
+            finds the queue full (OVERLOADED). None if it was queued.
         """
         batch, config = self.batch, self.config
         try:
@@ -98,7 +98,7 @@ class Scheduler:
         return None
 
     def expire(self) -> list[Finished]:
-        """End the requests whose time is up."""
+        """End the requests whose timeout has passed."""
         ended = []
         while self._deadlines and self._deadlines[0][0] <= time.monotonic_ns():
             sequence = heapq.heappop(self._deadlines)[2]
@@ -139,7 +139,7 @@ class Scheduler:
         return self.complete(self.batch.update(result))
 
     def fail(self, cause: str) -> StepOutputs:
-        """End the requests of the oldest step in flight, which failed; all others go on."""
+        """End the requests of the oldest step in flight, which failed; all others continue."""
         return self.complete(self.batch.fail(cause))
 
     def complete(self, outputs: StepOutputs) -> StepOutputs:
@@ -149,9 +149,9 @@ class Scheduler:
         return outputs
 
     def _schedule_decodes(self, step: Step, entries: list[ScheduledSequence]) -> None:
-        """Every running sequence that has one token to go, those with drafts last.
+        """Schedule all running sequences with one token to compute, those with drafts last.
 
-        With pipeline stages, those whose tokens are known, and no more than their share.
+        With pipeline stages, only those whose tokens are known, and no more than their share.
         """
         block_size, stages = self.config.block_size, self.config.pipeline_parallel_size
         in_stages, share = stages > 1, 0
@@ -207,7 +207,7 @@ class Scheduler:
         for sequence, tokens in zip(candidates, proposals, strict=True):
             if sequence.images is not None:
                 tokens = sequence.images.drafts(tokens)
-            # The step chooses a token behind the last draft.
+            # The step chooses a token after the last draft.
             count = min(len(tokens), sequence.max_tokens - sequence.num_tokens - 1)
             held = max(len(sequence.block_ids), cache.blocks_for(sequence.num_tokens))
             count = min(count, (held + spare) * cache.block_size - sequence.num_tokens)
@@ -217,7 +217,7 @@ class Scheduler:
         return drafts
 
     def _schedule_prefills(self, step: Step, entries: list[ScheduledSequence]) -> None:
-        """Chunks of running prompts, then of those that are admitted."""
+        """Schedule chunks of running prompts, then of prompts that are admitted."""
         batch = self.batch
         budget = self.config.prefill_budget(len(entries))
         budget = batch.begin_prefills(budget, waits=bool(entries))
@@ -246,7 +246,7 @@ class Scheduler:
         return capacity >= sequence.num_tokens or self._grow(step, entries, sequence)
 
     def _grow(self, step: Step, entries: list[ScheduledSequence], sequence: Sequence) -> bool:
-        """Take the blocks that its known tokens lack, by preemption if need be.
+        """Take the blocks that its known tokens lack, by preemption if necessary.
 
         Returns False if the sequence itself was preempted. Decodes ask in order of priority, so
         all of a lower priority are still to be scheduled in this step and may be preempted.
@@ -301,7 +301,7 @@ class Scheduler:
         )
 
     def stats(self, step: Step) -> StepStats:
-        """A step just scheduled."""
+        """The statistics of a step just scheduled."""
         load, config = self.load(), self.config
         return {
             "Timestamp": time.strftime("%m-%d-%Y %H:%M:%S"),
@@ -330,7 +330,7 @@ class Scheduler:
 
 
 def _ask(speculator: Speculator, entries: list[ScheduledSequence]) -> list[int]:
-    """The drafts that the worker is to propose behind each entry; empty if it need not follow."""
+    """The drafts that the worker is to propose after each entry; empty if it need not follow."""
     asked = [e.sequence for e in entries if e.sampled and _takes_drafts(e.sequence)]
     counts = speculator.ask(asked)
     if counts is None:
@@ -340,7 +340,7 @@ def _ask(speculator: Speculator, entries: list[ScheduledSequence]) -> list[int]:
 
 
 def _may_draft(sequence: Sequence) -> bool:
-    """Whether a running sequence has one token to go, and could go on behind its next ones."""
+    """Whether a running sequence has one token to compute, and may continue after the next ones."""
     return (
         sequence.decodes
         and not (sequence.placeholders or sequence.stale_results or sequence.num_drafts)
@@ -349,8 +349,8 @@ def _may_draft(sequence: Sequence) -> bool:
 
 
 def _takes_drafts(sequence: Sequence) -> bool:
-    """Whether a draft behind its known tokens could be of use."""
+    """Whether a draft after its known tokens could be of use."""
     request = sequence.request
-    # Processors are called once for each token, and see the ones before it.
+    # Processors are called once for each token, with the ones before it.
     alone = request.logits_processors or request.return_generation_logits
     return sequence.num_tokens + 1 < sequence.max_tokens and not alone

@@ -1,4 +1,4 @@
-"""One request as the engine sees it while it lives."""
+"""The state of one live request in the engine."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class Sequence:
 
     Attributes:
         token_ids: prompt and generated tokens that the host knows.
-        prompt_tokens: length of the prompt, with the token that a decoder starts with.
+        prompt_tokens: length of the prompt, including the token that a decoder starts with.
         max_tokens: upper bound of prompt and generated tokens.
         stop_ids: token ids that end it.
         skip_forced: whether tokens that its grammar forces may be appended without being sampled.
         followed: whether it has a grammar, a thinking budget or forced tokens of a decoder, which
-            follow its tokens.
-        last_id: token that is forced as the last one that it may have, or None.
+            each token advances.
+        last_id: token that is forced if the last position is reached, or None.
         thinking: its progress in its thinking budget, or None without one.
-        num_unreported: tokens that were forced before the first choice; reported with that.
+        num_unreported: tokens that were forced before the first choice, and are reported with it.
         priority_key: sorts by priority, then arrival; the lowest is served first and preempted
             last.
-        matcher: its state in its grammar, or None before that is compiled and without a grammar.
+        matcher: its state in its grammar; None without a grammar, or before it is compiled.
         placeholders: tokens that steps in flight will add.
         stale_results: results of steps in flight whose tokens are known already.
         num_drafts: draft tokens that a step in flight verifies. No other step takes the sequence
-            before that one's result has told how many of them it accepts.
+            before the result shows how many are accepted.
         draft_source: where its latest drafts come from, such as "prediction" or "weights"; set by
             the speculator.
         first_unsent: position of the first token that the worker's row lacks, or -1 for none.
@@ -58,33 +58,33 @@ class Sequence:
         state_source: slot that this step reads, or -1 for a fresh state.
         prompt_state: slot of a state at the last block boundary before the last token of its
             prompt, held for its forks; -1 for none.
-        images: of its prompt; None if it has none and may be parted anywhere.
-        images_end: prompt tokens from here on need no image, and may be parted; 0 without any.
-        held_images: by their indices, those that its next tokens need.
+        images: images of its prompt; None if it has none and may be split anywhere.
+        images_end: prompt tokens from here on need no image, and may be split; 0 without images.
+        held_images: the images that its next tokens need, by their indices.
         num_forks: forks of it that have not started.
-        parent: of a fork that has not started, or None.
+        parent: the sequence it is a fork of, until it starts; else None.
         snapshot_at: position where a chunk is to end for a snapshot, or 0.
         rolls: whether it may have a rolling snapshot.
-        rolling: slot and content hash of the latest one, or None.
+        rolling: slot and content hash of its latest rolling snapshot, or None.
         block_hashes: content hashes of the full blocks of ``token_ids``, as far as hashed.
         num_indexed: leading blocks that the prefix cache was offered.
         num_saved: leading blocks that the block store was offered, or -1 for no more.
-        num_window_freed: leading blocks that were released behind a sliding window.
-        load: blocks that are read for it while it waits, or None.
-        load_from: index in its block table of the first of them.
-        load_tried: whether none are to be read, or they were.
+        num_window_freed: leading blocks released since they are outside of the sliding window.
+        load: stored blocks that are read for it while it waits, or None.
+        load_from: index in its block table of the first of these.
+        load_tried: whether stored blocks were read, or none are to be read.
         prompt_step: id of the step that computes the last token of its prompt, or -1 before.
         row: its row in the worker, or -1 while it waits.
         attempt: number of preemptions; results of an earlier attempt are stale.
         logprobs_reported, logits_reported: prompt positions whose log-probability, or whose raw
-            logits, clients have got; preemption does not reset them.
-        due: the count of admissions at which it would be admitted if none passed it.
+            logits, were sent to clients; preemption does not reset them.
+        due: the count of admissions at which it would be admitted if none overtook it.
         started: whether it has ever had a row.
-        reused_tokens: prompt tokens that were in the prefix cache when it first got one.
+        reused_tokens: prompt tokens found in the prefix cache when it first got a row.
         prompt_reached: prompt tokens computed as far as the caller of external steps knows, or None
             once the whole prompt is computed.
-        last_advanced: when an external step last named it, in ``time.monotonic()``; infinity while
-            the step is under way.
+        last_advanced: when an external step last named it, in ``time.monotonic()``; infinity during
+            the step.
     """
 
     request: GenerationRequest
@@ -148,7 +148,7 @@ class Sequence:
         self.prompt_tokens = len(self.token_ids)
         self.max_tokens = self.prompt_tokens + request.max_new_tokens
         self.stop_ids = frozenset() if request.ignore_eos else request.stop_token_ids
-        # Processors and lists see every token, so that they may change or forbid it.
+        # Processors and lists may change or forbid any token.
         self.skip_forced = not (
             request.logits_processors
             or request.return_generation_logits
@@ -184,10 +184,10 @@ class Sequence:
             self.followed = True
 
     def _begin(self) -> None:
-        """Append what a budget of 0 forces behind a prompt that ends within reasoning."""
+        """Append the tokens that a budget of 0 forces after a prompt that ends within reasoning."""
         assert self.thinking is not None
         due = self.thinking.due()
-        # Those that would end the sequence are forced behind its first token instead.
+        # Those that would end the sequence are forced after its first token instead.
         if not due or len(due) >= self.request.max_new_tokens or self.stop_ids.intersection(due):
             return
         self.thinking.enforce()
@@ -203,23 +203,23 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether all that is to be computed is one token, which stands for no image."""
+        """Whether a single token is left to compute, which is not an image token."""
         return (
             len(self.token_ids) + self.placeholders - self.num_computed == 1
             and self.num_computed >= self.images_end
         )
 
     def next_chunk(self, budget: int) -> int:
-        """How many of its known tokens a step of so many computes next."""
+        """How many of its known tokens a step with ``budget`` tokens computes next."""
         end = min(self.num_tokens, self.num_computed + budget)
         if self.num_computed < self.snapshot_at:
             end = min(end, self.snapshot_at)
         return end - self.num_computed
 
     def jump(self, token_ids: list[int]) -> None:
-        """Append tokens that no step chooses, after the last that one did.
+        """Append tokens that no step chooses, after the last chosen one.
 
-        A step in flight chooses the first of them too, or a token that comes too late.
+        What a step in flight chooses for the first of their positions becomes a stale result.
         """
         self.first_unsent = len(self.token_ids)
         self.token_ids.extend(token_ids)
@@ -248,7 +248,7 @@ by_priority = attrgetter("priority_key")
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """A slot that has the state of a sequence after its first ``position`` tokens."""
+    """A slot with the state of a sequence after its first ``position`` tokens."""
 
     position: int
     slot: int
@@ -267,7 +267,7 @@ class ScheduledSequence:
     """Tokens that the step chooses for it."""
     snapshot: StateSnapshot | None = None
     image_keys: frozenset[int] = frozenset()
-    """Of the features that it computes tokens by."""
+    """Keys of the features that its tokens need."""
     drafts: list[int] = field(default_factory=list)
 
     @property

@@ -1,7 +1,7 @@
-"""The contract between the scheduler and what proposes draft tokens (speculative decoding).
+"""The contract between the scheduler and a proposer of draft tokens (speculative decoding).
 
 Drafts never change a request's output: each position is sampled as if alone, and a draft is
-accepted if it is the token that was sampled for its position (see docs/speculation.md). So a
+accepted if it is the token that was sampled for its position (see docs/speculation.md). A
 speculator only decides how much is computed at once.
 """
 
@@ -23,44 +23,45 @@ class Speculator(Protocol):
         ...
 
     def propose(self, sequences: Many[Sequence], waiting: bool) -> list[list[int]]:
-        """Draft tokens behind each sequence, likely ones first to be dropped from the end.
+        """Propose draft tokens for each sequence.
 
         Args:
-            sequences: that the step decodes, in order of priority. The host knows all their tokens.
-            waiting: whether the step may compute prompts, too.
+            sequences: sequences that the step decodes, in order of priority. The host knows all
+                their tokens.
+            waiting: whether the step may also compute prompts.
 
         Returns:
-            A list per sequence, empty for none. Of a sequence that can take fewer (its length, its
-            blocks), the first ones are used.
+            A list per sequence, empty for none. If its length or its blocks allow fewer, the first
+            ones are used.
         """
         ...
 
     def ask(self, sequences: Many[Sequence]) -> list[int] | None:
-        """How many drafts the worker is to propose behind each sequence, after a step.
+        """How many drafts the worker is to propose after each sequence, after a step.
 
         Called only if ``asks_worker``.
 
         Args:
-            sequences: that the step chooses a token for, which counts as one of theirs already; may
-                be empty.
+            sequences: sequences that the step chooses a token for, which is counted as theirs
+                already; may be empty.
 
         Returns:
-            A number per sequence; None if drafts with weights do not pay for now, for any.
+            A number per sequence; None if drafts with weights do not pay for any of them now.
         """
         ...
 
     def proposed(self, sequence: Sequence, proposal: Proposal) -> None:
-        """The worker has proposed drafts behind the sequence's known tokens."""
+        """Take the drafts that the worker has proposed after the sequence's known tokens."""
         ...
 
     def learn(self, sequence: Sequence, drafts: Many[int], accepted: int) -> None:
-        """A step has verified ``drafts`` and found the first ``accepted`` of them right."""
+        """Learn that a step has verified ``drafts`` and accepted the first ``accepted`` of them."""
         ...
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence has ended, perhaps without having run."""
+        """Forget a sequence that has ended, perhaps without having run."""
         ...
 
     def timed(self, step: Step, seconds: float) -> None:
-        """A step has been applied, ``seconds`` after its scheduling began."""
+        """Learn that a step was applied ``seconds`` after its scheduling began."""
         ...

@@ -2,20 +2,20 @@
 
 A model with recurrent states (convolutions, linear attention, state space models) keeps, beside the
 KV of its attention layers, a state of constant size per sequence, in a *slot* of the worker's
-cache. A step reads the state of a sequence before its first token from one slot and writes that
-after its last one to another, or to the same. So a prefix hit or a fork reads a shared slot and
-writes its own, and a state is kept by leaving its slot alone: nothing is copied.
+cache. A step reads a sequence's state before its first token from one slot and writes the state
+after its last token to another slot or to the same. So a prefix hit or a fork reads a shared slot
+and writes its own, and a state is kept by not writing to its slot: nothing is copied.
 
 A state cannot be cut back to fewer tokens as KV can. A prefix is reused only where a *snapshot*
 ends: a slot whose content is known, by the same hashes as KV blocks (:mod:`.kv_cache`). There are
 few, as a state is as large as the KV of thousands of tokens:
 
 1. at the last block boundary before the last token of a prompt;
-2. a *rolling* one per sequence, at the last boundary that it has passed: it replaces the one
-   before, and is left when the sequence ends or is preempted;
+2. a *rolling* one per sequence, at the last boundary that it has passed: it replaces the previous
+   one, and remains when the sequence ends or is preempted;
 3. where cached KV reaches further than any snapshot: at the second use of a system prompt.
 
-Slots that rows are entitled to are never used for snapshots.
+Slots that rows may need are never used for snapshots.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StateSlots:
         self._rolling = 0
         self._max_rolling = (slots - rows) // 2
         self._read: list[int] = []
-        """Slots that sequences have let go of and the step being scheduled reads."""
+        """Slots that sequences have released and that the step being scheduled reads."""
 
     @property
     def _spare(self) -> int:
@@ -65,7 +65,7 @@ class StateSlots:
             return
         if self._spare or self.pool.is_used(source):
             self.pool.share([source])
-        else:  # in its last moment as a snapshot: the sequence writes over it
+        else:  # the sequence overwrites the snapshot
             self.pool.share([source])
             self.pool.forget(source)
             self._owners += 1
@@ -79,7 +79,7 @@ class StateSlots:
             (sequence.state_slot,) = self.pool.take(1)
 
     def detach(self, sequence: Sequence) -> None:
-        """Take all slots from a sequence that leaves its row, or does not get one."""
+        """Take all slots from a sequence that leaves its row or does not get one."""
         source, slot = sequence.state_source, sequence.state_slot
         if source not in (FRESH, slot):
             self.pool.release([source])
@@ -92,7 +92,7 @@ class StateSlots:
         sequence.rolls, sequence.rolling = False, None
 
     def release_prompt(self, sequence: Sequence) -> None:
-        """Give up the state that forks of a sequence start from: none waits any more."""
+        """Release the state that forks of a sequence start from, as none waits any more."""
         if sequence.prompt_state != FRESH:
             self.pool.release([sequence.prompt_state])
             sequence.prompt_state = FRESH
@@ -102,7 +102,7 @@ class StateSlots:
     def compute(self, step: Step, sequence: Sequence, start: int, end: int) -> StateSnapshot | None:
         """Add the slots of an entry that computes positions ``start`` to ``end``.
 
-        Returns the snapshot that it makes, if any: to be given to :meth:`keep` or :meth:`drop`.
+        Returns the snapshot that it makes, if any, for :meth:`keep` or :meth:`drop`.
         """
         source, slot = sequence.state_source, sequence.state_slot
         step.state_in.append(source)
@@ -129,13 +129,13 @@ class StateSlots:
         return StateSnapshot(position, kept)
 
     def commit(self) -> None:
-        """The step being scheduled is complete."""
+        """Complete the step being scheduled."""
         if self._read:
             self.pool.release(self._read)
             self._read = []
 
     def keep(self, sequence: Sequence, snapshot: StateSnapshot) -> None:
-        """A step has made a snapshot of a running sequence: make it findable."""
+        """Index a snapshot of a running sequence that a step has made."""
         if self._reuse:
             content = sequence.block_hashes[snapshot.position // self._block_size - 1]
             self.pool.index(snapshot.slot, content)
@@ -145,7 +145,7 @@ class StateSlots:
         self.drop(snapshot)
 
     def _forget_rolling(self, sequence: Sequence) -> None:
-        """Another snapshot replaces the rolling one."""
+        """Release the rolling snapshot, which another one replaces."""
         if sequence.rolling is not None:
             slot, content = sequence.rolling
             if self.pool.find(content) == slot:
@@ -153,7 +153,7 @@ class StateSlots:
             sequence.rolling = None
 
     def drop(self, snapshot: StateSnapshot) -> None:
-        """A step that was to make a snapshot has ended."""
+        """Release a snapshot whose step failed or whose sequence has ended."""
         self.pool.release([snapshot.slot])
 
     def find(self, content: bytes) -> int:

@@ -139,7 +139,9 @@ class Step:
 
     ``freed`` rows are released before ``new`` rows are written; ``copies`` are (source,
     destination) blocks to be copied before the forward (copy-on-write), after ``loads`` (block,
-    content from :mod:`~tgi_cli.engine.block_store`) were written. ``adapters`` are
+    content from :mod:`~tgi_cli.engine.block_store`) were written. Before both, ``offloads``
+    (block, slot) are copied to slots of the host's memory, then ``restores`` (slot, block) back
+    (:mod:`~tgi_cli.engine.host_blocks`), each in their order. ``adapters`` are
     (slot, adapter id) to be put on the device before it; no row uses such a slot any more.
     ``forced_tokens`` are written to their rows before it, too, over tokens that earlier steps
     chose for the same positions.
@@ -156,7 +158,8 @@ class Step:
     and a worker that can catch up later need not follow the sequences.
 
     ``dropped_images`` are keys of features to be forgotten before ``encodes`` run, and these run
-    before the forward pass. ``images`` are in the order of the step's tokens. A step may encode and
+    before the forward pass, but for those that time bounds: they use what it leaves of their time.
+    ``images`` are in the order of the step's tokens. A step may encode and
     compute no token. An entry with a token that stands for an image is no decode.
     """
 
@@ -167,6 +170,8 @@ class Step:
     forced_tokens: list[TokenAppend] = field(default_factory=list)
     drafts: list[TokenAppend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    offloads: list[tuple[int, int]] = field(default_factory=list)
+    restores: list[tuple[int, int]] = field(default_factory=list)
     loads: list[tuple[int, bytes]] = field(default_factory=list)
     adapters: list[tuple[int, int]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)

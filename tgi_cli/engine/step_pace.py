@@ -29,6 +29,14 @@ _PROBE_WEIGHT = 0.5
 _LEAST_WEIGHT = 0.1
 """Of a new duration in an average, which is of the last ten or so."""
 
+_FALLING_WEIGHT = 0.3
+"""The same where decodes took less than their average, so that this is below most of them: steps
+that others' work has lengthened must not lengthen those after them."""
+
+CHUNK_SHARE = 0.75
+"""Part of the time of images that chunks of their prompts are planned to take where slices are
+bounded by time: a chunk that turns out to take longer cannot be ended."""
+
 _OUTLIER = 4.0
 """Most by which a duration may differ from the average: others had the processor then."""
 
@@ -71,6 +79,10 @@ class ChunkCosts:
                 return count
         return 0
 
+    def seconds(self, tokens: int) -> float:
+        """What a chunk is expected to add."""
+        return tokens * self._of(tokens.bit_length()) if tokens else 0.0
+
     def _of(self, size: int) -> float:
         """Of a token in a chunk of that class, or the nearest that is known."""
         if not self._seconds:
@@ -82,8 +94,8 @@ class StepPace:
     """Says what prompts and images may take of a step that streams wait for.
 
     Prompts get ``max_prefill_delay``, images and the prompts that they are in
-    :data:`LEAST_IMAGE_SECONDS`, and both as long as the step's decodes take if that is more: so
-    they have half of the time at least, and images at most double the gaps of a stream.
+    :data:`LEAST_IMAGE_SECONDS`, and both as long as decodes take if that is more: so they have half
+    of the time at least, and images at most double the gaps of a stream.
 
     Args:
         config: with what warm-up has measured. What is unknown bounds nothing until it is learned.
@@ -97,6 +109,7 @@ class StepPace:
         measured = encoder is not None and encoder.token_seconds > 0
         token_seconds = config.token_seconds
         self._decode_seconds = 0.0
+        """What decodes take: an average of late steps, of which the quicker ones count more."""
         if encoder is not None and measured:
             token_seconds, self._decode_seconds = encoder.token_seconds, encoder.step_seconds
         self.interrupts = encoder is not None and encoder.interrupts and measured
@@ -116,7 +129,7 @@ class StepPace:
         if step.encodes:
             if not self.interrupts:
                 return
-            self._learn_slices(step, encode_seconds)
+            self._learn_slices(step, seconds, encode_seconds)
         found = max(seconds - encode_seconds, 0.0)
         if step.num_prefill_tokens:
             self._chunks_in_a_row += 1
@@ -127,19 +140,22 @@ class StepPace:
 
     def _learn_decodes(self, seconds: float) -> None:
         self._num_decodes += 1
-        weight = max(_LEAST_WEIGHT, 1 / self._num_decodes)
+        found = _bounded(seconds, self._decode_seconds)
+        least = _FALLING_WEIGHT if found < self._decode_seconds else _LEAST_WEIGHT
+        weight = max(least, 1 / self._num_decodes)
         if self._chunks_in_a_row >= PROBE_STEPS:
             weight = max(weight, _PROBE_WEIGHT)
         self._chunks_in_a_row = 0
-        found = _bounded(seconds, self._decode_seconds)
         self._decode_seconds += (found - self._decode_seconds) * weight
 
-    def _learn_slices(self, step: Step, seconds: float) -> None:
-        """Of slices that time has ended; the first one of an image has more to do."""
-        limits = [part.seconds for part in step.encodes if part.tensors is None]
-        if len(limits) == len(step.encodes) == 1 and limits[0] is not None:
-            found = min(max(seconds - limits[0], 0.0), limits[0])
-            self._overrun += (found - self._overrun) * _LEAST_WEIGHT
+    def _learn_slices(self, step: Step, seconds: float, encode_seconds: float) -> None:
+        """Of a slice that time has ended; the first one of an image has more to do."""
+        if len(step.encodes) == 1:
+            part = step.encodes[0]
+            if part.seconds is not None and part.tensors is None:
+                over = seconds - part.rest_seconds - part.seconds
+                found = min(max(over, 0.0), encode_seconds, part.seconds)
+                self._overrun += (found - self._overrun) * _LEAST_WEIGHT
 
     def prefill_tokens(self, budget: int) -> int:
         """Of a step's ``budget``, the prompt tokens that it may compute beside its decodes.
@@ -155,11 +171,16 @@ class StepPace:
 
     def image_tokens(self, budget: int) -> int:
         """The same of images and the prompts that they are in."""
-        return max(self._chunks.tokens(self._image_seconds, budget), min(budget, 1))
+        seconds = self._image_seconds * (CHUNK_SHARE if self.interrupts else 1.0)
+        return max(self._chunks.tokens(seconds, budget), min(budget, 1))
 
     def slice_seconds(self, share: float) -> float:
-        """The time limit of a slice that gets a ``share`` of what images may take."""
+        """The time of a slice that gets a ``share`` of what images may take."""
         return max(LEAST_SLICE_SECONDS, share * self._image_seconds - self._overrun)
+
+    def rest_seconds(self, step: Step) -> float:
+        """What a step's tokens are expected to take: decodes, and chunks of prompts."""
+        return self._decode_seconds + self._chunks.seconds(step.num_prefill_tokens)
 
     @property
     def _image_seconds(self) -> float:

@@ -3,9 +3,9 @@
 The parameter is vLLM's ``thinking_token_budget``
 (https://docs.vllm.ai/en/latest/features/reasoning_outputs.html), llama.cpp's
 ``thinking_budget_tokens`` and Anthropic's ``thinking.budget_tokens``. Once the budget is spent, the
-engine appends the closing marker as forced tokens, so that the answer is the one that the model
-gives to the prompt, its reasoning up to there and the marker. Nothing is sampled for them and no
-mask is needed: until then, a sequence with a budget costs its steps nothing.
+engine appends the closing marker as forced tokens, so that the answer follows the prompt, the
+reasoning up to there and the marker. They need no sampling and no mask: until then, a budget adds
+no cost to steps.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingBudget:
-    """The most reasoning of one request, and how its model marks reasoning.
+    """The limit of reasoning of one request, and the markers of its model.
 
     Attributes:
         tokens: most tokens between the markers, over all reasoning of the answer; 0 closes it at
             once.
         open: token ids of the opening marker.
         close: token ids of the closing marker.
-        then: token ids that are forced behind the closing marker.
-        answer: token ids that are forced behind those if the model opens reasoning again after the
+        then: token ids that are forced after the closing marker.
+        answer: token ids that are forced after those if the model opens reasoning again after the
             budget has been enforced; without them it might do so forever.
         inside: the prompt ends within reasoning, which counts from there.
 
@@ -95,7 +95,7 @@ class ThinkingProgress:
         return rest + budget.answer if self._enforced else rest
 
     def enforce(self) -> None:
-        """The tokens that are due are appended."""
+        """Note that the tokens that were due are appended."""
         self._enforced = True
 
 

@@ -1,4 +1,4 @@
-"""The checks that every request passes, whichever way it takes to the engine."""
+"""The checks of every request to the engine, whatever interface it comes from."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def validate_length(prompt_tokens: int, max_new_tokens: int, limits: LengthLimit
 
 
 def validate_for_decoder(request: GenerationRequest, decoder: DecoderFacts) -> None:
-    """Check what a request wants of an encoder-decoder model. Raises ValueError."""
+    """Check a request for an encoder-decoder model. Raises ValueError."""
     if decoder.max_input_tokens is not None and len(request.prompt_ids) > decoder.max_input_tokens:
         raise ValueError(f"the encoder takes {decoder.max_input_tokens} tokens")
     if request.computes_whole_prompt:
@@ -78,10 +78,10 @@ def validate_for_decoder(request: GenerationRequest, decoder: DecoderFacts) -> N
 
 
 def validate_for_engine(request: GenerationRequest, config: SchedulerConfig) -> None:
-    """Check that a request can run some day, beside its adapter and its grammar.
+    """Check that a request can run, except for its adapter and its grammar.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it never can.
     """
     decoder = config.decoder
     length = len(request.prompt_ids) + (decoder is not None)
@@ -101,7 +101,7 @@ def validate_for_engine(request: GenerationRequest, config: SchedulerConfig) -> 
 
 
 def _validate_room(images: PromptImages, config: SchedulerConfig) -> None:
-    """Check that images can be encoded, and what must not be parted computed in one step."""
+    """Check that a step can encode the images, and compute the tokens that must not be split."""
     held = 0 if config.encoder is None else config.encoder.cache_rows
     for unit in images.units:
         rows = sum(images.inputs[index].num_rows for index in unit.images)
@@ -110,8 +110,8 @@ def _validate_room(images: PromptImages, config: SchedulerConfig) -> None:
     most = config.max_batch_prefill_tokens
     if images.longest_whole > most:
         raise ValueError(
-            f"{images.longest_whole} tokens see each other and are computed at once, which is more "
-            f"than max_batch_prefill_tokens ({most})"
+            f"{images.longest_whole} tokens attend to each other and are computed at once, "
+            f"which is more than max_batch_prefill_tokens ({most})"
         )
 
 
@@ -163,7 +163,7 @@ def validate_request(request: GenerationRequest, info: EngineInfo) -> None:
 
 
 def _text_ids(request: GenerationRequest) -> list[int] | tuple[int, ...]:
-    """The prompt without what stands for images, whose ids may lie behind the vocabulary."""
+    """The prompt without image tokens, whose ids may lie beyond the vocabulary."""
     if not request.images:
         return request.prompt_ids
     ids = list(request.prompt_ids)

@@ -8,15 +8,15 @@ from collections import deque
 from tgi_cli.engine.sequence import Sequence, Status, by_priority
 
 MAX_OVERTAKEN = 64
-"""Admissions of later sequences after which one that was passed over comes first."""
+"""Admissions of later sequences after which an overtaken one comes first."""
 
 
 class WaitingQueue:
     """Sequences that wait for a row and blocks.
 
-    Served in order of :attr:`Sequence.priority_key`. One that does not fit lets others pass; once
-    :data:`MAX_OVERTAKEN` more have been admitted than were ahead of it when it was queued, it is
-    *starved*: it comes first, and none passes it any more.
+    Served in order of :attr:`Sequence.priority_key`. Sequences may overtake one that does not fit;
+    once :data:`MAX_OVERTAKEN` more have been admitted than were ahead of it when it was queued, it
+    is *starved*: it comes first, and none overtakes it any more.
     """
 
     def __init__(self) -> None:
@@ -61,5 +61,5 @@ class WaitingQueue:
         return None
 
     def ranked(self, index: int) -> Sequence:
-        """The sequence that is served after ``index`` others."""
+        """The sequence with ``index`` others ahead of it."""
         return self._ranked[index]

@@ -13,7 +13,7 @@ from tgi_cli.gguf.keys import ArchitectureKeys
 
 _FULL = "full_attention"
 _UNROTATED = 1e20
-"""From here on, a divisor of an angle makes it 0."""
+"""Divisors of angles from here on make them 0."""
 
 
 def gemma3n(keys: ArchitectureKeys) -> Config:
@@ -32,7 +32,7 @@ def gemma3n(keys: ArchitectureKeys) -> Config:
         "altup_num_inputs": keys.whole("altup.num_inputs"),
         "altup_active_idx": keys.whole("altup.active_idx", 0, 0),
         "laurel_rank": keys.shape("blk.0.laurel_l.weight")[0],
-        # Stated as the deviations from the mean, of a normal distribution, above which gates stay.
+        # Stated in standard deviations of a normal distribution, above which gates are kept.
         "activation_sparsity_pattern": [
             round(0.5 * (1 + math.erf(each / math.sqrt(2))), 6) for each in sparsity
         ],
@@ -72,7 +72,7 @@ def gemma4(keys: ArchitectureKeys) -> Config:
 
 
 def _shape(keys: ArchitectureKeys) -> Config:
-    """What both have."""
+    """The fields that both have."""
     config: Config = {
         "hidden_size": keys.whole("embedding_length"),
         "num_hidden_layers": keys.num_layers,
@@ -91,7 +91,7 @@ def _shape(keys: ArchitectureKeys) -> Config:
 
 
 def _widths(keys: ArchitectureKeys) -> Config:
-    """Of MLPs: layers that read others' caches may have them twice as wide."""
+    """Widths of the MLPs: layers that read other layers' caches may have them twice as wide."""
     widths = keys.wholes("feed_forward_length", keys.num_layers)
     shared = keys.whole("attention.shared_kv_layers", 0, 0)
     doubled = widths[-1] == 2 * widths[0]
@@ -106,7 +106,7 @@ def _widths(keys: ArchitectureKeys) -> Config:
 
 
 def _ropes(keys: ArchitectureKeys) -> Config:
-    """Angles by kinds of layers; those without a window rotate the first pairs alone."""
+    """Angles by types of layers; those without a window rotate only the first pairs."""
     share = 1.0
     if (divisors := keys.file.tensors.get("rope_freqs.weight")) is not None:
         factors = read_numbers(divisors)

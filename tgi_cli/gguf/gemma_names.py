@@ -60,7 +60,7 @@ def gemma3n_names(keys: ArchitectureKeys) -> NameTable:
 
 
 def gemma4_names(keys: ArchitectureKeys) -> NameTable:
-    """Experts are beside an MLP. Newer files have their gates and what these gate together."""
+    """Experts run beside an MLP. Newer files have their gate and up projections in one tensor."""
     block = dict(BLOCKS) | _SANDWICH | _PER_LAYER
     block |= {
         "post_ffw_norm_1": FileModule("post_feedforward_layernorm_1"),

@@ -57,7 +57,7 @@ def _delta_experts(keys: ArchitectureKeys) -> Config:
 
 
 def _linear_layers(keys: ArchitectureKeys) -> list[str]:
-    """Which layers have linear attention: all but the last of every few, unless a key says so."""
+    """The type of each layer: every n-th has full attention, unless a key lists them."""
     every = keys.whole("full_attention_interval", 4)
     linear = [bool((layer + 1) % every) for layer in range(keys.num_layers)]
     stated = keys.file.metadata.get(f"{keys.architecture}.attention.recurrent_layers")

@@ -42,10 +42,10 @@ def lfm2_names(keys: ArchitectureKeys) -> NameTable:
 
 
 def qwen35_names(keys: ArchitectureKeys) -> NameTable:
-    """Value heads of linear attention are in turns of the key heads that they share.
+    """Value heads of linear attention alternate between the key heads that they share.
 
-    Checkpoints have those of a key head together. A decay is stored as what multiplies, not as
-    its logarithm.
+    Checkpoints have the value heads of a key head together. A decay is stored as the factor, not
+    as its logarithm.
     """
     key_heads, value_heads = keys.whole("ssm.group_count"), keys.whole("ssm.time_step_rank")
     key_dim, value_dim = keys.whole("ssm.state_size"), keys.whole("ssm.inner_size") // value_heads
@@ -82,7 +82,7 @@ def qwen35_names(keys: ArchitectureKeys) -> NameTable:
 
 
 def _logarithm(tensor: Any) -> Any:
-    """Of a decay, which is stored as what multiplies."""
+    """The logarithm of a decay rate, which GGUF stores as -exp(logarithm)."""
     return (-tensor).log()
 
 
@@ -116,7 +116,7 @@ def granite_hybrid_names(keys: ArchitectureKeys) -> NameTable:
     block["ffn_gate_inp"] = FileModule("block_sparse_moe.router.layer")
     for part in ("gate", "up", "down"):
         block[f"ffn_{part}_exps"] = FileModule(f"block_sparse_moe.experts.{{e}}.{part}_proj")
-        for suffix in ("", "_shexp"):  # without experts, what is shared is all there is
+        for suffix in ("", "_shexp"):  # without experts, there is only the shared MLP
             block[f"ffn_{part}{suffix}"] = FileModule(f"shared_mlp.{part}_proj")
     block = with_fused(keys, block) | _mamba("mamba")
     return NameTable(top=TOP, block=block)

@@ -28,7 +28,7 @@ METHOD = "gguf"
 """The ``quant_method`` in ``quantization_config``."""
 
 _DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16"}
-"""Of weights that are stored so; those of blocks are computed with in bfloat16."""
+"""The dtype for weights that are stored in this type; weights in blocks are used in bfloat16."""
 
 
 def model_config(file: GGUFFile) -> Config:
@@ -77,7 +77,7 @@ def _unsupported(file: GGUFFile) -> UnsupportedModelError:
 
 
 def _dtype(file: GGUFFile) -> str:
-    """What most weights are computed with."""
+    """The dtype that most weights are used in."""
     sizes: dict[str, int] = {}
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
@@ -87,7 +87,7 @@ def _dtype(file: GGUFFile) -> str:
 
 
 def _llama(keys: ArchitectureKeys) -> Config:
-    """Llama, Mistral and what else has the same layers; Mixtral if there are experts."""
+    """Llama, Mistral and others with the same layers; Mixtral if there are experts."""
     config = llama_shape(keys)
     if experts(keys):
         return config | {
@@ -145,8 +145,8 @@ def _gemma(keys: ArchitectureKeys) -> Config:
 
 
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27B models, whose queries are scaled by their share of the width instead of their
-heads' size; no key says so."""
+"""Numbers of layers of the 27B models, whose queries are scaled by the hidden size over the number
+of heads instead of the head size; no key states it."""
 
 
 def _later_gemma(keys: ArchitectureKeys) -> Config:
@@ -205,7 +205,7 @@ def _granite(keys: ArchitectureKeys) -> Config:
 
 
 def _llama4(keys: ArchitectureKeys) -> Config:
-    """What files do not state is as llama.cpp has it for all of them."""
+    """Fields that files do not state are those that llama.cpp assumes for all of them."""
     full = keys.has("attention.sliding_window") and not keys.whole("attention.sliding_window", 0, 0)
     layers = keys.num_layers
     return llama_shape(keys) | {
@@ -225,7 +225,7 @@ def _llama4(keys: ArchitectureKeys) -> Config:
 
 
 _EXPERTS_WITHOUT_NORMS = 128
-"""Of Llama 4 Maverick, whose queries and keys have no norm."""
+"""The number of experts of Llama 4 Maverick, whose queries and keys have no norm."""
 
 
 def _olmo(keys: ArchitectureKeys) -> Config:
@@ -312,7 +312,8 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "starcoder": ("GPTBigCodeForCausalLM", gpt_configs.gpt2),
     "starcoder2": ("Starcoder2ForCausalLM", gpt_configs.starcoder2),
 }
-"""llama.cpp's names, transformers' classes, and what reads the keys.
+"""Architectures by llama.cpp's names: transformers' class, and the function that reads the keys.
 
-Of vision-language models, the decoder: without images, all axes of a token have one position.
+Vision-language models are read as their decoder: without images, a token has the same position
+on all axes.
 """

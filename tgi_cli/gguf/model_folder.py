@@ -1,4 +1,4 @@
-"""Writes the folder that a GGUF file is served from: links to it, and the files it stands for."""
+"""Writes the folder that a GGUF file is served from: links to it, and the files it replaces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_model_folder(
     """Write the folder's files.
 
     Args:
-        file: of the model.
+        file: file of the model.
         target: an empty folder.
         companions: a folder whose tokenizer, chat template and generation_config.json take
             precedence over the metadata.
@@ -99,7 +99,7 @@ def write_model_folder(
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
-    """What generation_config.json has: the tokens that end an answer, and sampling parameters.
+    """The content of generation_config.json: tokens that end an answer, and sampling parameters.
 
     Raises:
         CorruptFileError: a key has another type than its own.

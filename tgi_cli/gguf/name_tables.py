@@ -34,7 +34,7 @@ def _llama_names(keys: ArchitectureKeys) -> NameTable:
 
 
 def _rotated_names(keys: ArchitectureKeys) -> NameTable:
-    """Of architectures whose rotated pairs are neighbours in the file."""
+    """The names of architectures whose rotated pairs are neighbours in the file."""
     block = dict(BLOCKS)
     if keys.architecture == "llama" and keys.whole("expert_count", 0, 0):  # Mixtral
         block["ffn_gate_inp"] = FileModule("block_sparse_moe.gate")
@@ -183,7 +183,7 @@ _TABLES: dict[str, Callable[[ArchitectureKeys], NameTable]] = {
     "starcoder": _gpt2_names,
     "starcoder2": _starcoder2_names,
 }
-"""By architecture, of those whose names or orders differ from Llama's in safetensors."""
+"""Tables by architecture, for those whose names or orders differ from Llama's in safetensors."""
 
 
 def name_table(keys: ArchitectureKeys) -> NameTable:

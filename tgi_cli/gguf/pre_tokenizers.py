@@ -79,7 +79,7 @@ class PreTokenization:
     Attributes:
         patterns: split it one after the other; matches and what is between them are parts.
         ignores_merges: whether a part that is a token is that token, whatever the merges say.
-        adds_bos: whether texts begin with the BOS token if the file does not say.
+        adds_bos: whether texts begin with the BOS token if the file does not state it.
         nfc: whether the model's own tokenizer normalizes to NFC first. llama.cpp does not.
         falcon: whether digits are split off after bytes have become characters.
     """
@@ -141,4 +141,4 @@ PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     "seed-coder": PreTokenization((_SEED,)),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), PreTokenization((_BAILING,))),
 }
-"""By name. Others are refused: a similar pattern would give wrong ids without a sign of it."""
+"""By name. Others are refused: a similar pattern would give wrong ids without an error."""

@@ -1,4 +1,4 @@
-"""Special tokens of a GGUF file: which there are, which of them end a text, which begin one."""
+"""Special tokens of a GGUF file: their ids, and which of them begin or end a text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tgi_cli.gguf.reader import GGUFFile
 
 
 class TokenType(IntEnum):
-    """What a token is (``tokenizer.ggml.token_type``): SentencePiece's kinds."""
+    """The type of a token (``tokenizer.ggml.token_type``), as in SentencePiece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -28,7 +28,7 @@ END_TEXTS = frozenset(
         *("<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>"),
         *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<eos>", "<turn|>"),
         *("<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
-        # Padding and separators of code models, which they write behind a completion.
+        # Padding and separators of code models, which they write after a completion.
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
         *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
     }
@@ -46,11 +46,11 @@ class GGUFTokens:
     """Special tokens of a vocabulary; ids are None where there is no such token.
 
     Attributes:
-        texts: of all tokens, by id.
+        texts: texts of all tokens, by id.
         types: :class:`TokenType` of all tokens.
         bos, eos, unknown, padding: ids.
         ends: ids of all tokens that end an answer, ``eos`` first.
-        adds_bos, adds_eos: whether a text gets the token.
+        adds_bos, adds_eos: whether the token is added to a text.
     """
 
     texts: tuple[str, ...]

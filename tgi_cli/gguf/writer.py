@@ -18,7 +18,7 @@ from tgi_cli.gguf.tensor_types import TENSOR_TYPES
 
 _ALIGNMENT = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 5, 6, 7, 8, 9, 10
-"""Numbers of the values' types."""
+"""Ids of the types of values."""
 
 _TYPE_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 
@@ -50,7 +50,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Value], tensors: Sequence[Tens
     """Write a file, one tensor after the other.
 
     Args:
-        path: of the file, which is replaced.
+        path: path of the file, which is replaced.
         metadata: whole numbers become uint32 (int32 if negative, and in arrays), others float32.
 
     Raises:

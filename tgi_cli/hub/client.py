@@ -25,7 +25,7 @@ MAX_DELAY = 300.0
 RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 ErrorTranslator = Callable[[int, str, str], HubError | None]
-"""From a status, ``X-Error-Code`` and ``X-Error-Message`` to an error, or None to retry."""
+"""Maps a status, ``X-Error-Code`` and ``X-Error-Message`` to an error, or to None to retry."""
 
 _Result = TypeVar("_Result")
 

@@ -156,7 +156,7 @@ class FileDownloader:
                     continue
                 except retryable as error:
                     failure = error
-                # After any progress, attempts are counted anew.
+                # After any progress, attempts are counted from 1 again.
                 attempt = 1 if sink.tell() > size else attempt + 1
                 size = sink.tell()
                 if size < file.size and client.wait_to_retry(

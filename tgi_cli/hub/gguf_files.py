@@ -139,7 +139,7 @@ def choose_variant(
         files = ", ".join(variant.names[0] for variant in found[:_MOST_SHOWN])
         raise ModelError(
             f"{source} has {len(found)} GGUF models for {tag!r:.100}",
-            f"name a file behind the colon: {files}",
+            f"name a file after the colon: {files}",
         )
     (variant,) = found
     if variant.missing:
@@ -160,7 +160,7 @@ def _tag_of(stem: str) -> str:
 
 
 def _matching(variants: Sequence[GGUFVariant], tag: str) -> list[GGUFVariant]:
-    """Those that a tag stands for: as a path, a file name, a quantization, or a part of a path."""
+    """The files that a tag names: by path, file name, quantization, or a part of a path."""
     wanted = tag.lower()
     file = wanted if wanted.endswith(GGUF) else wanted + GGUF
     part = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}[-./]")

@@ -51,7 +51,7 @@ def resolve_adapters(
     Args:
         items: in the forms of ``--lora-adapters``.
         model_id: the base model, whose name no adapter may have.
-        progress: of the downloads.
+        progress: progress of the downloads.
 
     Raises:
         ConfigError: an item is malformed, or a name is used twice.
@@ -123,7 +123,7 @@ def resolve_adapter(
         source: a folder or an id on the hub.
         revision: branch, tag, commit or ``refs/pr/N`` of a repository.
         absolute: accept only absolute paths as folders, for callers in other working directories.
-        progress: of the download.
+        progress: progress of the download.
 
     Raises:
         HubError: the adapter is unavailable.

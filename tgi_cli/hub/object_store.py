@@ -34,7 +34,7 @@ MAX_OBJECTS = 20_000
 """Objects below a prefix; more are taken for a wrong prefix."""
 
 _LEAST_BYTES = 1
-"""Of a buffer: bytes that wait for more of them are lost when the connection is cut."""
+"""Least size of a buffer: bytes that wait in one are lost when the connection is cut."""
 
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})")

@@ -19,7 +19,7 @@ LENGTHS = (
 )
 """Usual lengths of parts, in bytes."""
 MOST_LENGTHS = 4
-"""That are tried: each costs a pass of MD5 over the object."""
+"""Limit of the part sizes that are tried: each costs a pass of MD5 over the object."""
 
 _ETAG = re.compile(r'"?([0-9a-f]{32}-[1-9]\d{0,4})"?')
 
@@ -34,7 +34,7 @@ class PartsDigest:
     """A running checksum for each length of parts that an object may have been uploaded with.
 
     Args:
-        size: of the object in bytes.
+        size: size of the object in bytes.
         expected: its checksum, by :func:`parts_etag`.
     """
 

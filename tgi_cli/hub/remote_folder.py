@@ -17,7 +17,7 @@ from tgi_cli.hub.parts_checksum import PartsDigest
 logger = logging.getLogger(__name__)
 
 CHECKSUMS = "SHA256SUMS"
-"""Of a folder: the output of ``sha256sum``, which takes precedence over what a store says."""
+"""A folder's checksums: the output of ``sha256sum``, which takes precedence over a store's own."""
 
 CHECKSUM_BYTES = 1 << 20
 """Limit of its size."""
@@ -124,7 +124,7 @@ def receive(
     write: Callable[[memoryview], object],
     stop: threading.Event,
 ) -> int:
-    """Pass the bytes ``start`` to ``end`` of a file to ``write``; after a cut, go on behind it.
+    """Pass the bytes ``start`` to ``end`` of a file to ``write``; after a cut, continue from there.
 
     Returns:
         The position reached: ``end``, or less if ``stop`` was set.

@@ -67,7 +67,7 @@ class RemoteListing:
 
     @property
     def names(self) -> list[str]:
-        """Of the files."""
+        """Names of the files."""
         return list(self.files)
 
     @property
@@ -116,7 +116,7 @@ def fetch_remote(
         trust_remote_code: download code, too.
         weights: require weights, not only the configuration and the tokenizer.
         tokenizer: a folder with the tokenizer to use instead of a GGUF file's.
-        progress: of the download.
+        progress: progress of the download.
 
     Raises:
         ConfigError: the URL is not one that can be read.

@@ -39,7 +39,7 @@ from tgi_cli.process.progress import ProgressReporter
 logger = logging.getLogger(__name__)
 
 _VERSION = re.compile("[0-9a-f]{40}")
-"""Of what an URL has: the revision of a model that was resolved before."""
+"""A version of what a URL has: the revision of a model that was resolved before."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ def resolve_model(
     for. Of a repository or a folder with several, ``model_id:TAG`` names one.
 
     Args:
-        model_id: a folder, a GGUF file, an id on the hub, perhaps behind ``hf://``, or the URL of a
+        model_id: a folder, a GGUF file, an id on the hub, also after ``hf://``, or the URL of a
             folder or a GGUF file in an object store or on a web server (``s3://``, ``gs://``,
             ``az://``, ``https://``).
         revision: branch, tag, commit or ``refs/pr/N``. Default: main.
         trust_remote_code: download code, too.
-        extension: of the weights.
+        extension: extension of the weights.
         auto_convert: convert pickled weights to safetensors if there are no others.
         merge_lora: merge a PEFT adapter into its base instead of returning its folder.
         weights: require weights, not only the configuration and the tokenizer.
@@ -107,7 +107,7 @@ def resolve_model(
         gguf: a GGUF file, local or as ``model_id`` names one, with the weights; ``model_id`` then
             stands for its tokenizer, if it is not empty.
         tokenizer: a folder or an id, whose tokenizer replaces that of a GGUF file.
-        progress: of the download.
+        progress: progress of the download.
 
     Raises:
         HubError: the model is unavailable (ModelNotFoundError, GatedModelError, OfflineError,

@@ -2,7 +2,7 @@
 
 Such a folder has the small files, and in place of each safetensors file a sparse one of the same
 size, of which only the header has been written: all that reads headers alone works as with whole
-files. A file :data:`MARKER` says where the weights are; whoever reads tensors looks for it.
+files. A file :data:`MARKER` names the place of the weights for readers of tensors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RemoteWeights:
     """Where the weights of a folder are.
 
     Attributes:
-        url: of the remote folder.
+        url: URL of the remote folder.
         files: the safetensors files in it, by name.
     """
 
@@ -151,10 +151,10 @@ def _remote_weights(path: Path, changed: int) -> RemoteWeights:
 class RangeReader:
     """Reads ranges of the files of a streamed folder, from where they are; several at once.
 
-    A connection that is cut is taken up again behind what has arrived.
+    A connection that is cut is taken up again after what has arrived.
 
     Args:
-        weights: of the folder.
+        weights: weights of the folder.
     """
 
     def __init__(self, weights: RemoteWeights) -> None:

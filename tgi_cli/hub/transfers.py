@@ -41,7 +41,7 @@ class CacheWriter:
     Attributes:
         cache: that gets the files.
         commit: the snapshot that links to them.
-        progress: of the download; it shows how many of ``num_files`` are there.
+        progress: progress of the download; it shows how many of ``num_files`` are there.
     """
 
     cache: RepoCache
@@ -59,7 +59,7 @@ class CacheWriter:
         """Complete ``file`` and return its path in the snapshot.
 
         Args:
-            file: of the repository.
+            file: file of the repository.
             receive: downloads the rest of a partial file, and returns whether its checksum is
                 right. If not, it is called once more.
             wrong: makes the error of a checksum that was wrong twice.
@@ -123,8 +123,8 @@ def download_files(
         repository: its files with sizes and checksums.
         names: groups of file names. A group starts when the one before it is complete, so that
             weights never appear without the files that belong to them.
-        cache: of the repository.
-        progress: of the download.
+        cache: cache of the repository.
+        progress: progress of the download.
         connect: given the progress, the number of files and an event that stops them, what
             completes a file in the cache; several threads call it at once.
 

@@ -58,7 +58,7 @@ class WebFolder:
     """Implements :class:`tgi_cli.hub.remote_folder.RemoteFolder` by HTTP.
 
     Args:
-        url: of the folder.
+        url: URL of the folder.
         gguf: name of a GGUF file in it, which is asked for in place of safetensors.
 
     Raises:

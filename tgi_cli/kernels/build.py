@@ -31,10 +31,10 @@ LEVELS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     ),
     "avx2": (frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
 }
-"""Best first: the processor's features that a level needs, and the compiler's flags for it."""
+"""Levels, best first: the processor's features that one needs, and the compiler's flags."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with the number of compiled files, and that of all."""
+"""Called with the numbers of compiled files and of all files."""
 
 _FLAGS = ("-std=gnu++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi")
 
@@ -58,7 +58,7 @@ def compiler() -> str | None:
 
 
 def digest() -> str:
-    """Of all that the libraries are made of."""
+    """A digest of the sources and flags that the libraries are built from."""
     flags = [_FLAGS, *(flags for _, flags in LEVELS.values())]
     state = hashlib.blake2b(repr(flags).encode(), digest_size=6)
     for source in sorted(SOURCES.iterdir()):
@@ -67,7 +67,7 @@ def digest() -> str:
 
 
 def file_name(level: str) -> str:
-    """Of a level's library."""
+    """The file name of a level's library."""
     return f"tgi-kernels-{digest()}-{level}.so"
 
 
@@ -132,7 +132,7 @@ def build(
 
 
 def build_for_use(level: str, on_progress: OnProgress = lambda compiled, total: None) -> Path:
-    """The library of one level, wherever it is or can be put: compiled if it is nowhere.
+    """The library of one level, from the installation or the cache, or else compiled.
 
     Raises:
         BuildError, OSError: as :func:`build`.
@@ -140,7 +140,7 @@ def build_for_use(level: str, on_progress: OnProgress = lambda compiled, total: 
     for folder in (INSTALLED, cache_folder()):
         if (path := folder / file_name(level)).exists():
             return path
-    # Where this user may not write the installation, as in a container, there is the cache.
+    # If this user may not write the installation, as in a container, the cache is used.
     folder = INSTALLED if _writable(INSTALLED) else cache_folder()
     return build(folder, [level], on_progress)[0]
 

@@ -15,7 +15,7 @@ from tgi_cli.kernels.linear import Epilogue
 from tgi_cli.kernels.packed_matrix import PackedMatrix
 
 SCORES = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_topk": 2}
-"""By the names of :class:`tgi_cli.layers.routing.Routing`."""
+"""Numbers of scoring functions by their names in :class:`tgi_cli.layers.routing.Routing`."""
 
 
 class RoutingStruct(ctypes.Structure):
@@ -234,7 +234,7 @@ class PackedExperts:
         )
 
     def route(self, x: Tensor, logits: Tensor | None = None) -> Tensor:
-        """The same with the experts that the router chooses.
+        """As calling it, with the experts that the router chooses.
 
         ``logits`` float32 [T, experts], contiguous, are given if the routing makes none.
         """

@@ -19,8 +19,8 @@ class BlockForm:
     """How the blocks of a type are stored in panels.
 
     Attributes:
-        number: of the type in GGUF.
-        bits: of a code in panels: 4, 5, 6 or 8.
+        number: number of the type in GGUF.
+        bits: bits of a code in panels: 4, 5, 6 or 8.
         group: inputs that share a scale.
         scales: dtype of scales: float32, float16, or int8 if they are in two levels.
         minima: dtype of minima, or None if there are none.
@@ -47,7 +47,7 @@ def pack_blocks(
 
     Args:
         parts: uint8 [outputs, bytes of a row], whose outputs follow each other.
-        inputs: of the weight.
+        inputs: inputs of the weight.
         paired: as of :func:`tgi_cli.kernels.linear.pack_bf16`.
 
     Raises:

@@ -20,7 +20,7 @@ class HeadMatrices:
 
     Attributes:
         packed: the matrices.
-        structs: for C++, one behind the other.
+        structs: for C++, one after the other.
     """
 
     packed: tuple[PackedMatrix, ...]
@@ -28,7 +28,7 @@ class HeadMatrices:
 
     @classmethod
     def pack(cls, weights: Tensor) -> HeadMatrices:
-        """Of bfloat16 [heads, out, in].
+        """Pack bfloat16 [heads, out, in].
 
         Raises:
             RuntimeError: there are no kernels here.

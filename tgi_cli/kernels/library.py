@@ -26,7 +26,7 @@ _threads: int | None = None
 
 
 def cpp_library() -> ctypes.CDLL | None:
-    """The library for this processor, or None if torch's operations have to do.
+    """The library for this processor, or None to use torch's operations.
 
     Its functions take pointers and numbers; :mod:`tgi_cli.kernels` has the callers. It never
     compiles anything: see :func:`tgi_cli.kernels.build.build`.
@@ -40,7 +40,7 @@ def custom_kernels_enabled() -> bool:
 
 
 def describe_kernels() -> str:
-    """What computes on this CPU, in a few words, with the remedy if that is slow."""
+    """A description of the kernels on this CPU, with the remedy if they are slow."""
     level = best_level() if build.supported() else None
     if not _wanted:
         return "torch: slower, as DISABLE_CUSTOM_KERNELS is set"

@@ -24,7 +24,7 @@ MIN_GROUP = 16
 """Least number of inputs that may share a scale; every other number is a multiple of it."""
 _LONGEST_GROUP = 512
 FORMATS = {16: 0, 8: 1, 4: 2, 5: 4, 6: 5}
-"""By bits, the numbers of the formats of bfloat16 and of integers."""
+"""Numbers of the formats of bfloat16 and of integers, by bits."""
 ACTIVATIONS = {
     "silu": 0,
     "swish": 0,
@@ -41,11 +41,11 @@ ACTIVATIONS = {
     "tanh": 6,
     "sigmoid": 7,
 }
-"""By transformers' names, the numbers of the functions that a product can end with."""
+"""Numbers of the functions that a product can end with, by transformers' names."""
 
 
 class Epilogue(IntEnum):
-    """What becomes of a product p = x W^T + bias, which is rounded to bfloat16 first."""
+    """Operation on a product p = x W^T + bias, which is first rounded to bfloat16."""
 
     STORE = 0
     """p"""
@@ -118,7 +118,7 @@ def pack_codes(
         group: inputs that share a scale, a multiple of 16; 0: one per output.
         table: bfloat16 [16], the values of codes of 4 bits; then there are no ``zeros``.
         e4m3: codes are of 8 bits and e4m3, none of them NaN; then there are no ``zeros``.
-        levels: of the scales; then ``scales`` and ``zeros`` are not read.
+        levels: levels of the scales; then ``scales`` and ``zeros`` are not read.
 
     Raises:
         RuntimeError: there are no kernels here.
@@ -218,13 +218,13 @@ def linear(
     out: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """The product of x bfloat16 [T, in], T may be 0, and what ``epilogue`` makes of it.
+    """The product of x bfloat16 [T, in], T possibly 0, with ``epilogue`` applied to it.
 
     Args:
         bias: bfloat16 [out].
         activation: one of :data:`ACTIVATIONS`.
         out: receives the result, in rows of any stride; ``ADD`` adds to it.
-        scale: of what ``ADD`` adds.
+        scale: factor of what ``ADD`` adds.
 
     Returns:
         ``out``, or a new tensor [T, out] (``GATED``: [T, out / 2]).
@@ -267,7 +267,7 @@ def _whole(inputs: int) -> int:
 def _divided(group: int) -> tuple[int, int]:
     """A length of groups that the kernels take, and into how many of them each group falls.
 
-    A sum over so many inputs is in registers before it is scaled.
+    Sums over this many inputs are in registers before they are scaled.
     """
     if group == 0:
         return 0, 1

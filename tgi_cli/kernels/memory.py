@@ -1,7 +1,8 @@
 """Memory for weights, in huge pages where the system has them.
 
-A product for one token reads every weight once, and much of the time goes into finding where its
-pages are: one core of a virtual machine reads 17 GB/s in pages of 4 KiB and 27 in those of 2 MiB.
+A product for one token reads every weight once, and much of the time goes into translating the
+addresses of pages. One core of a virtual machine reads 17 GB/s in pages of 4 KiB and 27 in those of
+2 MiB.
 https://docs.kernel.org/admin-guide/mm/transhuge.html
 """
 
@@ -21,7 +22,7 @@ _CHUNK = 64 << 20
 
 _lock = threading.Lock()
 _open: tuple[weakref.ref[mmap.mmap], int] | None = None
-"""The chunk with free memory, and where it begins. Only the tensors in the chunk keep it alive."""
+"""The chunk with free memory, and the offset of that. Only tensors in a chunk keep it alive."""
 
 
 def allocate(nbytes: int) -> Tensor:

@@ -17,7 +17,7 @@ FP8 = 3
 
 _PANEL = 32
 _CHUNKS = {0: (2, 128), 1: (4, 128), 2: (8, 128), FP8: (2, 64), 4: (16, 320), 5: (8, 192)}
-"""By format, the inputs of a chunk and its bytes, as in matrix.h."""
+"""Inputs and bytes of a chunk by format, as in matrix.h."""
 
 
 class MatrixStruct(ctypes.Structure):
@@ -82,9 +82,9 @@ class PackedMatrix:
     """A weight [out, in] in panels, which stay where they are as long as this object lives.
 
     Attributes:
-        bits: of a number: 16 (bfloat16), 8, 6, 5 or 4.
+        bits: bits of a number: 16 (bfloat16), 8, 6, 5 or 4.
         out: outputs, gate and up together if ``paired``.
-        inputs: of a row.
+        inputs: inputs of a row.
         paired: outputs 0 to out / 2 are gates of the others and are packed beside them.
         group: inputs that share a scale; 0: all do, or there are none.
         data: uint8, the panels.
@@ -116,12 +116,12 @@ class PackedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Of all that a product reads."""
+        """Bytes of all tensors that a product reads."""
         return sum(t.nbytes for t in self.tensors)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that a product reads, but the table."""
+        """All tensors that a product reads, except the table."""
         every = (self.data, self.scales, self.zeros, *self.levels)
         return [each for each in every if each is not None]
 

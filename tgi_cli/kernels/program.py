@@ -1,8 +1,8 @@
 """A decoder's layers as one list of operations, which C++ runs in one call.
 
-What a CUDA graph is to a GPU: no Python, no dispatch and no allocation between the operations of
-a step. With one token a 135M Llama takes 240 operations; 3 us each, as calls from Python cost at
-least, would add a tenth to its step.
+The CPU's equivalent of a CUDA graph: no Python, dispatch or allocation between the operations of a
+step. A 135M Llama takes 240 operations; 3 us for each, the least cost of calls from Python, would
+add a tenth to a step of one token.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Program:
     Tensors are bfloat16; norms' weights are float32. The program keeps its tensors alive.
 
     Args:
-        hidden_size: of the result.
+        hidden_size: width of the result.
         residual_size: default: ``hidden_size``.
-        per_layer_size: of a token's embeddings for all layers.
+        per_layer_size: width of a token's embeddings for all layers.
 
     Raises:
         RuntimeError: there is no library of kernels.
@@ -83,7 +83,7 @@ class Program:
         residual: BufferView | None = None,
         scale: float = 1.0,
     ) -> None:
-        """residual += scale * source, if there is one; target = norm of that, or of source."""
+        """residual += scale * source, if one is given; target = norm of that, or of source."""
         op = self._add(
             label, OpKind.NORM, source, target, width=norm.width, norm=norm.kind, eps=norm.eps
         )
@@ -128,7 +128,7 @@ class Program:
         norms: HeadNorms,
         values_from_keys: bool = False,
     ) -> None:
-        """Norm and rotate queries, and the keys behind them, in place.
+        """Norm and rotate queries, and the keys after them, in place.
 
         Keys and ``values`` then go into the layer's cache; without ``values`` there are no keys.
         ``values_from_keys``: they are what keys are before their norm, copied there first.
@@ -238,7 +238,7 @@ class Program:
     ) -> None:
         """Rotate the last dimensions of queries and of the row, which goes into the cache.
 
-        Of each head in ``queries``, ``stride`` numbers apart, these dimensions come behind those of
+        Of each head in ``queries``, ``stride`` numbers apart, these dimensions come after those of
         the latent in ``target``, [heads, head_dim].
         """
         op = self._add(label, OpKind.LATENT, queries, target, heads, head_input=stride)
@@ -303,7 +303,7 @@ class Program:
         op.mixture = self._keep_layer(experts, experts.args)
 
     def cut(self) -> None:
-        """End a part: between it and the next one, its caller does something with its result."""
+        """End a part: the caller uses its result before the next part runs."""
         self._cuts.append(len(self._ops))
 
     def seal(self) -> None:
@@ -328,13 +328,13 @@ class Program:
 
         Args:
             residual: contiguous; overwritten.
-            inputs: of the step.
+            inputs: inputs of the step.
             first, last: which of the parts that :meth:`cut` makes, without ``last``; those of a
                 step run in their order.
             seconds: a ctypes array of doubles, one per operation, to which their times are added.
 
         Raises:
-            MemoryError: no memory for the buffers of so many tokens.
+            MemoryError: there is no memory for the buffers of that many tokens.
         """
         output = residual.new_empty(residual.shape[0], self.hidden_size)
         run = self._run

@@ -1,4 +1,4 @@
-"""What a program hands to C++: the structures of ``cpp/program.h``, and a step's inputs."""
+"""The arguments of a program for C++: structures of ``cpp/program.h``, and a step's inputs."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ class NormKind(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class ProgramInputs:
-    """What the parts of a program are given in one step.
+    """The inputs of a program's parts in one step.
 
     Attributes:
         step, caches: of the attention backend that was planned for the step.
         ropes: what :func:`rope_pointers` makes of the step's positions.
-        slots: of the step's states, of models that have some.
+        slots: slots of the step's states, of models that have some.
         states: an array of pointers, two per layer with states: of its convolution, and of its
             recurrence.
         per_layer: each layer's own embeddings of the tokens, [T, layers, width], of models that
@@ -150,11 +150,11 @@ class RopePointers:
     sines: Any
     temperatures: Any
     kept: Any
-    """What they point to."""
+    """The tensors that they point to."""
 
 
 def rope_pointers(ropes: Sequence[tuple[Tensor, Tensor] | Tensor]) -> RopePointers:
-    """Of the cosines and sines of a step's positions, or the factors of queries, float32."""
+    """Pointers to cosines and sines of a step's positions, or to factors of queries; float32."""
     pointers = c_void_p * len(ropes)
 
     def addresses(part: int) -> Any:

@@ -1,4 +1,4 @@
-"""What the operations of a :class:`~tgi_cli.kernels.program.Program` are told."""
+"""The arguments of the operations of a :class:`~tgi_cli.kernels.program.Program`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BufferView:
 
 
 def view_args(view: BufferView | None) -> ViewArgs:
-    """For C++; None is a view of nothing."""
+    """The struct for C++; None is an empty view."""
     return ViewArgs(-1, 0) if view is None else ViewArgs(view.buffer, view.offset)
 
 
@@ -29,7 +29,7 @@ RESIDUAL = BufferView(0)
 """The embeddings at first; overwritten."""
 OUTPUT = BufferView(1)
 PER_LAYER = BufferView(2)
-"""Each layer's own embedding of the token, of models that have some."""
+"""The buffer with each layer's own embedding of the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class HeadLayout:
     num_kv_heads: int
     head_dim: int
     value_dim: int | None = None
-    """Of values. Default: ``head_dim``."""
+    """Width of a value. Default: ``head_dim``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """What positions do to queries and keys.
+    """The effect of positions on queries and keys.
 
     Attributes:
         index: among the ropes of a step.
@@ -73,9 +73,9 @@ class HeadNorms:
     """RMS norms of heads before they are cached; weights are float32.
 
     Attributes:
-        weight: of queries and keys, [heads + kv_heads, head_dim], or None.
-        value_weight: of values, [kv_heads, value_dim], or None.
-        eps: of all.
+        weight: weight of queries and keys, [heads + kv_heads, head_dim], or None.
+        value_weight: weight of values, [kv_heads, value_dim], or None.
+        eps: epsilon of all.
     """
 
     weight: Tensor | None = None
@@ -89,7 +89,7 @@ SPAN_CODES = {"none": 0, "window": 1, "whole": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRule:
-    """What is done to scores; see :class:`tgi_cli.attention.PagedAttention`.
+    """Operations on scores; see :class:`tgi_cli.attention.PagedAttention`.
 
     ``sinks`` and ``bias`` are float32. ``spans`` is a key of :data:`SPAN_CODES`.
     """

@@ -200,7 +200,7 @@ class RecurrenceLayer:
         heads, key_heads: of values, and of queries and keys; heads that share one are adjacent.
         key_dim, value_dim: of a head; keys have at most :data:`MAX_KEY_DIM`.
         delta: the delta rule; otherwise keys times steps times values are added up.
-        form: of decays.
+        form: form of decays.
         rate: [heads], above 0; None if decays are given.
         bias: [heads], with ``channels`` [heads * key_dim], or None.
         skip: [heads], of the values that are added to the output, or None.
@@ -208,7 +208,7 @@ class RecurrenceLayer:
         floor, ceiling: of steps; of the sigmoid form the least logarithm of a decay.
         beta_factor: of the sigmoid that is the delta rule's gain.
         norm_eps: added to the squares of queries and keys, whose lengths become 1; None: none do.
-        scale: of queries.
+        scale: factor of queries.
     """
 
     heads: int
@@ -317,9 +317,9 @@ class GateLayer:
     """A gate, with an RMS norm of each group of a token's numbers or without.
 
     Attributes:
-        activation: of the gate, by transformers' name.
-        weight: of the norm, float32 [width] or [groups, width]; None: there is no norm.
-        eps: of the norm.
+        activation: activation of the gate, by transformers' name.
+        weight: weight of the norm, float32 [width] or [groups, width]; None: there is no norm.
+        eps: epsilon of the norm.
         gate_first: norm(x * act(gate)) instead of norm(x) * act(gate).
         per_group: the gate is one number per group.
     """

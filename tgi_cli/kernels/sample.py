@@ -1,7 +1,7 @@
 """Rows of scores to tokens and log-probabilities in C++, on the CPU.
 
 A row's result is the same to the last bit whatever rows are beside it and however many threads
-compute. Of a row that takes its likeliest token nothing is written but that.
+compute. For a greedy row, only the token is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from tgi_cli.kernels.library import cpp_library, threads
 
 _ALONE = 1 << 15
-"""Numbers that one thread reads sooner than it could share them out."""
+"""Numbers up to which one thread is faster than several."""
 
 
 class _Sample(ctypes.Structure):
@@ -61,7 +61,7 @@ class Draw(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Of N rows: token ids, int64, and float32 numbers.
+    """The chosen tokens of N rows: int64 ids, and float32 numbers about them.
 
     Attributes:
         logprobs: NaN where the logits hold NaN or +inf, or nothing but -inf.

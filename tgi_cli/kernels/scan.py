@@ -39,7 +39,7 @@ def selective_scan(
         a: [channels, n].
         b, c: [T, n].
         states: [slots, channels, n].
-        slots: of the step.
+        slots: slots of the step.
 
     All tensors are float32 and contiguous.
 

@@ -33,7 +33,7 @@ def announce(
     Args:
         config: The user's settings.
         info: The engine's effective settings.
-        url: Of the HTTP port.
+        url: URL of the HTTP port.
         seconds: Since the command began.
         key: Whether requests need an API key.
         web_ui: Whether there is a page for browsers.

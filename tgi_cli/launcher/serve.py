@@ -46,7 +46,7 @@ def serve(
     """Serve ``config.model_id`` until a signal; an empty id means the bundled model.
 
     Args:
-        config: Of the model server.
+        config: Configuration of the model server.
         router: Of the router, but for the model and the engine's address, which are known later.
             Its socket is used, or bound if it has none.
         locate: Finds or downloads the model and its adapters; returns ``config`` with their full
@@ -61,7 +61,7 @@ def serve(
     """
     began = time.monotonic()
     check_settings(config)
-    # Whoever has bound the socket announces it.
+    # Announced by the process that has bound the socket.
     behind_parent = router.socket_fd is not None
     if router.may_sleep and config.shard_uds_path is not None:
         raise ConfigError(

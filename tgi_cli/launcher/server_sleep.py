@@ -58,7 +58,7 @@ class ServerSleep:
                 server.start()
 
     def has_served(self, servers: Sequence[ModelServerSupervisor]) -> None:
-        """One of the model servers serves."""
+        """Note that one of the model servers serves."""
         serving = all(server.phase is Phase.SERVING for server in servers)
         if serving and self.phase is SleepPhase.WAKING:
             self.phase = SleepPhase.AWAKE

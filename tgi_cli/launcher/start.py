@@ -20,7 +20,7 @@ def start_model_server(
     """Start a model server; returns its process and its heartbeat.
 
     Args:
-        config: Of the model server, but for its heartbeat. It has a parent's pipe.
+        config: Configuration of the model server, but for its heartbeat. It has a parent's pipe.
         variables: Environment variables besides the inherited ones.
     """
     parent_fd = config.parent_fd
@@ -47,7 +47,7 @@ def start_command(
     """Start ``tgi COMMAND``, which reads ``config`` from an inherited descriptor."""
     role = command if replica is None else f"{command} {replica}"
     config_fd = write_config(config)
-    # The model is for people who list processes; how to report errors is known before the rest.
+    # The model is shown in lists of processes; how to report errors is known before the rest.
     words = [command, shared.model_id, f"--config-fd={config_fd}"]
     if shared.json_output:
         words.append("--json-output")

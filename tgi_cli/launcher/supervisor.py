@@ -49,7 +49,7 @@ class _Signalled(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """It is time for what a model server's supervisor waits for."""
+    """The time that a model server's supervisor waits for has come."""
 
 
 class _Commanded(NamedTuple):

@@ -18,7 +18,7 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines of a step's positions, [T, 1, rotated dimensions] each."""
 
 ByPosition = Rotation | Tensor
-"""What is done to queries and keys: they are rotated, or queries have a factor, [T, 1, 1]."""
+"""The rotation of queries and keys, or a factor of queries, [T, 1, 1]."""
 
 
 class Sinks(Loadable):
@@ -57,28 +57,27 @@ class Attention(nn.Module):
         layer: index of its KV cache.
         hidden_size: H.
         num_heads, num_kv_heads: over all shards; each shard has its share of the heads, and
-            several have the same KV head if there are fewer heads than shards.
-        head_dim: of queries and keys.
-        bias: on the projections of queries, keys and values.
-        output_bias: on that of the output.
-        scale: of the scores. Default: 1 / sqrt(head_dim).
+            several share a KV head if there are fewer KV heads than shards.
+        head_dim: width of queries and keys.
+        bias: whether the projections of queries, keys and values have biases.
+        output_bias: whether the output projection has a bias.
+        scale: factor of the scores. Default: 1 / sqrt(head_dim).
         window: number of positions that a query sees, its own included. Default: all.
-        softcap: of the scores; see :class:`~tgi_cli.attention.PagedAttention`.
-        sinks: whether heads have one.
+        softcap: soft cap of the scores; see :class:`~tgi_cli.attention.PagedAttention`.
+        sinks: whether heads have sinks.
         qk_norm_eps: of the RMS norms of queries and keys before they are rotated. Default: there
             are no such norms.
         qk_norm: whether these run over each head (``one_plus``: with the factor 1 + weight;
             ``unit``: without a weight) or over all heads together (``wide``).
-        output_gate: whether what a head attended to is multiplied by sigmoid(gate), a projection of
-            the input (https://arxiv.org/abs/2505.06708).
-        head_gate: the same with one number per head.
-        value_dim: of values. Default: ``head_dim``.
+        output_gate: whether the output of each head is multiplied by sigmoid(gate), gate being a
+            projection of the input (https://arxiv.org/abs/2505.06708).
+        head_gate: as ``output_gate``, with one number per head.
+        value_dim: width of values. Default: ``head_dim``.
         value_norm: whether each value has an RMS norm without a weight.
-        values_from_keys: whether values are what the keys were before their norm.
-        chunk: a query sees its own chunk of so many positions. Default: all.
-        slopes: of each head, over all shards: the bias that a position farther away costs. Default:
-            there is none.
-        spans: what tokens of a bidirectional span see of it; see
+        values_from_keys: whether values are the keys before their norm.
+        chunk: positions of a chunk; a query sees its own chunk only. Default: all.
+        slopes: ALiBi's slope of each head, over all shards. Default: none.
+        spans: how tokens of a bidirectional span attend to it; see
             :class:`~tgi_cli.attention.KVSpec`.
         shared: whether ``layer`` is an earlier layer's cache, which is not written.
     """
@@ -130,9 +129,9 @@ class Attention(nn.Module):
         self.widths = [own.stop - own.start for _, own in self.qkv_proj.parts.values()]
         self.all_heads = [width // head_dim for width in self.widths]
         self.heads = [self.all_heads[0], 0 if shared else self.all_heads[1]]
-        """Of queries and keys."""
+        """Numbers of query heads and of key heads."""
         self.plain = not (shared or values_from_keys or value_norm) and value_dim is None
-        """Whether keys and values are what three projections made, all of one width."""
+        """Whether keys and values are plain projections, all heads having one width."""
         self.o_proj = RowParallelLinear(
             build, num_heads * self.value_dim, hidden_size, output_bias, units=num_heads
         )

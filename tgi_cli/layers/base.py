@@ -45,14 +45,14 @@ class WeightSlot:
 
     ``name`` is the model's name for it, ``shape`` that of the whole tensor, whatever this
     process's share of it is. ``fill`` takes the whole, on the CPU and in any dtype, and copies the
-    share: of a tensor in a mapped file the rest is never read.
+    share; the rest of a tensor in a mapped file is never read.
     """
 
     name: str
     shape: tuple[int, ...]
     fill: Callable[[Any], object]
     keep: Callable[[Tensor], bool] | None = None
-    """Offered the tensor in its mapped file; returns whether the layer uses it there, uncopied."""
+    """Gets the tensor in its mapped file; returns whether the layer uses it there, uncopied."""
     takes_quantized: bool = False
     """Whether ``fill`` also takes a ``QuantizedWeight``, as it is."""
     integers: bool = False
@@ -76,7 +76,7 @@ class Loadable(nn.Module):
 
     @property
     def loads_after(self) -> Loadable | None:
-        """The layer that must be loaded before this one, and should be right before it."""
+        """The layer that must be loaded before this one, preferably right before it."""
         return None
 
     def slots(self, path: str) -> Iterator[WeightSlot]:

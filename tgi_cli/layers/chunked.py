@@ -3,7 +3,7 @@
 They compute 64 tokens at once by matrix products
 (https://github.com/fla-org/flash-linear-attention). Sums are grouped by chunks, and these begin
 where a step does: the last bits of a result depend on where a text is cut into steps, unlike those
-of the recurrent form. The kernels also choose among their variants by the time that these take.
+of the recurrent form. The kernels also choose among their variants by timing them.
 Not run on a GPU yet.
 """
 
@@ -24,7 +24,7 @@ from tgi_cli.layers.gates import DeltaGates, GivenGates, StepSizes
 from tgi_cli.process.installation import install_command
 
 NORM_EPS = 1e-6
-"""What their L2 norm adds to squares."""
+"""Epsilon of the kernels' L2 norm, added to squares."""
 
 _FUNCTIONS = {
     "chunk_gated_delta_rule": "fla.ops.gated_delta_rule",

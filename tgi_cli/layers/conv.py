@@ -1,6 +1,6 @@
 """Causal convolutions over the tokens of a sequence, channel by channel.
 
-What a convolution of k taps keeps of a sequence are its last k - 1 inputs.
+The state of a convolution of k taps is the last k - 1 inputs of the sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CausalConv(Loadable):
         parts: names beside the layer's own, with their channels.
         size: taps, the current token's included.
         bias: whether channels have one.
-        activation: of the outputs, ``silu`` or none.
+        activation: activation of the outputs, ``silu`` or none.
     """
 
     def __init__(

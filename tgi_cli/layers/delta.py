@@ -25,7 +25,7 @@ from tgi_cli.layers.norm import GatedRMSNorm
 
 
 class DeltaDecay(Loadable):
-    """What turns numbers of a token into the decays and gains of this shard's heads.
+    """Computes the decays and gains of this shard's heads from numbers of a token.
 
     Weights are ``A_log`` [heads] and ``dt_bias`` beside the layer: [heads], or [heads * key_dim]
     with ``key_dim`` decays of each head.
@@ -81,22 +81,22 @@ class DeltaNet(nn.Module):
     """Gated DeltaNet: hidden [T, H] -> [T, H].
 
     Queries, keys and values pass a short convolution; each value head then has a state
-    [key_dim, value_dim], which :func:`tgi_cli.layers.recurrent.gated_delta` updates; what it reads
-    is normalized and gated.
+    [key_dim, value_dim], which :func:`tgi_cli.layers.recurrent.gated_delta` updates; its output is
+    normalized and gated.
 
     Args:
         build: dtype, quantization, shard.
         layer: index of its states.
         hidden_size: H.
-        num_key_heads, num_value_heads: over all shards; as many value heads as there are per key
-            head share it. Each shard has its share of the heads, and several shards have the same
-            key head if there are fewer of them than shards.
+        num_key_heads, num_value_heads: over all shards; value heads share key heads evenly. Each
+            shard has its share of the heads, and several shards share a key head if there are
+            fewer key heads than shards.
         key_dim: of queries and keys.
-        value_dim: of values.
+        value_dim: width of values.
         conv_kernel: taps of the convolution, the token's own included.
-        norm_eps: of the norm on what is read.
+        norm_eps: epsilon of the norm of the output.
         gain: factor of the gains; with 2 a state may change its sign.
-        gate: activation of the gate behind the norm.
+        gate: activation of the gate after the norm.
         rank: of the products that make a decay for each key dimension, and the gate (Kimi Delta
             Attention). Default: a head has one decay, and the gate is a plain projection.
     """
@@ -123,7 +123,7 @@ class DeltaNet(nn.Module):
         keys = Projection(num_key_heads * key_dim, num_key_heads)
         values = Projection(num_value_heads * value_dim, num_value_heads)
         parts = {"q_proj": keys, "k_proj": keys, "v_proj": values}
-        # Apart: quantized checkpoints mostly leave these few outputs as they are.
+        # Separate, since quantized checkpoints mostly keep these few outputs unquantized.
         gates = {"b_proj": Projection(num_value_heads)}
         self.low_rank: LowRankGates | None = None
         if rank is None:
@@ -150,7 +150,7 @@ class DeltaNet(nn.Module):
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, attention: PagedAttention
     ) -> Tensor:
-        """``rotation`` is not used: the order of tokens is in the state."""
+        """``rotation`` is not used: the state depends on the order of tokens."""
         states = attention.states
         assert states is not None
         qkvz, ba = self.qkvz_proj(hidden), self.ba_proj(hidden)

@@ -18,7 +18,7 @@ from tgi_cli.quantization.matmul import CppMatmul, make_matmul
 
 
 def _own_rows(build: Build, vocab_size: int) -> tuple[int, int, int]:
-    """Rows of a table per shard, and this shard's: from, to. The last shard's are padded."""
+    """Rows of a table per shard, and the range of this shard's; the last shard's are padded."""
     rows = -(-vocab_size // build.shard.size)
     start = min(rows * build.shard.rank, vocab_size)
     return rows, start, min(start + rows, vocab_size)
@@ -36,8 +36,8 @@ class Embedding(Loadable):
     memory a second time: vectors are then read from the packed copy, or, if that is not exact to
     the bit, from the checkpoint's mapped file.
 
-    A quantized table stays so where the CPU's kernels read its rows: in a tied head's packed copy,
-    or else in one of its own.
+    A quantized table stays quantized where the CPU's kernels read its rows: in a tied head's packed
+    copy, or else in its own.
     """
 
     def __init__(self, build: Build, vocab_size: int, hidden_size: int) -> None:
@@ -53,7 +53,7 @@ class Embedding(Loadable):
         self.may_stay_mapped = False
         self.mapped: Tensor | None = None
         self.head: PackedMatrix | None = None
-        """The packed weight of a tied head, or of its own, whose rows are the vectors."""
+        """The packed weight of a tied head, or its own, whose rows are the vectors."""
         self.quantized: CodedWeight | None = None
         """This shard's table, until it or a tied head is packed."""
 
@@ -94,7 +94,7 @@ class Embedding(Loadable):
         self.weight, self.quantized = nn.Parameter(table, requires_grad=False), None
 
     def settle_quantized(self, head_weight: nn.Parameter | None, packed: object) -> None:
-        """Share a tied head's weight, which was made of this table's codes."""
+        """Share a tied head's weight, which was packed from this table's codes."""
         if isinstance(packed, PackedMatrix):
             self.head, self.quantized = packed, None
         elif head_weight is not None:

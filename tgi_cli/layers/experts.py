@@ -85,7 +85,7 @@ class Expert(nn.Module):
         return output
 
     def inner(self, gate_up: Tensor) -> Tensor:
-        """What goes into the projection down, of the outputs of gate and up."""
+        """The input of the down projection, from the outputs of gate and up."""
         if not self.gated:
             return ops.activate(gate_up, self.activation)
         if self.activation == CLAMPED_SWIGLU:
@@ -132,7 +132,7 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self.scale_inputs = scale_inputs
-        # No adapter is published for experts one by one.
+        # No published adapter targets single experts.
         build = replace(build, lora=None, quantization=build.quantization.experts)
         self.dense = isinstance(build.quantization, Unquantized)
         self.every = [
@@ -228,7 +228,7 @@ class Experts(nn.Module):
         return sums
 
     def _fused(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The same in five launches: what a row reads and where it goes is part of the products."""
+        """As :meth:`forward`, in five launches: the products gather and scatter rows themselves."""
         from tgi_cli.layers.triton_experts import combine
         from tgi_cli.layers.triton_sort import sort_pairs
 
@@ -280,7 +280,7 @@ class Stack:
 
     @classmethod
     def of_loaded(cls, layers: Sequence[_GateUp | _Down]) -> Stack:
-        """Of what the layers' quantization method made of their weights, which become views.
+        """Stack what the quantization method made of the layers' weights, which become views.
 
         Raises:
             UnsupportedModelError: these differ from expert to expert.
@@ -320,5 +320,5 @@ def packed_block(up: ColumnParallelLinear, down: RowParallelLinear) -> PackedBlo
 
 
 def leave_sum(layer: RowParallelLinear) -> None:
-    """Leave it to the caller to sum up the shards' products."""
+    """Have the caller sum up the shards' products."""
     layer.shard = Shard(rank=layer.shard.rank)

@@ -1,6 +1,6 @@
-"""What layers with a state make of numbers of a token: decays, gains, step sizes.
+"""Decays, gains and step sizes of layers with recurrent states, from numbers of a token.
 
-In float32, with the same bits for a token whatever the tokens beside it on a CPU.
+In float32; on a CPU, a token's results do not depend on the other tokens, to the last bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tgi_cli.kernels.recurrence import DecayForm, RecurrenceLayer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaGates:
-    """How a layer of the gated delta rule makes decays and gains of numbers a and b of a token.
+    """Decays and gains of a layer with the gated delta rule, from numbers a and b of a token.
 
     A head's state, or with ``channels`` each of its rows, is multiplied by exp(g) for a token:
 
@@ -32,9 +32,9 @@ class DeltaGates:
         rate: float32 [heads], above 0.
         bias: float32 [heads], or [heads * key_dim] with ``channels``.
         channels: whether there is a decay for each row of a state.
-        form: of g.
-        floor: of g, below 0 (sigmoid).
-        factor: of the gain.
+        form: form of g.
+        floor: lower bound of g, below 0 (sigmoid).
+        factor: factor of the gain.
     """
 
     rate: Tensor
@@ -82,10 +82,10 @@ class DeltaGates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenGates:
-    """As :class:`DeltaGates`, of logarithms of decays and of gains that are given as they are.
+    """As :class:`DeltaGates`, for logarithms of decays and gains that are given.
 
     Attributes:
-        heads: of values.
+        heads: heads of values.
         channels: whether there is a decay for each row of a state.
     """
 
@@ -120,7 +120,7 @@ class GivenGates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepSizes:
-    """What the heads of a Mamba-2 layer make of a token's number dt.
+    """Step sizes and decays of the heads of a Mamba-2 layer, from a token's number dt.
 
     The step is softplus(dt + bias) within the bounds, the state's decay exp(-rate * step).
 
@@ -142,7 +142,7 @@ class StepSizes:
         return by_rows(F.softplus, dt.float() + self.bias).clamp(self.smallest, self.largest)
 
     def decays(self, steps: Tensor) -> Tensor:
-        """Of states, float32, by the :meth:`steps` [T, heads]."""
+        """Decay factors of the states, float32 [T, heads], from the :meth:`steps` [T, heads]."""
         return by_rows(torch.exp, steps * -self.rate)
 
     def layer(self, groups: int, state_size: int, head_dim: int) -> RecurrenceLayer:
@@ -164,8 +164,8 @@ class StepSizes:
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """An elementwise function of float32 [T, n], with the same bits however many rows there are.
 
-    torch computes the last elements of a tensor, and of each thread's share of one, by other
-    approximations of exp than the rest: in float64 these agree to all bits of a float32.
+    torch approximates exp differently for the last elements of a tensor and of each thread's share.
+    In float64 the approximations agree to all bits of a float32.
     """
     if x.device.type != "cpu":
         return function(x.contiguous())

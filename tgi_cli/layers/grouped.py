@@ -34,9 +34,9 @@ class Groups:
 
     @classmethod
     def sort(cls, chosen: Tensor, num_experts: int) -> Groups:
-        """Of the experts [T, k] that each token chose, int64 or int32."""
+        """Group the pairs of tokens and experts by ``chosen``, int64 or int32 [T, k]."""
         experts, pairs = chosen.flatten().sort(stable=True)
-        # Not bincount: on CUDA it waits for the device to learn how many bins there are.
+        # Not bincount, which on CUDA waits for the device to know the number of bins.
         every = torch.arange(num_experts, dtype=chosen.dtype, device=chosen.device)
         ends = torch.searchsorted(experts, every, right=True, out_int32=True)
         return cls(experts, ends, pairs, pairs.div(chosen.shape[1], rounding_mode="floor"))
@@ -46,7 +46,7 @@ def looped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups
     """The reference: one product per expert, and the host waits to learn their sizes.
 
     ``x`` [P, in] is sorted like ``groups``, ``weight`` is [E, out, in], ``bias`` [E, out].
-    Returns [P, out], sorted likewise.
+    Returns [P, out], sorted like ``x``.
     """
     product = x.new_empty(x.shape[0], weight.shape[1])
     start = 0

@@ -16,7 +16,7 @@ from tgi_cli.quantization import Unquantized
 
 
 def chooses_some(build: Build, limit: int) -> bool:
-    """Whether texts are served of which so many tokens are not all."""
+    """Whether longer texts are served than the number of tokens that are chosen."""
     return build.max_positions is None or build.max_positions > limit
 
 
@@ -26,9 +26,9 @@ class Indexer(nn.Module):
     Args:
         build: dtype, quantization.
         layer: index of its cache of keys.
-        hidden_size: of the layer.
-        query_rank: of what queries are made of, the layer's latents of queries.
-        num_heads: of queries; the one key is shared.
+        hidden_size: width of the layer's hidden states.
+        query_rank: width of the layer's latents of queries, from which queries are projected.
+        num_heads: number of query heads, which share the one key.
         head_dim: of queries and keys. The leading ones are rotated, in pairs half their number
             apart.
         top_k: how many tokens are chosen.
@@ -51,7 +51,7 @@ class Indexer(nn.Module):
         self.wq_b = ReplicatedLinear(build, query_rank, num_heads * head_dim, bias=False)
         self.wk = ReplicatedLinear(build, hidden_size, head_dim, bias=False)
         self.k_norm = LayerNorm(build, head_dim, 1e-6)
-        # It weighs what is chosen, and is kept in float32 as a router is.
+        # It weighs the choice, and stays in float32 as a router does.
         exact = Build(torch.float32, Unquantized())
         self.weights_proj = ReplicatedLinear(exact, hidden_size, num_heads, bias=False)
         self.kv_spec = KVSpec(1, head_dim, values_in_keys=True, index=True)

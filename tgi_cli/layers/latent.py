@@ -1,9 +1,9 @@
 """Multi-head latent attention: all heads' keys and values are products of one short vector.
 
 DeepSeek V2's (https://arxiv.org/abs/2405.04434, section 2.1). A token is cached as one row, its
-latent and a rotated key that all heads share. Heads do not expand the rows: what a key of a head
-would be multiplied by, the query is, and values are made of the attended latents (the paper's
-"absorbed" form). So prefill and decode compute one formula, and rows are both keys and values.
+latent and a rotated key that all heads share. Heads do not expand the rows: the projection to keys
+is applied to queries instead, and that to values to the attended latents (the paper's "absorbed"
+form). So prefill and decode compute one formula, and rows are both keys and values.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tgi_cli.layers.linear import ColumnParallelLinear, Projection, RowParallelL
 from tgi_cli.layers.norm import RMSNorm
 
 _ROWS = 4
-"""MKL adds up a row of a float32 product alike, whatever the others, given a whole multiple of so
-many rows. For one token of 16 heads, 128 x 512, that makes 360 us of one core of 240."""
+"""Rows of float32 products are padded to a multiple of this: MKL then sums each row independently
+of the others. One token of 16 heads, 128 x 512, takes 360 instead of 240 us of one core with it."""
 
 
 class LatentExpansion(Loadable):
@@ -40,7 +40,7 @@ class LatentExpansion(Loadable):
     Args:
         build: dtype and shard; each has the matrices of its heads.
         num_heads: over all shards.
-        rank: of latents (R).
+        rank: rank of latents (R).
         key_dim, value_dim: of a head.
     """
 
@@ -56,7 +56,7 @@ class LatentExpansion(Loadable):
         self.values = empty_parameter(heads, rank, value_dim, dtype=build.dtype)
         self.packed_keys: HeadMatrices | None = None
         self.packed_values: HeadMatrices | None = None
-        """For the kernels in C++, instead of the parameters."""
+        """Matrices for the kernels in C++, which replace the parameters."""
 
     def slots(self, path: str) -> Iterator[WeightSlot]:
         outputs = self.num_heads * (self.key_dim + self.value_dim)
@@ -80,7 +80,7 @@ class LatentExpansion(Loadable):
         return sum(matrices.nbytes for matrices in both if matrices is not None)
 
     def absorb(self, query: Tensor) -> Tensor:
-        """What the latents are to be multiplied by: [T, heads, key_dim] to [T, heads, R]."""
+        """Project queries for products with latents: [T, heads, key_dim] to [T, heads, R]."""
         if self.packed_keys is not None:
             return heads_linear(query, self.packed_keys)
         return _by_head(query, self.keys)
@@ -106,16 +106,16 @@ class LatentAttention(nn.Module):
         kv_lora_rank: dimensions of a latent (R).
         qk_nope_head_dim, qk_rope_head_dim: dimensions of a head's queries that are not rotated,
             and that are.
-        v_head_dim: of a head's values.
+        v_head_dim: width of a head's values.
         q_lora_rank: dimensions of the latent that queries are made of. Default: they are made of
             the hidden state.
-        bias: on the projections to latents.
-        output_bias: on that of the output.
-        scale: of the scores. Default: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).
-        norm_eps: of the RMS norms of latents.
-        indexer: sizes of an :class:`Indexer`, whose cache is the one behind ``layer``. It is left
-            out where it would choose every token of the texts that are served. There must be
-            latents of queries, of which it makes its own.
+        bias: whether the projections to latents have biases.
+        output_bias: whether the output projection has a bias.
+        scale: factor of the scores. Default: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim).
+        norm_eps: epsilon of the RMS norms of latents.
+        indexer: sizes of an :class:`Indexer`, whose cache is the one after ``layer``. It is left
+            out if it would choose all tokens of the longest text that is served. It needs
+            latents of queries.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class LatentAttention(nn.Module):
             query = self.q_b_proj(short)
         query = query.view(len(hidden), self.num_heads, -1)
         plain, rotated = query[..., : self.key_dim], query[..., self.key_dim :]
-        # The query heads' and the one key's, rotated together.
+        # The query heads and the shared key are rotated together.
         together = torch.cat((rotated, row[:, None, self.rank :]), dim=1)
         if rotation is not None:
             ops.rotate_(together, *rotation)

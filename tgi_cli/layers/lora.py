@@ -69,7 +69,7 @@ class LoraLayer:
     """The slots of one linear layer.
 
     Args:
-        table: of the model.
+        table: table of the model.
         in_features: over all shards.
         inputs: which of them are this shard's.
         parts: see :class:`LoraPart`.
@@ -151,11 +151,11 @@ class LoraTable:
 
     Args:
         slots: adapters in one step at most.
-        rank: of an adapter at most.
-        max_tokens: of a step.
+        rank: largest rank of an adapter.
+        max_tokens: most tokens of a step.
 
     Attributes:
-        dtype: of the matrices, from :meth:`allocate` on.
+        dtype: dtype of the matrices, from :meth:`allocate` on.
         columns: of the layers' matrices that the step needs, or None if it has no adapters.
         foreign: bool [T, columns], the columns that are not of the token's own adapter, or None if
             all tokens have the same adapter.

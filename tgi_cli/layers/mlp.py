@@ -30,7 +30,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.shard = build.shard
         self.cutoff = NormalDist().inv_cdf(sparsity) if sparsity else None
-        """In standard deviations of the gates above their mean; those below count as zero."""
+        """Threshold of gates, in standard deviations above their mean; lower gates become zero."""
         parts = {
             "gate_proj": Projection(intermediate_size),
             "up_proj": Projection(intermediate_size),

@@ -37,7 +37,7 @@ class MoE(nn.Module):
         build: dtype, quantization, shard.
         hidden_size: H.
         num_experts: E.
-        intermediate_size: of an expert, over all shards.
+        intermediate_size: width of an expert, over all shards.
         activation: by transformers' names, or ``clamped_swiglu``.
         router_bias, expert_bias: whether they have biases.
         router_correction: whether scores are corrected where experts are chosen.

@@ -128,7 +128,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": _gelu_tanh,
     "quick_gelu": _quick_gelu,
 }
-"""By transformers' names, which are several for one function. Each makes a new tensor."""
+"""Activations by transformers' names, of which one function may have several. Out of place."""
 
 
 def activate(x: Tensor, activation: str) -> Tensor:

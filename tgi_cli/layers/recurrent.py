@@ -72,7 +72,7 @@ def causal_conv(
         return convolved
     before = states.load(layer, "conv")
     lengths = step.query_start_loc.diff()
-    # All inputs in one tensor, each sequence's behind its earlier ones.
+    # All inputs in one tensor, each sequence's after its earlier ones.
     sequence = torch.repeat_interleave(lengths, output_size=len(x))
     first = torch.arange(len(x), device=x.device) + sequence * kept
     own = step.query_start_loc[:-1] + torch.arange(len(lengths), device=x.device) * kept
@@ -279,7 +279,7 @@ def gated_norm(
     Args:
         x, gate: [T, groups, size]; tokens may be strided.
         weight: [size], or [groups, size].
-        eps: of the norm.
+        eps: epsilon of the norm.
         activation: ``silu`` or ``sigmoid``.
         gate_first: whether the gate is applied before the norm (Mamba-2) or after it.
 

@@ -31,8 +31,8 @@ class RotaryEmbedding(nn.Module):
             height, width; https://arxiv.org/abs/2409.12191) ``mrope_section``, how many frequencies
             each axis has, and ``mrope_interleaved``, whether they alternate.
         max_positions: the model's context.
-        dtype: of the results.
-        device: of positions and results.
+        dtype: dtype of the results.
+        device: device of positions and results.
         served_positions: the context that is served. Default: the model's.
 
     Raises:
@@ -186,7 +186,7 @@ def _linear(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> 
 
 
 def _proportional(frequencies: Tensor, base: float, parameters: Mapping[str, Any]) -> _Scaled:
-    """Only the shortest wavelengths are rotated, over all of a head's pairs (LFM 3, Gemma 4)."""
+    """Rotate only the shortest wavelengths, over all of a head's pairs (LFM 3, Gemma 4)."""
     dims = 2 * len(frequencies)
     rotated = int(float(parameters.get("partial_rotary_factor", 1.0)) * dims // 2)
     frequencies = frequencies / float(parameters.get("factor", 1.0))

@@ -95,14 +95,14 @@ class SSM(nn.Module):
         hidden_size: H.
         num_heads, head_dim: of x and its gate, over all shards; each shard has its share of the
             heads.
-        state_size: of B and C.
+        state_size: size of B and C.
         num_groups: heads of a group have the same B and C; several shards have the same group if
             there are fewer groups than shards.
         conv_kernel: inputs that the convolution sees, the token's own included.
         conv_bias: on the convolution.
         bias: on the projections.
-        activation: of the convolution's outputs.
-        norm_eps: of the norms of the gated outputs, one per group.
+        activation: activation of the convolution's outputs.
+        norm_eps: epsilon of the norms of the gated outputs, one per group.
         min_step, max_step: bounds of dt.
     """
 

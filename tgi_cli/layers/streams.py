@@ -22,11 +22,11 @@ class PerLayerEmbedding(nn.Module):
 
     Args:
         build: dtype, quantization, shard.
-        hidden_size: of the token's embedding.
+        hidden_size: width of the token's embedding.
         num_layers: L.
         vocab_size: rows of the table.
-        width: of a layer's vector.
-        eps: of the norm of what the embedding is projected to.
+        width: width of a layer's vector.
+        eps: epsilon of the norm of what the embedding is projected to.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class AltUp(nn.Module):
         hidden_size: H.
         num_streams: S.
         active: index of the stream that layers compute.
-        eps: of the norms.
+        eps: epsilon of the norms.
         laurel_rank: inner width of the layer's low-rank branch.
         scale_active: whether what per-layer embeddings are gated by is scaled by feature.
     """

@@ -24,10 +24,10 @@ _STEP = ["query_start_loc", "slots_in", "slots_out", "snapshot_after", "snapshot
 
 _CONV_CHANNELS = 256
 _CONV_TOKENS = 64
-"""Of a program. Tokens: of prefill; at least as many as the states have."""
+"""Tile of a program. Tokens are those of prefill, at least as many as a state has."""
 
 _STATE_NUMBERS = 2048
-"""Of a state that one warp keeps in registers: 64 per thread."""
+"""Numbers of a state that one warp keeps in registers: 64 per thread."""
 
 
 @cached_launches

@@ -16,7 +16,7 @@ from tgi_cli.attention import StateMetadata
 from tgi_cli.device.triton_launch import cached_launches
 
 _STATE_NUMBERS = 1024
-"""Of the states of a program, of one warp: 32 per thread."""
+"""Numbers of a program's states, which one warp keeps in registers: 32 per thread."""
 
 
 @cached_launches

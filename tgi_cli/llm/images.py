@@ -48,9 +48,9 @@ class ModelImages:
     """Reads images for one model; its processes start with the first image. Thread-safe.
 
     Args:
-        folder: Of the model.
+        folder: Folder of the model.
         text: Its tokenizer and chat template.
-        info: Of its engine.
+        info: Facts of its engine.
     """
 
     def __init__(self, folder: Path, text: TextBundle, info: EngineInfo) -> None:

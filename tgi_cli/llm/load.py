@@ -153,6 +153,7 @@ def start_engine(
         capacity.encoder,
         capacity.whole_prompts,
         capacity.step_seconds,
+        capacity.num_host_blocks,
     )
     log.info(
         "%s in %s on %s, %d tokens in the cache, loaded in %.1f s, warmed up in %.1f s",

@@ -39,7 +39,7 @@ class EngineSettings(TypedDict, total=False):
     Attributes:
         dtype: ``float32``, ``bfloat16`` or ``float16``. Default: depends on the device.
         max_input_tokens: Longest prompt. Default: as the model and the memory allow.
-        max_total_tokens: Most tokens of a request, the prompt included. Default: likewise.
+        max_total_tokens: Most tokens of a request, the prompt included. Default: the same.
         max_batch_prefill_tokens: Prompt tokens computed in one step.
         max_prefill_delay: Milliseconds by which prompts may lengthen a step. Default: no limit.
         max_batch_total_tokens: Tokens in the KV cache. Default: as many as fit.
@@ -51,16 +51,15 @@ class EngineSettings(TypedDict, total=False):
         prefix_caching: Compute common prefixes of prompts once.
         kv_cache_dir: Folder in which KV blocks are kept, too, for later runs. Default: none.
         kv_cache_dir_size: Most bytes of its files. Default: 10 GiB.
+        kv_offloading_size: Bytes of the host's memory for KV blocks that a GPU evicts.
         kv_cache_dtype: ``auto`` (as the weights), ``fp8_e4m3fn`` or ``fp8_e5m2``.
-        quantize: How to quantize plain weights on loading: ``int8``, ``fp8``,
-            ``bitsandbytes-nf4``...; see ``--quantize``.
+        quantize: How to quantize plain weights on loading, as ``int8``; see ``--quantize``.
         quantize_head: Quantize the output head to 8-bit integers.
         quantize_head_bits: Quantize the output head to 8 bits, or to 4 (nf4).
         quantize_activations: Round activations to 8 bits for products with integer weights.
         num_shard: Processes that share the model: a GPU each, or the cores of the CPU.
         pipeline_parallel_size: Stages of the model's layers, in ``num_shard`` processes each.
-        speculate: Most draft tokens of a request in one step; 0 switches speculative decoding off.
-            Default: 7 on a CPU, 0 on a GPU.
+        speculate: Most draft tokens of a request in a step. Default: 7 on a CPU, 0 on a GPU.
         speculative_model: Weights that draft tokens, a folder or an id on the hub: a smaller model
             (best of the same vocabulary), or heads made for the model.
         max_loras: LoRA adapters that share a batch. Default: 4 if adapters are named, else 0.
@@ -82,6 +81,7 @@ class EngineSettings(TypedDict, total=False):
     prefix_caching: bool
     kv_cache_dir: Path | None
     kv_cache_dir_size: int | None
+    kv_offloading_size: int | None
     kv_cache_dtype: str
     quantize: str | None
     quantize_head: bool
@@ -126,15 +126,15 @@ class GenerationOptions:
         max_new_tokens: Most generated tokens. None: up to ``max_total_tokens``.
         stop: Strings that end the text; not part of it.
         stop_token_ids: Further ids that end it; part of ``token_ids``.
-        ignore_eos: Continue behind the model's own stop ids.
+        ignore_eos: Continue after the model's own stop ids.
         n: Continuations per prompt, which is computed once. The first has the seed of the
             sampling parameters; the seeds of the others follow from it, as over HTTP
             (:func:`tgi_cli.sampling.params.sample_seed`).
-        best_of: Generate so many and return the n with the highest mean log-probability.
+        best_of: Generate this many and return the n with the highest mean log-probability.
         logits_processors: See :class:`tgi_cli.engine.messages.LogitsProcessor`; they run on the
             engine's thread. If one raises, its request ends.
         client_id: Passed to the logits processors.
-        prompt_logprobs: Return the log-probability of every prompt token, and so many of the
+        prompt_logprobs: Return the log-probability of every prompt token, and this number of the
             likeliest alternatives.
         return_context_logits: Return the raw logits of the prompt: 4 x V bytes per token.
         return_generation_logits: Return the raw logits of generated tokens.
@@ -294,7 +294,7 @@ def _check_ids(prompt: Prompt, info: EngineInfo) -> None:
 
 
 def new_tokens_of(prompt: Prompt, max_new_tokens: int | None, info: EngineInfo) -> int:
-    """``max_new_tokens``, or as many tokens as fit behind the prompt if None.
+    """``max_new_tokens``, or as many tokens as fit after the prompt if None.
 
     Raises:
         ValueError: The prompt, or the prompt and its output, have too many or too few tokens.

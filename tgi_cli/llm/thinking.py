@@ -29,7 +29,7 @@ class ThinkingBudgets:
         return TextBundle.load(self._model_path, self._trust_remote_code, reasoning_parser="auto")
 
     def of(self, prompt: Prompt, tokens: int | None) -> ThinkingBudget | None:
-        """The most reasoning behind a prompt, or None for any.
+        """The most reasoning after a prompt, or None for any.
 
         Raises:
             ValueError: Reasoning is not marked, or not by added tokens.

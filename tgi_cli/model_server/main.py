@@ -50,7 +50,7 @@ _HANG_SECONDS = 5.0
 """Time for the loop to end after a worker failed. By then every operation that waits for the lost
 process has failed, except one that hangs in a driver."""
 _ARENAS = 2
-"""Of malloc. One thread computes, and those that handle calls take little."""
+"""Arenas of malloc. One thread computes; those that handle calls allocate little."""
 _BAR_DELAY = 1.0
 """Loading that takes less time than this needs no progress bar."""
 
@@ -130,6 +130,7 @@ def _serve(
             capacity.encoder,
             capacity.whole_prompts,
             capacity.step_seconds,
+            capacity.num_host_blocks,
         ),
         config.depth,
         compiler=worker.grammars,
@@ -211,7 +212,7 @@ def open_socket(server: EngineServer, adapters: Sequence[str], path: Path) -> Fu
     Args:
         server: Not started yet.
         adapters: Each ``name=path``.
-        path: Of the socket.
+        path: Path of the socket.
 
     Returns:
         Whether the socket is open, once that is known: False if the engine ended first, or the

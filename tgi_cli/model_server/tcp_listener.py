@@ -1,6 +1,6 @@
 """A TCP address of the model server besides its unix socket, for a router on another machine.
 
-Whoever may submit requests may also have adapters loaded from this machine's folders. An address
+Clients that may submit requests may also load adapters from this machine's folders. An address
 that others reach therefore requires client certificates, unless the user waives them.
 """
 

@@ -1,4 +1,4 @@
-"""Model families, their registry and the loading of their weights. Know no requests.
+"""Model families, their registry and the loading of their weights; independent of requests.
 
 Reading a configuration needs no torch, and does not import it.
 """

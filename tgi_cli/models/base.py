@@ -18,14 +18,14 @@ from tgi_cli.models.vision import VisionTower
 from tgi_cli.models.weight_map import Source
 
 VISION = "vision."
-"""What the names of a tower's tensors begin with, in the model."""
+"""Prefix of the names of a tower's tensors in the model."""
 
 
 class CapturedStates:
     """The inputs of some layers, as one forward pass reaches them.
 
     Args:
-        layers: their indices; as many as there are layers stands for the last layer's output.
+        layers: their indices; the number of layers stands for the last layer's output.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class CapturedStates:
     def offer(self, layer: int, hidden: Tensor, residual: Tensor | None = None) -> None:
         """Take the input of a layer, ``hidden`` plus ``residual``, if it is wanted."""
         if layer in self.layers:
-            # A copy in any case: layers overwrite the residual.
+            # Always a copy: layers overwrite the residual.
             self._states[layer] = hidden.clone() if residual is None else hidden + residual
 
     def joined(self) -> Tensor:
@@ -59,12 +59,12 @@ class ImageRows:
     deepstack: tuple[Tensor, ...] = ()
 
     def add_deepstack(self, layer: int, hidden: Tensor) -> None:
-        """Add what comes behind a decoder layer to its output [T, hidden], in place."""
+        """Add what comes after a decoder layer to its output [T, hidden], in place."""
         hidden.index_add_(0, self.indices, self.deepstack[layer].to(hidden.dtype))
 
 
 class LoadableModel(nn.Module):
-    """What a loader fills from a checkpoint: :class:`~tgi_cli.layers.Loadable` layers.
+    """A model that a loader fills from a checkpoint: :class:`~tgi_cli.layers.Loadable` layers.
 
     Attributes:
         ignored: regular expressions for whole names of unneeded tensors that a checkpoint may have.
@@ -95,20 +95,20 @@ class CausalLM(LoadableModel):
     state_specs: Sequence[StateSpec] = ()
     vision: VisionTower | None
     """Encodes images; None if the model takes none, or is served without."""
-    why_blind: str
+    image_refusal: str
     """Why it takes no images, to complete "this model takes no images: ..."."""
     captures_states = False
-    """Whether :meth:`forward_capturing` is for this model."""
+    """Whether the model supports :meth:`forward_capturing`."""
     position_axes = 1
-    """3 of a model whose positions within an image have three axes (time, height, width): it takes
-    positions int64 [3, T], or [T] where all three are the same."""
+    """3 if positions within an image have three axes (time, height, width): the model then takes
+    positions int64 [3, T], or [T] where all three are equal."""
     leaves_out = ""
     """A warning for the log about parts of the checkpoint's model that the decoder lacks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.vision = None  # of an instance: a class attribute would hide the module
-        self.why_blind = ""
+        self.image_refusal = ""
 
     def source(self, name: str) -> Source:
         if self.vision is not None and name.startswith(VISION):
@@ -168,9 +168,9 @@ class CausalLM(LoadableModel):
     def kv_window(self) -> int | None:
         """Positions that any layer sees of a sequence; None if a layer has no window or chunks.
 
-        Cached positions behind the window are never read again.
+        Cached positions outside the window are never read again.
         """
-        # A span of which all is seen reaches behind the window.
+        # A span that is visible as a whole reaches beyond the window.
         reaches = [None if spec.spans == "whole" else spec.reach for spec in self.kv_specs]
         if not reaches or None in reaches:
             return None
@@ -179,9 +179,8 @@ class CausalLM(LoadableModel):
     def bytes_read(self, rows: int) -> int:
         """Bytes of weights that a decode of ``rows`` sequences reads, of this shard.
 
-        Tables of embeddings are not counted: few of their rows are read; nor is an encoder of
-        images. Of the experts as many are counted as so many tokens choose, if they choose
-        evenly.
+        Tables of embeddings are not counted, as few of their rows are read, nor is an image
+        encoder. Experts are counted as if ``rows`` tokens chose evenly among them.
         """
         sizes: dict[int, float] = {}
         unread: set[nn.Module] = set() if self.vision is None else set(self.vision.modules())
@@ -208,17 +207,17 @@ class CausalLM(LoadableModel):
 
 @dataclass(frozen=True, slots=True)
 class DecoderTokens:
-    """What a step computes of one sequence of an encoder-decoder model.
+    """The tokens of a sequence that a step of an encoder-decoder model computes.
 
     The sequence's blocks hold its encoder tokens from position 0 on, and those of the decoder,
-    which begin with the one that it starts with, behind them.
+    which begin with the one that it starts with, after them.
 
     Attributes:
         ids: int64 [n], the decoder's next known tokens, at least one.
         start: decoder tokens before them.
-        samples: after how many of them, the last ones, logits are wanted.
+        samples: number of last tokens whose logits are needed.
         encoder_tokens: length P of the prompt.
-        encoder_ids: int64 [P], if the encoder is to compute the prompt now; None if it has done so.
+        encoder_ids: int64 [P], if the encoder is to compute the prompt now; else None.
         block_table: int64 [blocks], all blocks of the sequence; later entries are not read.
     """
 

@@ -23,7 +23,7 @@ from tgi_cli.models.weight_files import (
 from tgi_cli.quantization.formats import CheckpointFormat
 
 _PEEKED = 1 << 16
-"""Size limit of a tensor that describes how others are quantized."""
+"""Size limit of a tensor that describes the quantization of others."""
 
 _SHOWN = 5
 """Names in an error message; the others are counted."""

@@ -23,12 +23,12 @@ class WeightGroup:
     """Weights that are quantized alike.
 
     Attributes:
-        how: ``4 bits, groups of 128``, or the dtype of plain ones.
+        how: ``4 bits, groups of 128``, or the dtype of plain weights.
         modules: their names.
-        parameters: numbers in them.
-        num_bytes: on disk, scales included.
-        kernel: computes with them on this device. For quantized ones without a kernel, the reason
-            for which they are dequantized; None for plain ones.
+        parameters: number of their parameters.
+        num_bytes: bytes on disk, scales included.
+        kernel: the kernel that computes with them on this device. For quantized weights without
+            one, the reason why they are dequantized; None for plain weights.
     """
 
     how: str
@@ -47,7 +47,7 @@ class CheckpointReport:
         method: a value of ``--quantize``; None if nothing is quantized.
         quantized: weights by the way they are quantized, the most frequent first.
         plain: other tensors by dtype, embeddings and norms among them.
-        device: for which ``kernel`` was chosen.
+        device: the device for which kernels were chosen.
     """
 
     architecture: str
@@ -58,12 +58,12 @@ class CheckpointReport:
 
     @property
     def num_bytes(self) -> int:
-        """On disk."""
+        """Bytes on disk."""
         return sum(group.num_bytes for group in (*self.quantized, *self.plain))
 
     @property
     def exceptions(self) -> dict[str, str]:
-        """How modules are quantized that are not quantized like most of them."""
+        """The quantization of the modules that differ from most, by module."""
         return {name: group.how for group in self.quantized[1:] for name in group.modules}
 
     def lines(self) -> Iterator[str]:
@@ -90,7 +90,7 @@ def describe(folder: Path, device: str | None = None) -> CheckpointReport:
 
     Raises:
         UnsupportedModelError: its quantization cannot be read.
-        CheckpointError: its files cannot be read, or do not go together.
+        CheckpointError: its files cannot be read, or contradict each other.
         ModelError: there is no checkpoint.
     """
     config, facts = read_config(folder), device_facts(device)

@@ -1,6 +1,6 @@
 """A checkpoint's configuration: config.json and generation_config.json, read as JSON.
 
-transformers' own classes would be one import away, and cost 100 MB and seconds with it.
+transformers' classes are not used, since importing them takes 100 MB and seconds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SHOWN = 60
 """Limit of a value's characters in an error message."""
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""As safetensors names them."""
+"""dtypes by their names in safetensors."""
 
 TEXT_ALONE = "images and sound are not taken: only the text part of the model is loaded"
-"""The log line of a model that takes more than text."""
+"""Logged for a model that takes more than text."""
 
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files with the quantization config of older checkpoints, and the method if they name none."""
@@ -66,7 +66,7 @@ class ModelConfig:
         """The value of ``key``, which must be a ``kind``; ``default`` if it is null or absent.
 
         Raises:
-            ModelError: of another type, or absent with no default.
+            ModelError: it is of another type, or absent without a default.
         """
         value = self.raw.get(key)
         if value is None:
@@ -92,7 +92,7 @@ class ModelConfig:
         return value
 
     def eos_token_ids(self, vocab_size: int) -> tuple[int, ...]:
-        """The ids that end a text: of the generation config, else of the model's; may be empty.
+        """The ids that end a text, from the generation config or else the model's; may be empty.
 
         Ids outside the vocabulary are left out, with a warning: a model never generates them.
 
@@ -130,7 +130,7 @@ class ModelConfig:
     def quantization(self) -> dict[str, Any] | None:
         """The checkpoint's quantization config, or None if it has none.
 
-        It is part of config.json; older checkpoints have a file of its own.
+        It is part of config.json; older checkpoints have a separate file.
 
         Raises:
             ModelError: it is no JSON object.
@@ -146,12 +146,12 @@ class ModelConfig:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether config.json was made of the keys of a GGUF file."""
+        """Whether config.json was made from the keys of a GGUF file."""
         return self.get("quantization_config", dict, {}).get("quant_method") == GGUF
 
     @property
     def dtype(self) -> str:
-        """Of the weights on disk: ``float32``, ``bfloat16`` or ``float16``.
+        """The dtype of the weights on disk: ``float32``, ``bfloat16`` or ``float16``.
 
         Raises:
             CheckpointError: neither config.json nor any weights name it.
@@ -195,11 +195,11 @@ def read_config(path: Path, trust_remote_code: bool = False) -> ModelConfig:
 def text_part(config: ModelConfig, tied: bool = False) -> ModelConfig:
     """The configuration of the decoder of a model that takes more than text.
 
-    transformers keeps it as ``text_config``, and says beside it whether the embeddings are tied.
+    transformers keeps it as ``text_config``; whether embeddings are tied is stated beside it.
 
     Args:
-        config: of the whole model.
-        tied: whether they are, where config.json does not say.
+        config: configuration of the whole model.
+        tied: whether embeddings are tied if config.json does not state it.
 
     Raises:
         ModelError: ``text_config`` is no JSON object.
@@ -214,8 +214,8 @@ class TextModelPart:
     """The decoder of a model that may take more than text.
 
     Attributes:
-        config: of the decoder.
-        prefix: of its tensors' names in the checkpoint.
+        config: configuration of the decoder.
+        prefix: prefix of its tensors' names in the checkpoint.
         notice: a warning about what is left out, for the log.
     """
 
@@ -225,7 +225,7 @@ class TextModelPart:
 
     @classmethod
     def of(cls, config: ModelConfig, alone: str, tied: bool = False) -> TextModelPart:
-        """Of a checkpoint of the architecture ``alone``, or of one that has it as a part.
+        """The text model of a checkpoint of ``alone``, or of one that has it as a part.
 
         Raises:
             ModelError: as :func:`text_part`.

@@ -31,7 +31,7 @@ def filled(config: ModelConfig, defaults: Mapping[str, Any]) -> ModelConfig:
 
 
 def refuse(config: ModelConfig, *keys: str) -> None:
-    """Raises UnsupportedModelError where one of these options is on."""
+    """Raises UnsupportedModelError if one of these options is on."""
     for key in keys:
         if config.raw.get(key):
             raise UnsupportedModelError(f"{key} is not supported for {config.architecture}")
@@ -77,7 +77,7 @@ def activation(config: ModelConfig, key: str = "hidden_act", default: str = "sil
 
 
 def stated(config: ModelConfig, *keys: str) -> str:
-    """The first of ``keys`` that config.json has: older and newer names of one thing."""
+    """The first of ``keys`` that config.json has: older and newer names of one field."""
     return next((key for key in keys if config.raw.get(key) is not None), keys[0])
 
 
@@ -88,7 +88,7 @@ def heads(config: ModelConfig, num_kv_heads: int | None = None) -> tuple[int, in
     attention heads. The default of ``head_dim`` is the attention heads' share of the width.
 
     Raises:
-        ModelError: they do not go together.
+        ModelError: they contradict each other.
     """
     hidden_size = config.positive("hidden_size")
     num_heads = config.positive("num_attention_heads")
@@ -107,7 +107,7 @@ def attention(
 ) -> AttentionSpec:
     """Attention with the heads that :func:`heads` reads.
 
-    ``attention_bias`` is that of all its projections, and off where it is absent. ``options`` are
+    ``attention_bias`` applies to all projections, and is off where it is absent. ``options`` are
     further fields.
     """
     num_heads, num_kv_heads, head_dim = heads(config, num_kv_heads)
@@ -207,8 +207,8 @@ def windows(
 
     Args:
         config: has ``sliding_window`` and perhaps ``layer_types``.
-        num_layers: of the model.
-        context: windows that are no shorter count as none.
+        num_layers: number of layers of the model.
+        context: windows of at least this length count as none.
         default: the meaning of an absent ``sliding_window``. (A null switches windows off.)
         kinds: the meaning of absent ``layer_types``. Default: all sliding.
     """
@@ -235,11 +235,11 @@ def layer_kinds(
     supported: Sequence[str] = ("full_attention", "sliding_attention"),
     key: str = "layer_types",
 ) -> list[str]:
-    """What kind each layer is, of those ``supported``; ``kinds`` is the default.
+    """The type of each layer, one of ``supported``; ``kinds`` is the default.
 
     Raises:
-        UnsupportedModelError: another kind.
-        ModelError: not one for each layer.
+        UnsupportedModelError: a type that is not supported.
+        ModelError: there is not one for each layer.
     """
     num_layers = len(kinds)
     kinds = config.get(key, list, kinds)
@@ -273,7 +273,7 @@ def rotated_layers(config: ModelConfig) -> list[bool]:
 def per_layer(
     config: ModelConfig, key: str, num_layers: int, default: list[float] | None
 ) -> list[float]:
-    """Numbers, none below 0, of each layer; a single number is that of all.
+    """Non-negative numbers of each layer; a single number applies to all.
 
     Raises:
         ModelError: there is none, or not one for each layer.
@@ -290,9 +290,9 @@ def per_layer(
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """What a position farther away costs each head (https://arxiv.org/abs/2108.12409).
+    """ALiBi's bias per position of distance for each head (https://arxiv.org/abs/2108.12409).
 
-    A geometric sequence; of a number of heads that is no power of 2, those of the power below it
+    A geometric sequence. If the number of heads is no power of 2, the slopes of the power below it
     and, between them, some of the power above.
     """
     below = 1 << (num_heads.bit_length() - 1)

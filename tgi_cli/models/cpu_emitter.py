@@ -25,7 +25,7 @@ class UnsupportedLayer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a block's result goes, and how."""
+    """The buffer and the epilogue of a block's result."""
 
     target: BufferView
     epilogue: Epilogue = Epilogue.STORE
@@ -35,14 +35,14 @@ class Output:
 class Emitter:
     """Adds linear layers and norms to a program, and has its buffers.
 
-    As in the modules, a block's output waits in ``branch`` for the norm behind it, which adds it
+    As in the modules, a block's output waits in ``branch`` for the norm after it, which adds it
     to the residual, unless the block's last product can add it at once.
 
     Args:
-        hidden_size: of the model.
-        kv_specs: of its KV caches.
+        hidden_size: width of hidden states of the model.
+        kv_specs: specifications of its KV caches.
         residual_size: default: ``hidden_size``.
-        per_layer_size: of a token's embeddings for all layers.
+        per_layer_size: width of a token's embeddings for all layers.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Emitter:
         self.normed = self.program.buffer(hidden_size)
         self.branch = self.program.buffer(hidden_size)
         self.waiting: tuple[BufferView, float] | None = None
-        """A branch that is not in the residual yet, and its factor."""
+        """A branch that was not added to the residual yet, and its factor."""
         self._buffers: dict[tuple[str, int], BufferView] = {}
 
     def buffer(self, name: str, width: int) -> BufferView:
-        """One for all layers of that width."""
+        """A buffer that all layers of that width share."""
         if (name, width) not in self._buffers:
             self._buffers[name, width] = self.program.buffer(width)
         return self._buffers[name, width]
 
     def take_waiting(self, label: str, norm: nn.Module | None, target: BufferView) -> BufferView:
-        """The norm before a block, which takes in what waits; returns where its result is."""
+        """Emit the norm before a block, which adds a waiting branch; returns its buffer."""
         waiting, self.waiting = self.waiting, None
         if waiting is None:
             if norm is None:

@@ -1,4 +1,4 @@
-"""Emits feed-forward blocks, and what stands beside them, as operations of a program."""
+"""Emits feed-forward blocks and per-layer embeddings as operations of a program."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def emit_mlp(
 def emit_per_layer(
     emitter: Emitter, label: str, layer: PerLayerInput, index: int, source: BufferView
 ) -> None:
-    """What the layer's own embedding of the token adds, to the emitter's ``branch``.
+    """Compute what the layer's own embedding of the token adds, in the emitter's ``branch``.
 
     Args:
-        emitter: of the program.
-        label: of the layer.
+        emitter: emitter of the program.
+        label: label of the layer.
         layer: the module.
-        index: of the decoder layer.
+        index: index of the decoder layer.
         source: what gates the embedding.
 
     Raises:

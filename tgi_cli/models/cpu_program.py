@@ -1,4 +1,4 @@
-"""A decoder's layers as one program for the C++ kernels: what a CUDA graph is to a GPU.
+"""A decoder's layers as one program for the C++ kernels: the CPU's equivalent of a CUDA graph.
 
 The program computes what the modules compute, with the same roundings. The modules remain the
 oracle, and run models whose weights are not packed for the kernels, models with several shards, and
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExpertsPart:
-    """What runs as a module behind a part of the program: residual += scale * norm(experts)."""
+    """Experts that run as a module after a part: residual += scale * norm(experts)."""
 
     module: nn.Module
     takes_residual: bool
-    """It has norms of its own: else it is given the part's result, which is normed."""
+    """Whether it has its own norms; otherwise its input is the part's normed result."""
     norm: Norm | None
     scale: float
 
@@ -59,7 +59,7 @@ class ExpertsPart:
 
 @dataclass(frozen=True, slots=True)
 class DeepstackPart:
-    """Where a program may stop behind a layer to whose output features of images are added."""
+    """Where a program may stop after a layer to whose output features of images are added."""
 
     layer: int
 
@@ -132,7 +132,7 @@ class CpuProgram:
         levels, first = 0 if images is None else len(images.deepstack), 0
         for part, between in enumerate(self._between):
             if isinstance(between, DeepstackPart) and between.layer >= levels:
-                continue  # nothing is added: it runs together with the next part
+                continue  # nothing is added: this part runs together with the next one
             result = self.program.run(hidden, inputs, first, part + 1)
             first = part + 1
             if isinstance(between, ExpertsPart):
@@ -149,14 +149,14 @@ class CpuProgram:
         return hidden
 
     def _forward_streams(self, streams: Streams, hidden: Tensor, inputs: ProgramInputs) -> Tensor:
-        """With a token's streams side by side in the residual."""
+        """Run the program with a token's streams side by side in the residual."""
         residual = streams.open(hidden).transpose(0, 1).contiguous()
         self.program.run(residual.flatten(1), inputs)
         output: Tensor = self._model.norm(streams.close(residual.transpose(0, 1).contiguous()))
         return output
 
     def _pointers(self, states: StateCache) -> Any:
-        """To each layer's states of its convolution, and of its recurrence."""
+        """Pointers to each layer's states of its convolution and of its recurrence."""
         tensors, pointers = self._states
         if tensors is not states.tensors:
             found = [layer.get(name) for layer in states.tensors for name in ("conv", "recurrent")]
@@ -171,7 +171,7 @@ def compile_program(
 ) -> CpuProgram | None:
     """The program of a loaded model over ``attention``; None if its modules have to run.
 
-    ``captured_layers`` are those whose inputs it gives, of a model that ``captures_states``.
+    ``captured_layers`` are layers whose inputs it returns, if the model ``captures_states``.
     """
     if not isinstance(model, DecoderForCausalLM) or not isinstance(attention, CppAttention):
         return None
@@ -197,7 +197,7 @@ class _Compiler:
             0 if model.per_layer is None else len(model.layers) * model.per_layer.width,
         )
         self.between: list[ExpertsPart | CapturePart | DeepstackPart] = []
-        """What is done behind each part but the last."""
+        """What is done after each part but the last."""
         ropes = [
             Rope(index, 2 * len(rope.frequencies) if isinstance(rope, RotaryEmbedding) else 0)
             for index, rope in enumerate(model.ropes)
@@ -211,7 +211,7 @@ class _Compiler:
                 emit_altup_layer(self.emitter, path, layer, rope)
                 continue
             self._layer(layer, path, rope)
-            self._behind(layer, path)
+            self._finish_layer(layer, path)
             if layer.index < model.deepstack:
                 self.emitter.take_waiting(f"{path}.deepstack", None, RESIDUAL)
                 self.emitter.program.cut()
@@ -230,8 +230,8 @@ class _Compiler:
             self.emitter.program.cut()
             self.between.append(CapturePart(layer))
 
-    def _behind(self, layer: DecoderLayer, path: str) -> None:
-        """What follows on mixer and MLP: the layer's own embedding, and its factor."""
+    def _finish_layer(self, layer: DecoderLayer, path: str) -> None:
+        """Emit what follows mixer and MLP: the layer's own embedding, and its factor."""
         emitter = self.emitter
         if layer.per_layer is not None:
             source = emitter.take_waiting(f"{path}.add", None, RESIDUAL)
@@ -251,7 +251,7 @@ class _Compiler:
                 emitter.norm(f"{path}.mlp_norm", layer.mlp_norm, RESIDUAL, emitter.normed)
             elif normed == RESIDUAL:
                 raise UnsupportedLayer(f"{path}: parallel blocks without a norm")
-            # The residual still lacks what waits there: nothing, since the norm above added it.
+            # Nothing waits for the residual here: the norm above has added it.
             output = Output(emitter.branch, Epilogue.ADD)
             emit_mlp(emitter, f"{path}.mlp", mlp, emitter.normed, output)
             emitter.waiting = (emitter.branch, 1.0)

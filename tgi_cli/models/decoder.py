@@ -42,7 +42,7 @@ Norm = RMSNorm | LayerNorm
 
 @dataclass(slots=True)
 class LayerInputs:
-    """What all layers of a step are given beside hidden states."""
+    """Inputs of all layers of a step besides hidden states."""
 
     rotations: list[ByPosition]
     per_layer: Tensor | None = None
@@ -90,7 +90,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The layer's output, not yet added to the residual, and the residual.
 
-        The residual is None where it has been added.
+        The residual is None if it was already added.
         """
         rotation = None if self.rope is None else inputs.rotations[self.rope]
         mixer, mlp = self.mixer, self.mlp
@@ -126,7 +126,7 @@ class AltUpLayer(DecoderLayer):
     """
 
     MIXED_SCALE = 0.5**0.5
-    """Of attention and what is beside it, added up."""
+    """Factor of the sum of attention and the branch beside it."""
 
     def __init__(self, build: Build, spec: LayerSpec, hidden_size: int, caches: Caches) -> None:
         super().__init__(build, spec, hidden_size, caches)
@@ -200,7 +200,7 @@ class DecoderModel(nn.Module):
     def embed(
         self, input_ids: Tensor, positions: Tensor, images: ImageRows | None = None
     ) -> tuple[Tensor, LayerInputs]:
-        """The tokens' vectors, [T, hidden], and what all layers are given beside them.
+        """The tokens' vectors, [T, hidden], and the other inputs of all layers.
 
         The vectors are what the stage before has computed, if there is one.
         """
@@ -208,11 +208,11 @@ class DecoderModel(nn.Module):
             received = self.shard.receive(positions.shape[-1], self.hidden_size, self.dtype)
             return received, LayerInputs([rope(positions) for rope in self.ropes])
         if images is not None:
-            # What stands for an image may have an id that no table has; it is replaced below.
+            # Image tokens may have ids beyond the table; their vectors are replaced below.
             input_ids = input_ids.index_fill(0, images.indices, 0)
         hidden: Tensor = self.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
-            # The factor is rounded to the model's dtype, as where these models were trained.
+            # The factor is rounded to the model's dtype, as in these models' training.
             hidden = hidden * torch.tensor(self.embedding_scale, dtype=hidden.dtype)
         if images is not None:
             hidden.index_copy_(0, images.indices, images.features.to(hidden.dtype))
@@ -316,7 +316,7 @@ class DecoderForCausalLM(CausalLM):
 
 
 def _add(norm: Norm | None, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What goes into the block, and the residual with ``x`` added."""
+    """The input of the block, and the residual with ``x`` added."""
     if norm is not None:
         return norm.add(x, residual)
     residual = x if residual is None else residual.add_(x)

@@ -1,4 +1,4 @@
-"""The blocks of a decoder layer, as its spec declares them, and what they keep of a sequence."""
+"""Builds the blocks of a decoder layer from its spec, and collects the specs of their caches."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tgi_cli.models.spec import (
 
 @dataclass(slots=True)
 class Caches:
-    """What layers keep of a sequence, in the order of their indices into the caches."""
+    """Specs of the layers' caches, in the order of their indices."""
 
     kv: list[KVSpec] = field(default_factory=list)
     states: list[StateSpec] = field(default_factory=list)
     layers: int = 0
-    """How many layers there are so far."""
+    """Number of layers so far."""
 
 
 def make_mixer(

@@ -12,7 +12,7 @@ from tgi_cli.models.weight_map import ModuleSource, paired_halves
 
 
 def latent_attention(config: ModelConfig) -> LatentSpec:
-    """What config.json says of attention; its rotary angles are those of :func:`latent_rope`."""
+    """The attention in config.json; its rotary angles are those of :func:`latent_rope`."""
     bias = config.get("attention_bias", bool, False)
     nope, rope = config.positive("qk_nope_head_dim"), config.positive("qk_rope_head_dim")
     rank = config.raw.get("q_lora_rank")
@@ -31,7 +31,7 @@ def latent_attention(config: ModelConfig) -> LatentSpec:
 
 
 def _indexer(config: ModelConfig) -> IndexerSpec | None:
-    """What chooses the tokens that layers attend to (V3.2); its keys are rotated as theirs."""
+    """The indexer, which chooses the tokens that layers attend to (V3.2)."""
     if config.raw.get("index_topk") is None:
         return None
     if config.raw.get("q_lora_rank") is None:
@@ -92,8 +92,8 @@ def grouped_experts(config: ModelConfig, softmax: bool) -> MoESpec:
     """Experts that are chosen by ``softmax``, as DeepSeek V2 does, or by sigmoids, as V3.
 
     Raises:
-        UnsupportedModelError: they are chosen otherwise.
-        ModelError: sizes that do not go together.
+        UnsupportedModelError: they are chosen in another way.
+        ModelError: sizes contradict each other.
     """
     method = config.get("topk_method", str)
     for key, known in (

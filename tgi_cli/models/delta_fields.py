@@ -22,7 +22,7 @@ def delta_spec(config: ModelConfig, norm_eps: float, **options: Any) -> DeltaSpe
 
     Raises:
         UnsupportedModelError: another activation than SiLU.
-        ModelError: numbers that do not go together.
+        ModelError: numbers contradict each other.
     """
     activation = config.get("hidden_act", str, "silu")
     if activation not in ("silu", "swish"):
@@ -63,7 +63,7 @@ class SeparateConvs:
     where keys and values are of different sizes.
 
     Attributes:
-        names: those of everything else.
+        names: names of everything else.
         delta: the layers' sizes.
         module: the mixer's name in the checkpoint, within a layer.
     """

@@ -15,7 +15,7 @@ PER_LAYER = {
     "per_layer.projection": "per_layer_projection",
     "per_layer.norm": "post_per_layer_input_norm",
 }
-"""A layer's modules that let its own embedding in."""
+"""A layer's modules that add its own embedding."""
 TOP = {
     "embed_tokens": "embed_tokens",
     "norm": "norm",
@@ -23,11 +23,11 @@ TOP = {
     "per_layer.projection": "per_layer_model_projection",
     "per_layer.norm": "per_layer_projection_norm",
 }
-"""What is outside of the layers."""
+"""Modules outside of the layers."""
 
 
 def layer_kinds(config: ModelConfig, full_every: int) -> list[str]:
-    """Whether each layer has a window; where none is named, one of every few has none."""
+    """The type of each layer; by default, every ``full_every``-th one has no window."""
     indices = range(config.positive("num_hidden_layers"))
     default = [SLIDING if (layer + 1) % full_every else FULL for layer in indices]
     return config_fields.layer_kinds(config, default)
@@ -55,7 +55,7 @@ def layer(config: ModelConfig, norm: NormSpec) -> LayerSpec:
 
 
 def activation(config: ModelConfig) -> str:
-    """Of MLPs and of the gates of embeddings."""
+    """The activation of MLPs and of the gates of embeddings."""
     return config_fields.activation(config, "hidden_activation", "gelu_pytorch_tanh")
 
 
@@ -89,7 +89,7 @@ def decoder(part: TextModelPart, layers: Sequence[LayerSpec], **options: Any) ->
         tie_word_embeddings=config.get("tie_word_embeddings", bool),
         embedding_scale=hidden_size**0.5,
         logit_softcap=config_fields.factor(config, "final_logit_softcapping"),
-        # What sees and hears, and keys and values of layers that read others'.
+        # The towers of images and sound, and keys and values of layers that read others'.
         ignored=(
             r"(model\.)?(vision|audio)_(tower|embedder)\..*",
             r"(model\.)?embed_(vision|audio)\..*",

@@ -1,7 +1,7 @@
-"""Which architectures are given images, and why others are not. No torch.
+"""Which architectures take images, and why others do not. No torch.
 
-A model sees if its tower runs through transformers (:mod:`tgi_cli.models.hf.vision`), and if its
-decoder is given what transformers gives it for an image: rows, positions, and what they see.
+A model takes images if its tower runs through transformers (:mod:`tgi_cli.models.hf.vision`), and
+if its decoder gets what transformers gives it for an image: rows, positions and masks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tgi_cli.models.config import ModelConfig
 
-SEEING = frozenset(
+IMAGE_ARCHITECTURES = frozenset(
     {
         "AyaVisionForConditionalGeneration",
         "DeepseekVLForConditionalGeneration",
@@ -44,14 +44,14 @@ SEEING = frozenset(
         "VipLlavaForConditionalGeneration",
     }
 )
-"""Architectures that are given images."""
+"""Architectures that take images."""
 
 _CROSS = "its decoder attends to images by layers of its own"
 _TOKENS = "its tower makes token ids of an image, which its table of embeddings turns into vectors"
 _CHUNKED = "a chunk of its attention may begin within an image"
 _AXES = "it counts positions within images in a way that is not implemented"
 _LIBRARY = "its tower is a convolutional network of the package timm"
-_LAYERS = "it adds features of images behind decoder layers in a way that is not implemented"
+_LAYERS = "it adds features of images after decoder layers in a way that is not implemented"
 
 REFUSALS: Mapping[str, str] = {
     "ChameleonForConditionalGeneration": _TOKENS,
@@ -77,18 +77,18 @@ REFUSALS: Mapping[str, str] = {
 preprocessing is not implemented."""
 
 
-def sees(config: ModelConfig) -> bool:
-    """Whether the architecture of a checkpoint is given images."""
-    return config.architecture in SEEING
+def takes_images(config: ModelConfig) -> bool:
+    """Whether the architecture of a checkpoint takes images."""
+    return config.architecture in IMAGE_ARCHITECTURES
 
 
-def why_blind(config: ModelConfig) -> str:
+def image_refusal(config: ModelConfig) -> str:
     """Why a model takes no images, to complete "this model takes no images: ..."; "" if it does."""
-    if sees(config):
+    if takes_images(config):
         return ""
     name = config.architecture
     if name in REFUSALS:
         return f"{REFUSALS[name]} ({name})"
     if "vision_config" in config.raw:
         return f"preprocessing of images is not implemented for {name}"
-    return f"{name} is a model of text"
+    return f"{name} is a text model"

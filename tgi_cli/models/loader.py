@@ -22,7 +22,7 @@ from tgi_cli.models.checkpoint import merge_quantized, read_headers
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.decoder import DecoderForCausalLM
 from tgi_cli.models.gguf_weights import rounded_weights
-from tgi_cli.models.image_support import why_blind
+from tgi_cli.models.image_support import image_refusal
 from tgi_cli.models.registry import (
     checkpoint_format,
     decoder_spec,
@@ -62,8 +62,8 @@ def load_model(
     """Build the model that ``config`` names and fill it from the files beside it.
 
     Args:
-        config: of the checkpoint.
-        dtype: of the weights in memory.
+        config: configuration of the checkpoint.
+        dtype: dtype of the weights in memory.
         device: where they go.
         progress: called with (bytes read, bytes in all) as layers are completed.
         shard: which share of the weights is loaded. A stage of several takes no images.
@@ -75,7 +75,7 @@ def load_model(
             :data:`tgi_cli.config.settings.model.ON_THE_FLY`. Default: they are not.
         head_bits: 8 or 4, to which the output head is quantized. Default: it is not.
         input_bits: 8 to round activations to 8-bit integers for products with integers, else 16.
-        vision: whether a model that sees is loaded with what encodes images.
+        vision: whether to load the image encoder, if the model has one.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not implemented.
@@ -98,11 +98,11 @@ def load_model(
             build, vision = replace(build, layers=layers), False
             log.debug("stage %d has layers %d to %d", shard.stage, layers.start, layers.stop - 1)
         model = _build(config, build, device)
-        model.why_blind = why_blind(config) if vision else "it is served for text alone"
-        if not model.why_blind:
+        model.image_refusal = image_refusal(config) if vision else "it is served for text alone"
+        if not model.image_refusal:
             _add_tower(model, config, build, device)
         if model.leaves_out and model.vision is None and shard.leads:
-            log.warning("%s (%s)", model.leaves_out, model.why_blind)
+            log.warning("%s (%s)", model.leaves_out, model.image_refusal)
         if load_format == "dummy":
             slots = layer_slots(model)
             _require_memory(slots, build, device)
@@ -169,7 +169,7 @@ def _add_tower(model: CausalLM, config: ModelConfig, build: Build, device: torch
     try:
         model.vision = TransformersTower(config, build, device)
     except UnsupportedModelError as error:
-        model.why_blind = error.cause
+        model.image_refusal = error.cause
 
 
 def _require_memory(layers: list[LayerSlots], build: Build, device: torch.device) -> None:

@@ -1,9 +1,9 @@
 """Maps a PEFT adapter's folder to the layers of a model.
 
 An adapter names the modules of the checkpoint that it was trained on. Which parts of which
-layers these have become, and how their outputs are arranged, the model's sources know
+layers these have become, and how their outputs are arranged, follows from the model's sources
 (:meth:`tgi_cli.models.CausalLM.source`): where a module holds several parts (queries, keys and
-values), its A is all of theirs, and each gets its own rows of B.
+values), they share its A, and each gets its own rows of B.
 https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 
@@ -33,12 +33,12 @@ _OTHER_BASE = "the adapter belongs to another base; see base_model_name_or_path 
 _PLAUSIBLE = 256
 """Ranks above this are checked against the weights before slots are allocated."""
 _PREFIXES = ("model.", "transformer.")
-"""Of base models, which adapters trained without the head leave out."""
+"""Prefixes of base models' names, which adapters trained without the head leave out."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTarget:
-    """A part of a layer that a module of the checkpoint holds, and which of its outputs it is."""
+    """A part of a layer that a module of the checkpoint holds, and its rows of the module."""
 
     layer: LoraLayer
     part: int
@@ -55,7 +55,7 @@ LoraTargets = Mapping[str, list[LoraTarget]]
 
 
 def lora_targets(model: CausalLM) -> LoraTargets:
-    """Those of a model that was built with a table of slots."""
+    """The targets of a model that was built with a table of slots."""
     targets: defaultdict[str, list[LoraTarget]] = defaultdict(list)
     own_names: dict[str, list[LoraTarget]] = {}
     for path, module in model.named_modules():
@@ -77,7 +77,7 @@ def lora_targets(model: CausalLM) -> LoraTargets:
 def read_adapter(folder: Path, targets: LoraTargets, table: LoraTable, pin: bool) -> list[LoraPair]:
     """Read an adapter, check that it fits, and bring it into the form that slots take.
 
-    ``pin``: into memory from which a CUDA device copies without waiting.
+    ``pin``: use memory from which a CUDA device copies without waiting.
 
     Raises:
         UnsupportedModelError: it is not plain LoRA, changes what cannot be changed in one
@@ -221,5 +221,5 @@ def _check(module: str, a: Tensor, b: Tensor, found: list[LoraTarget], table: Lo
 
 
 def _ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the table's dtype; a copy, so that the file it came from can be closed."""
+    """The tensor in the table's dtype, copied so that its file can be closed."""
     return tensor.to(dtype, copy=True)

@@ -37,8 +37,8 @@ _DEFAULTS: dict[str, Any] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-SEEING = "ForConditionalGeneration"
-"""What the names of architectures that take images end in."""
+CONDITIONAL_SUFFIX = "ForConditionalGeneration"
+"""Suffix of the names of architectures that take images."""
 
 Table = Mapping[str, str | ModuleSource]
 """The checkpoint's modules, by the model's."""
@@ -70,7 +70,7 @@ def hybrid(
     """A decoder of the generation of Qwen3-Next.
 
     Args:
-        config: of the decoder.
+        config: configuration of the decoder.
         mlp: what a layer has, by its index.
         projections: where the checkpoint has those of the delta rule.
     """
@@ -85,10 +85,10 @@ def hybrid(
     )
     delta = delta_spec(config, norm.eps)
     queries = {"self_attn.q_proj": slice(0, 1), "self_attn.gate_proj": slice(1, 2)}
-    sees = config.architecture.endswith(SEEING)
+    takes_images = config.architecture.endswith(CONDITIONAL_SUFFIX)
     within = "model.language_model"
     # Text models, too, may have been cut out of multimodal ones by their configuration alone.
-    whole = sees or has_tensor(config.path, f"{within}.norm.weight")
+    whole = takes_images or has_tensor(config.path, f"{within}.norm.weight")
     root = within if whole else "model"
     names = decoder_names(
         root,
@@ -117,14 +117,14 @@ def hybrid(
         ropes=(config_fields.rope(config, attention.head_dim, context),),
         tie_word_embeddings=config.get("tie_word_embeddings", bool, False),
         source=StackedExperts(names) if has_stacked_experts(config.path) else names,
-        # Of layers that draft tokens, and of the vision tower.
+        # Tensors of layers that draft tokens, and of the vision tower.
         ignored=(r"mtp\..*", r"(model\.)?visual\..*"),
-        notice=TEXT_ALONE if sees else "",
+        notice=TEXT_ALONE if takes_images else "",
     )
 
 
 def _kinds(config: ModelConfig) -> list[str]:
-    """``layer_types``; where none are stated, the last layer of every few is attention."""
+    """``layer_types``; if none are stated, the last layer of every ``full_attention_interval``."""
     every = config.positive("full_attention_interval")
     layers = range(1, config.positive("num_hidden_layers") + 1)
     kinds = ["linear_attention" if layer % every else "full_attention" for layer in layers]

@@ -16,7 +16,7 @@ from tgi_cli.errors import ConfigError, ModelError
 from tgi_cli.gguf.model_config import METHOD as GGUF
 from tgi_cli.models.config import ModelConfig, shown_error
 from tgi_cli.models.families.wrapped import wraps_family
-from tgi_cli.models.image_support import sees
+from tgi_cli.models.image_support import takes_images
 from tgi_cli.models.size_check import check_sizes
 from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LatentSpec
 
@@ -89,7 +89,7 @@ def is_builtin(config: ModelConfig) -> bool:
 
 
 def has_encoder(config: ModelConfig) -> bool:
-    """Whether the architecture is an encoder and a decoder together."""
+    """Whether the architecture has an encoder and a decoder."""
     own = is_builtin(config) or config.architecture.endswith("ForCausalLM")
     return config.raw.get("is_encoder_decoder") is True and not own
 
@@ -97,7 +97,7 @@ def has_encoder(config: ModelConfig) -> bool:
 def reads_quantized(config: ModelConfig) -> bool:
     """Whether the checkpoint is quantized and read tensor by tensor.
 
-    The model's family does it, or the file says of each tensor what it is.
+    Either the model's family reads it, or the file states the type of each tensor (GGUF).
     """
     method = (config.quantization or {}).get("quant_method")
     return method == GGUF or (FAMILIES.get(config.architecture), method) in _UNPACKED
@@ -132,7 +132,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
 
     Raises:
         UnsupportedModelError: it cannot be run; the message names the architecture or option.
-        ModelError: config.json lacks a value or has one that cannot be.
+        ModelError: config.json lacks a value or has an invalid one.
     """
     quantized = checkpoint_format(config) is not None
     check_sizes(config.path, config.raw, quantized or config.quantization is not None, builtin=True)
@@ -149,9 +149,9 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
 
 
 def model_facts(config: ModelConfig) -> ModelFacts:
-    """What the engine must know of a checkpoint before it loads it. Raises as decoder_spec.
+    """The facts that the engine needs before it loads a checkpoint. Raises as decoder_spec.
 
-    For other architectures than those of built-in families it imports transformers and torch.
+    For architectures without a built-in family, it imports transformers and torch.
     """
     if has_encoder(config):
         from tgi_cli.models.hf.encoder_decoder import encoder_decoder_facts
@@ -163,7 +163,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         from tgi_cli.models.hf.model import transformers_facts
 
         facts = transformers_facts(config)
-    return replace(facts, quantization=quantization_name(config), sees=sees(config))
+    return replace(facts, quantization=quantization_name(config), takes_images=takes_images(config))
 
 
 def _builtin_facts(config: ModelConfig) -> ModelFacts:
@@ -189,7 +189,7 @@ def scale_rope(config: ModelConfig, rope: tuple[str, float] | None) -> ModelConf
     """Replace the scaling of a configuration's positions; the context grows by the factor.
 
     Args:
-        config: of a built-in family.
+        config: configuration of a built-in family.
         rope: ``linear`` or ``dynamic``, and the factor; None leaves ``config`` as it is.
 
     Raises:

@@ -1,9 +1,9 @@
 """Compares the sizes in config.json with the checkpoint's files before anything is built.
 
-The loader compares every tensor with its layer. That takes layers, and a vocabulary with a table
-for grammars, and those of a billion take more memory than a machine has. So counts and sizes that
-the files' headers contradict are refused first. The check is not exact; it bounds the cost of the
-exact comparison. No torch.
+The loader compares every tensor with its layer. For that it builds the layers and a table of the
+vocabulary, which could exceed the memory of any machine. So counts and sizes that the files'
+headers contradict are refused first. This check is not exact; it bounds the cost of the exact one.
+No torch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_outline(path: Path) -> Outline | None:
         CheckpointError: a file cannot be read.
     """
     found = [(file.name, file.stat()) for file in path.glob("*.safetensors*") if file.is_file()]
-    # Called whenever the configuration is read, and the headers of a large model are MBs.
+    # Called whenever the configuration is read; a large model's headers have megabytes.
     if not found:
         gguf = gguf_headers(path)
         return None if gguf is None else Outline.of([each.shape for each in gguf.tensors.values()])
@@ -77,7 +77,7 @@ def read_outline(path: Path) -> Outline | None:
 
 @lru_cache(maxsize=4)
 def _outline(path: Path, state: frozenset[tuple[str, int, int]]) -> Outline | None:
-    """The same, cached; ``state`` changes with the files."""
+    """As :func:`read_outline`, cached; ``state`` changes with the files."""
     shapes = [
         entry.shape
         for file in sorted(weight_files(path))
@@ -148,8 +148,8 @@ def _numbers(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for key, value in raw.items():
         if isinstance(value, dict) and key not in _SKIPPED:
             inner = _numbers(value)
-            # Some towers have been cut out of models of text and images: their text is elsewhere.
-            sees = key == "vision_config"
-            yield from (each for each in inner if not (sees and each[0] == "vocab_size"))
+            # Towers cut out of vision-language models state the vocabulary of their text part.
+            vision = key == "vision_config"
+            yield from (each for each in inner if not (vision and each[0] == "vocab_size"))
         elif type(value) is int:
             yield key, value

@@ -71,13 +71,13 @@ class AttentionSpec:
     chunk: int | None = None
     slopes: tuple[float, ...] = ()
     spans: Literal["none", "window", "whole"] = "none"
-    """What tokens of a bidirectional span see of it; see :class:`tgi_cli.attention.KVSpec`."""
+    """How tokens of a bidirectional span attend to it; see :class:`tgi_cli.attention.KVSpec`."""
     cache: int | None = None
     """Index of an earlier layer's KV cache, which this one reads. Default: it has its own."""
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers that the layer keeps of a token."""
+        """Number of values that the layer caches per token."""
         value_dim = self.head_dim if self.value_dim is None else self.value_dim
         return 0 if self.cache is not None else self.num_kv_heads * (self.head_dim + value_dim)
 
@@ -131,7 +131,7 @@ class LatentSpec:
 
     @property
     def kv_numbers(self) -> int:
-        """How many numbers are cached per token."""
+        """Number of values that the layer caches per token."""
         return self.row + (0 if self.indexer is None else self.indexer.head_dim)
 
 
@@ -185,19 +185,19 @@ class MoESpec:
     activation: str = "silu"
     router: Literal["softmax_topk", "topk_softmax", "sigmoid_topk"] = "softmax_topk"
     normalize: bool = True
-    """The weights of the chosen add up to 1 (not topk_softmax)."""
+    """Whether the weights of the chosen experts add up to 1 (not topk_softmax)."""
     num_groups: int = 1
     top_groups: int = 1
     best_of_group: int = 1
-    """Experts whose scores add up to their group's."""
+    """Number of best experts whose scores are summed for their group's."""
     scaling: float = 1.0
     router_bias: bool = False
     router_correction: bool = False
-    """Added to scores where experts are chosen: ``mlp.router.correction``."""
+    """Whether ``mlp.router.correction`` is added to the scores by which experts are chosen."""
     router_float32: bool = False
     expert_bias: bool = False
     shared_intermediate_size: int | None = None
-    """Size of an expert that every token passes, or None if there is none."""
+    """Width of a shared expert, which every token passes, or None if there is none."""
     shared_gate: bool = False
     gated: bool = True
     latent_size: int | None = None
@@ -223,7 +223,7 @@ class PerLayerSpec:
 
     vocab_size: int
     width: int
-    """Of each layer's vector."""
+    """Width of each layer's vector."""
     eps: float
     activation: str = "gelu_pytorch_tanh"
 
@@ -261,7 +261,7 @@ class LayerSpec:
     per_layer: PerLayerSpec | None = None
     """Adds an output that the layer's own embedding of the token gates; not in parallel layers."""
     output_scalar: bool = False
-    """What leaves the layer, the residual included, is multiplied by a learned number."""
+    """Whether the layer's output, the residual included, is multiplied by a learned number."""
     altup: AltUpSpec | None = None
 
 
@@ -283,7 +283,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     deepstack: int = 0
-    """Behind how many of the first layers features of images may be added."""
+    """After how many of the first layers features of images may be added."""
     source: Callable[[str], Source]
     """Where the checkpoint has a tensor, by the model's name for it."""
     ignored: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from tgi_cli.models.spec import AttentionSpec, DecoderSpec, LatentSpec
 
 
 def check_stages(config: ModelConfig, stages: int) -> None:
-    """Check that a model can be divided into so many stages.
+    """Check that a model can be divided into ``stages``.
 
     Raises:
         ConfigError: it has too few layers.
@@ -43,7 +43,7 @@ def check_stages(config: ModelConfig, stages: int) -> None:
 
 
 def _obstacle(spec: DecoderSpec) -> str:
-    """What keeps a model from being divided; empty if nothing does."""
+    """The reason why a model cannot be divided; empty if it can."""
     for layer in spec.layers:
         if not isinstance(layer.mixer, AttentionSpec | LatentSpec):
             return "layers without attention"
@@ -55,7 +55,7 @@ def _obstacle(spec: DecoderSpec) -> str:
 
 
 def whole_model(config: ModelConfig, build: Build) -> DecoderForCausalLM:
-    """All stages of a model in one, on the meta device: it tells what its checkpoint has."""
+    """All stages of a model in one, on the meta device, to find what its checkpoint has."""
     whole = replace(build, shard=ALONE, lora=None, layers=None)
     return DecoderForCausalLM(decoder_spec(config), whole, torch.device("cpu"))
 
@@ -64,16 +64,16 @@ def own_layers(model: DecoderForCausalLM, stage: int, stages: int) -> range:
     """The layers of a stage, by the sizes of all layers' weights and of the head's.
 
     Args:
-        model: the whole one.
-        stage: of the process.
-        stages: in all.
+        model: the whole model.
+        stage: stage of the process.
+        stages: number of stages.
     """
     layers = [sum(map(_size, layer.modules())) for layer in model.model.layers]
     return divide(layers, model.lm_head.in_features * model.lm_head.out_features, stages)[stage]
 
 
 def _size(module: object) -> int:
-    """Numbers in a layer's weights."""
+    """Number of parameters of a layer."""
     if not isinstance(module, Loadable):
         return 0
     return sum(math.prod(slot.shape) for slot in module.slots("_"))
@@ -82,13 +82,13 @@ def _size(module: object) -> int:
 def divide(layers: Sequence[int], head: int, stages: int) -> list[range]:
     """Divide consecutive layers into stages, so that the largest stage is as small as possible.
 
-    Of several divisions, the one in which the earliest stages have the fewest layers: the first one
-    has the embedding, too.
+    Among equal divisions, the one whose earliest stages have the fewest layers is chosen, since the
+    first stage has the embedding as well.
 
     Args:
         layers: the size of each, at least as many as there are stages.
-        head: what the last stage has beside layers.
-        stages: how many there are to be.
+        head: size of what the last stage has besides layers.
+        stages: number of stages.
     """
     before = [0, *accumulate(layers)]
     count = len(layers)

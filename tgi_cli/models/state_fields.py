@@ -20,7 +20,7 @@ def short_conv(config: ModelConfig, kernel: int) -> ConvSpec:
 
 
 def short_conv_modules(config: ModelConfig) -> dict[str, ModuleSource]:
-    """Their projections, which checkpoints have in one matrix."""
+    """The projections of gated convolutions, which checkpoints have in one matrix."""
     size = config.positive("hidden_size")
     return stacked({f"conv.{name}_proj": size for name in ("b", "c", "x")}, "conv.in_proj")
 
@@ -100,7 +100,7 @@ def conv_kernel(config: ModelConfig, key: str, default: int) -> int:
 
 
 def silu(config: ModelConfig, key: str) -> str:
-    """The activation behind a convolution. Raises UnsupportedModelError unless it is SiLU."""
+    """The activation after a convolution. Raises UnsupportedModelError unless it is SiLU."""
     config_fields.only(config, key, "silu", "swish")
     return "silu"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tgi_cli.quantization.block_weight import CodedWeight
 
 QUANTIZED = "quantized"
-"""The dtype of weights which are made of several tensors."""
+"""The dtype of weights that consist of several tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class StoredTensor:
     parts: tuple[StoredTensor, ...] = ()
     read: Callable[..., Tensor | CodedWeight] | None = None
     about: str = ""
-    """How a quantized weight is quantized, for reports."""
+    """Description of a quantized weight, for reports."""
     part: tuple[int, int, int] | None = None
     span: tuple[int, int] | None = None
     """Offset and size of its bytes, of a file that is not safetensors."""

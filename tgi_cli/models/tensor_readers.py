@@ -31,14 +31,14 @@ _MAPPED_BYTES = 16 << 20
 
 _THREADS = 8
 """Parts of files that are read at once: a thread copies some gigabytes per second from the page
-cache, and disks need several requests under way."""
+cache, and disks need several requests in flight."""
 
 _PART_BYTES = 32 << 20
 _AHEAD_BYTES = 1 << 30
-"""Size of a part, and the limit of what is read ahead and not taken yet."""
+"""Size of a part, and limit of the bytes that were read ahead and not taken yet."""
 
 _AHEAD_REMOTE_BYTES = 64 << 20
-"""The same limit for weights that are streamed: it adds to the memory that loading takes."""
+"""Limit of the bytes read ahead for streamed weights, which add to the memory of loading."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -54,7 +54,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Of safetensors' names; tensors of others are read from mappings."""
+"""dtypes by their names in safetensors; tensors of others are read from mappings."""
 
 
 class TensorReader(Protocol):
@@ -174,7 +174,7 @@ class ReadAhead:
 
     def _submit(self, stored: StoredTensor) -> None:
         start, size = stored.span or self._safetensors_span(stored)
-        memory = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+        memory = self._take(size)
         target = memoryview(memory.numpy())  # type: ignore[arg-type]
         parts = [
             self._pool.submit(
@@ -185,6 +185,17 @@ class ReadAhead:
         tensor = memory.view(_DTYPES[stored.dtype]).view(stored.shape)
         self._pending.append(_Pending(stored, tensor, parts))
         self._ahead += size
+
+    def _take(self, size: int) -> Tensor:
+        """Memory to read into, uint8 [size].
+
+        What is streamed to a CPU has a mapping of its own, which goes back to the system with the
+        tensor. Blocks of the heap that are freed between weights which stay would not: with tensors
+        of a few megabytes, half of a small model was left in such holes.
+        """
+        if self._remote is None or self._pin or not size:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
     def _safetensors_span(self, stored: StoredTensor) -> tuple[int, int]:
         if stored.file not in self._headers:

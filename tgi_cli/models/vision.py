@@ -1,4 +1,4 @@
-"""The part of a model that sees: an image to the vectors that stand for it in a text."""
+"""The part of a model that turns an image into the vectors that stand for it in a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_cli.models.weight_map import Source
 
 @dataclass(frozen=True, slots=True)
 class ImageFeatures:
-    """What a tower makes of one image.
+    """The features of one image.
 
     Attributes:
         rows: [N, hidden], one for each of the image's placeholder tokens, in their order. They
@@ -29,7 +29,7 @@ class ImageFeatures:
 class PausePoints:
     """The points within a tower's layers at which a run may be interrupted.
 
-    Whoever has little time sets ``check``, which is then called some milliseconds of work apart, on
+    Callers with little time set ``check``, which is then called some milliseconds of work apart, on
     the thread of the run.
     """
 
@@ -37,13 +37,13 @@ class PausePoints:
         self.check: Callable[[], None] | None = None
 
     def __call__(self) -> None:
-        """A run has come to such a point."""
+        """Called at such a point."""
         if self.check is not None:
             self.check()
 
 
 class VisionTower(nn.Module):
-    """An image encoder and what fits its output to the decoder, for inference only.
+    """An image encoder and its projector to the decoder's width, for inference only.
 
     Part of a :class:`~tgi_cli.models.CausalLM`, whose loader fills it. Every shard has all of it.
 
@@ -74,8 +74,8 @@ class VisionTower(nn.Module):
     def largest(self, max_rows: int) -> Mapping[str, Any]:
         """The arguments of :meth:`encode` for an image of any content: to measure its cost.
 
-        It is the largest that takes about ``max_rows`` tokens at most, or the smallest if all of
-        the family take more.
+        It is the largest image of about ``max_rows`` tokens at most, or the smallest one if all
+        images of the family take more.
         """
 
     @property

@@ -1,7 +1,7 @@
 """Fills the layers of a model with the tensors of a checkpoint, without a second copy of them.
 
 Layers are completed one after the other: memory is taken, the shards are copied (and cast) out
-of the file, the result is packed, and only then comes the next.
+of the file, and the result is packed before the next layer begins.
 https://huggingface.co/docs/safetensors/index#format
 """
 
@@ -112,10 +112,10 @@ def fill_model(
         stored: the checkpoint's tensors.
         device: where the weights go.
         progress: called with (bytes read, bytes in all) as layers are completed.
-        unused: regular expressions for whole names of further tensors that are not needed.
+        unused: regular expressions for whole names of further unneeded tensors.
         whole: whether this process keeps whole tensors. A shard does not: of what it reads from a
             mapped file, the other shards' parts stay on the disk.
-        remote: where the tensors' bytes are, if not in their files.
+        remote: source of the tensors' bytes, if not their files.
         whole_model: what the checkpoint is checked for, if ``model`` is only a stage of it.
 
     Returns:
@@ -138,7 +138,7 @@ def _slots(layers: list[LayerSlots]) -> list[WeightSlot]:
 
 
 def _order(layer: LayerSlots) -> tuple[int, bool]:
-    """Largest first, while memory is free: packing needs a layer's memory twice."""
+    """Sort key: the largest first, while memory is free, as packing doubles its memory."""
     first = layer[0].loads_after
     slots = layer[1] if first is None else first.slots("")
     return -sum(torch.Size(slot.shape).numel() for slot in slots), first is not None

@@ -1,4 +1,4 @@
-"""Where a checkpoint has the tensors of a model. No torch: views are methods of tensors.
+"""Maps a model's tensors to those of a checkpoint. No torch: views are methods of tensors.
 
 The model has one set of names, close to those of Llama's checkpoints:
 
@@ -127,10 +127,10 @@ def _joined(module: str, parameter: str) -> str:
 
 
 PRE_NORMS = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-"""What most checkpoints call the norms before a layer's mixer and MLP."""
+"""Most checkpoints' names for the norms before a layer's mixer and MLP."""
 
 NUMBERED = ("w1", "w3", "w2")
-"""What Mixtral's checkpoints, and others', call the projections of :func:`gated_parts`."""
+"""Names of the projections of :func:`gated_parts` in Mixtral's checkpoints and others."""
 
 
 def gated_parts(
@@ -180,7 +180,7 @@ def _heads(groups: int, which: slice, head_dim: int) -> Rows:
 
 
 def paired_halves(start: int, end: int, size: int) -> Rows:
-    """Reorder rotated outputs whose pairs are neighbours, so that pairs are half of them apart.
+    """Reorder rotated outputs from neighbouring pairs to pairs in opposite halves.
 
     The outputs are in pieces of ``size``, of which those from ``start`` to ``end`` are rotated.
     """

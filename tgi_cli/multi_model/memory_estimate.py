@@ -9,7 +9,7 @@ from typing import Any
 from tgi_cli.files import FileRefusedError, read_json
 
 PROCESS_BYTES = 400 << 20
-"""Of a model's launcher, router and model server, without the model."""
+"""Memory of a model's launcher, router and model server, without the model."""
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")
 """Kinds of files with weights; the first that there are count."""
 _UNKNOWN_CACHE = 0.25

@@ -33,7 +33,7 @@ from tgi_cli.router.http import errors
 log = logging.getLogger(__name__)
 
 _MEASURE_SECONDS = 5.0
-"""Between two measurements of the memory of loaded models."""
+"""Interval of measuring the memory of loaded models."""
 _CALL_SECONDS = 10.0
 _DRAIN_RETRY_SECONDS = 5
 """Retry-After while this server shuts down."""
@@ -272,7 +272,7 @@ class ModelManager:
         self._plan()
 
     async def _measure(self) -> None:
-        """Measure the memory of loaded models now and then, as caches fill up."""
+        """Measure the memory of loaded models at intervals, as caches fill up."""
         while True:
             await asyncio.sleep(_MEASURE_SECONDS)
             for name, process in list(self.loaded().items()):

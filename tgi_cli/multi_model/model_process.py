@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"
 GRACE_SECONDS = 5
-"""Time that requests still have in the model's own server; they had that of the switch before."""
+"""Grace period of requests in the model's own server, after that of the switch."""
 _STOP_SECONDS = 30.0
 """Time for its processes to end."""
 _POLL_SECONDS = 0.05

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 _BYTES_PER_SECOND = 200e6
 _START_SECONDS = 5.0
-"""A guess at the time that a model takes to load which has not been loaded yet."""
+"""Assumed time to load a model that has not been loaded yet."""
 
 
 class LoadState(StrEnum):
@@ -133,8 +133,8 @@ class QueueFullError(Exception):
 class ModelScheduler:
     """The queue and the states of all models. Times are a clock's seconds.
 
-    After each call that changes something, :meth:`plan` tells what to do; what is done is reported
-    by the methods ``on_...``.
+    After each call that changes something, :meth:`plan` returns what to do; its outcomes are
+    reported by the methods ``on_...``.
 
     Attributes:
         models: by name, in their order.

@@ -36,7 +36,7 @@ _HOP_BY_HOP = frozenset(
 )
 """RFC 9110, section 7.6.1."""
 _OWN = frozenset([b"host", b"content-length", b"origin", b"x-request-id", MODEL_HEADER])
-"""Headers of a request that are written anew; CORS is answered here."""
+"""Headers of a request that are replaced; CORS is answered here."""
 _OWN_ANSWER = frozenset([b"x-request-id", b"request-id", b"date", b"server"])
 """Headers of an answer that this server sets itself."""
 _DRAIN_RETRY_SECONDS = 5

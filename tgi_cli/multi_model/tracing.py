@@ -29,7 +29,7 @@ class ForwardTracing:
     """The spans of requests to a server of several models.
 
     Args:
-        endpoint: of the collector.
+        endpoint: address of the collector.
         configured_name: the setting of the service's name.
 
     Raises:

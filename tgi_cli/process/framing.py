@@ -17,7 +17,7 @@ Message = bytes | Sequence[bytes]
 
 
 def encode_frame(message: bytes) -> bytes:
-    """Return the message behind its length."""
+    """Return the message after its length."""
     return _LENGTH.pack(len(message)) + message
 
 
@@ -34,7 +34,7 @@ def size_of(message: Message) -> int:
 
 
 def split_frame(received: bytearray) -> tuple[bytes, bytes] | None:
-    """Return the first message and the bytes behind it, or None if it is not complete."""
+    """Return the first message and the bytes after it, or None if it is not complete."""
     if len(received) < _LENGTH.size:
         return None
     end = _LENGTH.size + _LENGTH.unpack_from(received)[0]

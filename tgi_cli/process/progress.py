@@ -82,7 +82,7 @@ class ProgressReporter:
             self.update(self._completed + count, note=note)
 
     def update(self, completed: float, total: float | None = None, note: str | None = None) -> None:
-        """Set the completed units, and the total and the note behind the bar unless None."""
+        """Set the completed units, and the total and the note after the bar unless None."""
         with self._lock:
             self._completed = completed
             if total is not None:

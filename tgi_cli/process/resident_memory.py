@@ -19,7 +19,7 @@ _M_ARENA_MAX = -8
 """Parameter of mallopt."""
 
 _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ +/")
-"""Of a mapped file's lines in smaps: https://docs.kernel.org/filesystems/proc.html"""
+"""The head of a mapped file's lines in smaps: https://docs.kernel.org/filesystems/proc.html"""
 
 
 def limit_arenas(count: int) -> None:

@@ -32,7 +32,7 @@ def claim(path: Path, *, allow_shared: bool = False) -> None:
     """Make ``path`` ready to be bound: a safe folder, no listener, no stale file.
 
     Args:
-        path: Of the socket.
+        path: Path of the socket.
         allow_shared: Whether other users may enter the folder, as /tmp, as long as they can
             neither connect to the socket nor replace it.
 

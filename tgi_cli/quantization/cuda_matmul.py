@@ -18,7 +18,7 @@ from tgi_cli.quantization.scaled_matmul import ScaledMatmul, can_scale, has_fp8
 from tgi_cli.quantization.tiled_weight import E4M3, TiledWeight, tile_weight
 
 DTYPES = (torch.bfloat16, torch.float16)
-"""Of activations, for which there are kernels."""
+"""dtypes of activations that have kernels."""
 
 
 class TritonMatmul(QuantizedMatmul):

@@ -38,7 +38,7 @@ class MergedWeight:
     """A module's weight that consists of several stored tensors.
 
     Attributes:
-        shape: of the weight, [out, in].
+        shape: shape of the weight, [out, in].
         names: suffixes of the arguments of ``read``, in order.
         read: builds the weight from the tensors.
         about: description of the format (``4 bits, groups of 128``).

@@ -45,7 +45,7 @@ class BlockLayout:
 
     Attributes:
         group: inputs that share a scale.
-        bits: of a code.
+        bits: bits of a code.
         decode: takes blocks uint8 [rows, blocks, bytes] apart.
         table: the values of codes; None if they are integers, less 2 ** (bits - 1) or a minimum.
         scales: dtype that scales are kept in; int8 if they are in two levels.

@@ -68,7 +68,7 @@ def merge_tensors(
     Args:
         layout: the format.
         module: its name.
-        tensors: of the module, by suffix.
+        tensors: tensors of the module, by suffix.
         names: suffixes of the codes (uint8 [out, in / 2], the lower bits first), the blocks' scales
             (e4m3 [out, in / 16]), and the scale of the whole weight (one element).
         inverse: whether the last is to be divided by.

@@ -38,8 +38,8 @@ class Quantized(QuantizationMethod):
     dequantized once, and are then treated like plain weights.
 
     Args:
-        dtype: of activations.
-        device: of the matrices.
+        dtype: dtype of activations.
+        device: device of the matrices.
         quantizer: applied to plain weights, or None to leave them plain.
         input_bits: 8 to round activations to 8-bit integers for products with integers, else 16.
 

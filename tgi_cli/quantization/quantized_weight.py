@@ -32,7 +32,7 @@ class QuantizedWeight:
         scales: float32 [out, groups].
         zeros: float32 [out, groups]. Default: 0 with a table, else the middle, 2 ** (bits - 1).
         groups: int64 [in], the group of each input, in any order.
-        bits: of a code: 2, 3, 4 or 8.
+        bits: bits of a code: 2, 3, 4 or 8.
         table: float32 [2 ** bits], or None if codes are integers.
         levels: the scales, and minima in place of zeros, as float16 or in two levels; or None.
         fp8_inputs: whether the checkpoint asks for inputs that are rounded to e4m3; kernels for

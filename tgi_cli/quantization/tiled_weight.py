@@ -38,7 +38,7 @@ class TiledWeight:
         zeros: uint8 [E, groups, N], of INTEGER; None for 2 ** (bits - 1).
         table: float32 [16], of TABLE.
         form: INTEGER, E2M1, E4M3 or TABLE.
-        bits: of a code, 4 or 8.
+        bits: bits of a code, 4 or 8.
         steps: steps that share a scale; 0 if all do.
         fp8_inputs: whether inputs are rounded to e4m3, with a scale for each row and group.
     """

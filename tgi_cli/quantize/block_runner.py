@@ -30,9 +30,9 @@ class ActivationFile:
     A file, since hidden states of all samples outgrow memory, and survive an interruption.
 
     Args:
-        path: of the file; created if it does not exist.
+        path: path of the file; created if it does not exist.
         samples, tokens, width: the shape.
-        dtype: of the elements.
+        dtype: dtype of the elements.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class BlockRunner:
 
     Attributes:
         batches: (start, stop) of samples that are computed together.
-        width: of hidden states.
+        width: width of hidden states.
 
     Raises:
         UnsupportedModelError: the decoder does more than call one layer after the other.

@@ -119,7 +119,7 @@ def write_checkpoint(
 
     Args:
         folder: created here.
-        config: of the original.
+        config: configuration of the original.
         stored: tensors of the original; stacked experts may be split.
         blocks: files with the tensors of the quantized blocks.
         quantized: names of the stored tensors that these replace.

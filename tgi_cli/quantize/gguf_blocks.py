@@ -44,7 +44,7 @@ def q4_0(weight: Tensor) -> Tensor:
 
 
 ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {"Q8_0": q8_0, "Q4_0": q4_0}
-"""By the name of the blocks' type."""
+"""Encoders by the name of the blocks' type."""
 
 
 def _inverse(scale: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def head_dim(config: Config) -> int:
 
 
 def _softcaps(config: Config) -> dict[str, Value]:
-    """Of Gemma 2, whose queries are scaled as no key says: by their size, but for the largest."""
+    """Soft caps of Gemma 2. No key has its query scale: the head size, except for the largest."""
     scalar = head_dim(config)
     if config["num_hidden_layers"] in (46, 62):
         scalar = config["hidden_size"] // config["num_attention_heads"]
@@ -180,4 +180,4 @@ FORMS = {
     ),
     "SmolLM3ForCausalLM": GGUFForm("smollm3", _BLOCK, pairs_are_neighbours=True, keys=_smollm3),
 }
-"""By transformers' classes."""
+"""Forms by transformers' classes."""

@@ -108,7 +108,7 @@ class GGUFLayout:
 
     @property
     def _rotated_share(self) -> float:
-        """Of a head's numbers."""
+        """Share of a head's numbers that is rotated."""
         stated = self._rope.get("partial_rotary_factor", self.config.get("partial_rotary_factor"))
         return 1.0 if stated is None else float(stated)
 

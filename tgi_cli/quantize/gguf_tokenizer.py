@@ -37,7 +37,7 @@ def tokenizer_metadata(folder: Path, num_rows: int) -> dict[str, Value]:
     """The keys ``tokenizer.*`` for the tokenizer and the chat templates of a model folder.
 
     Args:
-        num_rows: of the embedding; those without a token get names of their own.
+        num_rows: rows of the embedding; those without a token get names of their own.
 
     Raises:
         UnsupportedModelError: GGUF has no form for the tokenizer, or llama.cpp no name for its
@@ -151,7 +151,7 @@ def _verify(tokenizer: Tokenizer, metadata: Mapping[str, Value]) -> None:
         if made.encode(probe).ids != tokenizer.backend.encode(probe).ids:
             if probe != special:
                 raise _unsupported(f"gives other ids when it is read from GGUF: {probe[:40]!r}")
-            log.warning("texts behind special tokens get other ids in GGUF: spaces differ")
+            log.warning("texts after special tokens get other ids in GGUF: spaces differ")
 
 
 def _normalized(tokenizer: Tokenizer, text: str) -> str:

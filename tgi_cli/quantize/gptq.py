@@ -80,7 +80,7 @@ class BlockTask:
         scratch: folder for data that exceeds memory.
         advance: called with the finished share of the block's work.
         tensors: results for the checkpoint, by name.
-        reports: of the quantized layers.
+        reports: reports of the quantized layers.
     """
 
     runner: BlockRunner

@@ -36,7 +36,7 @@ class LinearLayer:
     """A linear layer of the checkpoint, and its weight in the model.
 
     Attributes:
-        name: of the stored weight without ``.weight``: ``model.layers.0.self_attn.q_proj``.
+        name: name of the stored weight without ``.weight``: ``model.layers.0.self_attn.q_proj``.
         stored: name of the stored tensor.
         shape: (outputs, inputs).
         parameter: the model's parameter that contains the weight.
@@ -177,7 +177,7 @@ class OffloadedModel:
                 self._set(name, torch.empty_like(weight, device="meta"))
 
     def materialize_rest(self, head: bool) -> None:
-        """Read the weights outside of the blocks; those behind the decoder only with ``head``."""
+        """Read the weights outside of the blocks; those after the decoder only with ``head``."""
         for path in self._rest(head):
             self.materialize(path, recurse=False)
 

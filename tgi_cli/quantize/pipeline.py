@@ -77,7 +77,7 @@ class QuantizeResult:
         num_bytes: size of the weights.
         evaluation: comparison with the original, if requested.
         seconds: duration of this run.
-        source: of the calibration samples; empty if there were none.
+        source: source of the calibration samples; empty if there were none.
     """
 
     path: Path

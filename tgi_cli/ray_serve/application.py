@@ -21,9 +21,10 @@ from tgi_cli.router.config import IMAGE_PAYLOAD, RouterConfig
 ENGINE, FRONT = "engine", "front"
 """Names of the deployments."""
 
-_HEALTH_PERIOD_SECONDS = 2.0
-"""Ray's default of 10 s is how long a dead replica would be missed."""
-_HEALTH_TIMEOUT_SECONDS = 30.0
+_HEALTH_PERIOD_SECONDS = 1.0
+"""A replica whose process has died is noticed by the next check: by Ray's default, after 10 s."""
+_HEALTH_TIMEOUT_SECONDS = 10.0
+"""One that hangs is ended after three checks without an answer."""
 _STATS_SECONDS = 1.0
 _DRAIN_LOOP_SECONDS = 0.5
 _DRAIN_MARGIN_SECONDS = 15.0

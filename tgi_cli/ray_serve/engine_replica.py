@@ -8,16 +8,18 @@ front asks another one. If it dies too often, the replica ends, and Ray starts a
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray import serve
-from starlette.applications import Starlette
 
 from tgi_cli import logging as logs
 from tgi_cli.config import ServeConfig
@@ -35,14 +37,19 @@ from tgi_cli.ray_serve.messages import ForwardedRequest, Refusal, ResponseStart,
 from tgi_cli.ray_serve.prefix_router import KV_TOKENS, SERVING
 from tgi_cli.ray_serve.replica_server import ReplicaServer
 from tgi_cli.router.config import RouterConfig
-from tgi_cli.router.running_app import running_app
-from tgi_cli.rpc.client import GrpcEngineClient
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from tgi_cli.rpc.client import GrpcEngineClient
 
 log = logging.getLogger(__name__)
 
 _LAST_SECONDS = 1.0
 """Time for the last parts of answers before a replica that has failed ends."""
 _THREADS = "OMP_NUM_THREADS"
+_ROUTER = "tgi_cli.router.running_app"
+"""Imported beside the model server's start, which would wait for it otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +85,17 @@ class EngineReplica:
         self._stack = AsyncExitStack()
         self._failed: asyncio.Future[TgiError] = asyncio.get_running_loop().create_future()
         self._serving = False
+        began = time.monotonic()
         try:
             self._app = await self._open(config)
         except BaseException:
             await self._stack.aclose()
             raise
-        client = self._app.state.router.client
-        assert isinstance(client, GrpcEngineClient)
-        self._client = client
+        # Of one engine.
+        self._client: GrpcEngineClient = self._app.state.router.client
         self._serving = True
         self._failed.add_done_callback(self._end)
-        log.info("replica %s: ready", self._name)
+        log.info("replica %s: ready in %.1f s", self._name, time.monotonic() - began)
 
     async def _open(self, config: EngineReplicaConfig) -> Starlette:
         """Start the model server, and the application when it serves. Raises TgiError."""
@@ -123,10 +130,12 @@ class EngineReplica:
         server = ReplicaServer(parts, found, on_failure)
         self._stack.push_async_callback(asyncio.to_thread, server.stop)
         server.start()
+        running_app = (await asyncio.to_thread(importlib.import_module, _ROUTER)).running_app
         opening = asyncio.ensure_future(self._stack.enter_async_context(running_app(router)))
         self._failed.add_done_callback(lambda _: opening.cancel())
         try:
-            return await opening
+            app: Starlette = await opening
+            return app
         except asyncio.CancelledError:
             if self._failed.done():
                 raise self._failed.result() from None

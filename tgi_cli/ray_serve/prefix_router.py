@@ -19,7 +19,7 @@ from tgi_cli.router.replicas.policy import CacheAwarePolicy
 SERVING = "serving"
 """A replica's routing statistic: whether it has a model server at the moment."""
 KV_TOKENS = "kv_tokens"
-"""In a replica's metadata: tokens that its KV cache holds."""
+"""Key of a replica's metadata: tokens that its KV cache holds."""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -38,7 +38,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._live: Counter[str] = Counter()
         """Requests in flight by replica."""
         self._routed: Counter[tuple[str, str]] = Counter()
-        """Those of them by replica and Ray's id, as rejected ones end, too."""
+        """Routed requests by replica and Ray's id, since rejected ones end as well."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Ray calls it when replicas were added, removed or have sent new statistics."""

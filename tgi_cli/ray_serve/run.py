@@ -20,7 +20,7 @@ from typing import Any
 
 from tgi_cli import demo
 from tgi_cli.config import ServeConfig, check_settings
-from tgi_cli.config.ray_variables import FAST_PATH
+from tgi_cli.config.ray_variables import SERVE_VARIABLES
 from tgi_cli.errors import ConfigError, ExitCode, ShardError
 from tgi_cli.process import bind
 from tgi_cli.process.installation import install_command
@@ -39,6 +39,8 @@ _OBJECT_STORE_BYTES = 256 << 20
 _STATUS_SECONDS = 2.0
 _LOST_SECONDS = 60.0
 """Time without an answer of the cluster after which it counts as lost."""
+REMOVAL_SECONDS = 30.0
+"""For Ray to remove replicas whose requests have ended."""
 _CAUSE = re.compile(r"^(?:tgi_cli\.errors\.|\w+Error: )?(\w+Error): (.+)$", re.MULTILINE)
 
 
@@ -46,9 +48,9 @@ def run(config: RayConfig, model: ServeConfig, router: RouterConfig, locate: Loc
     """Deploy a model and serve it until a signal; the application is removed with the command.
 
     Args:
-        config: Of the deployment.
-        model: Of the model servers; an empty id means the bundled model.
-        router: Of the replicas' HTTP applications, but for the model and the engine.
+        config: Configuration of the deployment.
+        model: Configuration of the model servers; an empty id means the bundled model.
+        router: Configuration of the replicas' HTTP applications, but for the model and the engine.
         locate: See :func:`tgi_cli.launcher.serve.serve`; called on the machine of each replica,
             and here first if the cluster is this machine.
 
@@ -73,7 +75,7 @@ def run(config: RayConfig, model: ServeConfig, router: RouterConfig, locate: Loc
         stack.enter_context(_cluster(config))
         # Ray replaces handlers of signals when it connects.
         stack.enter_context(delivered([signal.SIGTERM, signal.SIGINT], signals.put))
-        deployment = _Deployment(config, model, router, locate)
+        deployment = RayDeployment(config, model, router, locate)
         failed = deployment.start()
         while failed.is_alive():
             with contextlib.suppress(Empty):
@@ -101,7 +103,7 @@ def _set_up_environment() -> None:
             os.environ[AUTH_MODE],
         )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    for name, value in FAST_PATH.items():
+    for name, value in SERVE_VARIABLES.items():
         os.environ.setdefault(name, value)
     if not sys.stderr.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -180,7 +182,7 @@ def _make_token() -> None:
             file.write(secrets.token_hex(32))
 
 
-class _Deployment:
+class RayDeployment:
     """One application on a cluster that this process is connected to."""
 
     def __init__(
@@ -302,10 +304,18 @@ class _Deployment:
         return ExitCode.OK
 
     def _delete(self) -> None:
+        """Remove the application; returns when its requests have ended, or their time is up."""
         from ray import serve
 
+        end = time.monotonic() + self._model.graceful_termination_timeout + REMOVAL_SECONDS
         with contextlib.suppress(Exception):  # the cluster may be gone
-            serve.delete(self._config.ray_application)
+            while True:
+                try:
+                    serve.delete(self._config.ray_application)
+                    break
+                except TimeoutError:  # Ray waits for a minute
+                    if time.monotonic() > end:
+                        break
             if self._config.own_cluster:
                 serve.shutdown()
 

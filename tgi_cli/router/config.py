@@ -52,8 +52,8 @@ class RouterConfig:
         ssl_certfile, ssl_keyfile: PEM files of the certificate and the key, which may be in the
             same file. Default: no TLS.
         disable_web_ui: serve no page at ``/``.
-        otlp_endpoint: OpenTelemetry collector for traces, over gRPC. Default: no traces.
-        otlp_service_name: name of the server in traces.
+        otlp_endpoint: OpenTelemetry collector for traces and metrics, over gRPC. Default: none.
+        otlp_service_name: name of the server in traces and metrics.
         vllm_metrics: add the metrics that gateways read under vLLM's names.
         graceful_termination_timeout: seconds that requests in flight have after SIGTERM.
         watchdog_timeout: seconds without progress while requests wait, after which the engine

@@ -28,18 +28,18 @@ _SLEEPS = "the model server is going to sleep"
 _ABORT_SECONDS = 5.0
 """Longest wait for requests to end that are aborted."""
 _ABORT_INTERVAL = 0.1
-"""Between two times that those are aborted which were still being prepared."""
+"""Interval at which requests that were still being prepared are aborted."""
 _LOST_SECONDS = 1.0
-"""Between two looks at an engine that is gone, for the idle time."""
+"""Interval of checks for the idle time while the engine is gone."""
 
 
 class EnginePhase(Enum):
     """Whether the engine can be used."""
 
     AWAKE = auto()
-    """It is used as if it never slept; it may be gone, and be restarted by the launcher."""
+    """Requests run as without sleep; if it is gone, the launcher restarts it."""
     STOPPING = auto()
-    """It ends its requests, or is being stopped; new requests wait for it to be started again."""
+    """It finishes requests or is being stopped; new requests wait until it is started again."""
     ASLEEP = auto()
     WAKING = auto()
 
@@ -82,7 +82,7 @@ class EngineSleep:
         self._waking: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._outcome: asyncio.Future[None] | None = None
-        """Of the command that was sent last."""
+        """Outcome of the command that was sent last."""
         self._no_wake = ""
         """Why the engine is not to be woken any more."""
         client.on_found(self._found)
@@ -118,7 +118,7 @@ class EngineSleep:
         """Wait until the engine is awake and has the adapters; wake it if it sleeps.
 
         Args:
-            sequences: Of the request; the admission has them already.
+            sequences: Sequences of the request; the admission has them already.
             adapters: Names of adapters that the request needs.
             seconds: Longest wait. Default: until the engine is awake, or cannot be started.
 

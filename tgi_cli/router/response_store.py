@@ -81,7 +81,7 @@ class ResponseStore:
         self.bytes = 0
         self._clock = clock
         self._responses: dict[str, StoredResponse] = {}
-        """By id, the oldest first."""
+        """Responses by id, the oldest first."""
         self._items: dict[str, str] = {}
         """The response that has the item."""
 

@@ -27,7 +27,7 @@ from tgi_cli.router.state import RouterState
 logger = logging.getLogger(__name__)
 
 _ARENAS = 2
-"""Of malloc. One thread serves; others tokenize long texts and handle the engine's messages."""
+"""Arenas of malloc. One thread serves; others tokenize long texts and handle messages."""
 _STOPPING = "the server is shutting down"
 _SAME_SIGNAL_SECONDS = 1.0
 """Time within which signals count as one: a service manager that signals all processes also

@@ -44,7 +44,7 @@ _SERVER = (
 )
 
 SERVER = [*_SERVER, *_PATIENT]
-"""For a server on a unix socket only."""
+"""Options of a server on a unix socket only."""
 TCP_SERVER = [*_SERVER, *_PINGING]
 """For a server on TCP: it detects that a router, its machine or the network has failed, and ends
 its requests. Local clients are pinged too, as a server has one set of arguments."""
@@ -59,11 +59,11 @@ _CLIENT = (
 )
 
 CLIENT = [*_CLIENT, *_PATIENT, ("grpc.min_reconnect_backoff_ms", 50)]
-"""For a client of a unix socket."""
+"""Options of a client of a unix socket."""
 TCP_CLIENT = [
     *_CLIENT,
     *_PINGING,
     # Despite its name this also bounds the time for connecting and the TLS handshake.
     ("grpc.min_reconnect_backoff_ms", 5_000),
 ]
-"""For a client of a model server on another machine."""
+"""Options of a client of a model server on another machine."""

@@ -26,7 +26,7 @@ class EngineEndpoint:
 
     Attributes:
         target: In gRPC's notation.
-        path: Of a unix socket, or None for TCP.
+        path: Path of a unix socket, or None for TCP.
         host, port: For TCP.
         tls: TLS files for TCP, or None for an unencrypted connection.
     """

@@ -31,7 +31,7 @@ class EngineWatch:
     """Polls an engine's progress, and judges it as the launcher judges its heartbeat.
 
     Args:
-        stub: Of the engine's service.
+        stub: Stub of the engine's service.
         timeout: Seconds without progress while requests are live, after which it hangs; 0 for
             never.
     """
@@ -40,7 +40,7 @@ class EngineWatch:
         self._stub = stub
         self._timeout = timeout
         self._progress: int | None = None
-        """Its progress while requests are live, -1 if it did not answer, or None if it is idle."""
+        """The engine's progress while requests are live, -1 without an answer, or None if idle."""
         self._answered = -math.inf
         """Time of the last answer."""
         self._asking: asyncio.Task[pb.HealthResponse | None] | None = None

@@ -60,12 +60,12 @@ class ReceivedImages:
 
     def __init__(self) -> None:
         self._tensors: dict[bytes, Tensors | str] = {}
-        """By digest; the cause instead if they are invalid."""
+        """Tensors by digest, or the error if they are invalid."""
         self._used = False
         """A request has followed them."""
 
     def add(self, message: pb.ImageTensors) -> None:
-        """Take the tensors of an image. What is wrong with them is told to its requests."""
+        """Take the tensors of an image. Errors are reported to its requests."""
         if self._used:
             self._tensors, self._used = {}, False
         if len(self._tensors) < MOST_IMAGES:
@@ -106,7 +106,7 @@ class ReceivedImages:
                 )
             )
         if end > prompt_tokens:
-            raise ValueError(f"an image is behind the prompt's end ({prompt_tokens} tokens)")
+            raise ValueError(f"an image lies beyond the prompt's end ({prompt_tokens} tokens)")
         return tuple(images)
 
     def _of(self, digest: bytes) -> Tensors:

@@ -86,9 +86,9 @@ class TokenBatch:
     started: Started | None = None
     finished: Finished | None = None
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens, in order, before the first token; empty unless requested."""
+    """Of the prompt's tokens, before the first generated one; empty unless requested."""
     drafts: tuple[VerifiedDrafts, ...] = ()
-    """Of each step that verified drafts, in order; the tokens of these steps are in the batch."""
+    """One for each step that verified drafts, in order; the batch has the tokens of these steps."""
     logits: tuple[Logits, ...] = ()
     """Raw logits, if requested; in the engine's own process only."""
 

@@ -1,7 +1,7 @@
 """Passes requests that a draining engine refuses on to another engine.
 
 An engine that drains refuses what arrives from then on, and has computed nothing of it. Its client
-keeps the requests that have not started, so that whoever has another engine can submit them there,
+keeps the requests that have not started, so that the owner of another engine can submit them there,
 with the stream that their reader waits for.
 """
 
@@ -20,7 +20,7 @@ class Resubmission:
     """The requests of one engine that it may still refuse.
 
     Args:
-        streams: Of the engine's client.
+        streams: Streams of the engine's client.
 
     Attributes:
         take_over: Submits them elsewhere. Default: they end with an error.
@@ -43,7 +43,7 @@ class Resubmission:
         self._unstarted.pop(request_id, None)
 
     def clear(self) -> None:
-        """Another session with the engine begins."""
+        """Begin another session with the engine."""
         self.refused = False
         self._unstarted.clear()
 

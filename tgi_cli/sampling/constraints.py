@@ -1,7 +1,7 @@
 """Biases, allowed tokens, bad words, premature stop ids, and grammar masks.
 
-The lists live on the host, so that a step uploads only the cells that it changes. Bad words are
-matched on the device, where the tokens are: nothing waits.
+The lists are on the host, so that a step uploads only the cells that it changes. Bad words are
+matched on the device, which has the tokens, so that nothing waits.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def nucleus(weights: Tensor, floor: Tensor, share: Tensor) -> Tensor:
 
 
 def nucleus_of_row(weights: NDArray[np.float32], floor: float, share: float) -> float:
-    """The same for one row on the host, which sorts only weights that can matter."""
+    """As :func:`nucleus`, for one row on the host; sorts only weights that can matter."""
     if floor > 0:
         weights = weights[weights >= floor]
     total = float(weights.sum(dtype=np.float64))
@@ -142,7 +142,7 @@ def typical(weights: Tensor, share: Tensor) -> Tensor:
 
 
 def typical_of_row(weights: NDArray[np.float32], share: float) -> None:
-    """The same for one row on the host, in place."""
+    """As :func:`typical`, for one row on the host, in place."""
     tokens = np.flatnonzero(weights)
     weight = weights[tokens]
     total = float(weight.sum(dtype=np.float64))

@@ -4,7 +4,7 @@ Probabilities become integers (in float32, which is exact enough), whose sums in
 in any order. So the choice does not depend on how a device splits a sum, on the rest of the batch,
 or on rounding at the edges: a token whose weight is zero is never chosen.
 
-The uniform number of a token depends on (seed, position) and nothing else. No generator has state,
+The uniform number of a token depends only on (seed, position). There is no generator with state,
 so batch order, preemption and restarts cannot change what a seed yields, and the host can compute
 a step's randomness before it knows the tokens before it.
 """

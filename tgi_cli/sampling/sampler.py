@@ -3,7 +3,7 @@
 Order: logit_bias, watermark, repetition, frequency and presence penalties, allowed tokens, bad
 words and premature stop ids, grammar masks, temperature, top_k, top_p, min_p, typical_p, choice.
 Greedy rows take the highest score before temperature. Stages that no row of a step needs are
-skipped; the host knows that from the rows' flags.
+skipped, by the rows' flags on the host.
 """
 
 from __future__ import annotations

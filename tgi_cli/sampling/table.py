@@ -94,7 +94,7 @@ class SamplingBatch:
         rows: int64 [N], rows of the token pool.
         positions: int64 [N], position of the token to be chosen; the tokens before it are known.
         records: [N], fields of :class:`SamplingParams`, flags and prompt_tokens.
-        flags: of all rows, or-ed.
+        flags: flags of all rows, or-ed.
         lists: the token lists of every row of the table.
     """
 

@@ -1,1 +1,1 @@
-"""OpenTelemetry traces: what the processes of a server share."""
+"""OpenTelemetry: what the processes of a server share to send traces and metrics."""

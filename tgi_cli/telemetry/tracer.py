@@ -8,20 +8,16 @@ by default always.
 from __future__ import annotations
 
 import importlib.util
-import threading
-from collections.abc import Mapping
 from typing import Any
 
 from tgi_cli.errors import ConfigError
 from tgi_cli.process.installation import install_command
 from tgi_cli.telemetry.context import TraceContext
+from tgi_cli.telemetry.provider import Attributes, service_resource, shut_down
 from tgi_cli.version import __version__
 
 _PREFIX = "text-generation-inference."
 _DEFAULT_NAME = f"{_PREFIX}router"
-_CLOSE_SECONDS = 2.0
-
-Attributes = Mapping[str, Any]
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -55,6 +51,9 @@ class Tracer:
         scope: of the instrumentation: the package that creates the spans.
         resource: further attributes of all spans.
 
+    Attributes:
+        provider: the SDK's.
+
     Raises:
         ConfigError: as :func:`check_endpoint`.
     """
@@ -64,16 +63,15 @@ class Tracer:
     ) -> None:
         check_endpoint(endpoint)
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation import tracecontext
 
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
-        about = {**(resource or {}), SERVICE_NAME: name, SERVICE_VERSION: __version__}
-        self._provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer(scope, __version__)
+        about = service_resource(name, resource)
+        self.provider = TracerProvider(resource=about, shutdown_on_exit=False)
+        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self.provider.get_tracer(scope, __version__)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
 
     def start(
@@ -113,10 +111,7 @@ class Tracer:
 
     def close(self) -> None:
         """Send the last spans, for two seconds at most."""
-        # The SDK's own timeouts are longer than the shutdown of a server may take.
-        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
-        closing.start()
-        closing.join(_CLOSE_SECONDS)
+        shut_down(self.provider)
 
 
 def fail(span: Any, error_type: str, is_fault: bool = True) -> None:

@@ -213,6 +213,8 @@ class ChatTemplate:
             answer = await self.pool.run_async(job)
         except LimitError as error:
             raise self._beyond(f"takes {error} to render") from error
+        if "data" in answer:
+            return await asyncio.to_thread(self._text_of, answer, continued)
         return self._text_of(answer, continued)
 
     def close(self) -> None:
@@ -291,7 +293,7 @@ class ChatTemplate:
 
         try:
             return probe(render, source, self.takes_tools)
-        except LimitError:  # requests will find it, too, and tell
+        except LimitError:  # requests will hit it, too, and report it
             return TemplateTraits()
 
     def _text_of(self, answer: Mapping[str, Any], continued: bool) -> str:
@@ -302,7 +304,7 @@ class ChatTemplate:
             )
         if "error" in answer:
             raise ChatTemplateError(answer["error"])
-        text: str = answer["text"]
+        text: str = answer["text"] if "text" in answer else long_json.decode(answer["data"])
         return _cut_at_tag(text) if continued else text
 
     def _beyond(self, what: str) -> ChatTemplateLimitError:

@@ -34,7 +34,7 @@ def adapt(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> list
       message of the user.
     - A later one stays where it is, or becomes text of the user, in :data:`REMINDER`.
     - Adjacent messages of a role are joined where the template refuses them.
-    - A user's text behind a tool's result becomes a part of it, in :data:`USER_TEXT`, where the
+    - A user's text after a tool's result becomes a part of it, in :data:`USER_TEXT`, where the
       template refuses it.
     - Calls get the form that the template expects.
     """
@@ -63,7 +63,7 @@ class _Adapted:
         self._traits = traits
         self._messages: list[Message] = []
         self._texts: list[str] = []
-        """To be joined to the last message's content."""
+        """Texts to append to the last message's content."""
         self._names: dict[str, str] = {}
         """Functions by the ids of their calls."""
         self._waiting: dict[str, Any] = {}

@@ -24,7 +24,7 @@ REPLACEMENT = "\ufffd"
 class Detokenizer:
     """Decodes the tokens of one sequence one by one; special tokens add nothing.
 
-    The joined pieces are the text of the whole output behind its prompt. A piece is empty while
+    The joined pieces are the text of the whole output after its prompt. A piece is empty while
     the bytes of a character are incomplete. :class:`tokenizers.decoders.DecodeStream` decodes
     (0.7 us per id); this class adds the context of the prompt, the flush, and recovery where a
     decoder rewrites earlier text (byte fallback over invalid bytes).

@@ -19,7 +19,7 @@ class TextPart:
 
     Attributes:
         text: the text.
-        continues: encode it as behind other text. SentencePiece would put a space in front of it.
+        continues: encode it as after other text. SentencePiece would put a space in front of it.
     """
 
     text: str
@@ -106,7 +106,7 @@ _ENDS = (
 """Tokens that end the middle, besides those of the format and the model's own."""
 
 _REPOSITORY = "repository"
-"""Stands for the repository's name, which requests do not tell."""
+"""Placeholder for the repository's name, which requests do not give."""
 _CURRENT = "current"
 """Stands for the name of the file that is completed."""
 
@@ -169,7 +169,7 @@ class FillInMiddle:
 
         Args:
             prefix: text or token ids before the cursor.
-            suffix: text behind the cursor.
+            suffix: text after the cursor.
             files: other files of the project, the most relevant last.
             add_special_tokens: begin with the tokens that begin any prompt.
         """

@@ -82,7 +82,7 @@ def with_image_parts(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
 def with_images_behind_results(
     messages: Sequence[Mapping[str, Any]], mark: str
 ) -> list[Mapping[str, Any]]:
-    """The conversation with images of results in a message of the user behind the results.
+    """The conversation with images of results in a message of the user after the results.
 
     For templates that write images of the user alone.
     """

@@ -36,7 +36,7 @@ class LanguageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """From which language to which; None for the model's own."""
+    """Source and target language; None for the model's own."""
 
     source: str | None = None
     target: str | None = None
@@ -64,7 +64,7 @@ class Languages:
         """An encoded prompt, with its languages in place of the tokenizer's.
 
         Raises:
-            LanguageError: the model has no such language, or is not told the source language; the
+            LanguageError: the model has no such language, or takes no source language; the
                 prompt was cut off where that belongs.
         """
         made = list(ids)

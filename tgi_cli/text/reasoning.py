@@ -16,11 +16,11 @@ from tgi_cli.text.tokenizer import Tokenizer
 class AnswerMarkers:
     """The texts around reasoning and in front of the content; empty: none.
 
-    They let a grammar constrain the content alone, behind any reasoning.
+    They let a grammar constrain the content alone, after any reasoning.
 
     Attributes:
         open: In front of reasoning.
-        close: Behind reasoning.
+        close: After reasoning.
         turn: What must follow the closing marker, where reasoning is a turn of its own.
         then: In front of the content.
     """

@@ -31,8 +31,8 @@ class ResponseFormat:
 
     Attributes:
         tools: Format of tool calls, or None if the model's own template defines it, or nothing.
-        knows_tools: Whether tool calls can be told from text.
-        knows_reasoning: Whether reasoning can be told from text.
+        knows_tools: Whether tool calls can be distinguished from text.
+        knows_reasoning: Whether reasoning can be distinguished from text.
         tools_as_text: The chat template does not support tools, so a message describes them.
         markers: Texts around reasoning and in front of the content.
 

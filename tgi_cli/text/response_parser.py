@@ -178,7 +178,7 @@ class ResponseParser:
     def finish(self, cut_off: bool = False) -> list[ResponsePart]:
         """Parse the end.
 
-        If the response was ``cut_off`` behind a tool call, the beginning of another one is not
+        If the response was ``cut_off`` after a tool call, the beginning of another one is not
         content.
         """
         called = self.calls > 0

@@ -20,7 +20,7 @@ class CutAt(Enum):
     BEFORE_STOP = "before_stop"
     AFTER_STOP = "after_stop"
     AFTER_TOKEN = "after_token"
-    """Behind the whole token that completes the stop string; no text is held back."""
+    """After the whole token that completes the stop string; no text is held back."""
 
 
 class SequenceText:
@@ -33,7 +33,7 @@ class SequenceText:
         hidden_ids: Tokens that add nothing to the text (special and stop tokens).
         shown_ids: Hidden tokens that are part of the text all the same.
         cut_at: Where a stop string ends the text.
-        min_tokens: Do not look for stop strings in so many tokens.
+        min_tokens: Do not look for stop strings in this many first tokens.
         length_first: A stop string that is completed by token number ``length_first`` or later
             has the finish reason LENGTH, as in TGI. Default: STOP_SEQUENCE always.
 

@@ -39,7 +39,7 @@ class Spans:
         return Spans(self.ids[part], self.offsets[part], self.start)
 
     def at(self, start: int) -> Spans:
-        """The same tokens in a part that begins at ``start``."""
+        """These tokens within a part that begins at ``start``."""
         return replace(self, start=start)
 
 

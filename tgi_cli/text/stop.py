@@ -48,7 +48,7 @@ class StopStrings:
         self._fallbacks = [0]
         self._ends: list[str | None] = [None]
         self._edges: dict[int, int] = {}
-        """From state << _BITS | code of a character to the next state."""
+        """Transitions: state << _BITS | code of a character, to the next state."""
         self._build()
 
     def _build(self) -> None:

@@ -23,9 +23,11 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from tgi_cli.process.pool_worker import Work, serve
+from tgi_cli.process.pool_worker import Reply, Work, serve
 
 _LONGEST_CAUSE = 1000
+_JSON_CHARACTERS = 1 << 20
+"""Longest text in an answer's JSON, whose reader holds the interpreter lock until it is done."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -159,7 +161,14 @@ class Templates:
 def _begin(setup: Any) -> Work:
     work = Templates(setup["sources"], setup["special_tokens"])
     jinja2.Template("{% for a in b %}{{ a | upper }}{% endfor %}").render(b="c")
-    return work
+    return lambda body: _with_long_text_behind(work(body))
+
+
+def _with_long_text_behind(answer: dict[str, Any]) -> Reply:
+    """The answer with a long text as UTF-8 that follows it."""
+    if len(answer.get("text", "")) <= _JSON_CHARACTERS:
+        return answer
+    return {}, [answer["text"].encode(errors="surrogatepass")]
 
 
 if __name__ == "__main__":

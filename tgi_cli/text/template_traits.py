@@ -2,7 +2,7 @@
 
 Templates raise, or silently omit messages, where a conversation has a form that their authors did
 not expect: a system message in the middle, two messages of the user in a row, content as parts, a
-call without text. The source does not tell which. Each template is therefore probed once when it is
+call without text. The source does not show which. Each template is therefore probed once when it is
 loaded, and :mod:`tgi_cli.text.conversation` adapts conversations to the result.
 """
 
@@ -149,7 +149,7 @@ class _Prober:
     """Renders conversations with one template.
 
     Args:
-        tools: Of all conversations.
+        tools: Tools of all conversations.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ def with_parts(message: Mapping[str, Any]) -> Message:
 
 
 def _in_order(text: str, messages: Sequence[Message]) -> bool:
-    """Whether a rendering has the texts of all messages, each behind those of the last one."""
+    """Whether a rendering has the texts of all messages, each after those of the last one."""
     start = 0
     for message in messages:
         found = [text.find(part, start) for part in _texts(message)]

@@ -29,7 +29,7 @@ To call functions, write a JSON object with the name and the arguments of each c
 {"name": "NAME", "arguments": {...}}
 </tool_call>
 If none of them helps, answer without a call."""
-"""Text behind the list of tools, for calls in the format ``FALLBACK``."""
+"""Text after the list of tools, for calls in the format ``FALLBACK``."""
 _OTHER_PROMPT = """\
 To call functions, write the name and the arguments of the calls like this:
 {call}
@@ -37,7 +37,7 @@ If none of them helps, answer without a call."""
 
 
 def tool_prompt(form: ToolFormat | None) -> str:
-    """Text behind the list of tools, which asks for calls in a format.
+    """Text after the list of tools, which asks for calls in a format.
 
     Args:
         form: :data:`FALLBACK` if it is unknown, or cannot be written.
@@ -55,7 +55,7 @@ def with_tools_in_front(
 ) -> list[Mapping[str, Any]]:
     """The conversation with the tools described in a system message.
 
-    It follows the instructions at the start. Behind the last message, where TGI describes tools,
+    It follows the instructions at the start. After the last message, where TGI describes tools,
     the description would move with every turn, and no prompt would be a prefix of the next.
     """
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -62,7 +62,7 @@ def translation_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer 
     transformers takes a run of them as one unknown token.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         config: its ``tokenizer_config.json``.
 
     Raises:
@@ -173,7 +173,7 @@ def _build(
 
 
 def _unigram(scores: Mapping[str, float], names: Mapping[str, int]) -> models.Unigram:
-    """Of two ways to cut a text, the one with the larger sum of scores is taken."""
+    """A unigram model: a text is cut where the sum of the pieces' scores is largest."""
     least = min(scores.values(), default=0.0) - _UNKNOWN_PENALTY
     entries = [(f"{_TARGET_ONLY}{index}", least) for index in range(max(names.values()) + 1)]
     for piece, index in names.items():

@@ -99,7 +99,7 @@ def _agreement(before: list[Span], found: list[Span]) -> tuple[int, int] | None:
 
 
 def special_affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special tokens that the tokenizer adds before and behind a text."""
+    """The special tokens that the tokenizer adds before and after a text."""
     bare = tokenizer.encode("a", add_special_tokens=False)
     whole = tokenizer.encode("a", add_special_tokens=True)
     for index in range(len(whole) - len(bare) + 1):

@@ -46,7 +46,7 @@ class TextWorkers:
         Args:
             most: Stop encoding a long text after a few more tokens than this: the caller will
                 refuse it.
-            last: Return the last so many tokens.
+            last: Return this many last tokens.
         """
         if len(text) <= self._inline_characters:
             ids = self._inline(self._tokenizer.encode, text, add_special_tokens)
@@ -172,7 +172,7 @@ def parts_ids(tokenizer: Tokenizer, parts: Sequence[tuple[int, ...] | TextPart])
 
 
 def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each word at the start of a text, behind a space and within a line, each once.
+    """Token ids of each word at the start of a text, after a space and within a line, each once.
 
     A model could still spell a word with other tokens. One call of the tokenizer, which releases
     the interpreter lock, encodes all of them.

@@ -1,6 +1,6 @@
 """Which addresses may be dialled for a stranger's URL.
 
-``ipaddress.is_global`` alone does not tell: it holds for multicast, for the metadata services that
+``ipaddress.is_global`` alone is not enough: it holds for multicast, for the metadata services that
 clouds have at public addresses and, depending on Python's version, for ranges that carry an IPv4
 address (6to4, Teredo) or belong to protocols.
 """

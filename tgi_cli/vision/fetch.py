@@ -9,8 +9,9 @@ Known attacks, and what is done against each:
   ``Host`` and in TLS;
 - redirects to either: none is followed automatically, and each is judged as the first URL was;
 - proxies, netrc files and cookies: none is used;
-- servers that send slowly, without end, compressed, or in tiny pieces: there is one deadline for
-  all, bytes are counted as they arrive, and compressed answers are refused.
+- servers that send slowly, without end, compressed, in tiny pieces, or much before an answer: there
+  is one deadline for all, bytes are counted as they arrive, and compressed answers are refused;
+- names whose servers answer slowly, or never: their threads do nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import cache, partial
 from ipaddress import IPv6Address
 from typing import cast
 
+import httpcore
 import httpx
 
 from tgi_cli.version import __version__
 from tgi_cli.vision.addresses import may_be_dialled
+from tgi_cli.vision.bounded_connection import BoundedBackend
 from tgi_cli.vision.errors import MediaError, bad_url, not_fetched, too_many_bytes, unreadable
 from tgi_cli.vision.limits import ImageLimits, parse_domain
 from tgi_cli.vision.local_files import read_file_url
@@ -51,18 +56,25 @@ _SCHEME_CHARACTERS = 8
 _FREE_PIECES = 1024
 _PIECE_BYTES = 256
 """Mean size of further pieces. A piece of one byte costs 15 us of the event loop, and memory."""
-_HEADERS = {
-    "accept": "image/png, image/jpeg, image/webp, image/gif, image/tiff, */*;q=0.1",
-    "accept-encoding": "identity",
-    "connection": "close",
-    "user-agent": f"tgi/{__version__}",
-}
+_HEADERS = (
+    (b"accept", b"image/png, image/jpeg, image/webp, image/gif, image/tiff, */*;q=0.1"),
+    (b"accept-encoding", b"identity"),
+    (b"connection", b"close"),
+    (b"user-agent", f"tgi/{__version__}".encode()),
+)
+
+
+@cache
+def _resolvers() -> ThreadPoolExecutor:
+    """Threads of their own: a name may take the system's resolver half a minute, and no work of
+    other requests should wait for that."""
+    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="resolve")
 
 
 async def resolve(host: str, port: int) -> list[str]:
     """The addresses of a host name, by the system's resolver. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_resolvers(), ask)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
@@ -151,21 +163,30 @@ class MediaFetcher:
             self._context = await asyncio.to_thread(httpx.create_ssl_context)
         for index, address in enumerate(addresses):
             left = until - asyncio.get_running_loop().time()
-            request = httpx.Request(
+            request = httpcore.Request(
                 "GET",
-                url.copy_with(host=address),
-                headers={"host": url.netloc.decode("ascii"), **_HEADERS},
+                httpcore.URL(
+                    scheme=url.raw_scheme,
+                    host=address.encode("ascii"),
+                    port=url.port,
+                    target=url.raw_path,
+                ),
+                headers=[(b"host", url.netloc), *_HEADERS],
                 extensions={
                     "sni_hostname": url.raw_host.decode("ascii"),
                     "timeout": {"connect": max(left, 0.0) / (len(addresses) - index)},
                 },
             )
-            # A transport of its own: a kept connection could have been made for another name.
-            async with httpx.AsyncHTTPTransport(verify=self._context, trust_env=False) as transport:
+            # A pool of its own: a kept connection could have been made for another name.
+            backend = BoundedBackend()
+            async with httpcore.AsyncConnectionPool(
+                ssl_context=self._context, network_backend=backend
+            ) as pool:
                 try:
-                    answer = await transport.handle_async_request(request)
-                except (httpx.ConnectError, httpx.ConnectTimeout):
+                    answer = await pool.handle_async_request(request)
+                except (httpcore.ConnectError, httpcore.ConnectTimeout):
                     continue
+                backend.left = None
                 try:
                     return await self._read(url, answer)
                 finally:
@@ -192,21 +213,22 @@ class MediaFetcher:
             raise not_fetched("its host has an address that is not allowed")
         return found[:_MAX_ADDRESSES]
 
-    async def _read(self, url: httpx.URL, answer: httpx.Response) -> bytes | httpx.URL:
-        location = answer.headers.get("location")
-        if answer.status_code in _REDIRECTS and location is not None:
+    async def _read(self, url: httpx.URL, answer: httpcore.Response) -> bytes | httpx.URL:
+        headers = httpx.Headers(answer.headers)
+        location = headers.get("location")
+        if answer.status in _REDIRECTS and location is not None:
             return parse_url(location, url)
-        if answer.status_code != 200:
-            raise not_fetched(f"its server answered with status {answer.status_code}")
-        if answer.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        if answer.status != 200:
+            raise not_fetched(f"its server answered with status {answer.status}")
+        if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
             raise not_fetched("its server sent it compressed")
         most = self._limits.max_image_fetch_size
-        declared = answer.headers.get("content-length", "")
+        declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > most:
             raise too_many_bytes(int(declared[:20]), most)
         body = bytearray()
         count = 0
-        async with aclosing(cast("AsyncGenerator[bytes, None]", answer.aiter_raw())) as pieces:
+        async with aclosing(cast("AsyncGenerator[bytes, None]", answer.aiter_stream())) as pieces:
             async for piece in pieces:
                 body += piece
                 count += 1

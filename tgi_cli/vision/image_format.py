@@ -38,7 +38,7 @@ class ImageFormat:
         behind_images: Follows the last image of a prompt (PaliGemma's ``<bos>``).
         at_end: Ends a prompt with images (PaliGemma's line end).
         special_tokens: Whether the tokenizer adds its special tokens to a prompt with images.
-        prompt_bidirectional: All tokens of a prompt with images see each other (PaliGemma).
+        prompt_bidirectional: All tokens of a prompt with images attend to each other (PaliGemma).
     """
 
     family: str
@@ -63,14 +63,15 @@ class ImageFormat:
         Raises:
             ImageError: The prompt has another number of placeholders.
         """
-        first, *others = text.split(self.placeholder)
-        if len(others) != len(images):
+        count = text.count(self.placeholder)  # a text may have millions, which are not split
+        if count != len(images):
             raise ImageError(
-                f"the prompt has {len(others)} placeholders of images, "
+                f"the prompt has {count} placeholders of images, "
                 f"but the request has {len(images)} images"
             )
         if not images:
             return text
+        first, *others = text.split(self.placeholder)
         written = [first]
         for image, following in zip(images, others, strict=True):
             written += (piece.text for piece in image)

@@ -29,7 +29,7 @@ class Images:
     """Processes the images of one model.
 
     Args:
-        processor: Of the model.
+        processor: Processor of the model.
         max_pixels: Of an image as it comes.
     """
 

@@ -56,7 +56,7 @@ class ProcessedImage:
             ``pixel_values`` are float32, float16, or bfloat16 as uint16.
         replacement: What stands for it in the prompt.
         grid: Height and width in rows, where rotary positions depend on them.
-        bidirectional: Its rows see each other.
+        bidirectional: Its rows attend to each other.
     """
 
     digest: bytes
@@ -81,7 +81,7 @@ class ImageProcessor(Protocol):
 
     @property
     def note(self) -> str:
-        """What a log should tell of limits that shrink images; empty if none do."""
+        """Log message on limits that shrink images; empty if none do."""
         ...
 
     def largest_image(self) -> tuple[int, int]:

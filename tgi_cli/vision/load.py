@@ -37,7 +37,7 @@ class Vision:
 
 
 TEXT_ONLY = Vision()
-"""Of a model of text."""
+"""The vision of a text model: none."""
 
 
 def load_vision(

@@ -33,7 +33,7 @@ def read_file_url(url: str, root: Path, most: int) -> bytes:
         raise bad_url("a file: URL must have the form file:///PATH")
     try:
         return _read(names, root.absolute(), most)
-    except (OSError, UnicodeError):  # one text for all: it must not tell what exists
+    except (OSError, UnicodeError):  # one text for all: it must not reveal what exists
         raise not_fetched("there is no such file below the allowed folder") from None
 
 

@@ -39,7 +39,7 @@ def image_format(folder: Path, tokenizer: Tokenizer) -> ImageFormat:
     """How a checkpoint's prompts write images.
 
     Raises:
-        UnsupportedModelError: The model takes no images; the cause tells why.
+        UnsupportedModelError: The model takes no images; the cause is the reason.
         ModelError: A file cannot be read.
     """
     files = CheckpointFiles(folder, tokenizer)
@@ -61,7 +61,7 @@ class CheckpointFiles:
     Attributes:
         config: config.json.
         vision: Its part for the image encoder.
-        model_type: Of the whole model.
+        model_type: Type of the whole model.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
@@ -79,7 +79,7 @@ class CheckpointFiles:
         """Text and id of the token that stands for a row.
 
         Args:
-            texts: What it may be if config.json does not tell.
+            texts: What it may be if config.json does not state it.
 
         Raises:
             UnsupportedModelError: The tokenizer has no such token.
@@ -104,7 +104,7 @@ class CheckpointFiles:
         """The text of another token.
 
         Args:
-            text: If the files do not tell.
+            text: If the files do not state it.
             index: Key of its id in config.json.
             name: Key of its text in tokenizer_config.json or processor_config.json.
         """

@@ -72,8 +72,8 @@ def image_processor(
     Takes a second for the first import of transformers.
 
     Args:
-        image_format: Of the checkpoint (:func:`.model_formats.image_format`).
-        max_rows: Shrink images to so many rows by the processor's own settings. Images of families
+        image_format: Format of the checkpoint (:func:`.model_formats.image_format`).
+        max_rows: Shrink images to as many rows by the processor's own settings. Images of families
             that have one size, or a smallest one, may take more.
         dtype: Of ``pixel_values``: float16, bfloat16, which is returned as uint16, or else float32.
 

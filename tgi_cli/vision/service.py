@@ -64,14 +64,14 @@ class ImageService:
     Attributes:
         max_rows: The most rows that an image takes.
         largest_image: Width and height of an image that takes them.
-        note: What a log should tell of limits that shrink images; empty if none do.
+        note: Log message on limits that shrink images; empty if none do.
         pool: The processes.
 
     Args:
-        folder: Of the model.
+        folder: Folder of the model.
         image_format: How the model's prompts write images.
         max_rows: Shrink images that take more rows. Default: the processor's own limits.
-        dtype: Of ``pixel_values``; see :func:`tgi_cli.vision.processing.image_processor`.
+        dtype: Dtype of ``pixel_values``; see :func:`tgi_cli.vision.processing.image_processor`.
         fetcher: Gets the files of images.
         processes: Limits of the processes. Default: in proportion to the largest image.
         module: Main module of the processes.
@@ -101,7 +101,7 @@ class ImageService:
         self._limits = limits
         self._fetcher = MediaFetcher(limits) if fetcher is None else fetcher
         self._bytes = 0
-        """Of images in the processes and waiting for them."""
+        """Bytes of the images in the processes and waiting for them."""
         setup = {
             "folder": str(folder),
             "format": asdict(image_format),

@@ -1,8 +1,8 @@
 """Compares the loaded model with transformers' model of the same checkpoint.
 
-A few prompts of random tokens are continued greedily, through the paged cache, in chunks and
-then token by token, all together. transformers reads each text with its continuation once, in
-the same dtype, and its logits are compared with ours at every token.
+A few prompts of random tokens are continued greedily in one batch, through the paged cache, in
+chunks and then token by token. transformers computes each text with its continuation once, in the
+same dtype, and its logits are compared with ours at every token.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def cross_check(
 ) -> None:
     """Compare ``model`` with transformers' model of the same checkpoint.
 
-    Every shard takes part; the first one loads transformers' model, in whole, and frees it.
+    Every shard takes part; the first one loads transformers' whole model, and frees it.
 
     Raises:
         ModelError: they disagree, or transformers cannot load it; the message names the position.
@@ -153,7 +153,7 @@ def _continue(
 def _metadata(
     chunks: list[int], ends: list[int], blocks: int, device: torch.device
 ) -> tuple[AttentionMetadata, Tensor]:
-    """Of a step in which sequence i has ``blocks`` blocks of its own, from i * blocks on."""
+    """Metadata of a step in which sequence i has the ``blocks`` blocks from i * blocks on."""
     table = torch.arange(len(chunks) * blocks, dtype=torch.int32).view(-1, blocks)
     at = [range(end - count, end) for count, end in zip(chunks, ends, strict=True)]
     positions = torch.tensor([p for own in at for p in own])

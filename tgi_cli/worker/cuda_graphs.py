@@ -6,7 +6,7 @@ by one, it is slower than the device. A graph launches them at once, always on t
 
 ======================  ==============================================================
 on the host             one column of numbers per row, in a pinned buffer; padding columns
-one copy                the buffer to :class:`_Inputs`, where graphs read it
+one copy                the buffer to a tensor that the graphs read
 in the graph            token ids from the pool, block tables from the rows', the model, which
                         reads and writes slots of states, the head (where its logits are few)
 in a second graph       the likeliest tokens, their log-probabilities, and their way into the pool,
@@ -85,7 +85,7 @@ class DecodeGraphs(GraphSet[tuple[int, bool]]):
         rows: the persistent batch.
         vocab_size: width of the logits.
         sizes: from :func:`graph_sizes`, at least one.
-        make: makes graphs that share their memory; called anew whenever all are captured anew.
+        make: makes graphs that share their memory; called again whenever all are captured again.
         lora: of the model; None if it has no slots for adapters. Steps with adapters have graphs
             of their own, so that other steps need not pay for them.
         greedy: chooses the likeliest token of each row of logits, and launches the same for any

@@ -1,6 +1,6 @@
-"""Runs steps of encoder-decoder models: which tokens are the encoder's, and which the decoder's.
+"""Runs steps of encoder-decoder models, dividing tokens between encoder and decoder.
 
-The engine knows a sequence as its prompt, the token that the decoder starts with, and the answer.
+To the engine, a sequence is its prompt, the token that the decoder starts with, and the answer.
 Chunks before the end of a prompt compute nothing, as an encoder takes the whole prompt at once.
 """
 

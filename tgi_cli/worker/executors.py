@@ -4,7 +4,7 @@
 executor      runs                                   steps
 ============  =====================================  ==========================================
 CUDA graphs   kernels recorded at warm-up            decodes alone, up to the largest graph
-mixed graphs  the same                               a few prompt tokens, with or without decodes
+mixed graphs  kernels recorded at warm-up            a few prompt tokens, with or without decodes
 CPU program   C++ kernels, without Python between    those without adapters
 eager         the model's modules, one by one        all
 ============  =====================================  ==========================================
@@ -63,10 +63,10 @@ class ForwardOutput:
         all_hidden: [T, H], if the step reports on prompts.
         states: [T, W], the hidden states that a drafter reads, if there is one that reads any and
             the step proposes drafts.
-        is_logits: whether the executor has computed the head, too.
-        choose: puts the likeliest tokens into the pool and returns int32 [N, 2], them and the bits
-            of their log-probabilities; valid until it is called for another step. None where the
-            sampler has to choose.
+        is_logits: whether the executor has also computed the head.
+        choose: writes the likeliest tokens to the pool and returns them and the bits of their
+            log-probabilities, int32 [N, 2], valid until it is called for another step. None where
+            the sampler has to choose.
     """
 
     output: Tensor

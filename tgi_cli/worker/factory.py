@@ -167,8 +167,12 @@ def make_worker(
     target = Target(model, model_config, facts, dtype, device, shard)
     with out_of_memory_as_error(LOAD_REMEDY):
         drafter = load_drafter(config, target)
-    if config.kv_cache_dir is not None:
-        _require_blocks_alone(model, drafter is not None)
+    for flag, value in (
+        ("--kv-cache-dir", config.kv_cache_dir),
+        ("--kv-offloading-size", config.kv_offloading_size),
+    ):
+        if value is not None:
+            _require_blocks_alone(flag, model, drafter is not None)
     release_unused_memory(device)
     cache_dtype: torch.dtype = getattr(torch, config.kv_cache_dtype)
     if device.type == "cpu":
@@ -206,16 +210,16 @@ def make_worker(
         return ModelWorker(config, loaded, shard, grammars)
 
 
-def _require_blocks_alone(model: CausalLM, has_drafter: bool) -> None:
+def _require_blocks_alone(flag: str, model: CausalLM, has_drafter: bool) -> None:
     """Raises ConfigError if KV blocks are not all that a model keeps of a prefix."""
     if model.state_specs:
         raise ConfigError(
-            "--kv-cache-dir: the model keeps recurrent states, which are not kept on a disk",
+            f"{flag}: the model keeps recurrent states, which are not kept outside of the cache",
             "leave it off",
         )
     if has_drafter:
         raise ConfigError(
-            "--kv-cache-dir: weights that draft have a cache of their own, which is not kept",
+            f"{flag}: weights that draft have a cache of their own, which is not kept",
             "leave it or the drafter off",
         )
 

@@ -1,8 +1,8 @@
 """Grammars by llguidance, over the model's own tokenizer.
 
 https://github.com/guidance-ai/llguidance: an Earley parser over a lexer of derivatives of regular
-expressions, which walks a trie of the vocabulary. It answers for a token in microseconds, knows
-how the tokenizer would encode a text, and names unsupported features.
+expressions, which walks a trie of the vocabulary. A mask takes microseconds, forced tokens follow
+the tokenizer's own encoding, and errors name unsupported features.
 
 Microseconds on one 2025 server core, with a vocabulary of 151643 and an object of eight fields
 (strings, integers, arrays of enums; tokens drawn at random): a mask 7 (median; mean 49, the 99th
@@ -44,10 +44,10 @@ _COMPILERS = 2
 
 _MAX_FILLERS = 8
 _PARALLEL = 8
-"""Masks from which on several threads are quicker than one."""
+"""Number of masks from which on several threads are faster than one."""
 
 _MOST_IDS = 1 << 24
-"""Limit of token ids, above any vocabulary's; tables of so many take 80 MB and most of a second."""
+"""Limit of token ids, above any vocabulary's: its tables take 80 MB and most of a second."""
 
 _NO_TOKEN = "no token of the vocabulary may come next"
 
@@ -90,7 +90,7 @@ class Matcher:
         return self.inner.compute_ff_tokens() if self._canonical else []
 
     def failed(self) -> bool:
-        """Whether it has an error, which is stored the first time."""
+        """Whether it has failed; the first error is stored."""
         if not self.error and self.inner.is_error():
             self.error = _reason(self.inner)
         return bool(self.error)
@@ -162,7 +162,7 @@ class LLGuidance:
 
     def _make(self, grammar: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        # The first mask takes longest, for the lexer is made as it is used; copies have it.
+        # The first mask takes longest, as the lexer is built lazily; copies share it.
         matcher.compute_bitmask()
         if matcher.is_error():
             raise ValueError(_reason(matcher))
@@ -176,7 +176,7 @@ class LLGuidance:
         if len(self._bits) < count:
             self._bits = np.zeros((count, self._bits.shape[1]), np.int32)
         if drafts is not None:
-            return self._fill_behind(matchers, drafts)[:, : self._words]
+            return self._fill_with_drafts(matchers, drafts)[:, : self._words]
         known = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
         address, size = self._bits.ctypes.data, self._bits.strides[0]
         start = time.thread_time()
@@ -191,7 +191,7 @@ class LLGuidance:
             pairs = [(matcher.inner, index) for index, matcher in enumerate(known)]
             begun = time.monotonic()
             self._executor.unsafe_compute_mask_ptr(pairs, address, size, count)
-            # On several threads, it is not known which of them it was.
+            # With several threads, it is unknown which of them failed.
             self._look_for_slow = time.monotonic() - begun > _SLOW_SECONDS
         for index, matcher in enumerate(known):
             # The library lets a grammar without a next token end the text; here it is an error.
@@ -199,10 +199,10 @@ class LLGuidance:
                 self._bits[index] = 0
         return self._bits[:count, : self._words]
 
-    def _fill_behind(
+    def _fill_with_drafts(
         self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]]
     ) -> NDArray[np.int32]:
-        """Masks before and behind each draft; the matchers stay where they are."""
+        """Masks before and after each draft; the matchers keep their positions."""
         count = sum(1 + len(tokens) for tokens in drafts)
         # Where a draft is forbidden, the library stops filling.
         self._bits[:count] = -1

@@ -21,7 +21,7 @@ class Graph(Protocol):
     """Work on a device, recorded once and repeated on the same memory."""
 
     def capture(self, work: Callable[[], Tensor]) -> Tensor:
-        """Record what ``work`` launches and return its tensor, which every replay fills anew.
+        """Record what ``work`` launches and return its tensor, which every replay overwrites.
 
         Raises:
             Exception: what ``work`` raises, or an operation that cannot be captured. The device
@@ -38,7 +38,7 @@ class CudaGraph:
     """Implements :class:`Graph`; those that share a ``pool`` must not run at the same time.
 
     Args:
-        pool: of memory.
+        pool: pool of memory.
         stream: to capture on, the same for all graphs of a pool.
     """
 
@@ -104,8 +104,8 @@ class GraphSet(ABC, Generic[Key]):
     """Graphs of one kind of step, one per key: :meth:`measure`, then :meth:`capture`.
 
     Args:
-        device: of the graphs.
-        make: makes graphs that share their memory; called anew whenever all are captured anew.
+        device: device of the graphs.
+        make: makes graphs that share their memory; called again whenever all are captured again.
 
     Attributes:
         captured: graph and output of each key.
@@ -132,7 +132,7 @@ class GraphSet(ABC, Generic[Key]):
 
     @abstractmethod
     def compute(self, key: Key) -> Tensor:
-        """The work of a graph; returns what a replay fills anew."""
+        """The work of a graph; returns the tensor that a replay overwrites."""
 
     @torch.inference_mode()
     def measure(self) -> int:

@@ -1,9 +1,9 @@
-"""What the images of a row change for its other tokens: positions, and who sees whom.
+"""How images change a row's positions, and which tokens attend to which.
 
 Positions on three axes (Qwen2-VL, https://arxiv.org/abs/2409.12191, section 2.1): all tokens of an
 image have the position p at which it begins, and on the axes of height and width their row and
-column are added. Text goes on behind the larger number of rows or columns, with the same position
-on each axis. So behind the images of a prompt, a sequence's positions are its tokens' own with one
+column are added. Text goes on after the larger number of rows or columns, with the same position
+on each axis. So after the images of a prompt, a sequence's positions are its tokens' own with one
 number added, the row's shift, which is all that decodes need. KV slots and token ids remain where
 the tokens are.
 """
@@ -22,16 +22,16 @@ _Ints = NDArray[np.int64]
 
 
 class ImagePositions:
-    """Of all rows of the persistent batch.
+    """Positions of tokens and images in all rows of the persistent batch.
 
     Args:
-        max_rows: of the batch.
-        axes: of the model's positions, 1 or 3.
-        spans: whether the tokens of an image may see each other.
+        max_rows: number of rows of the batch.
+        axes: axes of the model's positions, 1 or 3.
+        spans: whether the tokens of an image may attend to each other.
         whole_prompts: whether all tokens of a prompt do.
 
     Attributes:
-        shifts: int64 [max_rows], what is added to positions behind a row's images.
+        shifts: int64 [max_rows], what is added to positions after a row's images.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ImagePositions:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to know of any row."""
+        """Whether no row has images."""
         return not (self._within or self._until)
 
     def free(self, row: int) -> None:
@@ -63,7 +63,7 @@ class ImagePositions:
             self.shifts[row] = 0
 
     def put(self, new: NewRow) -> None:
-        """Take in a new row.
+        """Add a new row.
 
         Raises:
             ValueError: an image is not a grid of as many tokens as it has, in one span.
@@ -124,7 +124,7 @@ class ImagePositions:
                 until = np.full(step.num_tokens, -1, np.int32)
             until[begin : begin + len(part)] = part
         if until is not None and (until >= np.repeat(ends, step.counts)).any():
-            raise ValueError("a step ends within tokens that see each other")
+            raise ValueError("a step ends within tokens that attend to each other")
         return None if until is None or until.max() < 0 else until
 
 

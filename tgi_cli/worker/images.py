@@ -80,27 +80,50 @@ class ImageEncoder:
     def run(self, step: Step) -> StepImages:
         """Forget and encode what a step says, and gather the rows that its tokens stand for.
 
-        An image that cannot be encoded has a cause in the report, and no rows.
+        Slices that time bounds wait for :meth:`run_timed`. An image that cannot be encoded has a
+        cause in the report, and no rows.
         """
         for key in step.dropped_images:
             self.forget(key)
         report = NOTHING_ENCODED
-        if step.encodes:
+        planned = [part for part in step.encodes if part.seconds is None]
+        if planned:
             began = time.perf_counter()
-            layers: dict[int, int] = {}
-            for part in step.encodes:
-                if part.seconds is None:
-                    self.encode(part)
-                else:
-                    layers[part.key] = self.encode_for(part, part.seconds)
-            seconds = time.perf_counter() - began if self.device.type == "cpu" else 0.0
-            report = EncodeReport({}, layers, seconds)
+            for part in planned:
+                self.encode(part)
+            report = EncodeReport(seconds=self._since(began))
         if self._failed:
             ended = {part.key for part in step.encodes if part.last}
             ended |= {span.key for span in step.images}
             failed = {key: _cause(self._failed[key]) for key in ended if key in self._failed}
             report = replace(report, failed=failed)
         return StepImages(self._rows(step), report)
+
+    def run_timed(self, step: Step, began: float, report: EncodeReport) -> EncodeReport:
+        """Run the slices of a step that time bounds, once its tokens are chosen.
+
+        Args:
+            step: which :meth:`run` has seen.
+            began: time at which it was launched, of :func:`time.perf_counter`.
+            report: of :meth:`run`.
+
+        Returns:
+            The report, with these slices.
+        """
+        timed = [part for part in step.encodes if part.seconds is not None]
+        if not timed:
+            return report
+        now = time.perf_counter()
+        layers: dict[int, int] = {}
+        for part in timed:
+            assert part.seconds is not None
+            left = began + part.rest_seconds + part.seconds - time.perf_counter()
+            layers[part.key] = self.encode_for(part, left)
+        return replace(report, layers=layers, seconds=report.seconds + self._since(now))
+
+    def _since(self, began: float) -> float:
+        """Seconds that slices took; 0 where the device runs behind the host."""
+        return time.perf_counter() - began if self.device.type == "cpu" else 0.0
 
     def forget(self, key: int) -> None:
         """Drop an image, encoded or not. Unknown keys are ignored."""

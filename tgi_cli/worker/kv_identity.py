@@ -1,4 +1,4 @@
-"""What the bytes of KV blocks depend on."""
+"""A hash of everything that determines the bytes of KV blocks, except their tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tgi_cli.kernels import build
 from tgi_cli.version import __version__
 
 _FORM = 1
-"""Changes with the form of a block."""
+"""Version of the form of a block."""
 
 _SETTINGS = (
     "dtype",

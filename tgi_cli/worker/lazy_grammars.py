@@ -1,7 +1,7 @@
-"""Reads the vocabulary for grammars when the first of them is compiled.
+"""Reads the vocabulary for grammars when the first grammar is compiled.
 
-It takes tens of megabytes and up to seconds (see :mod:`tgi_cli.worker.grammar`), which a server
-that is never asked for a grammar need not spend.
+That takes tens of megabytes and up to seconds (see :mod:`tgi_cli.worker.grammar`), which servers
+without such requests save.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LazyGrammars:
 
     Args:
         load: makes the compiler, on a thread; returns None, and logs why, if it cannot.
-        eos_token_ids: the model's, which count until the compiler knows better.
+        eos_token_ids: the model's, used until the compiler is loaded.
     """
 
     def __init__(

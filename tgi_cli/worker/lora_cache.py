@@ -25,9 +25,9 @@ class LoraCache:
 
     Args:
         model: built with ``table``.
-        table: its slots, not allocated yet.
-        dtype: of the model.
-        device: of the model.
+        table: the model's slots, not allocated yet.
+        dtype: dtype of the model.
+        device: device of the model.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Calls that run a few layers of a module at a time, or for some time.
+"""Calls of a module that run a few layers at a time, or for a limited time.
 
-The module's own code runs unchanged, on a thread, which stops at its layers until it is told to go
-on: so the result does not depend on where it stopped. Where time is short, it stops within layers,
-too: between torch's operations, and at the points that the module offers within long ones. Resuming
-takes 20 us or so on one server core, as the two threads wake each other.
+The module's own code runs unchanged, on a thread that pauses at layers until it is resumed, so that
+the result does not depend on the pauses. With a time limit, it also pauses within layers: between
+torch's operations, and at points that the module offers within long ones. Resuming takes about 20
+us on one server core, as the two threads wake each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tgi_cli.models.vision import PausePoints
 
 
 class _BetweenOperations(TorchFunctionMode):
-    """Lets a thread's calls of torch pause behind each operation.
+    """Lets a thread's calls of torch pause after each operation.
 
     https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-torch-api-with-modes
     """
@@ -106,10 +106,10 @@ class PausedCalls:
         self._jobs.put(call)
 
     def resume(self, layers: int | None) -> bool:
-        """Run the call up to the layer behind the next ``layers``, or to its end.
+        """Run the call up to the layer after the next ``layers``, or to its end.
 
         Returns:
-            Whether it has ended; then :meth:`result` is for it.
+            Whether it has ended, so that :meth:`result` has its outcome.
         """
         if not self._running:
             raise RuntimeError("no call is running")
@@ -121,10 +121,10 @@ class PausedCalls:
         return not self._running
 
     def resume_for(self, seconds: float) -> bool:
-        """Run the call for about as long, at least to the next point at which it can stop.
+        """Run the call for about ``seconds``, at least to the next point at which it can stop.
 
-        It stops where what follows, if it takes as long as the longest part lately, would end too
-        late.
+        It stops where the next part would end too late if it took as long as the longest recent
+        one.
 
         Returns:
             As :meth:`resume`.
@@ -173,7 +173,7 @@ class PausedCalls:
                     self._result = self._call(call)
             except _Cancelled:
                 pass
-            except Exception as error:  # a model's code: whatever it raises is the caller's
+            except Exception as error:  # a model's code may raise anything: the caller handles it
                 self._error = error.with_traceback(None)  # its frames hold activations
             del call
             self._running = False

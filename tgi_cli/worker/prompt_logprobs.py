@@ -25,10 +25,10 @@ class PromptChunk:
     """Positions of a prompt that a step computes and reports.
 
     Attributes:
-        index: of its sequence in the step.
-        row: of the sequence.
+        index: index of its sequence in the step.
+        row: row of the sequence.
         start: its first position.
-        first: the flat index of that.
+        first: the flat index of that position.
         scored: number of positions, from the first on, whose next token is scored.
         raw: number of positions, from the first on, whose raw logits are reported.
         top: number of likeliest tokens to report with each.

@@ -33,11 +33,11 @@ class DeviceResult:
         packed: int32 [N, 2], the same as token ids and the bits of their log-probabilities,
             instead of ``sampled``.
         errors: of entries that failed alone, by index.
-        encodes: what has become of images.
+        encodes: the outcomes of images.
         generation_logits: float32 [V], by index of the entry; on their way to the host.
         prompts: reports on chunks of prompts.
         proposals: drafts of a drafter with weights; None without any.
-        arrived: recorded behind the copies; None before :meth:`send`, and on a CPU.
+        arrived: recorded after the copies; None before :meth:`send`, and on a CPU.
     """
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class DeviceResult:
         self.proposals: DeviceProposals | None = None
         self.arrived: torch.cuda.Event | None = None
         self._sources: object = None
-        """What is copied on a stream of its own, whose memory must not be reused before."""
+        """Tensors that are copied on a separate stream, and must live until that is done."""
 
     def send(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         """Start the copies from ``device`` to the host, without waiting; none from a CPU.
 
         A step that samples nothing is awaited, too: otherwise a long prompt alone would queue all
-        its chunks on the device, ahead of whoever comes next.
+        its chunks on the device, ahead of later requests.
 
         Args:
             device: where the outputs are.

@@ -8,6 +8,7 @@ packing the inputs for a device adds 34 / 61 / 90 us. Nothing in it loops over t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.attention import PagedAttention
+from tgi_cli.attention.host_cache import HostCache
 from tgi_cli.device.distributed import ALONE, Shard
 from tgi_cli.engine.image_slices import NOTHING_ENCODED, EncodeReport
 from tgi_cli.engine.step import Step
@@ -64,6 +66,7 @@ class LaunchedStep:
         step: as the scheduler made it.
         options: of the sampled sequences that want more than a token, by index.
         chunks: of prompts that are reported on.
+        began: when it was launched, of :func:`time.perf_counter`.
         encodes: what has become of images.
     """
 
@@ -71,6 +74,7 @@ class LaunchedStep:
     step: Step
     options: dict[int, RowOptions]
     chunks: list[PromptChunk]
+    began: float
     encodes: EncodeReport = NOTHING_ENCODED
 
 
@@ -94,6 +98,7 @@ class ModelRunner:
 
     graphs: DecodeGraphs | None = None
     mixed_graphs: MixedGraphs | None = None
+    host_cache: HostCache | None = None
 
     def __init__(
         self,
@@ -150,8 +155,12 @@ class ModelRunner:
         Raises:
             OutOfMemoryError: the device's memory did not suffice for the step.
         """
+        began = time.perf_counter()
         with out_of_memory_as_error():
             # First, and without taking memory: later steps use the slots, too.
+            if self.host_cache is not None:
+                self.host_cache.offload(step.offloads)
+                self.host_cache.restore(step.restores)
             if step.adapters and self._lora is not None:
                 self._lora.put(step.adapters)
             self.rows.apply(step)
@@ -166,7 +175,7 @@ class ModelRunner:
             if self._proposals is not None:
                 self._proposals.apply(step)
             if not step.rows:  # all that it does is to encode
-                return LaunchedStep(self._nothing(), step, {}, [], encodes)
+                return LaunchedStep(self._nothing(), step, {}, [], began, encodes)
             requested = self.rows.row_options
             chunks = prompt_chunks(step, requested) if requested else []
             batch = self._batch(step, bool(chunks), image_rows)
@@ -175,7 +184,7 @@ class ModelRunner:
             if requested:
                 rows = enumerate(forward.batch.rows.tolist())
                 options = {index: requested[row] for index, row in rows if row in requested}
-            return LaunchedStep(forward, step, options, chunks, encodes)
+            return LaunchedStep(forward, step, options, chunks, began, encodes)
 
     def _nothing(self) -> ForwardOutput:
         """The result of a step without entries."""
@@ -211,13 +220,23 @@ class ModelRunner:
     ) -> DeviceResult:
         """Choose the tokens of a launched step and put them into the token pool.
 
+        Then images are encoded for as long as the step may still last.
+
         Raises:
             OutOfMemoryError: as above.
             ValueError: masks of another shape than the step's.
         """
         assert isinstance(handle, LaunchedStep)
-        result = DeviceResult()
+        result = self._sample(handle, masks)
         result.encodes = handle.encodes
+        if self._images is not None:
+            result.encodes = self._images.run_timed(handle.step, handle.began, handle.encodes)
+        return result
+
+    def _sample(
+        self, handle: LaunchedStep, masks: tuple[Sequence[int], Any] | None
+    ) -> DeviceResult:
+        result = DeviceResult()
         if not self._shard.is_last:
             return result
         with out_of_memory_as_error():

@@ -1,4 +1,4 @@
-"""A step's slots of recurrent states, as layers read them."""
+"""A step's slots of recurrent states, in the form that layers read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All CUDA graphs of a worker: measured and captured at warm-up, used if they are right."""
+"""All CUDA graphs of a worker: measured, captured and verified at warm-up."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _WRONG = "they compute something else than the model"
 
 
 class StepGraphs:
-    """The graphs of one worker. What cannot be captured runs launched, and the log says why.
+    """The graphs of one worker. Steps that cannot be captured are launched; the log has the reason.
 
-    All shards use graphs for the same steps, or none of them: they run the same operations.
+    All shards use graphs for the same steps, since they run the same operations together.
 
     Args:
-        runner: to use them.
+        runner: uses them.
         shard: this process's share of the model.
-        device: of the model.
-        decodes: of decode steps.
-        mixed: of steps with prompts; None if there are to be none.
+        device: device of the model.
+        decodes: graphs of decode steps.
+        mixed: graphs of steps with prompts; None if there are to be none.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StepGraphs:
         Args:
             config: with the limits that hold: fewer sequences may run than were expected.
             num_blocks: KV blocks of the cache.
-            states: of the model.
+            states: states of the model.
 
         Returns:
             Whether there are any.
@@ -106,7 +106,7 @@ class StepGraphs:
         return True
 
     def drop(self, cause: str) -> None:
-        """Use none, for a cause that all shards know."""
+        """Use no graphs, for a cause that all shards know."""
         if self._decodes is not None:
             self._drop(cause)
 

@@ -1,10 +1,10 @@
 """What the model and the sampler read in a step: flat arrays made of the persistent batch.
 
-In general they are made anew for each step and go to the device in one transfer. Where the device
+In general they are created for each step and go to the device in one transfer. Where the device
 reads the host's memory, a step of decodes updates arrays that persist: between two such steps of
-the same sequences every position moves on by one. So nothing is allocated but a few views, and a
-block table is gathered when the sequences change, not at each step. That takes about 20 us a step
-at 1 to 32 rows; making the inputs anew takes 45 to 60.
+the same sequences, every position advances by one. So only a few views are allocated, and block
+tables are gathered when the sequences change, not at each step. That takes about 20 us a step at 1
+to 32 rows; creating the inputs takes 45 to 60.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class FlatStep(NamedTuple):
 
     @classmethod
     def of(cls, batch: StepBatch, table: InputBatch) -> FlatStep:
-        """Of any step, with the block tables of ``table``."""
+        """The flat form of any step, with the block tables of ``table``."""
         step, rows, ends = batch.step, batch.rows, batch.ends()
         samples = np.array(step.samples, np.int64)
         count = len(rows)
@@ -140,7 +140,7 @@ class InputPreparer:
         self._decodes = DecodeInputs(table) if table.tokens.device.type == "cpu" else None
 
     def reset(self) -> None:
-        """Make the next step's inputs anew: other code prepared the step before it."""
+        """Create the next step's inputs, since other code prepared the step before it."""
         if self._decodes is not None:
             self._decodes.reset()
 
@@ -276,7 +276,7 @@ class _DecodeArrays:
         self._table_view = torch.from_numpy(self._block_table)
 
     def append(self, step: Step) -> None:
-        """Take in the blocks that rows have gained."""
+        """Add the blocks that rows have gained."""
         for more in step.appended:
             index = self._indices.get(more.row)
             if index is not None:
@@ -284,7 +284,7 @@ class _DecodeArrays:
                 self._block_table[index, more.start : end] = more.block_ids
 
     def advance(self, step: Step, tokens: _Ints, blocks: _Ints) -> StepInputs:
-        """Move on to the positions of the step, and look up its tokens and slots."""
+        """Advance to the positions of the step, and look up its tokens and slots."""
         size, positions, cells = self._table.block_size, self._positions, self._cells
         positions[:] = step.starts
         np.add(positions, 1, out=self._ends)

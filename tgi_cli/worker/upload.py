@@ -1,4 +1,4 @@
-"""Transfers between host and device without waiting: a step's arrays in one copy, and results."""
+"""Transfers between host and device without waiting: arrays in one copy, and results."""
 
 from __future__ import annotations
 

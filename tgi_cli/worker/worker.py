@@ -22,6 +22,7 @@ from tgi_cli.sampling.sampler import greedy
 from tgi_cli.worker.cuda_graphs import DecodeGraphs, graph_sizes
 from tgi_cli.worker.executors import Forward
 from tgi_cli.worker.graph_capture import cuda_graphs
+from tgi_cli.worker.host_cache import open_host_cache
 from tgi_cli.worker.image_positions import ImagePositions
 from tgi_cli.worker.images import ImageEncoder
 from tgi_cli.worker.input_batch import InputBatch
@@ -46,12 +47,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRAPH_FACTORIES = {"cuda": cuda_graphs}
-"""What makes graphs, by kind of device; others have none."""
+"""Factories of graphs by type of device; other devices have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device, and what runs it.
+    """A model on its device, with its attention, adapters, program and drafter.
 
     Attributes:
         facts: read from its configuration.
@@ -241,11 +242,13 @@ class ModelWorker:
                 log.info("nothing is speculated: recurrent states cannot be rolled back")
             effective = replace(effective, speculate=0)
         step_times = self._time_steps(effective, num_blocks, profile.step_times)
+        host_cache = self.runner.host_cache = open_host_cache(config, self.attention, shard)
         self.capacity = Capacity(
             config=effective,
             num_blocks=num_blocks,
             # A drafter's cache has no window: blocks are kept for it.
             kv_window=None if beside else self._kv_window(),
+            num_host_blocks=0 if host_cache is None else host_cache.num_slots,
             num_state_slots=num_slots,
             cache_bytes=num_blocks * shard.total(self.attention.block_bytes + own_beside),
             state_bytes=0 if states is None else num_slots * states.slot_bytes * shard.size,
@@ -270,7 +273,7 @@ class ModelWorker:
         return self.capacity
 
     def _image_meter(self, run: Callable[[Step], object]) -> ImageCostMeter | None:
-        """Measures what images cost beside the steps that ``run`` runs; None if there are none."""
+        """Measures the cost of images relative to steps; None if the model takes none."""
         tower, images = self.model.vision, self._images
         if tower is None or images is None:
             return None
@@ -310,13 +313,13 @@ class ModelWorker:
             self._proposer.forget_computed()
 
     def _run_asking(self, step: Step) -> object:
-        """Run a step to its end that asks for as many drafts as a step may."""
+        """Run a step that asks for as many drafts as a step may."""
         if self._most_proposed:
             step.proposals = [self._most_proposed * (count > 0) for count in step.samples]
         return self.sample(self.launch(step)).wait()
 
     def _compile_variants(self, config: EngineConfig, num_blocks: int) -> None:
-        """Compile what serving may ask for and the steps so far have not: it takes seconds."""
+        """Compile kernel variants that the steps so far have not used: it takes seconds."""
         if self._device.type != "cuda" or config.decoder is not None:
             return
         captured = self.runner.graphs, self.runner.mixed_graphs
@@ -334,7 +337,7 @@ class ModelWorker:
         own = self.model.bytes_read(rows) * self._shard.size
         if self._shard.stages == 1 or self.capacity is None:
             return own
-        # Of the other stages, as large a part of their weights as of this one's.
+        # Other stages read the same share of their weights.
         return own * self.capacity.weight_bytes // (self.model.weight_bytes * self._shard.size)
 
     def _kv_window(self) -> int | None:
@@ -345,7 +348,7 @@ class ModelWorker:
         return -shard.smallest(-(own or 0))
 
     def watch(self, on_lost: Callable[[TgiError], None]) -> None:
-        """Call ``on_lost`` when a shard is lost: never, in one process."""
+        """Do nothing: a single process cannot lose a shard."""
 
     def close(self) -> None:
         """End the worker's threads. May be called twice."""

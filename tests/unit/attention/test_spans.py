@@ -1,4 +1,4 @@
-"""Tokens that see each other, and what is behind them, against attention written out."""
+"""Tokens that attend to each other, and what is behind them, against attention written out."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ class Batch:
         spans: Sequence[Sequence[tuple[int, int]]] = (),
     ) -> None:
         """``written_before``: another layer's call, in the same step, has written the cache.
-        ``spans``: of each sequence, first position and length of those whose tokens see each other.
+        ``spans``: by sequence, first position and length of those whose tokens attend to each
+        other.
         """
         self.scale, self.softcap, self.sinks, self.bias = scale, softcap, sinks, bias
         self.written_before = written_before

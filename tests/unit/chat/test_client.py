@@ -162,8 +162,8 @@ async def test_a_model_that_does_not_see(server: ChatServer, status: int, messag
     body = {**BODY, "messages": [{"role": "user", "content": IMAGE}]}
     error = await refusal(server, body)
     assert error.cause == message
-    assert "model that sees" in error.remedy
-    assert "model that sees" not in (await refusal(server)).remedy
+    assert "vision-language model" in error.remedy
+    assert "vision-language model" not in (await refusal(server)).remedy
 
 
 async def test_servers_without_fields_of_openai_s(server: ChatServer) -> None:

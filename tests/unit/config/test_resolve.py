@@ -440,6 +440,18 @@ def test_quantized_encoder_decoder_checkpoints_are_refused() -> None:
         resolved(replace(SEQ2SEQ, quantization="gptq"))
 
 
+def test_blocks_are_offloaded_from_gpus_alone() -> None:
+    size = 1 << 30
+    assert resolved(device=CUDA, kv_offloading_size=size).kv_offloading_size == size
+    for device, said, words in (
+        (CPU, {}, "is for GPUs"),
+        (CUDA, {"prefix_caching": False}, "--no-prefix-caching"),
+        (CUDA, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            resolved(device=device, kv_offloading_size=size, **said)
+
+
 @pytest.mark.parametrize(
     ("model", "device", "said", "words"),
     [

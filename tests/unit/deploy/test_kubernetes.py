@@ -6,8 +6,13 @@ import copy
 import functools
 import itertools
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,6 +20,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.tools.server_process import poll
 from tests.unit.deploy.custom_resources import SCHEMAS
 from tests.unit.deploy.test_files import PLAIN
 from tgi_cli.deploy.deployment import Deployment
@@ -218,6 +224,65 @@ def test_a_group_of_pods_is_a_ray_cluster() -> None:
     assert modes == ["ReadWriteMany"]
     text = render(replace(PLAIN, api_key_file=None), KubernetesOptions(nodes=3))
     assert 'create secret generic tgi --from-literal=ray-token="$(openssl rand -hex 32)"' in text
+
+
+def test_a_disruption_budget_counts_all_pods_of_groups() -> None:
+    found = objects(GPU, replace(EVERYTHING, nodes=3))
+    spec = one(found, "PodDisruptionBudget")["spec"]
+    (named,) = spec["selector"]["matchExpressions"]
+    group = one(found, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    for role in ("leaderTemplate", "workerTemplate"):
+        labels = group[role]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        assert labels[named["key"]] in named["values"]
+    gateway = one(
+        objects(GPU, replace(EVERYTHING, nodes=3, gateway="smg")), "Service", "chat-gateway"
+    )
+    assert gateway["spec"]["selector"][named["key"]] not in named["values"]
+
+
+def worker_container(port: int = 3000) -> dict[str, Any]:
+    found = objects(replace(PLAIN, port=port), KubernetesOptions(nodes=2))
+    group = one(found, "LeaderWorkerSet", "tgi")["spec"]["leaderWorkerTemplate"]
+    container: dict[str, Any] = group["workerTemplate"]["spec"]["containers"][0]
+    return container
+
+
+def test_a_worker_joins_again_and_leaves_at_a_signal(tmp_path: Path) -> None:
+    """Its shell is the container's first process, which gets the only signal."""
+    ray = tmp_path / "ray"
+    ray.write_text(
+        "#!/bin/sh\n"
+        f"echo start >> {tmp_path}/log\n"
+        f"[ $(grep -c start {tmp_path}/log) = 2 ] || exit 1\n"  # the leader is not there yet
+        f"trap 'echo left >> {tmp_path}/log; exit 0' TERM\n"
+        f"echo joined >> {tmp_path}/log\n"
+        "while :; do sleep 0.05; done\n"
+    )
+    ray.chmod(0o755)
+    (tmp_path / "log").touch()
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LWS_LEADER_ADDRESS": "leader"}
+    worker = subprocess.Popen(worker_container()["command"], env=environment)
+    try:
+        poll(lambda: "joined" in (tmp_path / "log").read_text(), 60, "it joins")
+        worker.terminate()
+        assert worker.wait(60) == 143
+    finally:
+        worker.kill()
+        worker.wait()
+    assert (tmp_path / "log").read_text().split() == ["start", "start", "joined", "left"]
+
+
+def test_a_worker_waits_for_its_leaders_last_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        leader.settimeout(60)
+        hook = worker_container(leader.getsockname()[1])["lifecycle"]["preStop"]["exec"]["command"]
+        environment = os.environ | {"LWS_LEADER_ADDRESS": "127.0.0.1"}
+        waiting = subprocess.Popen([sys.executable, *hook[1:]], env=environment)
+        for _ in range(3):
+            leader.accept()[0].close()
+        assert waiting.poll() is None
+    assert waiting.wait(60) == 0
 
 
 def test_arguments_do_not_reach_a_leaders_shell() -> None:

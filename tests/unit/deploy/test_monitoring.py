@@ -175,9 +175,27 @@ CASES: list[tuple[str, dict[str, str], int, list[str]]] = [
     ("failures", {
         "tgi_request_count": "0+100x60",
         "tgi_request_failure{err='generation'}": "0+4x60",
+        "tgi_request_failure{err='incomplete'}": "0+4x60",
         "tgi_request_failure{err='timeout'}": "0+4x60",
         "tgi_request_failure{err='validation'}": "0+90x60",
     }, 20, ["TGIRequestsFail"]),
+    ("one failure at night", {
+        "tgi_request_count": "0+0x5 1+0x60",
+        "tgi_request_failure{err='generation'}": "0+0x5 1+0x60",
+    }, 10, NEVER),
+    ("impatient clients", {
+        "tgi_request_count": "0+100x60",
+        "tgi_request_failure{err='timeout'}": "0+90x60",
+    }, 20, ["TGIDeadlinesMissed"]),
+    ("replicas asleep", {
+        "tgi_request_count": "0+100x60",
+        "tgi_replica_up{replica='0'}": "0x60",
+        "tgi_engine_asleep": "1x60",
+    }, 20, NEVER),
+    ("a rolling restart", {
+        "tgi_request_count": "0+100x60",
+        "tgi_replica_up{replica='0'}": "1 0x6 1x50",
+    }, 7, NEVER),
     ("overload", {
         "tgi_request_count": "0+100x60",
         "tgi_request_failure{err='overloaded'}": "0+60x60",

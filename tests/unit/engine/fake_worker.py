@@ -109,6 +109,7 @@ class FakeWorker:
     vocab_size: int = 1000
     window: int | None = None
     kv: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    host: dict[int, bytes] = field(default_factory=dict)
     rows: dict[int, _Row] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     fail_when: Callable[[Step], Exception | None] = lambda step: None
@@ -189,11 +190,20 @@ class FakeWorker:
     def export_block(self, block: int) -> bytes:
         return b"".join(self.kv[block, offset].ljust(8) for offset in range(self.block_size))
 
+    def _offload(self, step: Step) -> None:
+        for block, slot in step.offloads:
+            self.host[slot] = self.export_block(block)
+        for slot, block in step.restores:
+            self._import(block, self.host[slot])
+
     def _load(self, step: Step) -> None:
         for block, content in step.loads:
-            for offset in range(self.block_size):
-                found = content[8 * offset : 8 * offset + 8]
-                self.kv[block, offset] = VOID if found.rstrip() == VOID else found
+            self._import(block, content)
+
+    def _import(self, block: int, content: bytes) -> None:
+        for offset in range(self.block_size):
+            found = content[8 * offset : 8 * offset + 8]
+            self.kv[block, offset] = VOID if found.rstrip() == VOID else found
 
     def launch(self, step: Step) -> list[tuple[int, int, bytes]]:
         self.steps.append(step)
@@ -217,6 +227,7 @@ class FakeWorker:
             blocks = self.rows[more.row].blocks
             assert more.start == len(blocks)
             blocks.extend(more.block_ids)
+        self._offload(step)
         self._load(step)
         self._encode(step)
         if error is not None:

@@ -17,7 +17,10 @@ CAT = image(b"cat", (6, 10))
 
 
 def encoder(layers: int = 4, row_cost: float = 4.0, **more: Any) -> EncoderLimits:
-    """A token takes 10 ms and a decode 50: beside one, images get 5 tokens' worth."""
+    """A token takes 10 ms and a decode 50: beside one, images get 5 tokens' worth.
+
+    Where slices are bounded by time, chunks are planned for 3.
+    """
     known = {"token_seconds": 0.01, "step_seconds": 0.05}
     return EncoderLimits(layers=layers, row_cost=row_cost, cache_rows=32, **(known | more))
 
@@ -72,24 +75,40 @@ def test_where_a_run_can_be_interrupted_time_bounds_its_slices() -> None:
     ]
     assert [part.tensors is not None for part in slices] == [True, *[False] * 8]
     last = next(step for step in steps if step.encodes and step.encodes[-1].last)
-    assert last.num_prefill_tokens == 5, "with the first tokens of the image"
+    assert last.num_prefill_tokens == 3, "with the first tokens of the image"
     assert encoded(found) == 1
 
 
 def test_text_before_an_image_takes_its_part_of_the_time() -> None:
     found = harness(interrupts=True)
     steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, CAT))
-    assert steps[0].num_prefill_tokens == 5
-    assert steps[1].num_prefill_tokens == 1
-    assert steps[1].encodes[0].seconds == pytest.approx(0.04)
+    assert [step.num_prefill_tokens for step in steps[:3]] == [3, 3, 0]
+    found = harness(interrupts=True)
+    steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (4, 10))))
+    assert [step.num_prefill_tokens for step in steps[:2]] == [3, 1]
+    assert steps[1].encodes[0].seconds == pytest.approx(0.05 * 2 / 3)
 
 
 def test_prompts_without_images_have_the_whole_budget() -> None:
     found = harness(interrupts=True)
     text = request(2, range(300, 340), 2)
     steps = beside_a_stream(found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))), text)
-    assert [step.counts for step in steps[:2]] == [[1, 10], [1, 10]], "and five are the image's"
+    assert [step.counts for step in steps[:2]] == [[1, 12], [1, 12]], "and three are the image's"
     assert all(step.encodes for step in steps[:2])
+
+
+def test_slices_know_what_the_tokens_of_their_step_are_expected_to_take() -> None:
+    """A decode 50 ms, and a token of a prompt 10: whatever is planned after the slice."""
+    found = harness(interrupts=True)
+    found.worker.layer_seconds = 0.2
+    steps = beside_a_stream(
+        found, seeing(1, TEXT[:20], 2, image(b"cat", (0, 10))), request(2, range(300, 340), 2)
+    )
+    slices = [(step, part) for step in steps for part in step.encodes if not part.last]
+    assert {step.num_prefill_tokens > 0 for step, _ in slices} == {True, False}
+    for step, part in slices:
+        expected = 0.05 + 0.01 * step.num_prefill_tokens
+        assert part.rest_seconds == pytest.approx(expected)
 
 
 def test_without_streams_slices_fill_the_budget() -> None:

@@ -90,7 +90,7 @@ def test_a_chunk_ends_before_what_must_not_be_parted_or_behind_it() -> None:
     assert images.fit(6, 8, 9) == 6, "a chunk may begin within, but not end there"
     assert images.fit(6, 8, 10) == 10
     assert images.fit(11, 14, 17) == 12
-    assert images.fit(18, 22, 0) == 22, "rows of the second image do not see each other"
+    assert images.fit(18, 22, 0) == 22, "rows of the second image do not attend to each other"
 
 
 def test_parts_of_spans_know_their_rows() -> None:
@@ -124,7 +124,7 @@ CAT = image(b"cat", (4, 6))
         ((replace(CAT, spans=((4, 0),)),), "not in order"),
         ((replace(CAT, spans=((4, 3), (6, 3))),), "not in order"),
         ((CAT, image(b"dog", (8, 2))), "image 2 are not in order"),
-        ((CAT, image(b"dog", (30, 3))), "behind the end"),
+        ((CAT, image(b"dog", (30, 3))), "beyond the end"),
         ((replace(CAT, grid=(2, 2)),), "6 rows, and a grid of 2 x 2"),
         ((replace(CAT, grid=(-2, -3)),), "grid of -2 x -3"),
         ((replace(CAT, spans=((4, 3), (8, 3)), grid=(2, 3)),), "more than one run"),
@@ -148,12 +148,12 @@ def test_images_that_do_not_fit_the_prompt_are_refused(
         (
             {"encoder": ENCODER, "max_batch_prefill_tokens": 5},
             (replace(CAT, bidirectional=True),),
-            "6 tokens see each other",
+            "6 tokens attend to each other",
         ),
         (
             {"encoder": ENCODER, "max_batch_prefill_tokens": 31, "whole_prompts": True},
             (CAT,),
-            "32 tokens see each other",
+            "32 tokens attend to each other",
         ),
         (
             {"encoder": replace(ENCODER, cache_rows=9), "whole_prompts": True},

@@ -86,6 +86,7 @@ class Engine(RuleBasedStateMachine):
         bidirectional=st.booleans(),
         whole_prompts=st.sampled_from([False, False, False, True]),
         keeps=st.booleans(),
+        host_blocks=st.sampled_from([0, 1, 4, 60]),
         stages=st.sampled_from([1, 1, 1, 2, 3]),
         delay=st.sampled_from([0, 100]),
     )
@@ -110,6 +111,9 @@ class Engine(RuleBasedStateMachine):
             max_prefill_delay=more["delay"],
             token_seconds=0.01,
             whole_prompts=more["whole_prompts"] and prefill > 16,
+            num_host_blocks=0
+            if more["keeps"] or more["snapshots"] is not None
+            else more["host_blocks"],
         )
         self.stages = more["stages"]
         if self.stages > 1:

@@ -14,6 +14,7 @@ from tgi_cli.config import EncoderLimits
 from tgi_cli.engine.image_slices import EncodeSlice
 from tgi_cli.engine.step import Step
 from tgi_cli.engine.step_pace import (
+    CHUNK_SHARE,
     LEAST_CHUNK,
     LEAST_IMAGE_SECONDS,
     LEAST_SLICE_SECONDS,
@@ -42,8 +43,10 @@ def chunk(tokens: int) -> Step:
     return Step(0, rows=[0, 1], counts=[1, tokens], num_decodes=1)
 
 
-def slice_of(seconds: float | None, begins: bool = False) -> EncodeSlice:
-    return EncodeSlice(0, 10, 0, False, {} if begins else None, seconds)
+def slice_of(
+    seconds: float | None, begins: bool = False, rest_seconds: float = 0.05
+) -> EncodeSlice:
+    return EncodeSlice(0, 10, 0, False, {} if begins else None, seconds, rest_seconds)
 
 
 # ---------------------------------------------------------------------- prompts
@@ -152,16 +155,66 @@ def test_requests_are_bounded_beside_others_and_their_answers_the_same() -> None
 
 
 def test_the_time_of_decodes_is_an_average_of_late_ones() -> None:
-    found = pace(interrupts=True)
+    found = pace(interrupts=False)
     assert found.image_tokens(1000) == 50
     for _ in range(3):
         found.learn(decode(), 0.1, 0.0)
     assert found.image_tokens(1000) == 100
     assert found.image_tokens(70) == 70
+    found = pace(interrupts=True)
     for _ in range(60):
-        found.learn(decode(encodes=[slice_of(0.1)]), 0.3, 0.1)
-    assert found.image_tokens(1000) == pytest.approx(200, abs=2)
+        found.learn(decode(encodes=[slice_of(0.1, rest_seconds=0.2)]), 0.3, 0.1)
+    assert found.slice_seconds(1.0) == pytest.approx(0.2, abs=0.002)
     assert found.slice_seconds(0.5) == pytest.approx(0.1, abs=0.002)
+    assert found.rest_seconds(decode()) == pytest.approx(0.2, abs=0.002)
+
+
+def test_chunks_that_cannot_be_ended_are_planned_for_a_part_of_the_time() -> None:
+    assert pace(interrupts=True).image_tokens(1000) == int(50 * CHUNK_SHARE)
+    assert pace(interrupts=False).image_tokens(1000) == 50, "nor can slices"
+
+
+def test_decodes_that_others_have_lengthened_are_forgotten_sooner_than_they_count() -> None:
+    found = pace(interrupts=True)
+    for _ in range(40):
+        found.learn(decode(), 0.05, 0.0)
+    for _ in range(10):
+        found.learn(decode(), 0.1, 0.0)
+    busy = found.rest_seconds(decode())
+    assert busy < 0.09
+    for _ in range(5):
+        found.learn(decode(), 0.05, 0.0)
+    assert found.rest_seconds(decode()) - 0.05 < (busy - 0.05) / 5
+
+
+def test_the_rest_of_a_step_is_its_decodes_and_its_chunks() -> None:
+    found = pace(interrupts=True)
+    assert found.rest_seconds(decode()) == pytest.approx(0.05)
+    assert found.rest_seconds(chunk(10)) == pytest.approx(0.06)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    decodes=st.lists(st.floats(0.008, 0.014), min_size=7, max_size=7),
+    piece=st.floats(0.0005, 0.003),
+)
+def test_steps_with_slices_last_twice_as_long_as_decodes_at_most(
+    decodes: list[float], piece: float
+) -> None:
+    """Whatever each of their decodes takes: the slice gets what that leaves, in whole pieces."""
+    found = pace(interrupts=True, step_seconds=0.01)
+    times = []
+    for number in range(200):
+        own = decodes[number % 7]
+        part = slice_of(found.slice_seconds(1.0), rest_seconds=found.rest_seconds(decode()))
+        assert part.seconds is not None
+        left = part.seconds + part.rest_seconds - own
+        encoded = max(1, int(left / piece)) * piece
+        found.learn(decode(encodes=[part]), own + encoded, encoded)
+        times.append(own + encoded)
+    usual = sum(decodes) / len(decodes)
+    assert max(times[-50:]) <= max(2.1 * usual, max(decodes) + piece)
+    assert sum(times[-50:]) / 50 >= 1.6 * usual - piece, "the time is used"
 
 
 def test_steps_without_decodes_tell_nothing_of_them() -> None:
@@ -182,6 +235,15 @@ def test_slices_that_overrun_their_limit_get_a_lower_one() -> None:
         found.learn(decode(encodes=[slice_of(0.05)]), 0.12, 0.07)
     assert found.slice_seconds(1.0) == pytest.approx(0.03, abs=0.001)
     assert found.slice_seconds(0.1) == LEAST_SLICE_SECONDS
+
+
+def test_decodes_that_take_longer_are_no_overrun_of_slices() -> None:
+    """Beyond the time that the slice has taken nevertheless."""
+    found = pace(interrupts=True, step_seconds=0.05)
+    for _ in range(60):
+        found.learn(decode(encodes=[slice_of(0.05)]), 0.301, 0.001)
+    usual = found.rest_seconds(decode())
+    assert found.slice_seconds(1.0) == pytest.approx(usual - 0.001, abs=1e-4)
 
 
 def test_quick_models_give_images_a_few_milliseconds() -> None:

@@ -10,9 +10,9 @@ import torch
 from tests.parity.families import make_checkpoint
 from tests.parity.sight_cases import SIGHT_CASES
 from tgi_cli.models import load_model, read_config
-from tgi_cli.models.image_support import SEEING
+from tgi_cli.models.image_support import IMAGE_ARCHITECTURES
 
-NAMES = [name for name, case in SIGHT_CASES.items() if case.case.model in SEEING]
+NAMES = [name for name, case in SIGHT_CASES.items() if case.case.model in IMAGE_ARCHITECTURES]
 
 
 @pytest.mark.parametrize("name", NAMES)

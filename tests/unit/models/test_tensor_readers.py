@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -53,6 +54,32 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 def bits_of(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+class LocalRanges:
+    """In place of a :class:`tgi_cli.hub.streamed_model.RangeReader`, over files of this machine."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def read_into(self, target: memoryview, file: Path, offset: int) -> None:
+        target[:] = file.read_bytes()[offset : offset + len(target)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_streamed_tensors_are_those_of_the_files(stored: dict[str, StoredTensor]) -> None:
+    ranges = LocalRanges()
+    names = [name for name in TENSORS if name != "i"]
+    reader = ReadAhead([stored[name] for name in names], pin=False, remote=cast(Any, ranges))
+    found = [reader.read(stored[name]) for name in names]
+    with pytest.raises(CheckpointError, match="--load-format stream does not read"):
+        reader.read(stored["i"])
+    reader.close()
+    assert ranges.closed
+    for tensor, name in zip(found, names, strict=True):
+        assert same(tensor, TENSORS[name]), "also after the reader is closed"
 
 
 @pytest.mark.parametrize("part_bytes", [3, 1 << 20])

@@ -20,7 +20,7 @@ from tgi_cli.errors import CheckpointError
 from tgi_cli.kernels import cpp_library
 from tgi_cli.layers.lora import LoraTable
 from tgi_cli.models import CausalLM, load_model, model_facts, read_config
-from tgi_cli.models.image_support import REFUSALS, SEEING, sees, why_blind
+from tgi_cli.models.image_support import IMAGE_ARCHITECTURES, REFUSALS, image_refusal, takes_images
 from tgi_cli.models.lora import lora_targets
 from tgi_cli.models.vision import VisionTower
 
@@ -132,7 +132,7 @@ def test_a_model_may_be_loaded_for_text_alone(
     with caplog.at_level(logging.WARNING):
         blind = load_model(read_config(path), torch.float32, CPU, vision=False)
     assert blind.vision is None
-    assert blind.why_blind
+    assert blind.image_refusal
     assert blind.weight_bytes < model.weight_bytes
     assert "only the text part" in caplog.text
 
@@ -141,7 +141,7 @@ def test_a_model_that_sees_is_loaded_without_a_warning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert load(path).why_blind == ""
+        assert load(path).image_refusal == ""
     assert caplog.text == ""
 
 
@@ -226,9 +226,9 @@ def test_checkpoints_as_transformers_4_wrote_them_are_read(tmp_path: Path) -> No
 
 
 def test_facts_say_whether_a_model_sees(path: Path, tmp_path: Path) -> None:
-    assert sees(read_config(path))
-    assert model_facts(read_config(path)).sees
-    assert why_blind(read_config(path)) == ""
+    assert takes_images(read_config(path))
+    assert model_facts(read_config(path)).takes_images
+    assert image_refusal(read_config(path)) == ""
     raw = json.loads((path / "config.json").read_text())
     for name, part in (
         ("MllamaForConditionalGeneration", "its decoder attends to images by layers of its own"),
@@ -238,12 +238,12 @@ def test_facts_say_whether_a_model_sees(path: Path, tmp_path: Path) -> None:
         ),
     ):
         (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": [name]}))
-        assert not sees(read_config(tmp_path))
-        assert part in why_blind(read_config(tmp_path))
+        assert not takes_images(read_config(tmp_path))
+        assert part in image_refusal(read_config(tmp_path))
     del raw["vision_config"]
     (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["LlamaForCausalLM"]}))
-    assert why_blind(read_config(tmp_path)) == "LlamaForCausalLM is a model of text"
+    assert image_refusal(read_config(tmp_path)) == "LlamaForCausalLM is a text model"
 
 
 def test_no_architecture_both_sees_and_is_refused() -> None:
-    assert not SEEING & REFUSALS.keys()
+    assert not IMAGE_ARCHITECTURES & REFUSALS.keys()

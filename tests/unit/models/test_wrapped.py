@@ -36,7 +36,7 @@ def test_sizes_that_a_text_part_leaves_out_are_those_of_its_class(tmp_path: Path
     spec = decoder_spec(llava)
     assert (spec.hidden_size, len(spec.layers), spec.vocab_size) == (4096, 32, 32064)
     facts = model_facts(llava)
-    assert facts.sees
+    assert facts.takes_images
     assert facts.max_position_embeddings == 4096
 
 

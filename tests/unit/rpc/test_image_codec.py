@@ -179,7 +179,7 @@ def test_an_image_has_a_few_tensors_of_different_names() -> None:
     [
         ([image(spans=())], "no position"),
         ([image(spans=((0, 0),))], "without overlaps"),
-        ([image(spans=((2, 2),))], "behind the prompt's end"),
+        ([image(spans=((2, 2),))], "beyond the prompt's end"),
         ([image(spans=((1, 1), (0, 1)))], "in order"),
         ([image(spans=((0, 2), (1, 1)))], "without overlaps"),
         ([image(spans=((1, 1),)), image(2, spans=((0, 1),))], "in order"),

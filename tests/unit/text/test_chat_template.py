@@ -333,6 +333,8 @@ async def test_rendering_without_blocking(tmp_path: Path) -> None:
     large = [{"role": "user", "content": "x" * 500_000}]
     for messages in (USER, large, USER * 500):
         assert await chat.render_async(messages) == chat.render(messages)
+    long = "né\ud800 " * 500_000
+    assert long in await chat.render_async([{"role": "user", "content": long}])
     tools = [{"name": "f", "arguments": {"x": float("nan"), "y": 1 << 70, "z": "\ud800"}}]
     both = template("{{ tools | tojson }}")
     assert await both.render_async(USER, tools) == both.render(USER, tools)

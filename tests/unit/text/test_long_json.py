@@ -34,6 +34,11 @@ def test_it_is_what_json_writes(value: Any) -> None:
     assert long_json.dumps(value) == json.dumps(value, ensure_ascii=False)
 
 
+@pytest.mark.parametrize("text", ["", "plain text", LONG, LONG * 3 + "\udfff"])
+def test_texts_are_decoded_across_pieces(text: str) -> None:
+    assert long_json.decode(bytearray(text.encode(errors="surrogatepass"))) == text
+
+
 def test_errors_are_those_of_json() -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         long_json.dumps([LONG, object()])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import socket
 import ssl
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -456,6 +458,12 @@ async def endless_head(writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
+async def without_answer(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"HTTP/1.1 100 \r\n\r\n" * 1000)
+        await writer.drain()
+
+
 async def waiting_redirect(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(0.2)
     writer.write(redirect("/again"))
@@ -484,7 +492,8 @@ class TestServers:
             (answer(IMAGE, content_encoding="br"), "sent it compressed"),
             (chunked([b"x"] * 999 + [bytes(2)]), "Image size exceeds maximum allowed size of 1000"),
             (endless, "Image size exceeds maximum allowed size of 1000 bytes"),
-            (endless_head, "the connection failed"),
+            (endless_head, "its server sends too much before it"),
+            (without_answer, "its server sends too much before it"),
         ],
     )
     async def test_bad_answers(self, reply: Any, words: str) -> None:
@@ -501,6 +510,31 @@ class TestServers:
             async with asyncio.timeout(20):
                 text = await refused(own, f"http://{NAME}:{site.port}/")
         assert text == "Could not fetch image: it took more than 0.5 s"
+
+    async def test_names_are_resolved_in_threads_of_their_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However many never are, other work of threads goes on."""
+        gate, threads = threading.Event(), set[str]()
+
+        def stuck(*_: Any, **__: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            gate.wait(60)
+            raise OSError
+
+        monkeypatch.setattr(socket, "getaddrinfo", stuck)
+        own = MediaFetcher(ImageLimits(media_fetch=True, media_fetch_timeout=0.2))
+        try:
+            found = await asyncio.gather(
+                *(own.fetch(f"http://{number}.example/") for number in range(40)),
+                return_exceptions=True,
+            )
+            assert await asyncio.wait_for(asyncio.to_thread(threading.get_ident), 30)
+        finally:
+            gate.set()
+        assert all(isinstance(error, MediaError) for error in found)
+        assert len(threads) <= 8
+        assert all(name.startswith("resolve") for name in threads)
 
     async def test_slow_resolvers_count(self) -> None:
         async def slow(host: str, port: int) -> Sequence[str]:
@@ -520,6 +554,13 @@ class TestServers:
             text = await refused(fetcher(site), f"http://{NAME}:{site.port}/")
         assert text == "Could not fetch image: its server sends it in too small pieces"
         assert gap.turns > 5
+
+    async def test_informational_answers_do_not_hold_the_loop(self) -> None:
+        """17 bytes each: 30 KB of them have 1,800, which are read in eight parts."""
+        early = b"HTTP/1.1 100 \r\n\r\n" * 1800
+        async with web_site(early + answer(IMAGE), host=OUTSIDE) as site, loop_gap() as gap:
+            assert await fetcher(site).fetch(f"http://{NAME}:{site.port}/") == IMAGE
+        assert gap.turns >= 3
 
     async def test_answers_in_pieces(self) -> None:
         body = bytes(range(256)) * 8

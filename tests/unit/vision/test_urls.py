@@ -41,6 +41,7 @@ class TestDataUrls:
             ("data:image/png,eHl6", "invalid_image_url", "invalid image content: a data: URL must"),
             ("data:image/png;charset=x;base64,eHl6", "invalid_image_url", "must have the form"),
             ("data:image/png;base64", "invalid_image_url", "must have the form"),
+            (f"data:{'a' * 256};base64,eHl6", "invalid_image_url", "must have the form"),
             ("data:image/png ;base64,eHl6", "invalid_image_url", "must have the form"),
             ("data:text/html;base64,eHl6", "unsupported_image_media_type", "media type"),
             ("data:image/png;base64,", "empty_image_file", "invalid image: it is empty"),

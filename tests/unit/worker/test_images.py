@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tests.unit.worker.fake_tower import WIDTH, TinyTower, pixels
 from tests.unit.worker.fakes import CPU, VOCAB, make_runner, new_row, next_token, run, step_of
-from tgi_cli.engine.image_slices import EncodeSlice, ImageSpan
+from tgi_cli.engine.image_slices import EncodeReport, EncodeSlice, ImageSpan
 from tgi_cli.engine.step import NewRow, RowImage, Step
 from tgi_cli.models.base import ImageRows
 from tgi_cli.models.vision import ImageFeatures
@@ -42,6 +43,13 @@ def whole(key: int, rows: int, seed: int = 0) -> EncodeSlice:
 def step(*encodes: EncodeSlice, counts: tuple[int, ...] = (), **more: Any) -> Step:
     rows = list(range(len(counts)))
     return Step(0, encodes=list(encodes), rows=rows, counts=list(counts), **more)
+
+
+def timed(encoder: ImageEncoder, part: EncodeSlice, elapsed: float = 0.0) -> EncodeReport:
+    """The report on a slice in a step that was launched so many seconds ago."""
+    given = step(part)
+    report = encoder.run(given).report
+    return encoder.run_timed(given, time.perf_counter() - elapsed, report)
 
 
 def rows_of(encoder: ImageEncoder, key: int, count: int) -> ImageRows:
@@ -84,8 +92,7 @@ def test_nor_do_slices_that_time_bounds(tower, encoder, planned):
     reached = 0
     for turn in range(40):
         seconds = None if turn in planned else 0.0
-        part = EncodeSlice(5, 7, int(seconds is None), False, given, seconds)
-        report = encoder.run(step(part)).report
+        report = timed(encoder, EncodeSlice(5, 7, int(seconds is None), False, given, seconds))
         given = None
         if seconds is None:
             continue
@@ -102,14 +109,22 @@ def test_nor_do_slices_that_time_bounds(tower, encoder, planned):
 
 
 def test_with_time_enough_a_slice_is_the_whole_run(tower, encoder):
-    report = encoder.run(step(EncodeSlice(5, 7, 0, False, pixels(3, 7), 60.0))).report
+    report = timed(encoder, EncodeSlice(5, 7, 0, False, pixels(3, 7), 60.0))
     assert report.layers == {5: tower.parts}
     assert encoder.held_rows == 7
 
 
+@pytest.mark.parametrize(("elapsed", "ends"), [(0.0, True), (100.0, True), (300.0, False)])
+def test_a_slice_gets_what_the_tokens_of_its_step_leave(tower, encoder, elapsed, ends):
+    """They were expected to take 100 s, and the slice may take 100 s, too."""
+    part = EncodeSlice(5, 7, 0, False, pixels(3, 7), 100.0, 100.0)
+    report = timed(encoder, part, elapsed)
+    assert (report.layers == {5: tower.parts}) == ends
+
+
 def test_a_failure_in_a_slice_that_time_bounds_is_told_with_the_last(tower, encoder):
     part = EncodeSlice(1, 3, 0, False, {"wrong": pixels(2, 3)["pixel_values"]}, 60.0)
-    report = encoder.run(step(part)).report
+    report = timed(encoder, part)
     assert (report.layers, report.failed) == ({1: tower.parts}, {})
     assert list(encoder.run(step(EncodeSlice(1, 3, 0, True))).report.failed) == [1]
 
@@ -308,6 +323,21 @@ def test_a_step_may_encode_and_compute_nothing(seeing):
     assert not result.encodes.failed
     images = [ImageSpan(0, 0, 2, 4, 0)]
     last = step_of((0, 0, 3, True), encodes=[EncodeSlice(4, 2, 2, True)], images=images)
+    assert run(runner, last).token_ids == [next_token([801, 802, 6])]
+
+
+def test_slices_that_time_bounds_run_once_the_tokens_are_chosen(seeing):
+    runner, given = seeing
+    first = step_of((0, 0, 3, True), new=[new_row(0, [9, 8, 7], [0])])
+    tokens = [9, 8, 7, *run(runner, first).token_ids]
+    part = EncodeSlice(4, 2, 0, False, numbers(801, 802), 60.0)
+    new = [image_row(1, [1, 1, 6], [1], 0, 2)]
+    handle = runner.launch(step_of((0, 3, 1, True), new=new, encodes=[part]))
+    assert len(given) == 2
+    assert runner.sample(handle).wait().token_ids == [next_token(tokens)]
+    images = [ImageSpan(0, 0, 2, 4, 0)]
+    last = step_of((1, 0, 3, True), encodes=[EncodeSlice(4, 2, 0, True)], images=images)
+    last.num_decodes = 0
     assert run(runner, last).token_ids == [next_token([801, 802, 6])]
 
 

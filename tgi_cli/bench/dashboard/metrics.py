@@ -64,7 +64,7 @@ class StepPanel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPanels:
-    """Both halves."""
+    """The prefill half and the decode half."""
 
     prefill: StepPanel
     decode: StepPanel
@@ -149,7 +149,7 @@ def _of_requests(record: StepRecord) -> StepPanels:
 
 
 def _image_tokens(requests: Sequence[BenchRequestRecord]) -> float | None:
-    """Of a request, on average; None without images."""
+    """Image tokens of a request, on average; None without images."""
     counts = [request.image_tokens for request in requests if request.error is None]
     return sum(counts) / len(counts) if any(counts) else None
 

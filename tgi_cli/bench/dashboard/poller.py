@@ -189,14 +189,14 @@ def _sample(totals: ServerTotals, before: ServerTotals | None) -> ServerSample:
 
 
 def _growth(new: float, old: float) -> float:
-    """Since the last sample; a counter that shrank belongs to a server that was restarted."""
+    """A counter's growth since the last sample, from 0 if the server was restarted."""
     return new - old if new >= old else new
 
 
 def _shares(
     now: dict[str, SourceDraftCounts], before: dict[str, SourceDraftCounts]
 ) -> dict[str, float]:
-    """Of the drafts verified since the last sample, those accepted, by source."""
+    """Share of the drafts verified since the last sample that were accepted, by source."""
     grown = {
         source: SourceDraftCounts(*map(_growth, counts, before.get(source, (0.0, 0.0))))
         for source, counts in now.items()

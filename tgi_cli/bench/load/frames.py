@@ -57,7 +57,7 @@ class RequestChunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class EndOfRequests(msgspec.Struct, frozen=True, tag=True):
-    """There are no more requests."""
+    """Sent when there are no more requests."""
 
 
 class BeginStep(msgspec.Struct, frozen=True, tag=True):

@@ -119,7 +119,7 @@ class LoadGenerator:
 
     @property
     def late(self) -> list[float]:
-        """By how many seconds each request was started late."""
+        """Seconds by which each request was started late."""
         return self._sender.counters.late
 
     def stop(self) -> None:

@@ -32,7 +32,7 @@ _USAGE_REFUSED = (400, 422)
 _NO_USAGE = "The server rejects stream_options, so tokens were counted here."
 
 Prompt = list[dict[str, Any]] | str
-"""All messages, or the whole text."""
+"""The messages of a chat, or a text."""
 
 
 def request_body(
@@ -94,7 +94,7 @@ class ConversationState:
     waiting: deque[IndexedRequest] = field(default_factory=deque)
 
     def prompt(self, route: Route, request: BenchRequest) -> Prompt:
-        """The next request behind all turns so far."""
+        """The next request after all turns so far."""
         if route == "chat":
             return [*self.messages, *_messages(request)]
         text = prompt_text(request)
@@ -120,7 +120,7 @@ def _messages(request: BenchRequest) -> list[dict[str, Any]]:
 
 
 def prompt_text(request: BenchRequest) -> str:
-    """The text of a request, behind its images in TGI's Markdown."""
+    """The text of a request, after its images in TGI's Markdown."""
     return "".join(f"![]({url})" for url in request.images) + request.prompt
 
 
@@ -287,11 +287,28 @@ class RequestSender(SenderState):
         finally:
             counters.in_flight -= 1
             self._active.discard(response)
+        sent = request.prompt_tokens + (conversation.tokens if conversation else 0)
+        record = self._record(item, response, written, due, sent, warmup)
+        text = "".join(response.pieces)
+        counters.add(record)
+        if conversation is not None:
+            conversation.add(request, record, text)
+        return RequestFinished(record, text)
+
+    def _record(
+        self,
+        item: IndexedRequest,
+        response: StreamedResponse,
+        written: float,
+        due: float | None,
+        sent_tokens: int,
+        warmup: bool,
+    ) -> BenchRequestRecord:
+        """The record of a response that has ended; ``sent_tokens`` are those of the texts."""
         output, read = response.output_tokens, response.input_tokens
-        words = request.prompt_tokens + (conversation.tokens if conversation else 0)
         if read is None:
-            read = words
-        record = BenchRequestRecord(
+            read = sent_tokens
+        return BenchRequestRecord(
             index=item.index,
             scheduled=written if due is None else due,
             dispatched=written,
@@ -300,15 +317,10 @@ class RequestSender(SenderState):
             finished=self.now() if response.error else response.touched - self.origin,
             input_tokens=read,
             output_tokens=sum(response.counts) if output is None else output,
-            image_tokens=max(0, read - words) if request.images else 0,
+            image_tokens=max(0, read - sent_tokens) if item.request.images else 0,
             counted_by="events" if output is None else "usage",
             error=response.error,
             detail=response.detail,
             finish_reason=response.finish_reason,
             warmup=warmup,
         )
-        text = "".join(response.pieces)
-        counters.add(record)
-        if conversation is not None:
-            conversation.add(request, record, text)
-        return RequestFinished(record, text)

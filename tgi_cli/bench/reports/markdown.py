@@ -17,7 +17,7 @@ from tgi_cli.bench.statistics.summary import Summary, summarize
 
 _HANGING: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False}
 UNRESOLVED = "unresolved"
-"""In place of a latency that the client could not resolve."""
+"""Shown for a latency that the client could not resolve."""
 
 
 def table(
@@ -268,7 +268,7 @@ def _with_interval(summary: Summary, name: str) -> str:
 
 
 def _image_tokens(step: StepMetrics) -> str:
-    """Of a request, on average."""
+    """Image tokens of a request, on average."""
     return f"{step.image_tokens / step.succeeded:.0f}" if step.succeeded else "-"
 
 

@@ -17,7 +17,7 @@ class SourceDraftCounts(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the verified ones, those that were accepted."""
+        """Share of the verified drafts that were accepted."""
         return self.accepted / self.verified
 
 

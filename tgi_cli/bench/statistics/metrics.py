@@ -51,7 +51,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
         attainment: Share of the requests that met every limit, or None without limits.
         acceptance: Share of the draft tokens that the server verified and accepted (speculative
             decoding), or None without any.
-        drafts: Draft tokens by where they came from, if the server tells; docs/speculation.md
+        drafts: Draft tokens by source, if the server reports it; docs/speculation.md
             describes the sources.
         tokens_per_event: Above 1 if the server sends several tokens in one event.
         together: Share of events that arrived together with the one before, as accepted drafts do.
@@ -85,7 +85,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bursty(self) -> bool:
-        """Whether so many tokens arrive together that TPOT tells the reading speed, and not ITL."""
+        """Whether tokens arrive in groups: then TPOT is the reading speed, and ITL is not."""
         return "itl" in self.unresolved or self.together > TOGETHER
 
     @property

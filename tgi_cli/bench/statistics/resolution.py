@@ -32,7 +32,8 @@ def unresolved(record: StepRecord, observed: Mapping[str, LatencyValues]) -> dic
     """The latencies of a step that its client or network could not resolve, with the reasons.
 
     Args:
-        observed: The step's latencies, in ms, as :func:`latencies_of` returns them.
+        observed: The step's latencies, in ms, as
+            :func:`tgi_cli.bench.statistics.observations.latencies_of` returns them.
     """
     lag = record.client.lag_p50
     reasons = {}

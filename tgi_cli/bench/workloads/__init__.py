@@ -5,6 +5,6 @@
     arrivals = ArrivalProcess.parse("poisson")
     requests = scheduled(synthetic(tokenizer, spec, seed=1), arrivals.times(rate=4.0, seed=1))
 
-All iterators are lazy, and endless unless their file ends. Build one anew with the same seed to
+All iterators are lazy, and endless unless their file ends. Build another one with the same seed to
 repeat its prompts, or with a seed of its own for each step to avoid hits in a prefix cache.
 """

@@ -41,7 +41,7 @@ def file_prompts(
     *,
     chat: bool = False,
 ) -> Iterator[BenchRequest]:
-    """Yield the prompts of a file without end, shuffled anew in each round.
+    """Yield the prompts of a file without end, shuffled again in each round.
 
     A ``.txt`` file has a prompt per line, a ``.jsonl`` file an object per line with ``prompt``
     (``text``, ``inputs``) or ``messages``, and optionally ``max_tokens``, which takes precedence
@@ -189,7 +189,7 @@ def trace(
 
     - Mooncake's (https://github.com/kvcache-ai/Mooncake, FAST25-release): ``timestamp`` in ms,
       ``input_length``, ``output_length`` and ``hash_ids``, one for every 512 tokens of the prompt.
-      Equal ids stand for equal tokens behind equal beginnings. So prompts are built from blocks of
+      Equal ids stand for equal tokens after equal beginnings. So prompts are built from blocks of
       words that depend on the id alone, and share what the traced prompts shared.
     - Our own: ``at`` in seconds, ``prompt`` or ``messages``, ``max_tokens``.
 

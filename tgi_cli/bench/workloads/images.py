@@ -18,7 +18,7 @@ from tgi_cli.errors import ConfigError
 _FORM = re.compile(r"(\d+)(?:x(\d+)x(\d+))?(?::([0-9.]+))?")
 _MOST_IMAGES = 1024
 _MOST_PIXELS = 16384
-"""Of a side."""
+"""Limit of the pixels of a side."""
 _BLOCK = 8
 """Pixels of a block's side. A photo of 1920 x 1080 pixels is then some 170 kB."""
 _POOL = 32

@@ -140,7 +140,7 @@ class ConversationWorkload:
         output: Tokens of each response.
         think: Mean seconds between a response and the next turn, exponentially distributed.
         system_tokens: Length of a system message that all conversations share, or 0 for none.
-        chat: Send turns as messages; otherwise as plain text behind the conversation so far.
+        chat: Send turns as messages; otherwise as plain text after the conversation so far.
     """
 
     turns: LengthDistribution

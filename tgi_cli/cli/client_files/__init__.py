@@ -30,4 +30,4 @@ FORMATS = {
     "yaml": Format(parse_yaml, dump_yaml, merge_yaml),
     "env": Format(parse_env, dump_env, merge_env),
 }
-"""By name."""
+"""File formats by name."""

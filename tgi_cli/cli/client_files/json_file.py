@@ -41,7 +41,7 @@ class _Json:
         return root
 
     def _next(self) -> str:
-        """The first character behind white space and comments."""
+        """The first character after white space and comments."""
         skipped = _SKIPPED.match(self.text, self.at)
         assert skipped is not None  # it matches the empty string
         self.at = skipped.end()
@@ -124,7 +124,7 @@ def _json_edits(text: str, node: _Node, new: Any) -> Iterator[tuple[int, int, st
 def _json_additions(
     text: str, node: _Node, children: list[_Node], missing: list[tuple[str, Any]]
 ) -> Iterator[tuple[int, int, str]]:
-    """Insert members behind the last one, items before the first one."""
+    """Insert members after the last one, items before the first one."""
     if not missing:
         return
     if not children:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _IDENTITIES = (("id", "baseUrl"), ("name",))
-"""Keys that tell which object of a list is meant: the first of these that a new object has."""
+"""Keys that identify an object in a list: the first of these that a new object has."""
 
 
 def merged(old: Any, new: Any) -> Any:

@@ -75,7 +75,7 @@ def _yaml_value(node: Any, key: str) -> Any:
 
 
 def _yaml_end(node: Any) -> int:
-    """Where the last value ends; the end mark of a block includes comments behind it."""
+    """Where the last value ends; the end mark of a block includes comments after it."""
     if isinstance(node.value, str) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]

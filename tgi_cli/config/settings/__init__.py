@@ -40,7 +40,7 @@ SETTINGS: tuple[Setting, ...] = (
     *KUBERNETES_SETTINGS,
     *COMPLETION_SETTINGS,
 )
-"""In the order in which help shows them."""
+"""The panels of settings, in the order in which help shows them."""
 
 
 def settings_of(command: str) -> tuple[Setting, ...]:

@@ -166,6 +166,11 @@ ENGINE_SETTINGS = (
             "Maximum size of the files in --kv-cache-dir; the least recently used ones are "
             "removed. Default: 10GiB.",
         ),
+        kv_offloading_size=Setting(
+            memory(),
+            "Memory of the host for KV blocks that are evicted from a GPU's cache, which prompts "
+            "find again there; of all shards together. Default: none.",
+        ),
         kv_cache_dtype=Setting(
             one_of("TYPE", *KV_CACHE_DTYPES),
             "Data type of the KV cache: auto (that of the weights), fp8_e4m3fn, fp8_e5m2.",

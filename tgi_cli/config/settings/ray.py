@@ -45,4 +45,4 @@ RAY_SETTINGS = panel(
         number(0.01, 1.0), "Share of the KV cache in use that autoscaling on Ray aims at.", 0.8
     ),
 )
-"""They have no effect on servers without Ray, which refuse them."""
+"""Settings that servers without Ray refuse."""

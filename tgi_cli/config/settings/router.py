@@ -275,13 +275,13 @@ ROUTER_SETTINGS = (
         SERVING,
         otlp_endpoint=Setting(
             text("URL"),
-            "Export traces to this OpenTelemetry collector (gRPC, http://HOST:4317).",
+            "Export traces and metrics to this OpenTelemetry collector (gRPC, http://HOST:4317).",
             commands=_ALL,
         ),
         otlp_service_name=Setting(
             text("NAME"),
-            "Service name in traces. The default is the router's: that of model servers ends with "
-            "`.server`.",
+            "Service name in traces and metrics. The default is the router's: that of model "
+            "servers ends with `.server`.",
             "text-generation-inference.router",
             commands=_ALL,
         ),

@@ -2,7 +2,8 @@
 
 Two measures: requests that wait in the engine (``tgi_queue_size``), and the time between the tokens
 of a request, whose 90th percentile grows with the batch. The larger number of pods of the two is
-taken. Queries have a value at any time: a percentile of no observations is NaN, which counts as 0.
+taken. A percentile of no observations is NaN, which counts as 0. A queue without a series does not:
+it would remove pods under load because Prometheus cannot reach them.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def scaled_object(deployment: Deployment, options: KubernetesOptions) -> dict[st
     """https://keda.sh/docs/latest/reference/scaledobject-spec/"""
     selected = _selector(deployment, options)
     queue = f"sum(max by (namespace, pod, replica) ({QUEUE_METRIC}{{{selected}}}))"
-    triggers = [_trigger(options, "AverageValue", f"{queue} or vector(0)", options.target_queue)]
+    triggers = [_trigger(options, "AverageValue", queue, options.target_queue)]
     if options.target_token_seconds is not None:
         buckets = f"sum by (le) (rate({_BUCKETS}{{{selected}}}[{_WINDOW}]))"
         query = f"(histogram_quantile(0.9, {buckets}) >= 0) or vector(0)"
@@ -128,6 +129,7 @@ def _trigger(options: KubernetesOptions, kind: str, query: str, threshold: float
             "serverAddress": options.prometheus_url,
             "query": query,
             "threshold": f"{threshold:g}",
+            "ignoreNullValues": "false",  # no value is an error, not 0
         },
     }
 
@@ -145,7 +147,7 @@ def _selector(deployment: Deployment, options: KubernetesOptions) -> str:
 
 
 def _behavior() -> dict[str, Any]:
-    """At most two pods a minute, as each first loads the model; none away within five minutes."""
+    """Add at most two pods a minute, as each loads the model; remove none for five minutes."""
     return {
         "scaleUp": {
             "stabilizationWindowSeconds": 30,

@@ -36,6 +36,9 @@ _PICKER_PORT, _PICKER_HEALTH_PORT, _PICKER_METRICS_PORT = 9002, 9003, 9090
 _SMG_METRICS_PORT = 29000
 _DISTROLESS_USER, _SMG_USER = 65532, 10001
 
+_PATIENT = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
+"""Of liveness: a restart cuts all streams, and the default timeout is a second."""
+
 ENGINE_METRICS = {
     "queuedRequestsSpec": "tgi_queue_size",
     "runningRequestsSpec": "tgi_batch_current_size",
@@ -181,8 +184,8 @@ def _picker(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any
             {"name": "grpc-health", "containerPort": _PICKER_HEALTH_PORT},
             {"name": "metrics", "containerPort": _PICKER_METRICS_PORT},
         ],
-        "livenessProbe": probe | {"initialDelaySeconds": 5, "periodSeconds": 10},
-        "readinessProbe": probe | {"periodSeconds": 2},
+        "livenessProbe": probe | _PATIENT | {"initialDelaySeconds": 5},
+        "readinessProbe": probe | {"periodSeconds": 2, "timeoutSeconds": 2},
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
         "securityContext": SECURITY_CONTEXT,
         "volumeMounts": [{"name": "config", "mountPath": "/config", "readOnly": True}],
@@ -254,8 +257,12 @@ def _smg(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
             {"name": "http", "containerPort": deployment.port},
             {"name": "metrics", "containerPort": _SMG_METRICS_PORT},
         ],
-        "livenessProbe": {"httpGet": {"path": "/liveness", "port": "http"}, "periodSeconds": 10},
-        "readinessProbe": {"httpGet": {"path": "/readiness", "port": "http"}, "periodSeconds": 2},
+        "livenessProbe": {"httpGet": {"path": "/liveness", "port": "http"}} | _PATIENT,
+        "readinessProbe": {
+            "httpGet": {"path": "/readiness", "port": "http"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+        },
         "lifecycle": {"preStop": {"sleep": {"seconds": settle}}},
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": SECURITY_CONTEXT,
@@ -277,7 +284,7 @@ def _deployment(
     spec: dict[str, Any],
     metrics_port: int,
 ) -> dict[str, Any]:
-    """One pod, as what it knows of prefixes is in its memory."""
+    """A deployment of one pod, since it keeps its index of prefixes in memory."""
     annotations = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(metrics_port),

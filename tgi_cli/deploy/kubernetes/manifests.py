@@ -11,8 +11,8 @@ from tgi_cli.deploy.deployment import API_KEY, Deployment
 from tgi_cli.deploy.kubernetes.autoscaling import autoscaling_objects
 from tgi_cli.deploy.kubernetes.gateways import GATEWAY, GATEWAY_KEY, gateway_objects
 from tgi_cli.deploy.kubernetes.monitoring import monitoring_objects
-from tgi_cli.deploy.kubernetes.nodes import RAY_TOKEN, leader_worker_set
-from tgi_cli.deploy.kubernetes.objects import labels, metadata, to_yaml
+from tgi_cli.deploy.kubernetes.nodes import RAY_TOKEN, WORKER, leader_worker_set
+from tgi_cli.deploy.kubernetes.objects import SERVER, labels, metadata, to_yaml
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
 from tgi_cli.deploy.kubernetes.pods import pod_template, quantity
 from tgi_cli.errors import ConfigError
@@ -20,7 +20,7 @@ from tgi_cli.errors import ConfigError
 ONE_POD = KubernetesOptions()
 
 _MARGIN_SECONDS = 300
-"""For pulling the image, beyond the time that a model may take."""
+"""Time to pull the image, in addition to that of loading the model."""
 
 
 def render(deployment: Deployment, options: KubernetesOptions = ONE_POD) -> str:
@@ -104,12 +104,22 @@ def deployment_object(deployment: Deployment, options: KubernetesOptions) -> dic
 
 
 def disruption_budget(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
-    """Nodes that are drained for maintenance take one pod at a time."""
+    """Nodes that are drained for maintenance take one pod at a time.
+
+    A worker takes its group with it: the next pod waits until the group's leader is ready again.
+    """
+    selector: dict[str, Any] = {"matchLabels": labels(deployment)}
+    if options.nodes > 1:
+        name, instance = labels(deployment)
+        selector = {
+            "matchLabels": {instance: deployment.name},
+            "matchExpressions": [{"key": name, "operator": "In", "values": [SERVER, WORKER]}],
+        }
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(deployment, options),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(deployment)}},
+        "spec": {"maxUnavailable": 1, "selector": selector},
     }
 
 

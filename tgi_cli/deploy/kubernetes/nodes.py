@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tgi_cli.config.ray_variables import FAST_PATH
+from tgi_cli.config.ray_variables import SERVE_VARIABLES
 from tgi_cli.deploy.deployment import Deployment
 from tgi_cli.deploy.kubernetes.objects import SERVER, labels, metadata
 from tgi_cli.deploy.kubernetes.options import KubernetesOptions
@@ -29,9 +29,9 @@ RAY_BYTES = 3 << 29
 _PORT = 6379
 _OBJECT_STORE_BYTES = 256 << 20
 _START_SECONDS = 150
-"""For Ray to start on a node; its default of 30 s is short on a busy one."""
+"""Time for Ray to start on a node; its default of 30 s is short on a busy one."""
 _REMOVAL_SECONDS = 30
-"""For Ray to remove replicas that have finished their requests."""
+"""Time for Ray to remove replicas that have finished their requests."""
 
 
 def leader_worker_set(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
@@ -78,17 +78,37 @@ def _worker(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any
     (container,) = spec["containers"]
     for name in ("args", "ports", "startupProbe", "readinessProbe", "livenessProbe"):
         del container[name]
+    container["command"] = ["/bin/sh", "-c", _join_script(deployment)]
+    # Its replicas finish their requests as long as the leader passes them on.
+    wait = ["python", "-c", _wait_script(deployment)]
+    container["lifecycle"] = {"preStop": {"exec": {"command": wait}}}
+    return template
+
+
+def _join_script(deployment: Deployment) -> str:
+    """Joins the leader's cluster, for a shell, and leaves it at SIGTERM.
+
+    A container's first process ignores signals that it does not handle, and its children get none.
+    """
     address = f'--address="$LWS_LEADER_ADDRESS:{_PORT}"'
     join = _ray_start(deployment, address, "--block")
-    container["command"] = ["/bin/sh", "-c", f"until {join}; do sleep 2; done"]
-    # Its replicas finish their requests as long as the leader passes them on.
-    connect = (
-        "import os, socket; "
-        f"socket.create_connection((os.environ['LWS_LEADER_ADDRESS'], {deployment.port}), 2)"
-    )
-    wait = f'while python -c "{connect}" 2> /dev/null; do sleep 1; done'
-    container["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", wait]}}}
-    return template
+    leave = 'kill -TERM "$ray" 2> /dev/null; wait "$ray"; exit 143'
+    return f"trap '{leave}' TERM; until {join} & ray=$!; wait \"$ray\"; do sleep 2; done"
+
+
+def _wait_script(deployment: Deployment) -> str:
+    """Waits until the leader's port is closed, for Python: three attempts in a row have failed."""
+    return f"""\
+import os, socket, time
+failures = 0
+while failures < 3:
+    try:
+        socket.create_connection((os.environ["LWS_LEADER_ADDRESS"], {deployment.port}), 5).close()
+        failures = 0
+    except OSError:
+        failures += 1
+    time.sleep(1)
+"""
 
 
 def _node(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
@@ -103,7 +123,7 @@ def _node(deployment: Deployment, options: KubernetesOptions) -> dict[str, Any]:
         {"name": "RAY_AUTH_TOKEN", "valueFrom": key},
         {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"},
         {"name": "RAY_raylet_start_wait_time_s", "value": str(_START_SECONDS)},
-        *({"name": name, "value": value} for name, value in FAST_PATH.items()),
+        *({"name": name, "value": value} for name, value in SERVE_VARIABLES.items()),
     ]
     if deployment.memory is not None:
         memory = quantity(deployment.memory + RAY_BYTES)

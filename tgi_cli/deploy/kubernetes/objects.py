@@ -16,7 +16,7 @@ SECURITY_CONTEXT = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
-"""Of containers of other projects' images, which may write to their root."""
+"""Security context of containers that run other projects' images, which may write to their root."""
 
 
 def labels(deployment: Deployment, program: str = SERVER) -> dict[str, str]:
@@ -87,7 +87,7 @@ def to_yaml(*documents: dict[str, Any], explicit_start: bool = False) -> str:
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def ignore_aliases(self, data: Any) -> bool:
-        """Write shared values as often as they occur: not everybody reads anchors."""
+        """Write shared values as often as they occur: not all tools read anchors."""
         return True
 
 

@@ -15,8 +15,8 @@ class KubernetesOptions:
     """Objects beside the pod, and how many pods there are.
 
     Attributes:
-        namespace: of all objects; empty: that of whoever applies them.
-        storage_class: of the volume for models; empty: the cluster's default.
+        namespace: namespace of all objects; empty: the one of `kubectl`'s context.
+        storage_class: storage class of the volume for models; empty: the cluster's default.
         nodes: nodes of one server; more than one: groups of pods take the place of pods.
         pods: number of pods, or the smallest number with an autoscaler.
         max_pods: largest number of pods with an autoscaler.

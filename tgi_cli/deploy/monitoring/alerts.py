@@ -11,6 +11,13 @@ from typing import Any
 
 import yaml
 
+
+def _share_of_failures(causes: str) -> str:
+    """The condition that more than one of twenty requests fails for these causes."""
+    failures = f'sum by (job, instance) (rate(tgi_request_failure{{err=~"{causes}"}}[5m]))'
+    return f"{failures} > 0.05 * sum by (job, instance) (rate(tgi_request_count[5m]))"
+
+
 _RULES = (
     (
         "TGIAbsent",
@@ -31,8 +38,8 @@ _RULES = (
     ),
     (
         "TGIReplicaDown",
-        "tgi_replica_up == 0",
-        "2m",
+        "tgi_replica_up == 0 unless on (job, instance) tgi_engine_asleep == 1",
+        "10m",  # longer than a large model takes to load in a rolling restart
         "warning",
         "A replica serves nothing",
         "Replica {{ $labels.replica }} of {{ $labels.instance }} gets no requests; the others get "
@@ -58,14 +65,21 @@ _RULES = (
     ),
     (
         "TGIRequestsFail",
-        "sum by (job, instance) "
-        '(rate(tgi_request_failure{err=~"generation|incomplete|timeout"}[5m])) '
-        "> 0.05 * sum by (job, instance) (rate(tgi_request_count[5m]))",
+        f"{_share_of_failures('generation|incomplete')} and sum by (job, instance) "
+        '(increase(tgi_request_failure{err=~"generation|incomplete"}[5m])) > 5',
         "5m",
         "critical",
         "Requests fail",
-        "More than 5 % of the requests to {{ $labels.instance }} fail in the engine or miss their "
-        "deadline.",
+        "More than 5 % of the requests to {{ $labels.instance }} fail in the engine.",
+    ),
+    (
+        "TGIDeadlinesMissed",
+        _share_of_failures("timeout"),
+        "10m",
+        "warning",
+        "Requests miss their deadlines",
+        "More than 5 % of the requests to {{ $labels.instance }} are not done within the time that "
+        "their clients set.",
     ),
     (
         "TGIRequestsRefused",

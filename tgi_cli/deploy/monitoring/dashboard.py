@@ -15,7 +15,7 @@ from tgi_cli.deploy.monitoring.panel import Panel, PanelRow
 from tgi_cli.deploy.monitoring.panels import ROWS
 
 SCHEMA_VERSION = 39
-"""Of Grafana 10.4; later versions migrate it."""
+"""The schema of Grafana 10.4; later versions migrate it."""
 
 _COLUMNS, _STAT_HEIGHT, _HEIGHT = 24, 4, 8
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -15,14 +15,14 @@ class Panel:
 
     Attributes:
         title: the text above it.
-        unit: of its values, one of Grafana's ids.
+        unit: unit of its values, one of Grafana's ids.
         queries: PromQL, by the legend of its series.
         kind: ``timeseries``, ``stat`` or ``heatmap``.
-        width: of 24 columns.
+        width: number of columns, of 24.
         thresholds: values from which on it is yellow, and red.
         top: upper end of its axis; None: that of its values.
         stacked: whether series add up.
-        description: text behind the (i) of its title.
+        description: text after the (i) of its title.
     """
 
     title: str

@@ -1,8 +1,8 @@
-"""Estimates how likely a draft token is the right one, from what has followed earlier drafts.
+"""Estimates how likely a draft token is accepted, from what followed earlier drafts.
 
-A draft belongs to a class: where it comes from, and how many tokens before it match there (those
-drafted before it included, for it counts only if they are right). Each class has an estimate of all
-requests, which is the prior of each request's own. Both forget: they are moving averages.
+A draft's class is its source, and how many tokens before it match there (including those drafted
+before it, since it counts only if they are right). Each class has an estimate over all requests,
+which is the prior of each request's own estimate. Both are moving averages.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _PRIORS = {
     DraftSource.WEIGHTS: (0.3, 0.4, 0.5, 0.65, 0.8, 0.93),
     DraftSource.UNSEEN: (0.7,) * CLASSES_OF_LENGTH,
 }
-"""Chances before anything is known."""
+"""Probabilities before any draft was observed."""
 
 _PRIOR_WEIGHT = 4.0
-"""Drafts that a prior counts as much as."""
+"""Number of drafts that a prior weighs as much as."""
 
 _OWN_MEMORY = 0.95
 _COMMON_MEMORY = 0.99
-"""What is left of an average's weight after another draft."""
+"""Factor of an average's weight for each further draft."""
 
 _MOST = 0.99
 """Limit of an estimate: no draft is certain."""
 
 
 def class_of(source: DraftSource, length: int) -> int:
-    """The class of a draft behind ``length`` tokens (at least 1) that match."""
+    """The class of a draft after ``length`` tokens (at least 1) that match."""
     return source * CLASSES_OF_LENGTH + min((length - 1).bit_length(), CLASSES_OF_LENGTH - 1)
 
 
@@ -48,14 +48,14 @@ _SURE = (0.1, 0.3, 0.5, 0.7, 0.9)
 def class_of_chance(chance: float) -> int:
     """The class of a draft that a drafter with weights gives this probability.
 
-    What it says is no estimate by itself: with sampling, a token of a small probability is chosen
-    by both models if they are alike, for they share the noise.
+    The drafter's probability is no estimate by itself: with sampling, similar models choose the
+    same unlikely token, as they share the noise.
     """
     return DraftSource.WEIGHTS * CLASSES_OF_LENGTH + bisect(_SURE, chance)
 
 
 class Averages:
-    """Drafts that were right, and the votes that they had, per class."""
+    """Drafts that were right, and their votes, per class."""
 
     __slots__ = ("right", "votes")
 
@@ -83,9 +83,9 @@ class Acceptance:
         """How likely a draft is right if those before it are.
 
         Args:
-            own: of its request.
+            own: averages of its request.
             kind: its class.
-            share: of the votes, that the drafter gives it: at most 1.
+            share: its share of the drafter's votes, at most 1.
         """
         common = self._common
         prior = common.right[kind] / common.votes[kind]
@@ -98,9 +98,9 @@ class Acceptance:
         """The chances that each of some drafts and all before it are right.
 
         Args:
-            own: of their request.
+            own: averages of their request.
             kinds: their classes.
-            shares: of the votes, that the drafter gives to each.
+            shares: their shares of the drafter's votes.
         """
         survival, survivals = 1.0, []
         for kind, share in zip(kinds, shares, strict=True):
@@ -109,6 +109,6 @@ class Acceptance:
         return survivals
 
     def learn(self, own: Averages, kind: int, share: float, right: bool) -> None:
-        """A draft that followed right ones was right, or wrong."""
+        """Learn whether a draft, all before it being right, was right."""
         own.add(kind, share, right, _OWN_MEMORY)
         self._common.add(kind, share, right, _COMMON_MEMORY)

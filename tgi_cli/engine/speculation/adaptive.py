@@ -1,8 +1,8 @@
-"""Proposes drafts of what drafters find, as many as steps get faster by.
+"""Proposes as many of the drafts that drafters find as make steps faster.
 
-What follows a draft tells whether it was right, whether it was verified or not. So the estimates
-stay current while nothing is verified, and no step is spent on finding out whether it would pay.
-Drafts with weights are another matter, since proposing them takes time: see
+The tokens that follow show whether a draft was right, even if it was not verified. So estimates
+stay current while nothing is verified, and no step is spent on testing whether drafts would pay.
+Drafters with weights differ, since proposals take time: see
 :mod:`tgi_cli.engine.speculation.proposals`.
 
 Microseconds of :meth:`AdaptiveSpeculator.propose` on one 2025 server core, per sequence: 6 where
@@ -29,20 +29,20 @@ from tgi_cli.engine.step import GrammarMatcher, Proposal, Step, StepTime
 _WEIGHTS = DraftSource.WEIGHTS.name.lower()
 
 _NEW_REQUESTS = 0.25
-"""Share of an ended request in the failures that the next one begins with."""
+"""Weight of an ended request in the failures that the next one begins with."""
 
 
 @dataclass(slots=True)
 class _Draftee:
-    """A sequence that drafts are looked up for.
+    """A sequence for which drafts are looked up.
 
     Attributes:
-        look_ups: whether they are worth it.
-        own: how its drafts fared.
-        draft: the latest one, until it is known what follows.
+        look_ups: whether its look-ups are worth their costs.
+        own: acceptance of its drafts.
+        draft: the latest one, until the tokens that follow are known.
         at: the number of the sequence's tokens then.
         verified: how many of its drafts the step verified.
-        price: what verifying them took, in steps without drafts.
+        price: time to verify them, in steps without drafts.
     """
 
     look_ups: LookUps
@@ -57,13 +57,13 @@ class AdaptiveSpeculator:
     """Implements :class:`tgi_cli.engine.speculator.Speculator`.
 
     Args:
-        most: drafts of a sequence in one step.
+        most: most drafts of a sequence in one step.
         costs: predicts the durations of steps.
         drafters: asked in this order, until one has drafts.
-        clock: in seconds, to measure look-ups with.
-        most_proposed: drafts that the worker proposes for a sequence at once; 0 if its drafter has
-            no weights.
-        most_lag: tokens that such a drafter may have to compute in a step before it proposes.
+        clock: returns seconds, to measure look-ups.
+        most_proposed: most drafts that the worker proposes for a sequence at once; 0 without a
+            drafter that has weights.
+        most_lag: most tokens that such a drafter computes in a step before it proposes.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class AdaptiveSpeculator:
         self._acceptance = Acceptance()
         self._draftees: dict[int, _Draftee] = {}
         self._failures = 0.0
-        """Of the look-ups of requests that have ended: what new ones begin with."""
+        """Average failures of the look-ups of ended requests, which new ones begin with."""
         self._proposals: Proposals | None = None
         if most_proposed:
             most_proposed = min(most, most_proposed)
@@ -118,7 +118,7 @@ class AdaptiveSpeculator:
     def _choose(
         self, sequences: Many[Sequence], draftees: list[_Draftee], costs: Costs
     ) -> list[list[int]]:
-        """Of what was found or proposed, the drafts that are worth verifying."""
+        """The drafts that are worth verifying among those that were found or proposed."""
         drafts = [[] if each.draft is None else each.draft.token_ids for each in draftees]
         survivals = [self._survivals(draftee) for draftee in draftees]
         found = [True] * len(sequences)
@@ -151,7 +151,7 @@ class AdaptiveSpeculator:
         found = []
         for sequence in sequences:
             draftee = self._draftees.get(sequence.request.request_id)
-            # Where a text goes on as one that was found, it probably still does after the step.
+            # A sequence that repeats a text probably still does after the step.
             found.append(0.0 if draftee is None else sum(self._survivals(draftee)))
         return self._proposals.ask(sequences, found)
 
@@ -161,7 +161,7 @@ class AdaptiveSpeculator:
             self._proposals.take(sequence, proposal)
 
     def _draftee(self, sequence: Sequence, costs: Costs) -> _Draftee:
-        """The sequence, with what has become of the latest look-up."""
+        """The state of a sequence, after learning from its latest look-up."""
         key, tokens = sequence.request.request_id, sequence.token_ids
         draftee = self._draftees.get(key)
         if draftee is None:
@@ -217,7 +217,7 @@ class AdaptiveSpeculator:
         return self._acceptance.survivals(draftee.own, kinds, draft.shares)
 
     def learn(self, sequence: Sequence, drafts: Many[int], accepted: int) -> None:
-        """See the protocol; of what was looked up, the tokens themselves tell more."""
+        """See the protocol. Look-ups learn from the tokens that follow instead."""
         if self._proposals is not None and sequence.draft_source == _WEIGHTS:
             self._proposals.verified(len(drafts), accepted)
 

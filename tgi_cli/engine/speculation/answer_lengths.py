@@ -5,10 +5,10 @@ from __future__ import annotations
 from tgi_cli.engine.sequence import Sequence
 
 _LEAST_WEIGHT = 0.05
-"""Of a new length in the average: the average is of the last twenty or so."""
+"""Weight of a new length in the average, which covers about the last twenty."""
 
 _LONGER = 0.5
-"""Of the tokens so far, those that an answer longer than the average is expected to go on for."""
+"""Expected further tokens of an answer longer than the average, as a share of those so far."""
 
 
 class AnswerLengths:

@@ -1,14 +1,13 @@
-"""What proposals have gained, and pauses where that is a loss.
+"""Sums up what proposals have gained, and pauses them where that is a loss.
 
-How many drafts are proposed follows from estimates: of acceptance, of the durations of steps and of
-proposals. Where these are wrong, or leave out what the drafter costs (it reads
-prompts, it follows steps whose drafts are not worth verifying), speculation would be slower than
-none. So the durations of steps decide in the end: a step is worth the tokens that it gave, less the
-time that it took, in steps without proposals of as many sequences. Where the sum says that a few
-steps were lost, nothing is proposed and the drafter need not follow for a while, in which the
-durations of plain steps are learnt anew. Then there is another trial, and each one that loses
-doubles the pause. So a drafter that never pays costs less and less, and one that becomes right is
-found out.
+The number of proposed drafts follows from estimates of acceptance and of the durations of steps and
+proposals. If these are wrong, or omit costs of the drafter (which also reads prompts, and follows
+steps whose drafts are not worth verifying), speculation would be slower than none. So measured
+durations decide: the gain of a step is its number of tokens, less its time, in units of steps
+without proposals with as many sequences. When a few steps have been lost in total, nothing is
+proposed for a while and the drafter need not follow, while the durations of plain steps are
+measured again. Then another trial begins; each one that loses doubles the pause. So the cost of a
+drafter that never pays vanishes, and one that begins to pay is noticed.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CREDIT = 4.0
-"""Steps that a trial may lose; and most that are remembered as gained, for what has paid for long
-must not lose for as long."""
+"""Steps that a trial may lose. Also the limit of the gain that is remembered, so that proposals
+which have paid for long do not lose for as long."""
 
 FIRST_PAUSE = 64
 """Steps without proposals after the first trial that has lost its credit."""
 
 MAX_PAUSE = 8192
-"""The same after many: trials then take a two-thousandth of the steps."""
+"""Limit of the pause: trials then take a two-thousandth of the steps."""
 
 _WORST = 2.0
-"""Most steps that one may lose: longer ones have waited for other programs."""
+"""Limit of the loss of one step: longer steps have waited for other programs."""
 
 
 @dataclass(slots=True)
 class Balance:
-    """Of steps of about one number of sequences.
+    """The balance of steps with similar numbers of sequences.
 
     Attributes:
         pause: steps left without proposals.
@@ -44,14 +43,14 @@ class Balance:
 
     @property
     def is_full(self) -> bool:
-        """Whether as much was gained as is remembered."""
+        """Whether the gain has reached its limit."""
         return self._steps >= CREDIT
 
     def add(self, gain: float) -> bool:
-        """Take in what a step with proposals has gained, in steps; returns whether a pause begins.
+        """Add the gain of a step with proposals; returns whether a pause begins.
 
         Args:
-            gain: at most as many as it gave tokens; below 0 for a loss.
+            gain: in steps, at most the step's number of tokens; negative for a loss.
         """
         self._steps = min(self._steps + max(gain, -_WORST), CREDIT)
         if self.is_full:

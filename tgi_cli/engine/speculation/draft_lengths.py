@@ -1,9 +1,9 @@
-"""How many drafts a step verifies: as many as make the most tokens per second.
+"""How many drafts a step verifies: the number that gives the most tokens per second.
 
-A step of B sequences takes the time T(B + d) with d draft rows, and gives B + S tokens, where S is
-the sum of the drafts' survivals: of the chances that a draft and all before it are right. Draft
-rows are added by falling survival, to where (B + S) / T(B + d) is largest. So the number follows
-the load: few sequences leave a step bound by memory, which makes rows nearly free, and many do not
+A step of B sequences with d draft rows takes the time T(B + d) and gives B + S tokens, where S is
+the sum of the drafts' survivals: the probabilities that a draft and all before it are right. Draft
+rows are added by descending survival, until (B + S) / T(B + d) is largest. So the number follows
+the load: with few sequences, a step is bound by memory and rows are nearly free; with many, not
 (SmartSpec's goodput, Liu et al. 2024, https://arxiv.org/abs/2406.14066, with survivals for each
 request in place of one for all).
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MARGIN = 1.02
-"""Gain below which it is not worth it: estimates are no better than that."""
+"""Least gain that drafts must promise, as a factor: estimates are no more exact."""
 
 
 def choose_lengths(
@@ -22,12 +22,12 @@ def choose_lengths(
     """The number of drafts that the next step verifies for each sequence.
 
     Args:
-        survivals: of the drafts of each sequence, in order and falling; empty for none.
-        durations: of a step with 0, 1, 2, ... draft rows, in any unit.
+        survivals: survivals of each sequence's drafts, in order and descending; empty for none.
+        durations: durations of a step with 0, 1, 2, ... draft rows, in any unit.
         margin: least gain, as a factor.
 
     Returns:
-        A number per sequence. It takes 1.5 us for one sequence with 7 drafts, 25 us for 8.
+        A number per sequence. Takes 1.5 us for one sequence with 7 drafts, 25 us for 8.
     """
     offered = [(chance, index) for index, row in enumerate(survivals) for chance in row]
     offered.sort(reverse=True)
@@ -48,9 +48,8 @@ def may_pay(sequences: int, durations: Sequence[float], margin: float = MARGIN) 
     """Whether any number of drafts would be worth it, if all of them were right.
 
     Args:
-        sequences: of the step.
-        durations: as above.
-        margin: as above.
+        sequences: number of sequences in the step.
+        durations, margin: as for :func:`choose_lengths`.
     """
     rates = ((sequences + count) / duration for count, duration in enumerate(durations))
     return max(rates) > margin * sequences / durations[0]
@@ -59,15 +58,15 @@ def may_pay(sequences: int, durations: Sequence[float], margin: float = MARGIN) 
 def saved_per_token(
     sequences: int, survivals: Sequence[float], durations: Sequence[float]
 ) -> float:
-    """Steps without drafts that a token of a sequence saves at best, if all of them draft alike.
+    """Time that drafts save per token, in steps without drafts, if all sequences have as many.
 
     Args:
-        sequences: of the step.
-        survivals: of the drafts of each, in order and falling.
-        durations: as above.
+        sequences: number of sequences in the step.
+        survivals: survivals of the drafts of each, in order and descending.
+        durations: as for :func:`choose_lengths`.
 
     Returns:
-        At least 0. The others in the step gain as much, with drafts of their own.
+        At least 0.
     """
     best, tokens = 0.0, 1.0
     for chance, duration in zip(survivals, durations[sequences::sequences], strict=False):

@@ -1,4 +1,4 @@
-"""The contract between what finds drafts and what decides how many of them are verified."""
+"""The contract between drafters, which find drafts, and the speculator, which selects them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Draft:
         length: tokens that match before the first of them, at least 1; see
             :func:`tgi_cli.engine.speculation.acceptance.class_of`.
         token_ids: in order.
-        shares: how sure the drafter is of each among the tokens that it knows, at most 1.
+        shares: share of the votes for each token among those that followed before, at most 1.
     """
 
     source: DraftSource
@@ -31,9 +31,9 @@ class Drafter(Protocol):
     """Finds drafts for one sequence after another."""
 
     def draft(self, sequence: Sequence, most: int) -> Draft | None:
-        """Up to ``most`` drafts behind the sequence's known tokens, or None."""
+        """Up to ``most`` drafts after the sequence's known tokens, or None."""
         ...
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence, of which drafts may have been asked for, has ended."""
+        """Forget a sequence that has ended."""
         ...

@@ -1,9 +1,9 @@
-"""Hash chains over a text of tokens: where the same few tokens have ended before.
+"""Hash chains over a text of tokens: earlier places of the same few tokens.
 
 The structure of LZ77 compressors (RFC 1951, section 4): a table from the hash of n tokens to the
-last place where such tokens ended, and for each place the one before it with the same hash. It
+last place where such tokens ended, and for each place the previous one with the same hash. It
 takes 4 bytes per token and a table that is as long as the text, 256 KiB at most. Different tokens
-may have the same hash: whoever follows a chain compares them.
+may have the same hash: callers compare them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HashChains:
         return self._heads[self._hash(context, len(context) - 1)]
 
     def append(self, tokens: Sequence[int], place: int) -> None:
-        """Take in the next place."""
+        """Add the next place."""
         if place < self._n - 1:
             self.links.append(-1)
             return
@@ -60,7 +60,7 @@ class HashChains:
         return (value & _32_BITS) >> self._shift
 
     def extend(self, values: NDArray[np.uint32], first: int, begin: int) -> None:
-        """Take in the places from ``begin`` to the end of ``values``, the tokens from ``first`` on.
+        """Add the places from ``begin`` to the end of ``values``, the tokens from ``first`` on.
 
         ``first`` is ``n - 1`` places before ``begin`` at least, or 0.
         """

@@ -1,9 +1,9 @@
-"""When a sequence is looked up, from what its look-ups have gained and what they cost.
+"""When a sequence is looked up, by what its look-ups have gained and cost.
 
-A look-up takes tens of microseconds of the host. Beside a step of ten milliseconds that is nothing;
-of a small model's step of one it is a few percent, which is lost wherever drafts are not verified.
-So a sequence whose look-ups have gained less than they cost pauses between them, for longer each
-time, until those that gain nothing take at most :data:`FUTILE` of the time.
+A look-up takes the host tens of microseconds. That is negligible beside a step of ten milliseconds,
+and a few percent of a small model's step of one, which is lost if no drafts are verified. So a
+sequence whose look-ups have gained less than they cost pauses between them, longer each time, until
+look-ups without gain take at most :data:`FUTILE` of the time.
 
 Gains and costs are in steps without drafts of as many sequences.
 """
@@ -19,18 +19,18 @@ FUTILE = 0.005
 """Share of a step that look-ups which gain nothing may take."""
 
 _MEMORY = 0.9
-"""What is left of a balance after another look-up."""
+"""Factor of a balance for each further look-up."""
 
 _MOST = 2.0
-"""Limit of a balance: what has gained much must not go on for long when it gains nothing more."""
+"""Limit of a balance, so that look-ups stop soon after they cease to gain."""
 
 
 @dataclass(slots=True)
 class LookUps:
-    """Those of one sequence.
+    """The look-ups of one sequence.
 
     Attributes:
-        failures: look-ups since the last time that they were worth their costs.
+        failures: look-ups since the last one that was worth its cost.
         pause: steps until the next one.
     """
 
@@ -39,12 +39,12 @@ class LookUps:
     _balance: float = 0.0
 
     def settle(self, gain: float, cost: float, right: bool, longest: int) -> None:
-        """Take in what the latest look-up has come to.
+        """Account for the latest look-up.
 
         Args:
             gain: tokens gained, as a share of those that a step gives, less the time that verifying
                 drafts has added to the step.
-            cost: of the look-up.
+            cost: cost of the look-up.
             right: whether its first draft was right, verified or not.
             longest: most steps to pause; see :func:`longest_pause`.
         """
@@ -62,7 +62,7 @@ def longest_pause(sequences: int, cost: float) -> int:
     """Steps between two look-ups that gain nothing.
 
     Args:
-        sequences: of a step.
-        cost: of looking one of them up.
+        sequences: number of sequences in a step.
+        cost: cost of a look-up.
     """
     return min(MAX_PAUSE, int(sequences * cost / FUTILE))

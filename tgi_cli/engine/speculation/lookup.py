@@ -1,7 +1,7 @@
-"""Drafts that are looked up in texts: they need no weights.
+"""Drafts that are looked up in texts, without weights.
 
-A text that a request repeats (code that it edits, a document that it quotes, its own answer) tells
-what follows. Prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding) and vLLM's
+An answer that repeats a text (code that it edits, a document that it quotes, itself) continues as
+that text does. Prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding) and vLLM's
 n-gram and suffix methods do the same with the prompt and the answer.
 """
 
@@ -23,7 +23,7 @@ class _Reader:
     """Where one sequence reads in one text.
 
     Attributes:
-        behind: the place behind its latest match there, or -1.
+        behind: the place after its latest match there, or -1.
         at: the number of its tokens at that match.
     """
 
@@ -33,7 +33,7 @@ class _Reader:
     at: int = 0
 
     def draft(self, tokens: list[int], most: int, least: int = 1) -> Draft | None:
-        """Up to ``most`` drafts behind a match of ``least`` tokens, see :meth:`TokenIndex.find`."""
+        """Up to ``most`` drafts after a match of ``least`` tokens, see :meth:`TokenIndex.find`."""
         index, count = self.index, len(tokens)
         expected = self.behind + count - self.at if self.behind >= 0 else -1
         # An answer is expected to begin as its prediction does.
@@ -70,7 +70,7 @@ class LookupDrafter:
                 left -= reader.index.extend(left)
             best = _better(best, reader.draft(tokens, most))
         if self._recent is not None and (best is None or best.length < LONG):
-            # A token or two that match elsewhere tell less than those that match here.
+            # A match of a token or two elsewhere is worth less than one here.
             least = 1 if best is None else LONGEST
             for index in self._recent.indexes(_key_of(sequence), left):
                 found = _Reader(index, DraftSource.RECENT).draft(tokens, most, least)
@@ -79,7 +79,7 @@ class LookupDrafter:
         return best
 
     def finish(self, sequence: Sequence) -> None:
-        """See the protocol. What was generated may help others."""
+        """See the protocol. Keeps the answer for other requests."""
         self._readers.pop(sequence.request.request_id, None)
         if self._recent is not None:
             answer = sequence.token_ids[sequence.prompt_tokens :]
@@ -101,14 +101,14 @@ def _key_of(sequence: Sequence) -> Key:
 
 
 def _better(one: Draft | None, other: Draft | None) -> Draft | None:
-    """The one of the longer match; of equals, the first."""
+    """The draft with the longer match; the first if they are equal."""
     if one is None or (other is not None and other.length > one.length):
         return other
     return one
 
 
 class GrammarDrafter:
-    """Drafts what a grammar forces, where that may not be appended without being sampled."""
+    """Drafts tokens that a grammar forces but that must be sampled."""
 
     def draft(self, sequence: Sequence, most: int) -> Draft | None:
         """See the protocol. A look-up takes 1.4 us, for requests with a grammar only."""

@@ -1,13 +1,13 @@
-"""What the worker's drafter, which has weights, is asked for, and what becomes of its proposals.
+"""Decides how many drafts the worker's drafter with weights proposes, and how many are verified.
 
-A look-up takes microseconds, a proposal as many forward passes of the drafter as it has drafts. So
-it is decided beforehand how many are worth their time, by how often the drafter was right at each
-position, and afterwards how many of them are verified, by how sure it is of each. What that gains
-is checked against the durations of the steps: see :mod:`tgi_cli.engine.speculation.balance`.
+A look-up takes microseconds, a proposal one forward pass of the drafter per draft. So the number
+of proposed drafts is decided beforehand, by how often the drafter was right at each position, and
+the number of verified ones afterwards, by the drafter's confidence in each. The gain is checked
+against the durations of steps: see :mod:`tgi_cli.engine.speculation.balance`.
 
-A draft model computes nothing of a prompt before it drafts for the answer, and then all of it. It
-is asked to once drafts are expected to save more than that takes: what is left of the answer is
-estimated from the lengths of others, and of one that is longer, from its own.
+A draft model computes a prompt only when it first drafts for the answer. It is asked to once drafts
+are expected to save more time than that takes. The remaining length of an answer is estimated from
+the lengths of others, or from its own if it is longer.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from tgi_cli.engine.step import MAX_DRAFT_ROWS, Proposal, Step, StepTime
 log = logging.getLogger(__name__)
 
 PROBE_STEPS = 32
-"""Steps without a proposal after which a sequence gets one beside those of others, to learn whether
-it would be right."""
+"""Steps without a proposal after which a sequence gets one along with others, to test whether its
+drafts would be right."""
 
 MAX_PROBE_STEPS = 1024
-"""The same, after many that were wrong: each doubles it."""
+"""Limit of that number: each wrong proposal doubles it."""
 
 LAG = 32
-"""Tokens behind which a drafter computes much before it proposes: such a step is no measure of what
-others take."""
+"""Tokens to catch up on from which a drafter's step counts as long: it does not tell what other
+steps take."""
 
 _WORTH = 1.25
-"""Least gain of drafts in what is left of an answer, as a multiple of what catching up takes: both
-are estimates."""
+"""Least time that drafts must save in the rest of an answer, as a multiple of the time to catch up:
+both are estimates."""
 
 RECENT = 512
 """Steps after the last gain for which the drafter follows, though nothing is proposed: numbers of
 requests change, and heads cannot draft for a sequence of which they have missed a step."""
 
 _TOLD_LOSSES = 3
-"""Trials in a row that have lost before the log says so."""
+"""Consecutive lost trials after which a message is logged."""
 
 _UNKNOWN_CHANCE = 1.0
-"""In place of a chance that the drafter does not tell: its position alone counts."""
+"""Used where the drafter gives no probability: only the position counts."""
 
 
 @dataclass(slots=True)
@@ -64,12 +64,12 @@ class _Draftee:
 
     Attributes:
         computed: the sequence's tokens that the drafter is taken to have computed.
-        own: how its drafts fared.
-        token_ids: the latest ones, until it is known what follows; empty for none.
+        own: acceptance of its drafts.
+        token_ids: the latest drafts, until the tokens that follow are known; empty for none.
         kinds: their classes.
         at: the number of the sequence's tokens then.
-        without: steps since it was asked for.
-        pause: such steps until the next one, where none is worth it.
+        without: steps since its last proposal.
+        pause: such steps until the next one, while none is worth it.
     """
 
     computed: int
@@ -83,12 +83,12 @@ class _Draftee:
 
 @dataclass(slots=True)
 class _Current:
-    """The step under way.
+    """The step in progress.
 
     Attributes:
         proposed: sequences that the worker has proposed drafts for.
-        verified, accepted: of the drafts that were proposed earlier.
-        lag: tokens that the drafter computes before it proposes, if they are many.
+        verified, accepted: numbers of such drafts that were proposed earlier.
+        lag: tokens that the drafter computes before it proposes, if they exceed :data:`LAG`.
     """
 
     proposed: int = 0
@@ -101,10 +101,10 @@ class Proposals:
     """The proposals of one engine's worker.
 
     Args:
-        most: drafts of a sequence in one step.
+        most: most drafts of a sequence in one step.
         costs: predicts the durations of steps and of proposals.
         acceptance: estimates how likely drafts are right.
-        most_lag: tokens that a drafter which catches up may have to compute in a step.
+        most_lag: most tokens that a drafter computes in a step to catch up.
     """
 
     def __init__(self, most: int, costs: StepCosts, acceptance: Acceptance, most_lag: int) -> None:
@@ -122,7 +122,7 @@ class Proposals:
         self._told = False
 
     def ask(self, sequences: Many[Sequence], found: Many[float]) -> list[int] | None:
-        """How many drafts are worth being proposed, for each; None if the drafter need not follow.
+        """How many drafts are worth proposing for each; None if the drafter need not follow.
 
         Args:
             sequences: as :meth:`tgi_cli.engine.speculator.Speculator.ask` has them.
@@ -157,9 +157,9 @@ class Proposals:
         lengths = choose_lengths(survivals, durations) if sequences else []
         if any(lengths):
             self._probe(draftees, survivals, lengths)
-        else:  # a trial of all, which the balance ends
+        else:  # a trial with all sequences, which the balance ends
             lengths = [min(1, len(row)) for row in survivals]
-        if late and not any(lengths):  # or of one, if drafts that are always right would pay
+        if late and not any(lengths):  # or with one, if drafts that are always right would pay
             index = max(late, key=lambda index: draftees[index].computed)
             best = saved([1.0] * self._most)
             if self._is_worth_catching_up(sequences[index], draftees[index], best):
@@ -171,26 +171,26 @@ class Proposals:
         """Whether drafts will save more than the drafter takes to compute what it lacks.
 
         Args:
-            sequence: in the step.
-            draftee: its own.
-            saved: seconds that drafts save of each token.
+            sequence: a sequence of the step.
+            draftee: its state.
+            saved: seconds that drafts save per token.
         """
         lag = len(sequence.token_ids) - draftee.computed
         if lag <= LAG or not self._costs.catches_up:
             return True
         if len(sequence.token_ids) <= sequence.prompt_tokens:
-            return False  # its first token is not to wait for drafts
+            return False  # do not delay its first token
         return saved * self._answers.left(sequence) > _WORTH * self._costs.catching_up(lag)
 
     def _catch_up(
         self, sequences: Many[Sequence], draftees: list[_Draftee], lengths: list[int]
     ) -> None:
-        """Note what the drafter computes in this step; what is too much for it waits.
+        """Note what the drafter computes in this step, and defer what is too much.
 
         Args:
-            sequences: of the step.
-            draftees: theirs.
-            lengths: as chosen; changed in place.
+            sequences: sequences of the step.
+            draftees: their states.
+            lengths: the chosen numbers of drafts; changed in place.
         """
         left = self._most_lag
         for index, (sequence, draftee) in enumerate(zip(sequences, draftees, strict=True)):
@@ -206,7 +206,7 @@ class Proposals:
             draftee.computed += lag
 
     def _follow(self, sequences: Many[Sequence]) -> list[int] | None:
-        """No drafts, in a step that the drafter follows only if it has been of use of late."""
+        """No drafts, in a step that the drafter follows only if it was useful recently."""
         if self._gained_at is None or self._asked - self._gained_at > RECENT:
             return None
         return [0] * len(sequences)
@@ -214,12 +214,12 @@ class Proposals:
     def _probe(
         self, draftees: list[_Draftee], survivals: list[list[float]], lengths: list[int]
     ) -> None:
-        """Have a draft proposed now and then where none is worth it: beside others it costs a row.
+        """Have a draft proposed where none was for long: along with others, it costs a row.
 
         Args:
-            draftees: of the step.
-            survivals: of their next drafts; empty where none is wanted.
-            lengths: as chosen; changed in place.
+            draftees: states of the step's sequences.
+            survivals: survivals of their next drafts; empty where none is wanted.
+            lengths: the chosen numbers of drafts; changed in place.
         """
         for index, draftee in enumerate(draftees):
             if lengths[index]:
@@ -234,19 +234,19 @@ class Proposals:
         return self._balances.setdefault(batch_class(sequences), Balance())
 
     def verified(self, drafts: int, accepted: int) -> None:
-        """The step under way has verified so many proposed drafts of a sequence."""
+        """Count the proposed drafts of a sequence that the step in progress has verified."""
         self._step.verified += drafts
         self._step.accepted += accepted
         self._verified += drafts
         self._accepted += accepted
 
     def timed(self, step: Step, seconds: float, decodes: bool) -> bool:
-        """A step has been applied; returns whether its duration says what such steps take.
+        """Learn from a step that was applied; returns whether its duration is typical.
 
         Args:
-            step: as scheduled.
-            seconds: that it took.
-            decodes: whether it did nothing but decode.
+            step: the step as it was scheduled.
+            seconds: its duration.
+            decodes: whether it only decoded.
         """
         current, self._step = self._step, _Current()
         if not decodes:
@@ -281,7 +281,7 @@ class Proposals:
         return current.proposed > 0 or not asked
 
     def _durations(self, sequences: int, context: int) -> list[float]:
-        """Of a step with 0, 1, 2, ... draft rows that were proposed."""
+        """Seconds of a step with 0, 1, 2, ... draft rows that were proposed."""
         costs, most = self._costs.of(sequences, context), self._most
         plain = costs.seconds * self._costs.speed(sequences)
         rows = min(len(costs.durations) - 1, sequences * most, MAX_DRAFT_ROWS)
@@ -296,19 +296,19 @@ class Proposals:
         draftee = self._draftees.get(key)
         if draftee is None:
             late = self._costs.catches_up
-            # Who has computed a prefix that is used again has probably drafted for it, too.
+            # A prefix that is reused was probably computed by the drafter, too.
             computed = sequence.reused_tokens if late else sequence.prompt_tokens
             draftee = self._draftees[key] = _Draftee(computed)
         return draftee
 
     def _expected(self, draftee: _Draftee, most: int) -> list[float]:
-        """The chances that each of the next drafts and all before it will be right."""
+        """The probabilities that each of the next drafts and all before it will be right."""
         count = min(self._most, most)
         kinds = [class_of(DraftSource.UNSEEN, 1 + index) for index in range(count)]
         return self._acceptance.survivals(draftee.own, kinds, [1.0] * count)
 
     def take(self, sequence: Sequence, proposal: Proposal) -> None:
-        """Keep what was proposed behind the sequence's known tokens."""
+        """Keep the drafts proposed after the sequence's known tokens."""
         self._step.proposed += 1
         self.settle(sequence)
         draftee = self._draftee(sequence)
@@ -319,7 +319,7 @@ class Proposals:
         draftee.at = len(sequence.token_ids)
 
     def drafts(self, sequence: Sequence) -> tuple[list[int], list[float]]:
-        """What was proposed behind the sequence's last token, and the drafts' survivals."""
+        """The drafts proposed after the sequence's last token, and their survivals."""
         draftee = self._draftees.get(sequence.request.request_id)
         if draftee is None or draftee.at != len(sequence.token_ids):
             return [], []
@@ -331,7 +331,7 @@ class Proposals:
         return token_ids, self._acceptance.survivals(draftee.own, kinds, [1.0] * count)
 
     def settle(self, sequence: Sequence) -> None:
-        """Learn from what followed the latest proposal, if anything has."""
+        """Learn from the tokens that followed the latest proposal, if any."""
         draftee = self._draftees.get(sequence.request.request_id)
         if draftee is None or draftee.at >= len(sequence.token_ids):
             return
@@ -346,6 +346,6 @@ class Proposals:
                 return
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Forget a sequence that has ended."""
         self._answers.learn(sequence)
         self._draftees.pop(sequence.request.request_id, None)

@@ -1,7 +1,7 @@
-"""The answers that a server gave lately, as a text to look drafts up in.
+"""The recent answers of a server, as a text to look drafts up in.
 
-Requests of one tenant, salt and adapter share it; those of different ones do not, for what others
-were answered shows in how fast a request is.
+Only requests with the same tenant, salt and adapter share answers: the speed of a request reveals
+whether its text was in them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tgi_cli.engine.speculation.token_index import SEPARATOR, SLICE, TokenIndex
 
 
 class Key(NamedTuple):
-    """Whose answers: see :class:`tgi_cli.engine.messages.GenerationRequest`."""
+    """Identifies requests that share answers; fields of ``GenerationRequest``."""
 
     tenant: bytes
     cache_salt: bytes
@@ -26,11 +26,11 @@ MAX_TOKENS = 1 << 18
 """Limit of tokens over all keys, which take 4 MB."""
 
 MAX_KEYS = 256
-"""Each takes 16 KB and more."""
+"""Limit of keys, which take at least 16 KB each."""
 
 TEXT_TOKENS = 1 << 14
-"""Length from which on the text of a key is closed. There are two: as the new one becomes full, the
-old one is dropped."""
+"""Length at which a key's text is closed. A key has two texts: when the newer one is full, the
+older one is dropped."""
 
 MAX_ANSWER = 1 << 12
 """Tokens of an answer that are kept: its last ones."""
@@ -49,7 +49,7 @@ class RecentAnswers:
         return self._num_tokens
 
     def add(self, key: Key, token_ids: Sequence[int]) -> None:
-        """Take in an answer."""
+        """Add an answer."""
         if not token_ids:
             return
         indexes = self._texts.setdefault(key, [])
@@ -71,7 +71,7 @@ class RecentAnswers:
     def indexes(self, key: Key, most: int = SLICE) -> Sequence[TokenIndex]:
         """The texts of a key, the newer one first, after up to ``most`` more tokens of it.
 
-        Answers are indexed when they are looked for, for that may never be.
+        Answers are not indexed before they are looked up, which may never happen.
         """
         indexes = self._texts.get(key, ())
         for index in indexes:

@@ -1,16 +1,16 @@
-"""How long a step takes with draft rows, from what was measured at warm-up and since.
+"""How long a step takes with draft rows, from measurements at warm-up and since.
 
-The warm-up times rows of one sequence, which read the same keys, and sequences of one row, which
-each cost the host and the attention more. A step of B sequences with d draft rows takes
+The warm-up times rows of one sequence, which share their keys, and sequences of one row, each of
+which costs the host and the attention more. A step of B sequences with d draft rows takes
 
     sequences(B) + rows(B + d) - rows(B) + (B a + d b) (context - measured context)
 
 where a and b are the seconds per token of context of a sequence and of one more row of it. While
 the engine runs, the durations of its steps correct the figures, by classes of B and d.
 
-A drafter with weights takes time of its own, after a step: a first pass, which follows the tokens
-that the step has chosen, and one for each further draft. A draft model may have to compute a prompt
-before, or what it has missed while nothing was proposed: its first pass is longer by as much.
+A drafter with weights takes additional time after a step: a first pass, over the tokens that the
+step has chosen, and one for each further draft. The first pass of a draft model is longer if it has
+to compute a prompt first, or tokens that it missed while nothing was proposed.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from tgi_cli.engine.speculation.draft_lengths import MARGIN, may_pay
 from tgi_cli.engine.step import MAX_DRAFT_ROWS, StepTime
 
 _ROW_SHARE = 0.05
-"""Cost of a row, as a share of a step of one, where nothing was measured."""
+"""Assumed cost of a row, as a share of a step of one row, if nothing was measured."""
 
 _LOOK_UP_SECONDS = 2e-5
-"""Of a sequence, before any was measured."""
+"""Assumed time of a sequence's look-up, before any was measured."""
 
 _LOOK_UP_WEIGHT = 0.02
-"""Of another measurement in their average."""
+"""Weight of a new measurement in the average of look-ups."""
 
 _CONTEXTS = 512
 """Contexts that differ by less have the same costs."""
 
 _REFRESH = 16
-"""Steps after which costs are calculated anew."""
+"""Steps after which costs are calculated again."""
 
 _LEAST_WEIGHT = 0.05
-"""Of a new duration in an average: the average is of the last twenty or so."""
+"""Weight of a new duration in an average, which covers about the last twenty."""
 
 _FORGET = 0.004
-"""Share of a correction that a step without drafts takes back: what is never measured again must
-not stay wrong."""
+"""Share of a correction that a step without drafts takes back, so that what is not measured again
+does not stay wrong."""
 
 _LEAST_SPEED = 0.1
 """Least share of its measured duration that a proposal, or catching up, is taken to last."""
 
 _OUTLIER = 4.0
-"""Most by which a duration may differ from the expected one: others had the processor then."""
+"""Factor by which a duration may differ from the expected one: beyond, other programs ran."""
 
 
 class _Curve:
@@ -84,15 +84,15 @@ class _Average:
 
 @dataclass(slots=True)
 class Costs:
-    """Of steps of one number of sequences and about one context.
+    """The costs of steps with one number of sequences and about one context.
 
     Attributes:
-        sequences: of a step.
-        seconds: without drafts, as measured at warm-up.
-        measured: durations with 0, 1, 2, ... draft rows as multiples of that.
+        sequences: number of sequences in a step.
+        seconds: duration without drafts, as measured at warm-up.
+        measured: durations with 0, 1, 2, ... draft rows, as multiples of that.
         durations: the same, corrected.
-        look_up: what looking a sequence up takes, as a multiple of a step without drafts.
-        pay: whether any number of drafts may be worth it, and looking for them.
+        look_up: time to look a sequence up, as a multiple of a step without drafts.
+        pay: whether any number of drafts, including their look-up, may be worth it.
     """
 
     sequences: int
@@ -108,13 +108,13 @@ class StepCosts:
     """Predicts the durations of steps with drafts.
 
     Args:
-        times: as measured at warm-up; without any, a draft row is taken to cost a twentieth of a
+        times: measured at warm-up; without any, a draft row is assumed to cost a twentieth of a
             step of one row.
-        most_drafts: of a sequence.
+        most_drafts: most drafts of a sequence in a step.
 
     Attributes:
-        catches_up: whether the drafter computes what it lacks of a sequence once it is asked for
-            drafts, as was measured; if not, it follows every step.
+        catches_up: whether the drafter computes the tokens it lacks of a sequence only when it is
+            asked for drafts, as measured; if not, it follows every step.
     """
 
     def __init__(self, times: Iterable[StepTime], most_drafts: int) -> None:
@@ -141,7 +141,7 @@ class StepCosts:
         self._look_up_seconds = _LOOK_UP_SECONDS
 
     def of(self, sequences: int, context: int) -> Costs:
-        """The costs of steps of ``sequences`` with ``context`` tokens each; 0.3 us if known."""
+        """The costs of steps of ``sequences`` with ``context`` tokens each. 0.3 us if known."""
         key = (sequences, context // _CONTEXTS)
         costs = self._costs.get(key)
         if costs is None:
@@ -155,11 +155,11 @@ class StepCosts:
         return costs
 
     def proposing(self, sequences: int, drafts: int) -> float:
-        """Seconds that the worker takes to propose so many drafts for each sequence; 1 us."""
+        """Seconds that the worker takes to propose ``drafts`` for each sequence. Takes 1 us."""
         return self._proposals.seconds(sequences, drafts)
 
     def catching_up(self, tokens: int) -> float:
-        """Seconds that the drafter takes to compute so many tokens that it lacks."""
+        """Seconds that the drafter takes to compute ``tokens`` that it lacks."""
         return tokens * self._lag_seconds * self._lag_speed.value
 
     def _per_lag(self, time: StepTime) -> float:
@@ -168,7 +168,7 @@ class StepCosts:
         return max(0.0, time.seconds - without) / time.lag
 
     def speed(self, sequences: int) -> float:
-        """What steps without drafts take of late, as a multiple of what was measured."""
+        """What steps without drafts have taken recently, as a multiple of what was measured."""
         average = self._speeds.get(batch_class(sequences))
         return 1.0 if average is None else average.value
 
@@ -195,12 +195,12 @@ class StepCosts:
         costs.pay = may_pay(costs.sequences, costs.durations, margin)
 
     def looked_up(self, seconds: float) -> None:
-        """Looking a sequence up took ``seconds``."""
+        """Learn that looking a sequence up took ``seconds``."""
         seconds = min(seconds, self._look_up_seconds * _OUTLIER)
         self._look_up_seconds += (seconds - self._look_up_seconds) * _LOOK_UP_WEIGHT
 
     def learn_proposing(self, step: StepTime) -> None:
-        """A step after which drafts were proposed took so long."""
+        """Learn from a step after which drafts were proposed."""
         costs = self.of(step.sequences, step.context)
         drafts = step.rows - step.sequences
         if drafts < len(costs.durations):
@@ -209,7 +209,7 @@ class StepCosts:
             self._proposals.learn(step.sequences, step.proposals, left)
 
     def learn_catching_up(self, step: StepTime) -> None:
-        """A step took so long, after which the drafter has computed ``lag`` tokens in all."""
+        """Learn from a step after which the drafter has computed ``lag`` tokens in all."""
         costs, measured = self.of(step.sequences, step.context), self._lag_seconds * step.lag
         drafts = step.rows - step.sequences
         if measured and drafts < len(costs.durations):
@@ -218,7 +218,7 @@ class StepCosts:
             self._lag_speed.add(max(_LEAST_SPEED, (step.seconds - known) / measured))
 
     def learn(self, sequences: int, drafts: int, context: int, seconds: float) -> None:
-        """A step of ``sequences`` and so many draft rows took ``seconds``; 1 to 2 us."""
+        """Learn from a step of ``sequences`` with ``drafts`` draft rows. Takes 1 to 2 us."""
         costs = self.of(sequences, context)
         if drafts >= len(costs.measured):
             return
@@ -237,10 +237,10 @@ class StepCosts:
 
 
 class _ProposalCosts:
-    """What proposals take, from a few durations of steps that end with them.
+    """The time of proposals, from a few durations of steps that end with them.
 
     Args:
-        times: of steps of one row per sequence.
+        times: durations of steps of one row per sequence.
         without: seconds of such steps without proposals, by the number of sequences.
     """
 
@@ -299,5 +299,5 @@ def _context_slopes(times: list[StepTime], context: int) -> tuple[float, float]:
 
 
 def batch_class(count: int) -> int:
-    """Numbers that are corrected alike: 1, 2, 3 to 4, 5 to 8, and so on."""
+    """The class of a count, within which corrections are shared: 1, 2, 3 to 4, 5 to 8, ..."""
     return (count - 1).bit_length()

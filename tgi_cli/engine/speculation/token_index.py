@@ -6,7 +6,7 @@ https://arxiv.org/abs/2411.04975), whose tree of all suffixes takes more memory 
 
 Microseconds on one 2025 server core, with 32,000 tokens of text: indexing them 2,200, in slices of
 220; a token more 1.8; a search that finds nothing 1.3, one place 2.4, eight 10; reading seven
-tokens behind one place 6, behind eight 13.
+tokens after one place 6, after eight 13.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from tgi_cli.engine.speculation.hash_chains import LONGEST, HashChains
 
 GRAMS = (LONGEST, 1)
-"""Numbers of tokens that are hashed. Matches of at least so many are found by the first."""
+"""Numbers of tokens that are hashed. The first finds matches of at least as many tokens."""
 
 MAX_VISITS = 8
 """Places of a chain that a search compares: the latest ones."""
@@ -30,12 +30,12 @@ SLICE = 4096
 """Tokens that one call of :meth:`TokenIndex.extend` indexes: a quarter of a millisecond."""
 
 _FEW = 24
-"""Tokens up to which indexing them one by one is quicker than all at once."""
+"""Tokens up to which indexing one by one is faster than all at once."""
 
 _MIN_BITS, _MAX_BITS = 10, 16
 
 SEPARATOR = -1
-"""In a text that is made of several: nothing is read beyond it."""
+"""Separates texts within a text; nothing is read beyond it."""
 
 LONG = 8
 """Length from which on matches are as good as longer ones."""
@@ -53,9 +53,9 @@ class TokenIndex:
     """The places where tokens occur in a text that grows.
 
     Args:
-        tokens: the text. Whoever appends to it calls :meth:`extend`; nothing is ever removed.
-        open_end: whether the text goes on behind its last token, with what is drafted: the text of
-            a running sequence does. Its last token is not indexed: nothing follows it.
+        tokens: the text. Call :meth:`extend` after appending to it; nothing is ever removed.
+        open_end: whether drafts continue the text, as for a running sequence. Its last token is
+            not indexed, since nothing follows it.
     """
 
     def __init__(self, tokens: Sequence[int], open_end: bool = False) -> None:
@@ -81,7 +81,7 @@ class TokenIndex:
         if end <= begin:
             return 0
         if end > 2 << self._bits and self._bits < _MAX_BITS:
-            # Chains have become long. The text is indexed anew, in slices again.
+            # Chains have become long: index the text again, in slices.
             self._begin(_bits_for(len(tokens)))
             return self.extend(most)
         if end - begin <= _FEW:
@@ -99,13 +99,13 @@ class TokenIndex:
     def find(
         self, context: Sequence[int], expected: int = -1, least: int = 1
     ) -> tuple[int, list[int]]:
-        """Find the places behind the longest matches of the last tokens of ``context``.
+        """Find the places after the longest matches of the last tokens of ``context``.
 
         Args:
             context: not empty. It may be the text itself.
-            expected: place that the text should be at, by an earlier match, or -1. A match there,
-                or else shortly before or behind it, counts as longer by :data:`NEAR`: texts that
-                are copied with changes go on near to where they were.
+            expected: place where an earlier match leads to, or -1. A match there, or else shortly
+                before or after it, counts as longer by :data:`NEAR`: copies of texts with changes
+                continue near to where they were.
             least: length below which matches are not looked for; some may be found nevertheless.
 
         Returns:
@@ -129,7 +129,7 @@ class TokenIndex:
         return self._length(context, places[0] - 1, MAX_LENGTH), places
 
     def _visit(self, chains: HashChains, context: Sequence[int]) -> list[tuple[int, int]]:
-        """Lengths of matches and the places behind them, latest first."""
+        """Lengths of matches and the places after them, latest first."""
         found = []
         place, links = chains.last(context), chains.links
         for _ in range(MAX_VISITS):
@@ -164,7 +164,7 @@ class TokenIndex:
         return length
 
     def follow(self, places: list[int], most: int) -> tuple[list[int], list[float]]:
-        """Read on behind ``places``, which vote for each token.
+        """Read on after ``places``, which vote for each token.
 
         Args:
             places: as :meth:`find` returns them.

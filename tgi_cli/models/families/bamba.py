@@ -16,7 +16,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 262144,
 }  # fmt: skip
 _ROTATED = {"partial_rotary_factor": 0.5}
-"""Whatever config.json says."""
+"""Regardless of config.json."""
 
 
 def read(config: ModelConfig) -> DecoderSpec:

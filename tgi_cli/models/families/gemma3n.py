@@ -87,7 +87,7 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 
 def _mlps(config: ModelConfig, num_layers: int) -> list[MLPSpec]:
-    """Of each layer; where config.json does not say, the gates of the first ten are sparse."""
+    """The MLP of each layer. By default, the gates of the first ten layers are sparse."""
     sparse = [0.95] * 10 if num_layers > 10 else []
     default = sparse + [0.0] * (num_layers - len(sparse))
     shares = config_fields.per_layer(config, "activation_sparsity_pattern", num_layers, default)

@@ -74,8 +74,8 @@ def read(config: ModelConfig) -> DecoderSpec:
 
 def _attention(config: ModelConfig, kinds: list[str], layer: int, context: int) -> AttentionSpec:
     full = kinds[layer] == FULL
-    # transformers lets the tokens of an image see each other where there is a window.
-    sees = config.raw.get("use_bidirectional_attention") == "vision"
+    # transformers lets the tokens of an image attend to each other where there is a window.
+    bidirectional = config.raw.get("use_bidirectional_attention") == "vision"
     keys_are_values = full and config.get("attention_k_eq_v", bool, False)
     by_layer = config.get("per_layer_config", dict, {})
     # transformers pads the numbers with zeros to a common width.
@@ -92,7 +92,7 @@ def _attention(config: ModelConfig, kinds: list[str], layer: int, context: int) 
         qk_norm_eps=config.get("rms_norm_eps", float),
         value_norm=True,
         values_from_keys=keys_are_values,
-        spans="window" if sees and not full else "none",
+        spans="window" if bidirectional and not full else "none",
         cache=gemma_fields.shared_cache(config, kinds, layer),
     )
 

@@ -1,7 +1,7 @@
 """Kimi Linear (https://arxiv.org/abs/2510.26692).
 
 Three layers of Kimi Delta Attention to one of latent attention without positions; DeepSeek V3's
-experts behind the first layers.
+experts after the first layers.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 from tgi_cli.models import config_fields
 from tgi_cli.models.config import ModelConfig, text_part
 from tgi_cli.models.delta_fields import stacked_qkv
-from tgi_cli.models.qwen_hybrid import SEEING, Table, dense, experts, hybrid
+from tgi_cli.models.qwen_hybrid import CONDITIONAL_SUFFIX, Table, dense, experts, hybrid
 from tgi_cli.models.spec import DecoderSpec, DeltaSpec
 
 _DENSE: dict[str, Any] = {
@@ -28,7 +28,7 @@ _SPARSE = _DENSE | {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value
 def read(config: ModelConfig) -> DecoderSpec:
     """https://huggingface.co/docs/transformers/main/en/model_doc/qwen3_5 and .../qwen3_5_moe"""
     sparse = "Moe" in config.architecture
-    if config.architecture.endswith(SEEING):
+    if config.architecture.endswith(CONDITIONAL_SUFFIX):
         config = text_part(config)
     config = config_fields.on_three_axes(config, (11, 11, 10), interleaved=True)
     config = config_fields.filled(config, _SPARSE if sparse else _DENSE)

@@ -48,7 +48,7 @@ def _apart(delta: DeltaSpec) -> Table:
 
 
 def _packed(delta: DeltaSpec) -> Table:
-    """Of a key head: its query and key, and values and gates of the value heads that share it."""
+    """Rows of a key head: its query and key, and values and gates of the value heads it serves."""
     shared = delta.num_value_heads // delta.num_key_heads
     wide = {
         "q": delta.key_dim,

@@ -2,7 +2,7 @@
 (https://arxiv.org/abs/2502.13923) and Qwen3-VL (https://arxiv.org/abs/2511.21631).
 
 Qwen 2's, Qwen 3's and Qwen3-MoE's, with rotary positions on three axes: in an image, rows and
-columns are counted apart. Qwen3-VL also adds features of images behind its first layers.
+columns are counted apart. Qwen3-VL also adds features of images after its first layers.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Wrapper:
 
     Attributes:
         decoder: its model type.
-        path: of its tensors, as transformers writes them.
+        path: path of its tensors, as transformers writes them.
         tied: whether the head repeats the embedding.
         text_ties: whether that is so, too, where ``text_config`` says it.
     """
@@ -39,7 +39,7 @@ class Decoder:
     """A family that may be wrapped.
 
     Attributes:
-        module: of :mod:`tgi_cli.models.families`.
+        module: module of :mod:`tgi_cli.models.families`.
         architecture: under which it reads the decoder's configuration.
         defaults: of what the text part of a configuration may leave out, and a text model's may
             not.

@@ -50,7 +50,7 @@ class AttentionContext:
     """State that a model's attention modules share, as their attribute ``tgi_attention``.
 
     Attributes:
-        specs: of the caches, in the order in which layers attend.
+        specs: specifications of the caches, in the order in which layers attend.
         layers: the index of each attention module's cache.
         readers: modules that attend to the cache of an earlier layer, and write nothing.
         repeated: the indices of modules that attend several times in a step, to a cache each.

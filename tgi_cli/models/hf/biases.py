@@ -75,7 +75,7 @@ class DistanceBias:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the bias."""
+        """The bias's dtype."""
         return self.profiles.dtype
 
     def float(self) -> DistanceBias:
@@ -142,7 +142,7 @@ def attend(
         layer: index of the cache.
         states: queries, keys and values of the step, [T, heads, dimensions] each.
         scale: factor of the scores.
-        bias: of these queries.
+        bias: bias of these queries.
         sinks: [heads, T], logits that have no value, of each query.
 
     Returns:

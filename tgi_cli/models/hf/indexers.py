@@ -198,7 +198,7 @@ def _with_stand_ins(indexer: Any) -> Callable[..., Any]:
 
 
 class _Causal:
-    """A mask that is added to scores, and hides what is behind a query."""
+    """A mask that is added to scores, and hides what is after a query."""
 
     dtype = torch.float32
 
@@ -268,7 +268,7 @@ class _Scores:
         scale: their factor so far.
         cut: whether negative ones were set to zero.
         weights: [1, T, heads], by which heads were added up.
-        masked: whether those behind a query are hidden.
+        masked: whether those after a query are hidden.
     """
 
     keys: _Keys

@@ -23,7 +23,7 @@ def largest_image(config: Any, names: Container[str], max_rows: int) -> dict[str
     If all images of the family are larger, those for the smallest.
 
     Args:
-        config: of transformers' model.
+        config: configuration of transformers' model.
         names: arguments of its ``get_image_features``.
         max_rows: at least 1.
     """
@@ -84,5 +84,5 @@ def _channels(eye: Any) -> int:
 
 
 def _first(sizes: Any) -> int:
-    """Of a size that may be given for each side."""
+    """A size, or its first number if each side has its own."""
     return int(sizes[0]) if isinstance(sizes, list | tuple) else int(sizes)

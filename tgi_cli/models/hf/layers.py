@@ -240,6 +240,33 @@ def own_part(style: str, shard: Shard, path: str) -> Callable[[Tensor], Tensor]:
     return styles[style]
 
 
+def own_parts(
+    module: nn.Module, path: str, inner_path: str, plan: Mapping[str, str], shard: Shard
+) -> dict[str, Callable[[Tensor], Tensor]]:
+    """By name, functions from a module's own parameters to this process's parts, where divided.
+
+    A module of experts is told its shard.
+
+    Args:
+        module: at ``path`` in the whole model, and ``inner_path`` in the decoder.
+        plan: transformers' plan of tensor parallelism.
+        shard: this process's share of the model.
+
+    Raises:
+        UnsupportedModelError: a parameter cannot be divided as planned.
+    """
+    parts: dict[str, Callable[[Tensor], Tensor]] = {}
+    if shard.size == 1:
+        return parts
+    for name, _ in module.named_parameters(recurse=False):
+        style = planned(plan, f"{inner_path}.{name}")
+        if style not in (None, "replicate", "replicated_with_grad_allreduce"):
+            parts[name] = own_part(style, shard, f"{path}.{name}")
+    if parts and planned(plan, inner_path) == "moe_tp_experts":
+        set_shard(module, shard)
+    return parts
+
+
 def planned(plan: Mapping[str, str], path: str) -> str | None:
     """The entry of a plan for ``path``, with ``*`` for numbers."""
     return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path))

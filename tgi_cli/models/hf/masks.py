@@ -20,7 +20,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """Replaces a causal mask: ``window`` and ``chunk`` as of :class:`KVSpec`, or all is seen."""
+    """Replaces a causal mask; ``window`` and ``chunk`` as in :class:`tgi_cli.attention.KVSpec`."""
 
     window: int | None
     chunk: int | None = None

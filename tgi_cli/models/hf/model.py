@@ -35,9 +35,8 @@ from tgi_cli.models.hf.layers import (
     BatchedHead,
     UnreplacedWeights,
     linear,
-    own_part,
+    own_parts,
     planned,
-    set_shard,
 )
 from tgi_cli.models.hf.masks import READS_MASK, Unsupported
 from tgi_cli.models.hf.names import sources, stored_names
@@ -197,7 +196,7 @@ class _LogitsHead:
 
 
 def _deepstack(input_ids: Tensor, images: ImageRows) -> dict[str, Any]:
-    """The arguments of a decoder that adds features of images behind its first layers."""
+    """The arguments of a decoder that adds features of images after its first layers."""
     if not images.deepstack:
         return {}
     own = torch.zeros_like(input_ids, dtype=torch.bool).index_fill_(0, images.indices, True)
@@ -285,10 +284,8 @@ def _replace(
     """Put our layers into the model; yields the holders of the other weights."""
     whole, decoder = skeleton.whole, skeleton.decoder
     plan = getattr(decoder.config, "base_model_tp_plan", None) or {}
-    if build.shard.size > 1 and not plan:
-        raise Unsupported("has no plan of tensor parallelism")
-    if build.shard.size > 1 and any(hasattr(m, "rel_logits_proj") for m in decoder.modules()):
-        raise Unsupported("has biases by distance (Inkling), which are not shared out to shards")
+    if build.shard.size > 1:
+        _require_shards(decoder, plan)
     head, table = skeleton.text.get_output_embeddings(), decoder.get_input_embeddings()
     if type(head) is not nn.Linear:
         raise Unsupported("has no plain linear head")
@@ -332,13 +329,7 @@ def _replace(
             else:
                 new = linear(module, path, style, fitting, parent)
         else:
-            shares = {}
-            for name in own if build.shard.size > 1 else ():
-                style = planned(plan, f"{path[start:]}.{name}")
-                if style not in (None, "replicate", "replicated_with_grad_allreduce"):
-                    shares[name] = own_part(style, build.shard, f"{path}.{name}")
-            if shares and planned(plan, path[start:]) == "moe_tp_experts":
-                set_shard(module, build.shard)
+            shares = own_parts(module, path, path[start:], plan, build.shard)
             loose = UnreplacedWeights(module, path, stored, shares)
             if len(loose):
                 yield loose
@@ -350,6 +341,14 @@ def _replace(
             seen.update(own.values())
             if own and not list(module.children()):
                 twins[shared] = module if new is None else new
+
+
+def _require_shards(decoder: PreTrainedModel, plan: Mapping[str, str]) -> None:
+    """Raises Unsupported if a decoder cannot be divided among shards."""
+    if not plan:
+        raise Unsupported("has no plan of tensor parallelism")
+    if any(hasattr(module, "rel_logits_proj") for module in decoder.modules()):
+        raise Unsupported("has biases by distance (Inkling), which are not shared out to shards")
 
 
 @cache

@@ -300,7 +300,7 @@ def replace_own_attention(decoder: nn.Module, context: AttentionContext, cache: 
 
 
 def _cached(forward: Callable[..., Any], cache: object) -> Callable[..., Any]:
-    """Of Git, whose text model would count the tokens in its cache."""
+    """The forward pass of Git's layers with ``cache``: its text model would count tokens there."""
 
     def attend(module: nn.Module, hidden: Tensor, mask: Any = None, *_: object, **__: Any) -> Any:
         return forward(module, hidden, mask, cache)

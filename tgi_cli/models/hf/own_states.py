@@ -164,7 +164,7 @@ def weighted_mean(
     """The mean of a channel's values so far, weighted by exp of their keys, which fall with time.
 
     Per channel, with ``rates`` (w, u): a token's weight is exp(key + u) for itself, and for the
-    token n behind it exp(key + (n - 1) w). Numerators and denominators are kept divided by the
+    token n after it exp(key + (n - 1) w). Numerators and denominators are kept divided by the
     greatest weight, whose logarithm is kept, too.
 
     Args:

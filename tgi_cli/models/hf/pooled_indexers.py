@@ -1,7 +1,7 @@
 """Indexers that score means of several tokens: those of GLM-5.3-Flash and of Qwen 4.
 
-A text is cut into pools of so many tokens. A query attends to the tokens of the best pools, and to
-those behind the last pool that is complete. Caches have the numbers of single tokens, as prefixes
+A text is cut into pools of equal size. A query attends to the tokens of the best pools, and to
+those after the last pool that is complete. Caches have the numbers of single tokens, as prefixes
 are reused and cut anywhere; the means are made of them in each step.
 """
 

@@ -25,7 +25,7 @@ class CacheLayout:
     """Which cache of a :class:`PagedAttention` each decoder layer uses.
 
     Attributes:
-        specs: of the caches.
+        specs: specifications of the caches.
         own: index of the cache of each layer's self-attention.
         cross: of its cross-attention; the same one where they have the same sizes.
     """
@@ -134,7 +134,7 @@ def sequence_cache(
     """The cache of one sequence, for a forward pass of transformers' decoder.
 
     Args:
-        layout: of the model.
+        layout: layout of the model.
         attention: has the blocks of all sequences.
         blocks: int64 [n], the sequence's block table.
         encoder_tokens: length of its prompt.

@@ -39,7 +39,7 @@ class StepCache:
     """The states of a step's sequences, for modules that compute with the functions below.
 
     Attributes:
-        specs: of the states, in the order in which a dry run met them.
+        specs: specifications of the states, in the order in which a dry run met them.
         positions: int64 [T], of the step's tokens.
         offsets: int64 [T], what is to be added to 0, 1, 2... to get the tokens' positions.
         counted: whether ``offsets`` were asked for.
@@ -291,7 +291,7 @@ def _ours(cache: StepCache) -> dict[str, Callable[..., Any]]:
 def substitute(decoder: nn.Module, cache: StepCache) -> set[nn.Module]:
     """Give the modules of ``decoder`` our functions; returns those that use any.
 
-    Only these modules get them: their forward is bound anew, with other globals.
+    Only these modules get them: their forward is bound again, with other globals.
     """
     ours, found = _ours(cache), set()
     for module in decoder.modules():
@@ -301,7 +301,7 @@ def substitute(decoder: nn.Module, cache: StepCache) -> set[nn.Module]:
         ):
             continue
         if not forward.__module__.startswith("transformers."):
-            continue  # who knows what functions of these names compute there
+            continue  # functions of these names may compute anything there
         rebind(module, {k: f for k, f in ours.items() if k in forward.__globals__})
         found.add(module)
     return found

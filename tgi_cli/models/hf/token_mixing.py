@@ -44,7 +44,7 @@ class TokenMixingDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts = False
-        """Whether tokens were counted, as a model does that is not told their positions."""
+        """Whether tokens were counted, as in models that do not get their positions."""
         self._tokens = tokens
         self._near = {tokens + shift for shift in range(-_SHIFT, _SHIFT + 1) if shift}
 

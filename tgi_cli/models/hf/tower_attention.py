@@ -69,7 +69,7 @@ def tower_attention(
     """Attention in both directions, within each of consecutive windows if there are any.
 
     Args:
-        module: of transformers.
+        module: module of transformers.
         query: [B, heads, T, dim]; ``key`` and ``value`` likewise, perhaps with fewer heads.
         attention_mask: as for ``sdpa``; None with windows.
         scaling: of the scores. Default: dim ** -0.5.

@@ -140,7 +140,7 @@ def _covers_patches(module: nn.Conv3d) -> bool:
 
 
 def _patch_product(self: Any, x: Tensor) -> Tensor:
-    """Of patches [N, channels, *kernel]: oneDNN's convolution is made for images.
+    """Project patches [N, channels, *kernel] by a product: oneDNN's convolution is made for images.
 
     In float32 sums stay in transformers' order, with which results are compared.
     """
@@ -237,7 +237,7 @@ def activation_of(function: Callable[[Tensor], Tensor]) -> str | None:
 
 
 def _activated(up: str, down: str, activation: str) -> Callable[[Any, Tensor], Tensor]:
-    """The forward pass of down(activation(up(x))), with the function behind up's product."""
+    """The forward pass of down(activation(up(x))), with the function after up's product."""
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         layer = getattr(self, up)

@@ -23,11 +23,11 @@ PIECE_OPERATIONS = 1e9
 """Floating-point operations between two points: 2 to 3 ms on two server cores of 2023."""
 
 LEAST_ROWS = 64
-"""Of a piece, since weights are read anew for each."""
+"""Least rows of a piece: each piece reads the weights again."""
 
 _NAME = "pause_points"
 NO_PAUSES = PausePoints()
-"""Of modules that are not in a tower: they never pause."""
+"""Pause points of modules that are not in a tower: they never pause."""
 
 
 def add_pauses(core: nn.Module, pauses: PausePoints) -> None:
@@ -48,7 +48,7 @@ def pauses_of(module: nn.Module) -> PausePoints:
 
 
 def pieces(rows: int, operations: float) -> Iterator[slice]:
-    """``rows`` in pieces, if each takes so many operations."""
+    """``rows`` in pieces, where each row takes ``operations``."""
     size = max(LEAST_ROWS, int(PIECE_OPERATIONS / operations))
     for begin in range(0, rows, size):
         yield slice(begin, min(begin + size, rows))
@@ -60,9 +60,9 @@ def by_pieces(
     """``compute`` of all rows, by pieces if someone is waiting.
 
     Args:
-        module: of a tower.
+        module: module of a tower.
         x: [..., in].
-        operations: of a row.
+        operations: operations of a row.
         compute: from [T, in] to [T, out]; a row's result depends on that row alone.
     """
     pauses = pauses_of(module)
@@ -80,7 +80,7 @@ def by_pieces(
 
 
 def _forward(self: Any, x: Tensor) -> Tensor:
-    """Of a linear layer."""
+    """The forward pass of a linear layer, in pieces."""
     whole = type(self).forward
     packed = getattr(self, "packed", None)
     if not isinstance(packed, PackedMatrix) or not x.numel():

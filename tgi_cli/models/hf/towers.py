@@ -50,7 +50,7 @@ def leave_out_towers(decoder: nn.Module) -> list[str]:
 
 
 def _text_mask(*, block_sequence_ids: object = None, **mask: Any) -> Any:
-    """Git's, in which the tokens of an image see each other; a text has none."""
+    """Git's, in which the tokens of an image attend to each other; a text has none."""
     return create_causal_mask(**mask)
 
 

@@ -45,7 +45,7 @@ class TransformersTower(VisionTower):
     """The tower and the projector of a model that transformers has.
 
     Args:
-        config: of a checkpoint whose architecture sees.
+        config: configuration of a checkpoint whose architecture takes images.
         build: dtype and context; a tower is whole on every shard, never quantized as it is
             loaded, and no target of adapters.
         device: where the weights go.

@@ -1,4 +1,4 @@
 """Weights that draft tokens for a target model: EAGLE-3, Medusa, MLP speculators, MTP layers.
 
-:mod:`.detect` tells checkpoints apart without torch, :mod:`.load` makes a proposer of one.
+:mod:`.detect` recognizes checkpoints without torch, :mod:`.load` makes a proposer of one.
 """

@@ -42,7 +42,7 @@ class TargetStep:
         tokens: int32 [rows, positions], all rows' tokens, those chosen in this step included.
         block_tables: int32 [rows, blocks], on the host: all rows' blocks. Of a row only those that
             hold its first ``starts + counts`` tokens are read.
-        most: how many drafts are wanted behind each proposing entry, at most; 0 if none proposes.
+        most: how many drafts are wanted after each proposing entry, at most; 0 if none proposes.
     """
 
     rows: Ints
@@ -61,7 +61,7 @@ class Drafts:
     """What a proposer expects to follow S entries.
 
     Attributes:
-        token_ids: int64 [S, n], in order; n is at most :attr:`TargetStep.most`; -1 behind the last
+        token_ids: int64 [S, n], in order; n is at most :attr:`TargetStep.most`; -1 after the last
             draft of a row that has fewer.
         chances: float32 [S, n], the probability that the drafter itself gives to each, those before
             it taken as given; None where it is not known.
@@ -75,7 +75,7 @@ def spread(drafts: Drafts, indices: Tensor, count: int) -> Drafts:
     """The drafts of some of ``count`` entries as those of all: the others have none.
 
     Args:
-        drafts: of len(indices) entries.
+        drafts: drafts of len(indices) entries.
         indices: int64, of these entries among all.
         count: S.
     """
@@ -120,8 +120,8 @@ class Proposer(Protocol):
         """Take the memory of its caches; what they had is lost.
 
         Args:
-            num_blocks: of the target's KV cache.
-            max_rows: of the persistent batch.
+            num_blocks: blocks of the target's KV cache.
+            max_rows: number of rows of the persistent batch.
         """
         ...
 
@@ -142,7 +142,7 @@ class Proposer(Protocol):
         ...
 
     def forget_computed(self) -> None:
-        """Take no block for computed, likewise. A proposer that does not catch up does nothing."""
+        """Consider no block computed. A proposer that does not catch up does nothing."""
         ...
 
     def propose(self, step: TargetStep) -> Drafts | None:
@@ -153,6 +153,6 @@ class Proposer(Protocol):
         others take them.
 
         Returns:
-            The drafts behind the last known token of each proposing entry; None if there is none.
+            The drafts after the last known token of each proposing entry; None if there is none.
         """
         ...

@@ -32,8 +32,8 @@ class CacheShape:
     """Sizes of a :class:`DraftCache`.
 
     Attributes:
-        block_size: of the target's cache, in tokens.
-        num_drafts: tokens behind the last known one, at most.
+        block_size: block size of the target's cache, in tokens.
+        num_drafts: tokens after the last known one, at most.
         max_positions: the context that is served.
         first: the first position that has keys and values: 0, or 1 of pairs.
     """
@@ -45,7 +45,7 @@ class CacheShape:
 
     @property
     def scratch(self) -> int:
-        """Blocks of a row behind those of the target, at most."""
+        """Blocks of a row after those of the target, at most."""
         return (self.num_drafts - 1) // self.block_size + 1
 
     @property
@@ -65,10 +65,10 @@ class DraftCache:
     """Keys and values of some layers, and attention over them.
 
     Args:
-        specs: of the layers. None has a window or chunks.
+        specs: specifications of the layers. None has a window or chunks.
         shape: sizes.
-        dtype: of the proposer.
-        device: of its tensors.
+        dtype: dtype of the proposer.
+        device: device of its tensors.
         backend: see :func:`tgi_cli.attention.create_attention`.
 
     Attributes:
@@ -145,7 +145,7 @@ class DraftCache:
 
         Args:
             starts, counts: int64 [B], in the order of :meth:`begin`; at least one position each, up
-                to ``num_drafts - 1`` behind the tokens that are held.
+                to ``num_drafts - 1`` after the tokens that are held.
 
         Returns:
             int64 [T], the positions, on the device.

@@ -7,7 +7,7 @@ eagle3            ``speculators_model_type`` (of the ``speculators`` library), o
                   ``hidden_norm`` (SafeAILab's, SGLang's and vLLM's layouts)
 medusa            ``medusa_num_heads`` (FasterDecoding's, as TGI), or ``model_type`` medusa (vLLM's)
 mlp_speculator    ``model_type`` mlp_speculator (ibm's)
-mtp               layers behind those of a target that are in its own checkpoint
+mtp               layers after those of a target that are in its own checkpoint
 draft_model       anything else: a language model
 ================  ==================================================================================
 """
@@ -30,10 +30,10 @@ from tgi_cli.models.weight_files import INDEX, file_header, weight_files
 Method = Literal["eagle3", "medusa", "mlp_speculator", "mtp", "draft_model"]
 
 MOST_DRAFTS = 16
-"""Limit of drafts behind one token, of any proposer with weights."""
+"""Upper bound of the drafts after one token, for any proposer with weights."""
 
 _DEFAULT_DRAFTS = 3
-"""Of proposers that can draft any number; acceptance beyond is low, and each costs a pass."""
+"""Drafts of proposers that can make any number: more are rarely accepted, and each costs a pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class SpeculatorConfig:
         config: config.json, and the folder; of ``mtp`` the target's.
         num_drafts: how many tokens it drafts unless told otherwise.
         most_drafts: how many it can draft.
-        tensors: of its files, by name; of a draft model, none are read.
+        tensors: tensors of its files, by name; of a draft model, none are read.
     """
 
     method: Method
@@ -155,7 +155,7 @@ def located_tensors(path: Path) -> list[tuple[Path, str, TensorEntry]]:
 
 
 def _heads(method: Method, config: ModelConfig, count: int) -> SpeculatorConfig:
-    """Of heads that draft one token each."""
+    """The configuration of ``count`` heads that draft one token each."""
     if count > MOST_DRAFTS:
         raise UnsupportedModelError(f"{config.file}: {count} heads, at most {MOST_DRAFTS} are used")
     _check_sizes(config)

@@ -1,7 +1,7 @@
 """An EAGLE-3 head (https://arxiv.org/abs/2503.01840).
 
 Hidden states of several of the target's layers are combined to one. It and the vector of the token
-behind it go through one layer, whose output predicts the next token and stands for its hidden state
+after it go through one layer, whose output predicts the next token and stands for its hidden state
 in the next pair.
 """
 
@@ -33,7 +33,7 @@ from tgi_cli.models.speculators.pairs import PairOutput
 from tgi_cli.models.weight_map import Source
 
 _ROWS = 4096
-"""Of token tables that are compared at once."""
+"""Rows of token tables that are compared at once."""
 
 
 class Eagle3(LoadableModel):
@@ -44,10 +44,10 @@ class Eagle3(LoadableModel):
         build: how layers are made.
         target: loaded; it gives vectors and logits that the head does not have.
         target_size: width of the target's hidden states.
-        device: of the rotary angles.
+        device: device of the rotary angles.
 
     Attributes:
-        kv_specs: of its layer.
+        kv_specs: specifications of the caches of its layer.
     """
 
     ignored = (r"(model\.)?t2d", r"verifier_.*", r".*embed_tokens\.weight")

@@ -37,13 +37,13 @@ class Eagle3Spec:
     """An EAGLE-3 head.
 
     Attributes:
-        hidden_size: of the head.
-        vocab_size: of the target.
+        hidden_size: width of hidden states of the head.
+        vocab_size: vocabulary size of the target.
         draft_vocab_size: tokens that the head knows.
         layers: the target's, whose inputs the head reads.
-        attention: of its layer, whose input is twice as wide as its output.
+        attention: attention of its layer, whose input is twice as wide as its output.
         mlp: of its layer.
-        eps: of its norms.
+        eps: epsilon of its norms.
         rope: rotary angles.
         layer: name of the layer in the checkpoint.
         own_vocabulary: whether its ids are not the target's, but stored beside the weights.
@@ -52,7 +52,7 @@ class Eagle3Spec:
         norm_before_fc: whether the target's states are normed together.
         fc_norm: whether each of them is normed.
         norm_output: whether what is fed back is normed.
-        names: of the tensors in the checkpoint, by those without a prefix.
+        names: names of the tensors in the checkpoint, by those without a prefix.
     """
 
     hidden_size: int
@@ -81,8 +81,8 @@ def read_eagle3(
 
     Args:
         speculator: of the method ``eagle3``.
-        num_layers: of the target.
-        vocab_size: of the target.
+        num_layers: number of layers of the target.
+        vocab_size: vocabulary size of the target.
         context: positions that are served.
 
     Raises:

@@ -19,7 +19,7 @@ class LastStateModule(Protocol):
     def weight_bytes(self) -> int: ...
 
     def draft(self, hidden: Tensor, token_ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Draft ``count`` tokens behind each of N.
+        """Draft ``count`` tokens after each of N.
 
         Args:
             hidden: [N, H], the final hidden states that the tokens were chosen from.

@@ -37,11 +37,11 @@ class ProposerOptions:
     """What a proposer's module and cache are made for.
 
     Attributes:
-        dtype: of weights and hidden states, the target's.
+        dtype: dtype of weights and hidden states, the target's.
         device: the target's.
         num_drafts: tokens to draft at most.
         max_positions: the context that is served.
-        block_size: of the target's KV cache.
+        block_size: tokens per block of the target's KV cache.
         num_layers, hidden_size, vocab_size: of the target.
         quantize: how plain weights are quantized as they are loaded. Default: they are not.
         attention: backend of its cache. Default: the fastest one of the device.
@@ -149,6 +149,6 @@ def _require_pairs(target: CausalLM, options: ProposerOptions, captures: bool) -
             "transformers, or its layers have several streams",
             "leave the head off",
         )
-    # Vectors of a sharded table are added up by all shards, who cannot do so yet.
+    # Vectors of a sharded table are added up by all shards, which are not connected yet.
     if not options.sharded or type(target).token_vectors is CausalLM.token_vectors:
         target.token_vectors(torch.zeros(1, dtype=torch.int64, device=options.device))

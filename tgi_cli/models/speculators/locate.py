@@ -54,7 +54,7 @@ def locate_drafter(
 
     Args:
         config: may name them as ``--speculative-model`` or in ``--speculative-config``.
-        progress: of the download.
+        progress: progress of the download.
         heads: those that the model was named by, used if ``config`` names none.
 
     Raises:

@@ -32,7 +32,7 @@ class MedusaSpec:
     Attributes:
         num_heads: heads that are used.
         num_layers: residual blocks of each.
-        bias: of the blocks.
+        bias: bias of the blocks.
         own_heads: whether each has an output head.
         numbered: whether modules are named by numbers alone.
         ignored: regular expressions for names of tensors that are not used.

@@ -30,9 +30,9 @@ class MLPSpeculatorSpec:
     Attributes:
         stages: drafts that it was trained for.
         used: how many of them are used.
-        hidden_size: of the target.
+        hidden_size: width of hidden states of the target.
         inner_size: of the state.
-        vocab_size: of the target.
+        vocab_size: vocabulary size of the target.
         tied: whether all stages have the same weights, but for the first projection.
         scale_input: whether the target's hidden state is normed.
     """

@@ -23,10 +23,10 @@ class MTPLayer(LoadableModel):
         spec: what the checkpoint has.
         build: how layers are made.
         target: loaded; it gives vectors of tokens and logits.
-        device: of the rotary angles.
+        device: device of the rotary angles.
 
     Attributes:
-        kv_specs: of its decoder layer.
+        kv_specs: specifications of the caches of its decoder layer.
     """
 
     ignored = (r".*\.embed_tokens\..*", r".*\.shared_head\.head\..*", r".*\.self_attn\.indexer\..*")

@@ -11,7 +11,7 @@ token       ``enorm``                                  ``token_layernorm``
 state       ``hnorm``                                  ``hidden_layernorm``
 projection  ``eh_proj``, of token and state            ``input_proj``, of state and token
 output      ``shared_head.norm``                       ``final_layernorm``
-fed back    before that norm                           behind it
+fed back    before that norm                           after it
 ==========  =========================================  ==========================================
 
 Of several such layers the first one is used, for all drafts. The token table and the output head
@@ -40,7 +40,7 @@ class MTPNames:
     Attributes:
         token_norm, state_norm, projection, output_norm: the modules.
         token_first: whether the token's vector comes before the state's in the projection.
-        normed_feedback: whether the hidden state of the next draft is behind the output norm.
+        normed_feedback: whether the hidden state of the next draft is after the output norm.
     """
 
     token_norm: str
@@ -86,9 +86,9 @@ class MTPSpec:
     """An MTP layer.
 
     Attributes:
-        hidden_size: of the target.
-        names: of its parts.
-        prefix: of its tensors.
+        hidden_size: width of hidden states of the target.
+        names: names of its parts.
+        prefix: prefix of its tensors.
         layer: the decoder layer.
         norm: of token, state and output.
         rope: rotary angles of the layer.

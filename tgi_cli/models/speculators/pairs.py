@@ -1,23 +1,23 @@
 """Proposers that read pairs: a token, and the target's hidden state at the position before it.
 
 EAGLE-3 heads (https://arxiv.org/abs/2503.01840) and MTP layers (https://arxiv.org/abs/2412.19437,
-section 2.2) predict the token behind a pair. They are given pairs of the target's hidden states as
-far as it has computed; behind them, each draft is paired with the head's own output.
+section 2.2) predict the token after a pair. They are given pairs of the target's hidden states as
+far as it has computed; after them, each draft is paired with the head's own output.
 
-A step computes hidden states of positions s to e and the token behind them is known, so it makes
+A step computes hidden states of positions s to e and the token after them is known, so it makes
 the pairs of positions s + 1 to e + 1. The pair of s needs the hidden state before the step:
 
 - of a row that goes on, it is that of the row's last valid position, which is kept;
-- of a row that begins behind a cached prefix, it is that of the last position of a block, which is
+- of a row that begins after a cached prefix, it is that of the last position of a block, which is
   kept with the block;
 - of a fork, the pair is in the block that was copied.
 
-It is computed anew even if the step before did so: forced tokens may have replaced the token, and
+It is computed again even if the step before did so: forced tokens may have replaced the token, and
 the slot may have been one of a scratch block.
 
 While drafts do not pay, steps come without hidden states, and nothing is computed. What such a step
 has written cannot be made up for, so its rows are not drafted for any more, nor are sequences that
-begin behind blocks which it has written to.
+begin after blocks which it has written to.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PairProposer:
     Args:
         method: its name in ``--speculative-config``.
         module: loaded.
-        cache: of the module's layers, with 1 as the first position.
+        cache: cache of the module's layers, with 1 as the first position.
         needs: the target's hidden states that the module combines.
     """
 
@@ -116,7 +116,7 @@ class PairProposer:
 
     @property
     def block_bytes(self) -> int:
-        """Of keys and values, and of a hidden state."""
+        """Bytes of a block: keys and values, and a hidden state."""
         return self._cache.block_bytes + self._module.hidden_size * self._module.dtype.itemsize
 
     def allocate(self, num_blocks: int, max_rows: int) -> None:
@@ -194,7 +194,7 @@ class PairProposer:
         return whole
 
     def _chain(self, step: TargetStep, entries: Ints, output: PairOutput, count: int) -> Drafts:
-        """Drafts behind the last pair of each of some entries."""
+        """Drafts after the last pair of each of some entries."""
         rows = step.rows[entries]
         held = (step.starts + step.counts)[entries]
         # The first draft's own pair.

@@ -22,7 +22,7 @@ RETRIES = 3
 """Further attempts with more damping if a Hessian cannot be factored."""
 
 _BLOCK = 128
-"""Columns whose errors are collected before the columns behind them are updated."""
+"""Columns whose errors are collected before the columns after them are updated."""
 
 
 def gptq(weight: Tensor, hessian: Hessian, recipe: Recipe) -> QuantizationResult:
@@ -117,7 +117,7 @@ def _round(
     Args:
         columns: in the dtype of the computation.
         factor: see :func:`_factor`.
-        groups: of each column; contiguous unless ``grids`` are given.
+        groups: groups of each column; contiguous unless ``grids`` are given.
         recipe: bits, and how to find a grid.
         grids: scales and zeros [G, N]. Default: found for each group when its first column is
             processed, from its updated columns.

@@ -141,9 +141,9 @@ def rtn(
     """Round ``weight`` [N, K] to nearest on the grid of ``recipe``, or to e4m3 for fp8.
 
     Args:
-        weight: of any floating dtype; not modified.
+        weight: weight of any floating dtype; not modified.
         recipe: bits, groups and format.
-        hessian: of the inputs, only for the result's ``loss``.
+        hessian: Hessian of the inputs, only for the result's ``loss``.
         limits: [N, G], clipping limits of
             :func:`~tgi_cli.quantization.algorithms.awq.search_clip`.
     """

@@ -90,7 +90,7 @@ def quantization_config(
     """config.json's ``quantization_config``, as vLLM, transformers and gptqmodel read it.
 
     Args:
-        recipe: of all quantized modules.
+        recipe: recipe of all quantized modules.
         ignored: full names of linear modules that are not quantized, such as ``lm_head`` or
             ``model.layers.0.mlp.gate``.
         modules: full names of the quantized modules.
@@ -137,7 +137,7 @@ def quantization_config(
 def _short_names(modules: Collection[str], plain: Sequence[str]) -> list[str]:
     """Parts of names that identify the quantized modules.
 
-    The part behind a block's number (``mlp.up_proj``) if it matches no plain module, else the full
+    The part after a block's number (``mlp.up_proj``) if it matches no plain module, else the full
     name.
     """
     names = dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in modules)

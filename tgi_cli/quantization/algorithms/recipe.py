@@ -45,7 +45,7 @@ class Recipe:
     scale_dtype: torch.dtype = torch.float16
 
     def group(self, inputs: int) -> int:
-        """Number of inputs that share a scale in a weight with so many."""
+        """Number of inputs that share a scale, for a weight's number of inputs."""
         return self.group_size if self.group_size > 0 else inputs
 
 

@@ -36,7 +36,7 @@ from tgi_cli.router.http import errors
 from tgi_cli.router.http.body_errors import wrong_types
 
 HIDDEN_THOUGHT = "thought:"
-"""Start of the signature of a thinking block whose text was omitted: it is behind it, in base64, so
+"""Start of the signature of a thinking block whose text was omitted: it follows, in base64, so
 that the model finds its reasoning in the conversation although the client was not shown it."""
 
 _BILLING_HEADER = "x-anthropic-billing-header:"

@@ -94,7 +94,7 @@ def _place(ids: list[str], name: str, param: str) -> int:
 
 
 async def get_model(context: RequestContext[None]) -> Response:
-    """One of them by its id; the served model also by TGI's name for it."""
+    """A model by its id; the served model also by TGI's name for it."""
     name = context.request.path_params["model"]
     models = await _models(context.state)
     found = models.get(context.state.config.served_names[0] if name == BASE_NAME else name)

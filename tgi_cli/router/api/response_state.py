@@ -55,7 +55,7 @@ def stores(body: ResponsesRequest, state: RouterState) -> bool:
 
 
 async def read_turn(body: ResponsesRequest, state: RouterState) -> Turn:
-    """The items of a request, behind those of the response that it continues. Raises ApiError."""
+    """The items of a request, after those of the response that it continues. Raises ApiError."""
     store, own = state.responses, input_items(body)
     context: list[Items] = []
     if body.previous_response_id is not None:

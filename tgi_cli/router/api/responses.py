@@ -178,7 +178,7 @@ async def _in_background(events: ResponseEvents, writer: ResponseWriter) -> None
         events.fail(error)
     except asyncio.CancelledError:
         events.cancel()
-    except Exception:  # a bug: whoever polls must not wait forever
+    except Exception:  # a bug: clients that poll must not wait forever
         logger.exception("response failed")
         events.fail(errors.internal())
 

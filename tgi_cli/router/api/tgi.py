@@ -102,7 +102,7 @@ async def _generate(
 
 
 def _details(whole: Whole, prefill: list[schemas.PrefillToken]) -> dict[str, Any]:
-    """The fields of :class:`SequenceDetails`."""
+    """The fields of :class:`tgi_cli.router.api.schemas.tgi.SequenceDetails`."""
     return {
         "finish_reason": _REASONS[whole.finish.reason],
         "generated_tokens": whole.finish.generated_tokens,

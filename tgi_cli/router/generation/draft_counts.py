@@ -27,7 +27,7 @@ class DraftCounts:
 
     @property
     def accepted_prediction(self) -> int:
-        """Those of the accepted that were taken from the request's prediction."""
+        """Number of accepted drafts that were taken from the request's prediction."""
         return self.by_source.get("prediction", (0, 0))[1]
 
     def take(self, steps: Iterable[VerifiedDrafts]) -> None:

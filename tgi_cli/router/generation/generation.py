@@ -128,7 +128,7 @@ class Generation:
         context.live.add(self)
         self._record = access_log.record()
         self._trace_id = ""
-        """Of the sampled trace that its observations are exemplars of, or empty."""
+        """Id of the sampled trace that its observations link to as exemplars, or empty."""
         if self._record is not None:
             self._trace_id = self._record.sampled_trace
             self._record.generations.append(self)

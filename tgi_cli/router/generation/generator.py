@@ -298,7 +298,7 @@ class Generator:
         )
 
     def _again(self, spec: GenerationSpec, made: GenerationRequest) -> GenerationRequest:
-        """The same request for another engine. Raises ApiError."""
+        """Adapt the request to another engine. Raises ApiError."""
         return self._request(spec, made.prompt_ids, made.images, made.grammar, made.prediction)
 
     def _max_new_tokens(self, input_length: int, spec: GenerationSpec) -> int:

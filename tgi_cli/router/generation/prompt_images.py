@@ -131,7 +131,7 @@ class PromptImageLoader:
             return prompt, deque()
         processed = await self._read(images, param)
         try:
-            text = written_prompt(prompt, processed, self.image_format)
+            text = await self._workers.run(written_prompt, prompt, processed, self.image_format)
         except ImageError as error:
             raise _refused(error, param) from None
         return text, deque(run_lengths(processed))

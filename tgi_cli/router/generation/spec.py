@@ -30,15 +30,15 @@ class GenerationSpec:
         max_new_tokens: Most tokens to generate. Default: as many as the context allows.
         truncate: Use the last n tokens of the prompt.
         stops: Stop strings.
-        keep_stop: End the text behind the stop string, as in TGI, not before it.
+        keep_stop: End the text after the stop string, as in TGI, not before it.
         length_first: A stop string in the last allowed token has the finish reason ``length``, as
             in TGI.
-        ignore_eos: Continue behind end tokens.
+        ignore_eos: Continue after end tokens.
         stop_token_ids: Further ids that end the sequence; not part of the text.
         shown_ids: Special tokens that are part of the text, because they mark its regions.
         samples: Number of continuations; all but the first share its computed prompt. Sample i of
             a seed does not depend on the number of samples.
-        prompt_logprobs: Return the log-probabilities of the prompt's tokens, and so many of the
+        prompt_logprobs: Return the log-probabilities of the prompt's tokens, and this number of the
             likeliest alternatives. Default: none.
         prompt_only: Return nothing of the continuation.
         line_seconds: End the text, once it has a line break, so long after its first token, in

@@ -20,29 +20,29 @@ class Timings:
 
     @property
     def total(self) -> float:
-        """From arrival to the last token, or to now while it runs."""
+        """Seconds from arrival to the last token, or to now while it runs."""
         return (self.finished or time.perf_counter()) - self.arrived
 
     @property
     def validation(self) -> float:
-        """From arrival to the engine's queue."""
+        """Seconds from arrival to the engine's queue."""
         return self.submitted - self.arrived
 
     @property
     def prompt(self) -> float:
-        """From the first step to the first token; 0 before that."""
+        """Seconds from the first step to the first token; 0 before that."""
         if not self.first_token:
             return 0.0
         return max(self.first_token - self.submitted - self.queue, 0.0)
 
     @property
     def decode(self) -> float:
-        """From the first token to the last one so far."""
+        """Seconds from the first token to the last one so far."""
         return self.last_token - self.first_token
 
     @property
     def inference(self) -> float:
-        """From the first step to the last token; 0 before the first step."""
+        """Seconds from the first step to the last token; 0 before the first step."""
         if not (self.queue or self.first_token):
             return 0.0
         return max(self.total - self.validation - self.queue, 0.0)

@@ -38,7 +38,7 @@ TENANT = "tenant"
 without keys."""
 
 SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id")
-"""Of Claude Code, and of Codex in its newer and older versions."""
+"""Session headers of Claude Code, and of Codex in its newer and older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class RequestContext(Generic[T_co]):
 
     @property
     def _session(self) -> str:
-        """The conversation's name by which agents tell theirs apart, or an empty string."""
+        """The name by which an agent identifies the conversation, or an empty string."""
         headers = self.request.headers
         for name in SESSION_HEADERS:
             if value := headers.get(name):

@@ -42,7 +42,7 @@ _MESSAGES_NAMES = {
     "reasoning": "thinking.budget_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-"""The same in a request for a message."""
+"""Names of a chat's parameters in a request for a message, which is translated into a chat."""
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -66,7 +66,7 @@ class TracedRequest(Protocol):
         ...
 
     def sequences_ended(self) -> None:
-        """No sequence of the request runs any more."""
+        """Called when no sequence of the request runs any more."""
         ...
 
 
@@ -116,6 +116,15 @@ class AccessRecord:
         """Whether the server has failed, not its client."""
         by_error = self.error is not None and self.error.status in (424, 500, 504)
         return (self.status >= 500 or by_error) and not self.expected
+
+    @property
+    def error_type(self) -> str:
+        """The type of its error, ``dropped`` or a status; empty if it has not failed."""
+        if self.error is not None:
+            return self.error.error_type
+        if self.dropped or self.status == 499:
+            return "dropped"
+        return str(self.status) if self.failed else ""
 
     @property
     def printable_path(self) -> str:

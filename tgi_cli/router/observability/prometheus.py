@@ -47,7 +47,7 @@ class Exemplar(NamedTuple):
     time: float
 
     def __str__(self) -> str:
-        """As OpenMetrics writes it behind a sample."""
+        """As OpenMetrics writes it after a sample."""
         return f' # {{trace_id="{self.trace_id}"}} {self.value!r} {self.time:.3f}'
 
 

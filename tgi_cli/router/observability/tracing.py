@@ -1,4 +1,4 @@
-"""Traces of requests: a span of the server, and one of the model's work.
+"""Telemetry of requests: a span of the server, one of the model's work, and latencies.
 
 The model server continues the latter (:mod:`tgi_cli.model_server.request_spans`), as its context
 travels with the request. Both are sampled, or neither. A client's ``traceparent`` and
@@ -17,7 +17,10 @@ from starlette.types import Scope
 from tgi_cli.router.generation.timings import Timings
 from tgi_cli.router.observability import access_log, gen_ai
 from tgi_cli.router.observability.access_log import AccessRecord
+from tgi_cli.router.observability.gen_ai_metrics import GenAIMetrics
 from tgi_cli.telemetry.context import TraceContext
+from tgi_cli.telemetry.meter import Meter, sends_metrics
+from tgi_cli.telemetry.provider import shut_down
 from tgi_cli.telemetry.tracer import Tracer, fail, is_sampled, service_name, trace_id
 
 _MOST_CHARACTERS = 512
@@ -33,7 +36,7 @@ class RequestTracing(Protocol):
 
 
 class Tracing:
-    """The spans of a router's requests.
+    """The spans of a router's requests, and OpenTelemetry's metrics of them.
 
     Args:
         endpoint: of the collector.
@@ -48,15 +51,21 @@ class Tracing:
         name = service_name(configured_name, "router")
         self._tracer = Tracer(endpoint, name, "tgi_cli.router")
         self._served = served
+        self._providers: list[Any] = [self._tracer.provider]
+        self._metrics: GenAIMetrics | None = None
+        if sends_metrics():
+            meter = Meter(endpoint, name, "tgi_cli.router")
+            self._providers.append(meter.provider)
+            self._metrics = GenAIMetrics(meter, served)
 
     def begin(self, record: AccessRecord, scope: Scope) -> RequestSpan:
         """See :class:`RequestTracing`."""
-        span = record.span = RequestSpan(self._tracer, record, scope, self._served)
+        span = record.span = RequestSpan(self._tracer, record, scope, self._served, self._metrics)
         return span
 
     def close(self) -> None:
-        """Send the last spans, for two seconds at most."""
-        self._tracer.close()
+        """Send the last spans and metrics, for two seconds at most."""
+        shut_down(*self._providers)
 
 
 class ServerSpan:
@@ -109,21 +118,24 @@ class ServerSpan:
         return self._record.began_ns + int((moment - self._record.began) * 1e9)
 
     def _record_failure(self, span: Any) -> None:
-        record = self._record
-        if record.error is not None:
-            fail(span, record.error.error_type, record.failed)
-        elif record.dropped or record.status == 499:
-            fail(span, "dropped", is_fault=False)
-        elif record.failed:
-            fail(span, str(record.status))
+        if error := self._record.error_type:
+            fail(span, error, self._record.failed)
 
 
 class RequestSpan(ServerSpan):
-    """The spans of a request to the router."""
+    """The spans of a request to the router, and its metrics."""
 
-    def __init__(self, tracer: Tracer, record: AccessRecord, scope: Scope, served: str) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        record: AccessRecord,
+        scope: Scope,
+        served: str,
+        metrics: GenAIMetrics | None,
+    ) -> None:
         super().__init__(tracer, record, scope)
         self._served = served
+        self._metrics = metrics
         self._work: Any = None
         self._answered = False
 
@@ -169,6 +181,9 @@ class RequestSpan(ServerSpan):
 
     def _end_work(self) -> None:
         span, record = self._work, self._record
+        if self._metrics is not None and record.generations:
+            self._metrics.observe(record, self._address)
+            self._metrics = None  # once
         if span is None:
             return
         self._work = None

@@ -36,9 +36,9 @@ class RoutingReason(Enum):
     PREFIX = "prefix"
     SESSION = "session"
     LOAD = "load"
-    """It was the least busy, and no replica had the prefix."""
+    """It is the least busy one, and no replica has the prefix."""
     BALANCE = "balance"
-    """Another one has a longer prefix, but is too busy."""
+    """Another replica has a longer prefix, but is too busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class RoutingKey:
     """What a choice depends on besides the load.
 
     Attributes:
-        hashes: Of the prompt, by :func:`tgi_cli.router.replicas.prefix_index.prefix_hashes`.
-        num_tokens: Of the prompt.
+        hashes: Hashes of the prompt, by :func:`tgi_cli.router.replicas.prefix_index.prefix_hashes`.
+        num_tokens: Tokens of the prompt.
         session: Hash of the session's name, or None if it has none.
     """
 
@@ -86,7 +86,7 @@ class CacheAwarePolicy(Generic[R]):
         """Return the replica for a request, and why.
 
         Args:
-            key: Of the request.
+            key: Key of the request.
             loads: Requests in flight of each replica that may be chosen, at least one.
         """
         least = min(loads.values())

@@ -58,7 +58,7 @@ class EnginePool:
     """Divides requests among replicas. Use from the event loop only.
 
     Args:
-        clients: Of the replicas, by their numbers, all connected; closed with the pool.
+        clients: Clients of the replicas, by their numbers, all connected; closed with the pool.
         policy: Chooses among them.
 
     Attributes:

@@ -72,7 +72,7 @@ class PrefixIndex:
         self._shrink()
 
     def resize(self, capacity: int) -> None:
-        """Empty the index, for another engine with a KV cache of so many blocks."""
+        """Empty the index, for another engine with a KV cache of that many blocks."""
         self._blocks.clear()
         self._capacity = max(1, capacity)
 

@@ -129,7 +129,7 @@ def _bare_object(keys: tuple[str, str]) -> ToolFormat:
 
 
 def _named_json(probe: Probe) -> ToolFormat | None:
-    """Calls with JSON arguments behind the name."""
+    """Calls with JSON arguments after the name."""
     brace = probe.body.find("{")
     key = probe.body.find('"key_one"')
     if brace < 0 or not 0 <= key - brace < LONGEST_MARK:

@@ -184,7 +184,7 @@ class LiteralStream(TextCallStream):
         return self._after(text[match.end() :])
 
     def _after(self, rest: str) -> bool:
-        """Go on behind a value."""
+        """Go on after a value."""
         self._text = rest
         self._next = self._item if self._nested else self._argument
         self._awaits_key = bool(self._nested) and self._nested[-1] == "}"

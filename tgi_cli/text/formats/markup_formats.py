@@ -22,7 +22,7 @@ _LINES: dict[str, Any] = {"before": "\n", "after": "\n", "between": "\n"}
 
 
 def _dsml(name: str) -> ToolFormat:
-    """DeepSeek's markup, whose tags tell strings from other values."""
+    """DeepSeek's markup, whose tags distinguish strings from other values."""
     mark = "｜DSML｜"
     return delimited(
         TagSyntax(

@@ -29,10 +29,10 @@ class Probe:
     Attributes:
         start: White space in front of ``head``.
         head: In front of the first name.
-        body: Behind the first name.
-        second: Behind the first name if another call follows, or None if the template has one call
+        body: After the first name.
+        second: After the first name if another call follows, or None if the template has one call
             at most.
-        ending: Behind the text of a message without calls.
+        ending: After the text of a message without calls.
     """
 
     start: str
@@ -52,7 +52,7 @@ class Probe:
         return read_calls(form, self.text) == [(NAMES[0], ARGUMENTS)]
 
     def rest(self, end: int) -> str:
-        """Behind the call that ends at ``end`` in ``body``, without the end of the message."""
+        """After the call that ends at ``end`` in ``body``, without the end of the message."""
         rest = self.body[end:]
         if self.ending.strip() and rest.endswith(self.ending):
             return rest[: len(rest) - len(self.ending)]

@@ -25,7 +25,7 @@ class ReasoningFormat:
         content: Field of the content, if it is marked, too.
         start: Text of the prompt that the response follows, or None if unknown.
         dropped: Marks around the content that may also be missing.
-        dropped_around: Marks that are dropped only behind the reasoning, and at the end.
+        dropped_around: Marks that are dropped only after the reasoning, and at the end.
     """
 
     region: Field

@@ -33,10 +33,10 @@ class ToolCallGrammar:
         trigger: Text that begins like this is a call. If empty, only a forced call can be
             constrained.
         begin: Text in front of one call's arguments, with ``NAME`` and perhaps ``INDEX``.
-        end: Text behind one call's arguments.
+        end: Text after one call's arguments.
         between: Text between two calls of one response.
         first: Text in front of all calls.
-        last: Text behind all calls.
+        last: Text after all calls.
         single: A response has at most one call.
     """
 
@@ -60,12 +60,12 @@ class TagSyntax:
     Attributes:
         begin: Text in front of the name. If it and ``named`` are empty, the name is the region's
             first word.
-        named: Text behind the name; may have ``INDEX``.
+        named: Text after the name; may have ``INDEX``.
         key: Text in front of a key.
-        value: Text between a key and its value. ``TYPE`` in it tells the type.
-        close: Text behind a value.
-        end: Text behind the last argument; empty if the region ends there.
-        gap: White space behind ``named``, and behind each argument.
+        value: Text between a key and its value. ``TYPE`` in it is the type.
+        close: Text after a value.
+        end: Text after the last argument; empty if the region ends there.
+        gap: White space after ``named``, and after each argument.
         pad: White space around a value that is not part of it.
         types: For each JSON type, the text in the place of ``TYPE``.
         cdata: A value may be in a CDATA section, as in XML.
@@ -154,7 +154,7 @@ def json_objects(
 
     Args:
         keys: Keys of the name and the arguments.
-        before: White space behind the opening marker.
+        before: White space after the opening marker.
         after: White space in front of the closing marker.
         between: Text between two calls.
         inside: The markers are around all calls, not each.
@@ -192,7 +192,7 @@ def json_list(
     Args:
         keys: Keys of the name and the arguments.
         begin: A call in front of its arguments, if it has more than the two keys.
-        before: White space behind the opening marker, and in front of the first call.
+        before: White space after the opening marker, and in front of the first call.
         after: White space in front of the end of the list.
         between: Text between two calls.
     """
@@ -232,13 +232,13 @@ def named_json(
     trigger: str = "",
     **options: Any,
 ) -> ToolFormat:
-    """Calls with JSON arguments behind the name: ``begin NAME named {...} end``.
+    """Calls with JSON arguments after the name: ``begin NAME named {...} end``.
 
     Args:
         begin: Text in front of the name; may have ``INDEX``.
         named: Text between the name and the arguments; may have ``INDEX``.
         first: Text in front of all calls.
-        last: Text behind all calls.
+        last: Text after all calls.
         trigger: Text that begins like this is a call. Default: ``first`` or ``begin``.
     """
     stop = named[:1]

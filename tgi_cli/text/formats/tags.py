@@ -116,7 +116,7 @@ class TagStream(TextCallStream):
         return True
 
     def _arguments(self, found: list[ToolCallPart]) -> bool:
-        """Text behind the name, or behind an argument."""
+        """Text after the name, or after an argument."""
         key = self._text.find(self._key)
         end = self._text.find(self._end) if self._end else -1
         if end >= 0 and (key < 0 or end < key):
@@ -145,7 +145,7 @@ class TagStream(TextCallStream):
         return True
 
     def _told(self, text: str) -> frozenset[str] | None:
-        """The types of a value whose tag tells its type."""
+        """The types of a value whose tag names its type."""
         names = {name for name, told in self._syntax.types if told == text}
         declared = self._value_types
         if declared is not None and declared & names:

@@ -115,7 +115,7 @@ def _repeated(matcher: LLMatcher, text: list[int]) -> str:
 
 
 def _allowed(mask: bytes, first: int, letter_ids: Sequence[int]) -> int | None:
-    """A letter that may come next: the one that is asked for, or the first behind it."""
+    """A letter that may come next: the one that is asked for, or the first after it."""
     for place in range(first, first + 256):
         token = letter_ids[place & 255]
         if mask[token >> 3] >> (token & 7) & 1:

@@ -51,7 +51,7 @@ class Grammar:
         return cls(encoded, param)
 
     def behind(self, before: Mapping[str, Any] | None) -> Grammar:
-        """This grammar behind optional reasoning; ``before`` None means no reasoning.
+        """This grammar after optional reasoning; ``before`` None means no reasoning.
 
         ``before`` has the texts ``open`` and ``close`` around the reasoning, ``then`` in front of
         what follows this grammar, and ``inside`` if the reasoning has begun already. Raises
@@ -153,7 +153,7 @@ def parse_structural_tag(data: Any, param: str = "response_format") -> Grammar:
     it. Extensions: if ``at_least`` is 1, the whole text is ``first``, structures with ``between``
     between them, and ``last``; if ``at_most`` is 1, there is one structure. With ``first`` or
     ``last``, several may also follow each other in free text. ``otherwise`` is a Grammar of text
-    without structures, behind ``otherwise_begin``. A structure that is not ``strict`` accepts any
+    without structures, after ``otherwise_begin``. A structure that is not ``strict`` accepts any
     object if its schema cannot be compiled. A structure with ``text`` is the call of a tool that
     takes free text: ``{"lark": grammar}`` or ``{"regex": pattern}`` of the string ``input`` in its
     arguments. A structure may have ``arguments``, a syntax of :mod:`tgi_cli.text.formats.syntax`

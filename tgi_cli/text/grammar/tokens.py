@@ -44,7 +44,7 @@ class SpecialTokens:
         return (f"<[{self.ids[name]}]>", text[len(name) :]) if name in self.ids else (None, text)
 
     def inner(self, text: str) -> tuple[str, str, str] | None:
-        """A text around the first added token in it: before, Lark for the token, behind.
+        """A text around the first added token in it: before, Lark for the token, after.
 
         None if it has none, or begins with one.
         """

@@ -36,8 +36,8 @@ class Setup:
     Attributes:
         processor: transformers' image processor.
         config: The checkpoint's config.json.
-        max_rows: Images are shrunk to so many rows where the processor's settings allow it.
-        dtype: Of ``pixel_values``: one of :data:`.values.DTYPES`.
+        max_rows: Images are shrunk to this many rows where the processor's settings allow it.
+        dtype: Dtype of ``pixel_values``: one of :data:`.values.DTYPES`.
     """
 
     processor: Any
@@ -73,8 +73,8 @@ class Preprocessor(ABC):
 
     Attributes:
         max_rows: The most rows that an image takes.
-        note: What a log should tell of limits that shrink images; empty if none do.
-        bidirectional: The rows of an image see each other.
+        note: Log message on limits that shrink images; empty if none do.
+        bidirectional: The rows of an image attend to each other.
         low_side: Longest side of an image with little detail, in pixels; None for families that
             scale all images to sizes of their own.
     """

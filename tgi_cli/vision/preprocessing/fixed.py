@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _LONGEST_RATIO = 200
-"""Of the longer side to the shorter one, where the shorter one is scaled to a fixed length: the
-longer one has gigabytes otherwise. Qwen2-VL's limit."""
+"""Limit of the ratio of the sides where the shorter one is scaled to a fixed length: otherwise an
+image could take gigabytes. Qwen2-VL's limit."""
 
 
 class FixedPreprocessor(Preprocessor):

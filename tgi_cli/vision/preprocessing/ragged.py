@@ -25,7 +25,7 @@ _SOFT_TOKENS = (70, 140, 280, 560, 1120)
 
 
 class PixtralPreprocessor(Preprocessor):
-    """Pixtral and Mistral 3: a row for each patch, and a token behind each line of patches."""
+    """Pixtral and Mistral 3: a row for each patch, and a token after each line of patches."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

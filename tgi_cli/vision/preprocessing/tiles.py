@@ -55,7 +55,7 @@ class Idefics2Preprocessor(Preprocessor):
 
 
 class Idefics3Preprocessor(Preprocessor):
-    """Idefics 3 and SmolVLM: tiles in rows and columns, each behind a token that tells which."""
+    """Idefics 3 and SmolVLM: tiles in rows and columns, each after a token for its place."""
 
     low_side = None
 
@@ -174,7 +174,7 @@ class InternVLPreprocessor(Preprocessor):
 
 
 class AyaVisionPreprocessor(InternVLPreprocessor):
-    """Aya Vision: InternVL's tiles, each behind its number."""
+    """Aya Vision: InternVL's tiles, each after its number."""
 
     @staticmethod
     def downsampling(setup: Setup) -> float:

@@ -1,7 +1,7 @@
-"""Chooses the attention backend of a CUDA device by running each, with the layers of the model.
+"""Chooses the attention backend of a CUDA device by timing each with the model's layers.
 
-Decodes run in CUDA graphs, as they do in a server; prompts do not. What is compared are times
-relative to the fastest, averaged over steps, so that no step outweighs the others.
+Decodes run in CUDA graphs, as they do in a server; prompts do not. Times are relative to the
+fastest and averaged over steps, so that no step outweighs the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tgi_cli.worker.sizing.memory import release_unused_memory
 log = logging.getLogger(__name__)
 
 CANDIDATES = ("triton", "flashinfer")
-"""The first is taken where nothing can be measured."""
+"""Backends to compare; the first is the default where nothing can be measured."""
 DECODES = ((1, 2048), (32, 1024), (128, 1024))
 """Rows, and context of each."""
 PROMPTS = ((1, 2048, 2048), (4, 64, 2048))
@@ -35,12 +35,12 @@ PROMPTS = ((1, 2048, 2048), (4, 64, 2048))
 REPEATS = 5
 
 Seconds = Callable[[PagedAttention, Callable[[], Tensor]], float]
-"""How long work of a backend takes."""
+"""Returns the time of a backend's work."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLayer:
-    """What the layers of a model ask of attention: those that agree in it are measured once."""
+    """Parameters of attention in a layer; layers with equal ones are measured once."""
 
     spec: KVSpec
     heads: int
@@ -65,8 +65,8 @@ def choose_attention(
     Args:
         model: whose layers are measured.
         dtype, cache_dtype: of queries, and of cached keys and values.
-        device: of the model.
-        max_tokens: of a sequence that is served.
+        device: device of the model.
+        max_tokens: most tokens of a sequence that is served.
         shard: this process's share of the model.
     """
     kinds = layer_kinds(model)
@@ -86,7 +86,7 @@ def choose_attention(
 
 
 def layer_kinds(model: CausalLM) -> list[MeasuredLayer]:
-    """The kinds of a model's layers; empty if there are others than can be measured."""
+    """The distinct layers of a model; empty if any cannot be measured."""
     kinds: dict[MeasuredLayer, None] = {}
     caches = set()
     for layer in model.modules():
@@ -114,16 +114,16 @@ def fastest(
     Args:
         candidates: names of backends.
         make: creates one with a cache per kind, without blocks.
-        kinds: of layers.
-        max_tokens: of a sequence that is served.
+        kinds: kinds of layers.
+        max_tokens: most tokens of a sequence that is served.
         seconds: measures.
     """
     times: dict[int, list[float]] = {}
     for index, name in enumerate(candidates):
         try:
             times[index] = _times(make(name), kinds, max_tokens, seconds)
-        # A library that is optional and compiles on this machine for this GPU: any error may come
-        # out of it, and says that it is not to be used.
+        # An optional library that compiles on this machine for this GPU may raise any error, and
+        # is then not used.
         except Exception as error:
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
             log.warning("attention by %s is not used: %s", name, problem)
@@ -189,7 +189,7 @@ def _work(
 
 
 def _metadata(attention: PagedAttention, rows: int, tokens: int, context: int) -> AttentionMetadata:
-    """Of sequences whose blocks lie apart, in any order."""
+    """Metadata of sequences whose blocks are scattered over the cache."""
     size, device = attention.block_size, attention.device
     width = -(-context // size)
     order = torch.randperm(rows * width, generator=torch.Generator().manual_seed(0))

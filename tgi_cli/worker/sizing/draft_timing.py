@@ -1,7 +1,7 @@
-"""Times steps at warm-up, to know what draft tokens cost: rows of one sequence, and sequences.
+"""Times steps at warm-up to measure the cost of draft tokens: rows of a sequence, and sequences.
 
-The blocks of all rows repeat a few, whose content no prefix can find; what attention computes from
-them costs what it always does.
+The block tables of all rows repeat a few blocks, whose content is not indexed; the cost of
+attention does not depend on it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CONTEXTS = (128, 2048)
 """Contexts of the sequences, as far as the limits allow."""
 
 MAX_SECONDS = 1.0
-"""About the most that the steps may take together, and as much again with a drafter that has
-weights. What there is no time for is interpolated."""
+"""Approximate limit of the total time of the steps, doubled with a drafter that has weights. Steps
+beyond it are interpolated."""
 
 _REPEATS = 2
-"""Of each step, after a first one. The quickest counts: other programs only ever delay steps."""
+"""Timed runs of each step, after a first one. The fastest counts: others only delay steps."""
 
 LAG = 256
 """Tokens of a prompt that a drafter which catches up is timed with, as far as the limits allow."""
@@ -33,7 +33,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 class _Shape(NamedTuple):
-    """A step of ``sequences`` with ``drafts`` behind each, and the ``proposals`` after it.
+    """A step of ``sequences`` with ``drafts`` after each, and the ``proposals`` that follow it.
 
     If it is ``late``, the drafter has to compute the context first.
     """
@@ -50,7 +50,7 @@ class _Shape(NamedTuple):
 
     @property
     def is_needed(self) -> bool:
-        """Whether it is timed however long it takes: unknown proposals would count as free."""
+        """Whether it is timed regardless of the limit, as unknown proposals would count as free."""
         return self.sequences == 1 and self.proposals > 0
 
 
@@ -100,7 +100,7 @@ def time_steps(
 
 
 def _shapes(config: EngineConfig, most_proposed: int, catches_up: bool) -> Iterator[_Shape]:
-    """The steps that the limits allow, those that matter most first."""
+    """The steps that the limits allow, the most important first."""
     most = config.max_total_tokens - 2
     context, longer = (min(each, most // 2) for each in CONTEXTS)
     available = most - context
@@ -131,7 +131,7 @@ def _shapes(config: EngineConfig, most_proposed: int, catches_up: bool) -> Itera
 
 
 def _steps(shape: _Shape, block_size: int, num_blocks: int) -> Iterator[Step]:
-    """A step that brings the rows along, and others that repeat it, as if no draft were right."""
+    """A step that creates the rows, and others that repeat it, as if no draft were right."""
     end = shape.context + 1 + shape.drafts
     blocks = [block % num_blocks for block in range(-(-end // block_size))]
     known = [token % 7 for token in range(shape.context + 1)]

@@ -1,8 +1,8 @@
-"""What images cost: the memory of the largest one, and its time beside that of a prompt's tokens.
+"""What images cost: the memory of the largest one, and its time relative to a prompt's tokens.
 
 Measured at warm-up by the image encoder itself, after the worst steps. On a CPU only the smallest
-image is encoded whole; of the largest one run so many layers that memory and time of the others
-follow, since a server should start within seconds.
+image is encoded as a whole; of the largest one, enough layers run to estimate memory and time of
+the others, since a server should start within seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMAGE_SHARE = 4
 """An image takes at most this part of the longest prompt, if its family can make it smaller."""
 
 CACHE_BYTES = 64 << 20
-"""Of features that are kept for later requests, if one of the largest image takes less. They spare
+"""Features kept for later requests, or those of one largest image if that is more. They spare
 the encoder where an image comes back with other text before it, or after its blocks were reused;
 otherwise its blocks are found, and it needs no features."""
 
@@ -41,11 +41,11 @@ TIMED_LAYERS = 2
 """Layers that run of the largest image on a CPU."""
 
 GUESSED_ROW_COST = 8.0
-"""In place of a cost that cannot be measured: that of a tower as large as the decoder, with 4
-patches to a token, which attend to each other."""
+"""Used for a cost that cannot be measured: that of a tower as large as the decoder, with 4 patches
+per token, which attend to each other."""
 
 GUESSED_ROW_BYTES = 32 << 10
-"""Likewise: 16384 numbers of 16 bits."""
+"""Used for a size that cannot be measured: 16384 numbers of 16 bits."""
 
 
 class ImageCost(NamedTuple):
@@ -54,8 +54,9 @@ class ImageCost(NamedTuple):
     Attributes:
         layers, row_cost, cache_rows, token_seconds, step_seconds, interrupts: see
             :class:`~tgi_cli.config.EncoderLimits`.
-        row_bytes: of the features of a row.
-        activation_bytes: upper bound of what encoding the largest image takes beside its features.
+        row_bytes: bytes of the features of a row.
+        activation_bytes: upper bound of the memory for encoding the largest image, without its
+            features.
     """
 
     layers: int
@@ -69,12 +70,12 @@ class ImageCost(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """What images take beside weights and the KV cache, at most."""
+        """Upper bound of the memory of images, without weights and KV cache."""
         return self.activation_bytes + self.cache_rows * self.row_bytes
 
     @property
     def limits(self) -> EncoderLimits:
-        """What the scheduler is to know."""
+        """The limits for the scheduler."""
         return EncoderLimits(
             layers=self.layers,
             row_cost=self.row_cost,
@@ -95,7 +96,7 @@ class ImageCostMeter:
 
     Args:
         config: as resolved.
-        tower: of the model.
+        tower: tower of the model.
         encoder: runs it.
         run: runs a step to its end, over a small cache.
         shard: this process's share of the model.
@@ -203,7 +204,7 @@ class ImageCostMeter:
         return times[0] + times[-1] * (self._tower.calls(tensors) - 1)
 
     def _step_seconds(self) -> tuple[float, float]:
-        """Of a prompt, and of a single token, in steps that have been initialised."""
+        """Seconds of a prompt's step, and of a single token's, after a first run of each."""
         times = []
         for tokens in (TIMED_TOKENS, TIMED_TOKENS, 1, 1):
             began = time.perf_counter()

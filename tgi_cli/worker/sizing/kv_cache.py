@@ -64,6 +64,7 @@ class Capacity:
             ``max_input_tokens`` are lower than resolved if they are not explicit and memory is
             short.
         num_blocks: KV blocks of ``config.block_size`` tokens.
+        num_host_blocks: blocks that the host's memory holds besides.
         num_state_slots: slots for recurrent states; 0 if the model has none.
         state_bytes: of all slots.
         kv_window: positions that a token sees, if every layer has a sliding window.
@@ -88,6 +89,7 @@ class Capacity:
     load_seconds: float
     warmup_seconds: float
     kv_window: int | None = None
+    num_host_blocks: int = 0
     num_state_slots: int = 0
     state_bytes: int = 0
     step_seconds: float = 0.0

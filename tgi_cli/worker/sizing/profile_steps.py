@@ -25,7 +25,7 @@ WARMUP_BLOCKS = 64
 """Size of the small cache."""
 
 WARMUP_SLOTS = 4
-"""State slots in it, which rows share, too."""
+"""State slots in the small cache, which rows share as well."""
 
 CPU_CONTEXT = 128
 """Limit of contexts on a CPU, of decodes and before a prefill chunk; there is one step with both. A
@@ -34,8 +34,8 @@ a step may cost a time slice. The share of memory that is left over (see
 :mod:`tgi_cli.worker.sizing.kv_cache`) covers the difference many times."""
 
 CPU_PART = 4
-"""A CPU runs this part of the rows and of the prefill, for the same reason. A step's memory and
-time grow no faster than these, so the whole takes at most as many times the part's."""
+"""A CPU runs 1 / ``CPU_PART`` of the rows and of the prefill, for the same reason. A step's memory
+and time grow at most in proportion, so that the whole takes at most ``CPU_PART`` times as much."""
 
 ONE_THREAD_BYTES = 512 << 20
 """Size of weights up to which one thread runs the steps on a CPU, in a second at most. Several are
@@ -54,7 +54,7 @@ _EVERYTHING = SamplingParams(
     watermark=True,
     top_logprobs=5,
 )
-"""Turns on every stage of the sampler that takes memory, so that its temporaries are counted."""
+"""Enables every stage of the sampler that takes memory, so that its temporaries are counted."""
 
 _PROMPT = OptionalOutputs(prompt_logprobs=5)
 
@@ -89,8 +89,8 @@ def worst_steps(config: EngineConfig, cacheable_tokens: int, spans: bool = False
 
     Args:
         config: the limits.
-        spans: whether prompts have parts that are computed at once: with decodes, they may take
-            as much as without.
+        spans: whether prompts have parts that must be computed at once, which may take the whole
+            budget even beside decodes.
         cacheable_tokens: tokens that the device's whole memory could cache: all rows together
             cannot have more context.
     """
@@ -121,7 +121,7 @@ def _longest_prompt(config: EngineConfig) -> int:
 
 
 def prompt_step(config: EngineConfig, tokens: int) -> Step:
-    """A prompt of so many tokens, as far as the limits allow one in a step."""
+    """A prompt of ``tokens``, or as many as the limits allow in a step."""
     length = min(tokens, config.max_batch_prefill_tokens, _longest_prompt(config))
     return _step(config.block_size, length, 0, prefill=length)
 
@@ -158,7 +158,7 @@ def replays_agree(
 def mixed_replays_agree(
     runner: ModelRunner, graphs: MixedGraphs, config: EngineConfig, num_blocks: int
 ) -> bool:
-    """The same of steps with prompts: the first of them decode while the last one's is computed."""
+    """As :func:`replays_agree`, for steps with prompts: all rows but the last one decode."""
     prefill, decode = _checked_steps(config, num_blocks)
     first, mixed = Step(0), Step(1)
     last = len(prefill.rows) - 1

@@ -1,9 +1,9 @@
 """Profiles that ``tgi warmup`` saves for later starts of the same model on the same machine.
 
-There is a file for each key in ``$XDG_CACHE_HOME/tgi/limits``. A key is all that the figures
-depend on: the model's files, the device, the versions, the settings. A change of any of these
-makes another key, so that a saved profile is never wrong, only unused; a file that cannot be read
-is ignored.
+There is a file for each key in ``$XDG_CACHE_HOME/tgi/limits``. A key contains everything that the
+measurements depend on: the model's files, the device, versions and settings. A change of any of
+these gives another key, so that a saved profile is never wrong, only unused. Unreadable files are
+ignored.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ _NOT_IN_KEY = frozenset(
         "json_output",
         "kv_cache_dir",
         "kv_cache_dir_size",
+        "kv_offloading_size",
         "max_prefill_delay",
         "speculate",
         "drafts_from_answers",
@@ -69,12 +70,12 @@ class SavedProfile:
             where it is most; CUDA graphs included.
         graphs: whether decode steps can be recorded as graphs.
         step_seconds: estimate for the worst step on a CPU; 0 if unknown.
-        max_total_tokens: that the memory allowed.
+        max_total_tokens: limit that the memory allowed.
         step_times: durations of steps with and without drafts; empty if they were not measured.
-        images: what they cost; None if the model takes none.
-        weight_bytes: of the model.
-        block_bytes: of a KV block over all shards.
-        slot_bytes: of a slot for recurrent states, likewise.
+        images: the cost of images; None if the model takes none.
+        weight_bytes: bytes of the model's weights.
+        block_bytes: bytes of a KV block over all shards.
+        slot_bytes: bytes of a slot for recurrent states over all shards.
         when: seconds since the epoch.
     """
 

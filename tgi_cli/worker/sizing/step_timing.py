@@ -1,8 +1,7 @@
 """`tgi warmup` of a model: save its profile, and time prompts and decodes on this device.
 
-Steps are those that the engine would make, on a worker that is warmed up and idle. Decodes are
-compared with the memory's bandwidth: each reads every weight and cached token that it needs once,
-and few of them come from a processor's caches.
+Steps are those of the engine, on a worker that is warmed up and idle. Decodes are compared with the
+memory's bandwidth: each reads every weight and cached token that it needs once, mostly from memory.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 class StepRunner(Protocol):
-    """What a timer needs of a worker."""
+    """The methods of a worker that the timer calls."""
 
     def launch(self, step: Step) -> object: ...
 

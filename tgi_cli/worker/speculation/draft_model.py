@@ -41,8 +41,8 @@ class DraftLimits:
     Attributes:
         max_tokens: positions that it computes: of the target's context, as far as its own goes.
         step_tokens: that it computes in one pass, at most; what is left, it catches up on later.
-        vocab_size: of the target.
-        own_vocab_size: of the draft model.
+        vocab_size: vocabulary size of the target.
+        own_vocab_size: vocabulary size of the draft model.
         logits_at_once: rows of logits computed at once.
         scores_at_once: rows of them sampled at once.
     """
@@ -62,8 +62,8 @@ class DraftWeights:
     Attributes:
         model: computes hidden states and logits.
         program: compiled from the model, where one could be.
-        cache: of its layers, without blocks yet.
-        weight_bytes: of the model.
+        cache: cache of its layers, without blocks yet.
+        weight_bytes: bytes of the model's weights.
     """
 
     model: RunnableModel
@@ -80,7 +80,7 @@ class _Pass:
         entries: int64 [B], indices of the step's entries, those of one token first.
         rows, begins, counts: int64 [B].
         held: int64 [B], tokens of each whose blocks the target has.
-        drafting: [B], whether each is drafted for behind its last token.
+        drafting: [B], whether each is drafted for after its last token.
     """
 
     entries: Ints
@@ -227,7 +227,7 @@ class DraftModel:
     # ------------------------------------------------------------------ drafts
 
     def _draft(self, first: _Pass, hidden: Tensor, step: TargetStep) -> Drafts:
-        """Drafts behind the entries of a pass that are drafted for, [S, most].
+        """Drafts after the entries of a pass that are drafted for, [S, most].
 
         Args:
             first: the pass.
@@ -307,8 +307,8 @@ class _DeviceTokenMap:
 
     Args:
         tokens: as compared.
-        own_vocab_size: of the draft model.
-        device: of its logits.
+        own_vocab_size: vocabulary size of the draft model.
+        device: device of its logits.
 
     Attributes:
         inputs: int64 [target's vocabulary], the draft model's token for each.
@@ -329,6 +329,6 @@ class _DeviceTokenMap:
     def ends(self, logits: Tensor) -> Tensor:
         """[N]: whether the likeliest token of float32 [N, own] is none of the target's.
 
-        What follows would be drafted behind another text.
+        What follows would be a draft for another text.
         """
         return self._unshared.index_select(0, logits.argmax(dim=1))

@@ -1,4 +1,4 @@
-"""How far a draft model has computed what the target has: of each row, and of each block.
+"""How far a draft model has computed the target's tokens, by row and by block.
 
 A draft model need not follow the target at every step: while drafts do not pay, it falls behind,
 and catches up later. Blocks go from row to row (shared prefixes, preemption, copies), so each has a
@@ -29,18 +29,18 @@ class DraftProgress:
         self._new = np.zeros(0, np.bool_)
 
     def allocate(self, num_blocks: int, max_rows: int) -> None:
-        """Begin anew, with caches that hold nothing."""
+        """Begin again, with empty caches."""
         self._of_row = np.zeros(max_rows, np.int64)
         self._of_block = np.zeros(num_blocks, np.int64)
         self._new = np.zeros(max_rows, np.bool_)
 
     def forget(self) -> None:
-        """Take nothing for computed."""
+        """Consider nothing computed."""
         self._of_row[:] = 0
         self._of_block[:] = 0
 
     def apply(self, new_rows: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
-        """Take in that other sequences have taken ``new_rows``, and that blocks were copied."""
+        """Note that ``new_rows`` have other sequences, and that blocks were copied."""
         for source, destination in copies:
             self._of_block[destination] = self._of_block[source]
         self._new[list(new_rows)] = True
@@ -49,7 +49,7 @@ class DraftProgress:
         """The target has computed positions ``starts`` to ``ends`` (exclusive) of ``rows``.
 
         What it has written there is new: of the blocks that begin there, nothing was computed, and
-        of those that it continues, nothing behind the first of these tokens, which was chosen by an
+        of those that it continues, nothing after the first of these tokens, which was chosen by an
         earlier step, and perhaps computed then.
 
         Args:
@@ -74,7 +74,7 @@ class DraftProgress:
             self._of_row[rows[entry]] = known[entry]
 
     def _begin(self, row: int, start: int, table: NDArray[np.int32]) -> None:
-        """A sequence that starts behind ``start`` cached tokens has taken the row."""
+        """A sequence that starts after ``start`` cached tokens has taken the row."""
         blocks = table[: -(-start // self._size)]
         if start % self._size:  # a copy, which may have more of another sequence
             self._of_block[blocks[-1]] = min(self._of_block[blocks[-1]], start % self._size)

@@ -20,7 +20,7 @@ class DeviceProposals:
 
     Attributes:
         entries: which of the step's entries they follow.
-        wanted: how many behind each.
+        wanted: how many after each.
         token_ids: int64 [S, n]; a negative one ends its row.
         chances: float32 [S, n], or None.
     """

@@ -98,7 +98,7 @@ def compare(target: Path, draft: Path, sizes: tuple[int, int]) -> TokenMap | Non
     Args:
         target, draft: folders of the models. Without a tokenizer.json in each, only the sizes are
             compared.
-        sizes: of their vocabularies, padding included.
+        sizes: sizes of their vocabularies, padding included.
 
     Returns:
         None if an id is the same token in both; they may end differently: rows of padding, and
@@ -136,7 +136,7 @@ def _same(ours: Vocabulary, theirs: Vocabulary) -> bool:
 
 
 def _mapped(ours: Vocabulary, theirs: Vocabulary, sizes: tuple[int, int]) -> TokenMap:
-    """Each token of ours by the same one of theirs."""
+    """Map each of our tokens to the same token of the other vocabulary."""
     known = {text: number for text, number in theirs.texts().items() if number < sizes[1]}
     inputs, outputs = np.zeros(sizes[0], np.int64), np.full(sizes[0], -1, np.int64)
     for text, number in ours.parts():

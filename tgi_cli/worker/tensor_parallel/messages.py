@@ -53,7 +53,7 @@ Command = RunStep | PrepareAdapter | ForgetAdapter
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """From shard 0; a shard that runs sends it back."""
+    """Sent by shard 0; a live shard sends it back."""
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=1):

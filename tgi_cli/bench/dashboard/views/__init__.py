@@ -50,7 +50,7 @@ class ScreenOptions:
         stop: Asks the run to end soon. The screen's thread calls it when the user quits; a second
             q leaves at once, without the run.
         run: A saved run, instead of ``start``.
-        model: Returns the model's name once the server has told it, before that an empty string.
+        model: Returns the model's name once the server has reported it, an empty string before.
         url: The measured server; the server view reads its ``/metrics``, with ``headers``.
         other: A saved, earlier run to compare with.
         slo: Limits by metric in ms. Default: those of ``run``.

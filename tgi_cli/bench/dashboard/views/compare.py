@@ -14,7 +14,7 @@ from tgi_cli.bench.events import BenchRun
 from tgi_cli.bench.statistics.observations import METRICS
 
 _SHORT_RATES = {"prefill_throughput": "Pref. t/s", "decode_throughput": "Dec. t/s"}
-"""Rates whose labels are those of latencies, so that only the unit tells which is which."""
+"""Rates whose labels are those of latencies, so that only the unit distinguishes them."""
 
 
 class CompareView(TextView):

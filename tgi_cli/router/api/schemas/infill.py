@@ -29,7 +29,7 @@ ExtraFiles = Annotated[list[ExtraFile], Meta(max_length=bounds.PARTS)]
 class InfillRequest(CompletionParameters, kw_only=True):
     """The body of ``/infill``.
 
-    The answer belongs between ``input_prefix``, with ``prompt`` behind it, and ``input_suffix``.
+    The answer belongs between ``input_prefix``, with ``prompt`` after it, and ``input_suffix``.
     ``n_predict`` 0 only fills the prefix cache. ``samplers`` are those that apply.
     ``response_fields`` selects fields of the answer, ``timings/prompt_n`` one within an object.
     ``n_indent`` ends the answer before a line with less indentation. ``t_max_predict_ms`` ends it

@@ -16,7 +16,7 @@ from tgi_cli.router.bounds import Json, JsonObject, Name, Signed32, Signed64, St
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """A part of a message; ``type`` tells which of the fields it has.
+    """A part of a message; ``type`` determines which of the fields it has.
 
     ``content`` is that of a tool's result, of a search result, or of a system message within a
     turn. Results of Anthropic's own tools are objects, too.

@@ -33,7 +33,7 @@ _INSTANCE = {
 
 
 class VertexParameters(GenerateParameters, kw_only=True):
-    """Those of ``/generate``, but TGI samples on Vertex by default."""
+    """The parameters of ``/generate``; on Vertex, TGI samples by default."""
 
     do_sample: bool = True
 

@@ -76,7 +76,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "separate_reasoning": (True,),
     "reasoning_format": ("auto", "deepseek", "parsed"),
 }
-"""Other values that request nothing: they switch it off, or are what happens anyway."""
+"""Other values without effect: they disable a feature, or are the default behavior."""
 _MEANINGFUL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("separate_reasoning", "enable_thinking"), (False,)),
     **dict.fromkeys(("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"), (0,)),
@@ -87,7 +87,7 @@ _MEANINGFUL: dict[str, tuple[Any, ...]] = {
 if TYPE_CHECKING:
 
     class RefusedParameters(msgspec.Struct, kw_only=True):
-        """All names of :data:`REFUSED`, of any type."""
+        """All fields of :data:`REFUSED`, of any type."""
 else:
     RefusedParameters = msgspec.defstruct(
         "RefusedParameters",

@@ -204,7 +204,7 @@ class ResponseError(msgspec.Struct, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """The answer of ``/v1/responses``; ``store`` tells whether it can be retrieved."""
+    """The answer of ``/v1/responses``; ``store`` is whether it can be retrieved."""
 
     id: str
     object: Literal["response"] = "response"
