@@ -608,7 +608,7 @@ complete -c tgi -n '__fish_seen_subcommand_from router' -l ngrok-authtoken -x -d
 complete -c tgi -n '__fish_seen_subcommand_from router' -l ngrok-edge -x -d 'For --ngrok'
 complete -c tgi -n '__fish_seen_subcommand_from router' -l help -s h -d 'Show help'
 complete -c tgi -n '__fish_seen_subcommand_from router' -l help-all -d 'Show all flags'
-complete -c tgi -n '__fish_seen_subcommand_from connect' -a 'codex claude opencode qwen-code continue zed open-webui'
+complete -c tgi -n '__fish_seen_subcommand_from connect' -a 'codex claude opencode qwen-code aider continue zed open-webui'
 complete -c tgi -n '__fish_seen_subcommand_from connect' -l model -x -d 'Model or adapter to use'
 complete -c tgi -n '__fish_seen_subcommand_from connect' -l api-key-env -x -d 'Environment variable from which the client reads the API key'
 complete -c tgi -n '__fish_seen_subcommand_from connect' -l api-key -x -d 'API key to store in the settings in plain text, instead of the variable\'s name'

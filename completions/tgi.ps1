@@ -92,7 +92,7 @@ Register-ArgumentCompleter -Native -CommandName tgi -ScriptBlock {
         'router --tool-call-parser' = @('auto', 'none', 'apertus', 'cohere', 'deepseek', 'deepseek_v31', 'deepseek_v32', 'deepseek_v4', 'functionary', 'functiongemma', 'functools', 'gemma4', 'gigachat3', 'gigachat31', 'glm45', 'glm47', 'granite', 'granite_20b', 'harmony', 'hermes', 'hunyuan_v3', 'internlm', 'jamba', 'kimi_k2', 'kimi_k3', 'lfm2', 'llama3_json', 'longcat', 'longcat_v2', 'minicpm5', 'minimax', 'minimax_m2', 'mistral', 'mistral_list', 'nemotron', 'olmo3', 'phi4_mini', 'pythonic', 'qwen3_coder', 'seed_oss', 'solar', 'step3', 'xlam')
         'router --reasoning-parser' = @('auto', 'none', 'apertus', 'apriel', 'cohere', 'gemma4', 'granite', 'harmony', 'hunyuan_v3', 'kimi', 'kimi_k3', 'longcat', 'minimax_m3', 'mistral', 'seed_oss', 'solar', 'think', 'think_answer', 'think_response')
         'router --usage-stats' = @('on', 'off', 'no-stack')
-        'connect' = @('codex', 'claude', 'opencode', 'qwen-code', 'continue', 'zed', 'open-webui')
+        'connect' = @('codex', 'claude', 'opencode', 'qwen-code', 'aider', 'continue', 'zed', 'open-webui')
         'deploy' = @('docker', 'compose', 'systemd', 'k8s', 'ray', 'grafana', 'prometheus')
         'deploy --autoscale' = @('hpa', 'keda')
         'deploy --gateway' = @('inference-pool', 'smg')

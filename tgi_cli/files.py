@@ -184,9 +184,6 @@ def require_file(path: Path, limit: int) -> None:
 def require_tokenizer(path: Path) -> None:
     """Require a tokenizer.json that the tokenizers library can read without ending the process.
 
-    The library cuts ``continuing_subword_prefix`` off the right part of each merge, and aborts if
-    it is not there.
-
     Raises:
         OSError: the file does not exist.
         ValueError: the file is refused, or is not valid JSON.
@@ -195,7 +192,14 @@ def require_tokenizer(path: Path) -> None:
 
 
 def check_tokenizer(data: bytes) -> None:
-    """Require the content of a tokenizer.json to be such. Raises ValueError."""
+    """The same for the content of a tokenizer.json.
+
+    The library cuts ``continuing_subword_prefix`` off the right part of each merge, and aborts if
+    it is not there.
+
+    Raises:
+        ValueError: the content is refused, or is not valid JSON.
+    """
     if not _HAS_PREFIX.search(data):
         return
     model = decode_json(data, max_values=None).get("model", {})

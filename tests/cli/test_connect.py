@@ -112,6 +112,8 @@ def provider(client: str, found: dict[str, Any]) -> tuple[Any, ...]:
         (model,) = table["available_models"]
         assert model["name"] == chosen["model"]
         return table["api_url"], model["name"], model["max_tokens"]
+    if client == "aider":
+        return found["OPENAI_API_BASE"], found["AIDER_MODEL"].removeprefix("openai/"), None
     return found["OPENAI_API_BASE_URL"], found["DEFAULT_MODELS"], None
 
 
@@ -121,7 +123,7 @@ def test_settings_name_the_url_the_model_and_its_context_length(
     client: str, suffix: str, stub: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, text = printed(capsys, client, stub.url + suffix)
-    window = None if client == "open-webui" else 40_000
+    window = None if CLIENTS[client].format == "env" else 40_000
     assert provider(client, found) == (f"{stub.url}/v1", MODEL, window)
     assert str(CLIENTS[client].path({})).rpartition("/")[2] in text
 
@@ -201,7 +203,7 @@ def test_write_merges_into_the_clients_file(
     file_format = FORMATS[CLIENTS[client].format]
     assert path.is_relative_to(tmp_path) or not path.is_absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    others = {"OTHER_ONE": "1"} if client == "open-webui" else {"other": "kept"}
+    others = {"OTHER_ONE": "1"} if CLIENTS[client].format == "env" else {"other": "kept"}
     path.write_text(file_format.dump(others), encoding="utf-8")
     assert main.run(["connect", client, stub.url, "--write"]) == ExitCode.OK
     out, err = capsys.readouterr()

@@ -15,7 +15,7 @@ from tgi_cli import demo
 from tgi_cli.cli import main
 from tgi_cli.cli.local_model import locate
 from tgi_cli.config import ServeConfig
-from tgi_cli.errors import ExitCode
+from tgi_cli.errors import ExitCode, ModelError
 from tgi_cli.launcher import serve as launcher
 from tgi_cli.launcher.child_process import inherited_environment
 from tgi_cli.model_server.config import ModelServerConfig
@@ -116,6 +116,18 @@ def test_a_bug_is_reported_in_one_line(
     assert said[0] == "error: KeyError: 'what'"
     assert "--traceback" in said[1]
     assert len(said) == 2
+
+
+def test_what_errors_quote_does_not_reach_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ModelError("no tensor 'a\n\x1b[2J\udc80'", "rename\tit: ä")
+
+    monkeypatch.setattr(launcher, "serve", refuse)
+    assert main.run(["serve", "org/model"]) == ExitCode.MODEL_UNUSABLE
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["error: no tensor 'a\\n\\x1b[2J\\udc80'", "       rename\\tit: ä"]
 
 
 def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

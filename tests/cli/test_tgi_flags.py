@@ -393,6 +393,8 @@ def test_vertex_sets_the_port(served: dict[str, Any], monkeypatch: pytest.Monkey
         "HF_HUB_ENABLE_HF_TRANSFER",
         "HF_HUB_USER_AGENT_ORIGIN",
         "PREFILL_CHUNKING",
+        "VLLM_API_KEY",
+        "LLAMA_API_KEY",
     ],
 )
 def test_variables_without_a_flag_are_explained(

@@ -114,6 +114,19 @@ async def test_refusals_are_logged_by_error_type(
     assert (line["status"], line.get("error"), line["level"]) == (status, error, "INFO")
 
 
+async def test_refusals_name_the_parameter_and_the_code(
+    client: httpx.AsyncClient, lines: Lines
+) -> None:
+    body = {"messages": [{"role": "user", "content": SECRET}]}
+    for extra in ({"temperature": SECRET}, {"logit_bias": {SECRET: SECRET}}, {"num_beams": 3}):
+        await client.post("/v1/chat/completions", json=body | extra)
+    assert [(line["param"], line["code"]) for line in lines()] == [
+        ("temperature", "invalid_type"),
+        ("logit_bias", "invalid_type"),
+        ("num_beams", "unsupported_parameter"),
+    ]
+
+
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
 async def test_server_failures_are_logged_as_errors_with_cause(
     client: httpx.AsyncClient, engine: FakeEngine, lines: Lines, route: str

@@ -236,7 +236,14 @@ async def test_refusals_name_the_parameter(
 
 @pytest.mark.parametrize(
     ("template", "words"),
-    [(None, "template not found"), ("{{ raise_exception('no such role') }}", "no such role")],
+    [
+        (
+            None,
+            "the model has no chat template (it may be a base model): use /v1/completions, or "
+            "start the server with --chat-template",
+        ),
+        ("{{ raise_exception('no such role') }}", "no such role"),
+    ],
 )
 async def test_template_errors(
     engine: FakeEngine, config: RouterConfig, tmp_path: Any, template: str | None, words: str
@@ -245,6 +252,9 @@ async def test_template_errors(
     transport = httpx.ASGITransport(create_app(engine, text, config))
     async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
         answer = await client.post(ROUTE, json=body())
+        native = await client.post("/chat_tokenize", json=body())
     assert answer.status_code == 400
     assert answer.json()["error_type"] == "template_error"
     assert answer.json()["error"]["message"] == f"Template error: {words}"
+    tgis = words if template else "template not found"
+    assert native.json() == {"error": f"Template error: {tgis}", "error_type": "template_error"}

@@ -180,7 +180,47 @@ async def test_unknown_routes_are_404_and_methods_405(client: httpx.AsyncClient)
     answer = await client.get("/generate")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
+    assert answer.json()["error"] == "Method Not Allowed: GET /generate: use POST"
     assert (await client.post("/generate/", json=NATIVE)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        # The client's base URL ends with a route, a slash or one /v1 too many.
+        ("/v1/v1/chat/completions", "use /v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "use /v1/chat/completions"),
+        ("/api/v1/chat/completions", "use /v1/chat/completions"),
+        ("/v1/chat/completions/", "use /v1/chat/completions"),
+        ("/v1/messages/v1/messages", "use /v1/messages"),
+        ("/v1/generate", "use /generate"),
+        ("/v1", "as /v1/models"),
+        # A letter is missing.
+        ("/v1/chat/completion", "use /v1/chat/completions"),
+        ("/generate_steam", "use /generate_stream"),
+        # Other servers' routes.
+        ("/api/chat", "Ollama's API is not served"),
+        ("/api/generate", "Ollama's API is not served"),
+        ("/completion", "use /v1/completions"),
+        ("/v1/rerank", "the model generates text"),
+        ("/v1/audio/transcriptions", "the model generates text"),
+    ],
+)
+async def test_unknown_routes_name_what_to_request_instead(
+    client: httpx.AsyncClient, path: str, hint: str
+) -> None:
+    answer = await client.post(path, json={})
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    message = error["message"] if isinstance(error, dict) else error
+    assert message.startswith(f"Not Found: POST {path}: ")
+    assert hint in message
+
+
+async def test_a_long_unknown_path_is_not_searched(client: httpx.AsyncClient) -> None:
+    path = "/a" * 5000 + "/generate"
+    answer = await client.post(path, json={})
+    assert answer.json()["error"] == f"Not Found: POST {path}"
 
 
 class TestOverload:

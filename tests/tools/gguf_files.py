@@ -25,6 +25,7 @@ from tgi_cli.gguf.model_config import model_config
 from tgi_cli.gguf.reader import read_gguf
 
 ARCHITECTURES = gguf_late_families.ARCHITECTURES | {
+    "bamba": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "falcon": gguf.MODEL_ARCH.FALCON,
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
@@ -56,7 +57,7 @@ ARCHITECTURES = gguf_late_families.ARCHITECTURES | {
 }
 """By ``model_type``."""
 
-_PERMUTED = ("llama", "mixtral", "granite", "granitemoehybrid", "smollm3")
+_PERMUTED = ("llama", "mixtral", "granite", "granitemoehybrid", "bamba", "smollm3")
 _GEMMAS = (
     *("gemma", "gemma2", "gemma3_text"),
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
@@ -104,6 +105,7 @@ def write_gguf(
     out.mkdir(parents=True, exist_ok=True)
     file = out / "model.gguf"
     kind = (lambda name: kinds) if isinstance(kinds, str) else kinds
+    arch = arch or gguf_late_families.WRITTEN_AS.get(raw["model_type"])
     arch = arch or gguf.MODEL_ARCH_NAMES[ARCHITECTURES[raw["model_type"]]]
     writer = gguf.GGUFWriter(file, arch)
     if raw["model_type"] in gguf_late_families.ARCHITECTURES:
@@ -220,7 +222,7 @@ def _parts(raw: Mapping[str, Any], name: str, tensor: np.ndarray) -> list[tuple[
         return _parts_of_gpt_oss(name, tensor)
     if kind == "llama4_text" and ".experts." in name:
         return _parts_of_llama4(name, tensor)
-    if kind == "granitemoehybrid" and ("_linear" in name or ".mamba." in name):
+    if kind in ("granitemoehybrid", "bamba") and ("_linear" in name or ".mamba." in name):
         return _parts_of_granite(raw, name, tensor)
     if ".experts." in name:
         before, _, rest = name.partition(".experts.")
@@ -421,15 +423,19 @@ def _add_keys(
     elif kind == "falcon":
         kv_heads = raw["num_kv_heads"] if raw["new_decoder_architecture"] else 1
     types = raw.get("layer_types") or []
-    if kind == "granitemoehybrid":
+    if kind == "bamba":
+        types = ["mamba"] * layers
+        for layer in raw["attn_layer_indices"]:
+            types[layer] = "attention"
+    if kind in ("granitemoehybrid", "bamba"):
         writer.add_ssm_conv_kernel(raw["mamba_d_conv"])
         writer.add_ssm_state_size(raw["mamba_d_state"])
         writer.add_ssm_group_count(raw["mamba_n_groups"])
         writer.add_ssm_time_step_rank(raw["mamba_n_heads"])
         writer.add_ssm_inner_size(raw["mamba_n_heads"] * raw["mamba_d_head"])
-        writer.add_rope_scaling_finetuned(raw["position_embedding_type"] == "rope")
+        writer.add_rope_scaling_finetuned(raw.get("position_embedding_type", "rope") == "rope")
         kv_heads = [kv_heads if each in ("attention", "full_attention") else 0 for each in types]
-        if raw["num_local_experts"]:
+        if raw.get("num_local_experts"):
             writer.add_expert_shared_feed_forward_length(raw["shared_intermediate_size"])
     if kind.startswith(("qwen3_5", "qwen3_next")):
         writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
@@ -461,6 +467,7 @@ def _add_keys(
     if local is not None:
         writer.add_key_value("gemma3.rope.freq_base_swa", local, gguf.GGUFValueType.FLOAT32)
     partial = rope.get("partial_rotary_factor", raw.get("rotary_pct", 1.0))
+    partial = 0.5 if kind == "bamba" else partial
     writer.add_rope_dimension_count(int(head_dim * partial))
     if rope.get("rope_type") in ("linear", "yarn"):
         scaling = gguf.RopeScalingType

@@ -18,15 +18,20 @@ import numpy as np
 ARCHITECTURES = {
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v32": gguf.MODEL_ARCH.GLM_DSA,
     "gemma3n_text": gguf.MODEL_ARCH.GEMMA3N,
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
+    "kimi_linear": gguf.MODEL_ARCH.KIMI_LINEAR,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
     "youtu": gguf.MODEL_ARCH.DEEPSEEK2,
 }
 """By ``model_type``."""
 
-_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
+WRITTEN_AS = {"deepseek_v32": "deepseek32"}
+"""What the package has no name for yet; the tensors are those of the architecture above."""
+
+_LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear", "youtu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Part:
     """Whether it is stored as what the logarithm is of, negated."""
     width: int = 0
     """Columns of a matrix as which a vector is stored."""
+    shape: tuple[int, ...] = ()
+    """With dimensions of 1, as stored."""
 
     def apply(self, tensor: np.ndarray) -> np.ndarray:
         numbers = tensor if self.pick is None else tensor[self.pick]
@@ -54,6 +61,7 @@ class Part:
         numbers = numbers if self.columns is None else numbers[:, self.columns]
         numbers = -np.exp(numbers) if self.logarithm else numbers
         numbers = numbers.reshape(-1, self.width) if self.width else numbers
+        numbers = numbers.reshape(self.shape) if self.shape else numbers
         return np.ascontiguousarray(numbers + np.float32(self.shift))
 
 
@@ -88,6 +96,7 @@ def parts_of(
     own: Callable[..., list[tuple[str, Part]] | None] | None = {
         "gemma3n_text": _of_gemma3n,
         "gemma4_text": _of_gemma4,
+        "kimi_linear": _of_kimi_linear,
         "nemotron_h": _of_nemotron,
     }.get(kind)
     found = None if own is None else own(raw, name, tensor)
@@ -141,6 +150,22 @@ def _of_gemma4(
     return None
 
 
+def _of_kimi_linear(
+    raw: Mapping[str, Any], name: str, tensor: np.ndarray
+) -> list[tuple[str, Part]] | None:
+    """Convolutions and decays have four dimensions; a dense layer is not named after experts."""
+    if "_conv1d." in name:
+        return [(name, Part(name, shape=(1, len(tensor), 1, tensor.shape[-1])))]
+    if name.endswith("A_log"):
+        return [(name, Part(name, logarithm=True, shape=(1, 1, tensor.size, 1)))]
+    if name.endswith("dt_bias"):
+        return [(name.replace("dt_bias", "dt_proj.bias"), Part(name))]
+    for part in ("gate", "up", "down"):
+        if name.endswith(f".block_sparse_moe.{part}_proj.weight"):
+            return [(name.replace("block_sparse_moe", "mlp"), Part(name))]
+    return None
+
+
 def _of_nemotron(
     raw: Mapping[str, Any], name: str, tensor: np.ndarray
 ) -> list[tuple[str, Part]] | None:
@@ -163,7 +188,7 @@ def add_keys(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     """The keys of one of these architectures."""
     writer.add_embedding_length(raw["hidden_size"])
     writer.add_head_count(raw["num_attention_heads"])
-    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_context_length(raw.get("max_position_embeddings") or raw["model_max_length"])
     writer.add_layer_norm_rms_eps(raw.get("rms_norm_eps") or raw["layer_norm_epsilon"])
     kind = raw["model_type"]
     if kind == "nemotron_h":
@@ -190,7 +215,9 @@ def _add_experts(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
 
 def _add_latent(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     writer.add_feed_forward_length(raw["intermediate_size"])
-    writer.add_head_count_kv(1)
+    linear = raw["model_type"] == "kimi_linear"
+    full = [int(each == "full_attention") for each in raw["layer_types"]] if linear else 1
+    writer.add_head_count_kv(full)
     writer.add_kv_lora_rank(raw["kv_lora_rank"])
     if raw["q_lora_rank"] is not None:
         writer.add_q_lora_rank(raw["q_lora_rank"])
@@ -200,6 +227,21 @@ def _add_latent(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
     writer.add_value_length(raw["kv_lora_rank"])
     writer.add_key_length_mla(raw["qk_nope_head_dim"] + rotated)
     writer.add_value_length_mla(raw["v_head_dim"])
+    if linear:
+        writer.add_ssm_conv_kernel(raw["linear_conv_kernel_dim"])
+        writer.add_kda_head_dim(raw["linear_head_dim"])
+        writer.add_leading_dense_block_count(raw["mlp_layer_types"].count("dense"))
+        writer.add_expert_count(raw["num_experts"])
+        writer.add_expert_used_count(raw["num_experts_per_token"])
+        writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
+        writer.add_expert_shared_count(raw["num_shared_experts"])
+        writer.add_expert_weights_scale(raw["routed_scaling_factor"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        return
+    if raw["model_type"] == "deepseek_v32":
+        writer.add_indexer_head_count(raw["index_n_heads"])
+        writer.add_indexer_key_length(raw["index_head_dim"])
+        writer.add_indexer_top_k(raw["index_topk"])
     if raw["model_type"] != "youtu":
         writer.add_leading_dense_block_count(raw.get("first_k_dense_replace", 1))
         _add_experts(writer, raw)

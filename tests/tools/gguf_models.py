@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tgi_cli import demo
-from tgi_cli.gguf.reader import GGUFFile, Value, read_gguf
+from tgi_cli.gguf.reader import GGUFFile, read_gguf
+from tgi_cli.gguf.values import Value
 from tgi_cli.gguf.writer import TensorSource, write_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)

@@ -24,6 +24,7 @@ _TRIES = 4
 """Attempts while the server is busy."""
 _MAX_PAUSE = 60.0
 """Longest Retry-After that is waited for, in seconds."""
+_CHATS = "/chat/completions"
 _HOST_AND_PORT = re.compile(r"(localhost|[\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}(/.*)?")
 _ABOUT_IMAGES = re.compile("image|vision|multi-?modal|content", re.IGNORECASE)
 """What servers write of when a model takes no images; some only that content is not a string."""
@@ -51,7 +52,7 @@ class ChatClient:
     """A client of one server; an asynchronous context manager.
 
     Args:
-        url: the server's URL, with or without ``/v1``.
+        url: the server's URL, with or without ``/v1`` or ``/v1/chat/completions``.
         api_key: sent as a bearer token; empty: none.
         timeout: seconds to wait for the next bytes of an answer.
 
@@ -63,9 +64,9 @@ class ChatClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ChatInputError(f"{url!r} is not the URL of a server", "give http://HOST:PORT")
-        self._given = url.rstrip("/")
+        self._given = url.rstrip("/").removesuffix(_CHATS)
         self._base = self._given
-        if not re.search(r"/v\d\w*$", parts.path.rstrip("/")):
+        if not re.search(r"/v\d\w*$", urlsplit(self._given).path):
             self._base = f"{self._given}/v1"
         self._http = httpx.AsyncClient(
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
@@ -151,7 +152,7 @@ class ChatClient:
         while True:
             names = {name: self._renamed.get(name, name) for name in wanted}
             body = {new: wanted[name] for name, new in names.items() if new is not None}
-            async with self._sending("POST", "/chat/completions", body) as response:
+            async with self._sending("POST", _CHATS, body) as response:
                 if response.status_code == 200:
                     async with aclosing(_parts(response)) as parts:
                         async for part in parts:

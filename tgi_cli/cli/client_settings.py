@@ -174,6 +174,15 @@ def _qwen_code(server: Server) -> dict[str, Any]:
     return settings
 
 
+def _aider(server: Server) -> dict[str, Any]:
+    # https://aider.chat/docs/llms/openai-compat.html, https://aider.chat/docs/config/dotenv.html
+    return {
+        "OPENAI_API_BASE": server.v1,
+        "OPENAI_API_KEY": server.key("${{{}}}"),
+        "AIDER_MODEL": f"openai/{server.model}",
+    }
+
+
 def _continue(server: Server) -> dict[str, Any]:
     # https://docs.continue.dev/reference
     model = {
@@ -249,6 +258,13 @@ CLIENTS: dict[str, Client] = dict(
                 {"$schema": "https://opencode.ai/config.json"},
             ),
             Client("json", _in_home("QWEN_HOME", ".qwen", "settings.json"), _qwen_code, "qwen"),
+            Client(
+                "env",
+                lambda environ: Path(".env"),
+                _aider,
+                "aider",
+                note="Aider warns that it does not know the model, which does no harm",
+            ),
             Client(
                 "yaml",
                 _in_home("CONTINUE_GLOBAL_DIR", ".continue", "config.yaml"),

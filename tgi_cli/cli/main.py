@@ -12,12 +12,14 @@ import typer
 
 from tgi_cli.cli.commands import COMMANDS, PlainGroup
 from tgi_cli.cli.help import ProgramHelp
+from tgi_cli.cli.other_servers import command_hint, flag_hint
 from tgi_cli.errors import ExitCode, TgiError
 from tgi_cli.version import __version__
 
 TRACEBACK_VARIABLE = "TGI_TRACEBACK"
 _ENVIRONMENT = "Every flag has an environment variable, MAX_INPUT_TOKENS for --max-input-tokens \
 and so on. Flags override variables, variables override the file of --config."
+_OWN_FLAGS = ("-h", "--help", "-V", "--version", "--traceback")
 _WITHOUT_VARIABLES = ("chat", "quantize", "bench", "connect", "completion")
 
 
@@ -90,6 +92,10 @@ def run(
         program: The program whose name help and messages use. Default: ``tgi``.
     """
     words = _switches(arguments) or ["--help"]
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
+    elif _begins_with_setting(words[0]):
+        words = ["serve", *words]
     wanted = next((word for word in words if not word.startswith("-")), None)
     names = [] if wanted is None else [wanted]
     command = typer.main.get_command(application(*names))
@@ -111,7 +117,12 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILURE
     except _ClickError as error:
-        _report(*_usage(error), words)
+        known = any(entry.name == wanted for entry in COMMANDS)
+        path = f"tgi {wanted}" if known else "tgi"
+        cause, remedy = _usage(error, program.name if program else path)
+        if wanted and not known:
+            remedy = command_hint(wanted) or remedy
+        _report(cause, remedy, words)
         return ExitCode.USAGE
     except Exception as error:  # a bug: one line too
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -126,25 +137,52 @@ def main() -> None:
 
 
 def _switches(arguments: list[str]) -> list[str]:
-    """Rewrite TGI's ``--sharded true`` and ``--sharded=false`` as switches."""
+    """Rewrite switches that have a value, as TGI's ``--sharded true`` and ``--sharded=false``."""
+    if not any(word.lower().endswith(("true", "false")) for word in arguments):
+        return arguments
+    from tgi_cli.config.settings import SETTINGS
+
+    off = {s.flag: s.negative_flag for s in SETTINGS if s.kind.type is bool}
     words: list[str] = []
     for word in arguments:
         flag, equals, value = word.partition("=")
-        if equals and flag == "--sharded" and value.lower() in ("true", "false"):
-            words.append("--sharded" if value.lower() == "true" else "--no-sharded")
-        elif word.lower() in ("true", "false") and words and words[-1] == "--sharded":
-            words[-1] = "--sharded" if word.lower() == "true" else "--no-sharded"
-        else:
+        if not equals and words:
+            flag, value = words[-1], word
+        if flag not in off or value.lower() not in ("true", "false"):
             words.append(word)
+            continue
+        if not equals:
+            words.pop()
+        # A switch that nothing switches off keeps its value, which click refuses.
+        on = value.lower() == "true"
+        words.append(flag if on else off[flag] or f"{flag}=false")
     return words
 
 
-def _usage(error: Any) -> tuple[str, str]:
-    """Cause and remedy of a usage error, one line each."""
+def _begins_with_setting(word: str) -> bool:
+    """Whether a command line begins with a flag of ``tgi serve``, as the arguments of TGI's image
+    do: ``--model-id MODEL``."""
+    if not word.startswith("-") or word in _OWN_FLAGS:
+        return False
+    from tgi_cli.config.settings import settings_of
+
+    flag = word.partition("=")[0]
+    return any(flag in setting.flags for setting in settings_of("serve") if not setting.argument)
+
+
+def _usage(error: Any, program: str) -> tuple[str, str]:
+    """Cause and remedy of a usage error in the command line of ``program``, one line each."""
     text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     context = getattr(error, "ctx", None)
-    path = context.command_path if context else "tgi"
-    remedy = f"see {context.obj.name if context and context.obj else path} --help"
+    path = context.command_path if context else ""
+    remedy = f"see {program if not context or context.obj else path} --help"
+    if path == "tgi chat" and text.startswith("Got unexpected extra argument"):
+        remedy = "give the prompt with -p"  # ollama run MODEL PROMPT
+    unknown = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
+    if context and unknown:  # with what it is called here, instead of similar spellings
+        known = {name for option in context.command.params for name in option.opts}
+        if hint := flag_hint(unknown, known):
+            return error.message, hint
     parameter = getattr(error, "param", None)
     if context and parameter:
         source = context.get_parameter_source(parameter.name)
@@ -157,7 +195,10 @@ def _usage(error: Any) -> tuple[str, str]:
 
 
 def _report(cause: str, remedy: str, arguments: list[str]) -> None:
-    """Print an error as text or as a JSON log line, after its traceback if requested."""
+    """Print an error as text or as a JSON log line, after its traceback if requested.
+
+    Names and values of files, which it may quote, cannot add lines or address the terminal.
+    """
     if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
         traceback.print_exc()
     if "--json-output" in arguments or os.environ.get("JSON_OUTPUT", "").lower() in ("1", "true"):
@@ -168,4 +209,12 @@ def _report(cause: str, remedy: str, arguments: list[str]) -> None:
     label = "error:"
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         label = f"\x1b[31m{label}\x1b[0m"
+    cause, remedy = _escaped(cause), _escaped(remedy)
     print(f"{label} {cause}", *([f"       {remedy}"] if remedy else []), sep="\n", file=sys.stderr)
+
+
+def _escaped(text: str) -> str:
+    """A text with escapes for characters that do not print."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

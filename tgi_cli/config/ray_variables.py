@@ -1,4 +1,4 @@
-"""Environment variables of Ray Serve's processes: of its own cluster, and of pods."""
+"""Environment variables of Ray Serve's processes, in its own cluster and in pods."""
 
 from __future__ import annotations
 

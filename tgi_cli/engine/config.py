@@ -45,7 +45,7 @@ class SchedulerConfig:
         num_host_blocks: KV blocks that the host's memory holds besides; 0 for none.
         num_state_slots: slots for recurrent states, one per row at least; 0 if the model has none.
         window: positions that a token attends to, if every layer has a sliding window, or None for
-            all. Blocks behind it are released.
+            all. Blocks outside of it are released.
         waiting_served_ratio: with ``inflight``, a prefill may interrupt a batch when the waiting
             requests that fit are at least this share of the running ones.
         max_waiting_tokens: with ``inflight``, decode steps after which a prefill runs regardless.

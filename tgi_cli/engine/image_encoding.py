@@ -1,22 +1,22 @@
-"""Which images a step encodes, and how far it may compute prompts that have them.
+"""Which images a step encodes, and how far it may compute prompts that contain them.
 
 A token that stands for an image is computed once the image is encoded: by an earlier step, or by
 the same one before its forward pass. An encoder's run is work like a prompt's tokens, and shares
 their budget: a row costs ``row_cost`` tokens. It is cut into slices of whole layers, so that a step
-with a slice takes no longer than one with a chunk of a prompt, but for the last layer or for one
-that exceeds a step's budget alone.
+with a slice takes no longer than one with a chunk of a prompt, except for the last layer or a layer
+that exceeds a step's budget by itself.
 
-Beside decodes, images and the prompts that they are in may lengthen a step by as much as its
+Beside decodes, images and the prompts that contain them may lengthen a step by as much as its
 decodes take (:mod:`tgi_cli.engine.step_pace`). On a CPU, where a layer alone may take longer, such
-slices are bounded by time instead, and results say how far they went. They run behind the step's
+slices are bounded by time instead, and results say how far they went. They run after the step's
 tokens, and end when the step has lasted twice as long as decodes usually take: so its length does
 not depend on how long this one's did. Beside prompts of text alone,
 images get half of the budget: texts need not wait until a photo is encoded.
 
-One image is in the encoder at a time, as warm-up has measured the memory of one. Whoever needs the
-encoder finishes first what it has begun. A sequence refers to the images of one unit at most (see
-:mod:`tgi_cli.engine.prompt_images`) from one step to the next: so no two wait for each other's rows
-in the cache.
+One image is in the encoder at a time, as warm-up has measured the memory of one: an image that was
+begun is finished before the next. From one step to the next, a sequence refers to the images of at
+most one unit (see :mod:`tgi_cli.engine.prompt_images`), so that no two sequences wait for each
+other's rows in the cache.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tgi_cli.engine.step import Step
 from tgi_cli.engine.step_pace import StepPace
 
 NO_ENCODER = EncoderLimits(layers=1, row_cost=1.0, cache_rows=0)
-"""Of a model that takes no images, but prompts that must not be parted."""
+"""Limits of a model that takes no images, but whose prompts must not be split."""
 
 
 class ImageEncoding:
     """Plans the steps of sequences with images.
 
     Args:
-        limits: of the model's encoder.
-        pace: what images may take of a step that streams wait for.
+        limits: limits of the model's encoder.
+        pace: bounds the time of images in a step that streams wait for.
 
     Attributes:
         cache: the images that the worker holds.
@@ -58,7 +58,7 @@ class ImageEncoding:
         """Images whose last tokens the step being planned computes."""
 
     def begin(self, budget: int, waits: bool, texts: bool) -> None:
-        """The prompts of a step are about to be planned, with so many tokens.
+        """Prepare to plan the prompts of a step, with a budget of tokens.
 
         Args:
             waits: whether streams wait for the step: it has decodes.
@@ -75,18 +75,18 @@ class ImageEncoding:
     def plan(self, step: Step, sequence: Sequence, budget: int, goal: int) -> tuple[int, int]:
         """Plan the next chunk of a sequence whose prompt has images ahead.
 
-        What nothing else shares the step with may exceed its budget: a layer of the encoder, and
-        tokens that must not be parted.
+        Alone in its step, a layer of the encoder, or a run of tokens that must not be split, may
+        exceed the budget.
 
         Args:
             step: gets the slices that are encoded for it.
             sequence: with a row.
             budget: tokens that the step may still compute.
-            goal: position at which the chunk is to end. It ends before, where the budget or the
-                features do; and behind, if what must not be parted does.
+            goal: position at which the chunk is to end. It ends earlier where the budget or the
+                features end, and later if tokens that must not be split do.
 
         Returns:
-            The tokens to be computed, and the budget that is left.
+            The number of tokens to compute, and the budget that is left.
         """
         most = min(max(0, budget), self._left)
         count, left = self._plan(step, sequence, most, budget == self._budget, goal)
@@ -124,7 +124,7 @@ class ImageEncoding:
         return stop - start, left - (stop - end)
 
     def _hold(self, sequence: Sequence, unit: ImageUnit) -> bool:
-        """Have a sequence refer to the images of a unit, to all that it needs or to none."""
+        """Have a sequence refer to all images of a unit that it needs, or to none."""
         images = sequence.images
         assert images is not None
         taken: list[int] = []
@@ -203,7 +203,7 @@ class ImageEncoding:
                 self.cache.release(image)
         self._passed.clear()
         step.dropped_images = dropped = self.cache.take_dropped()
-        if dropped and step.encodes:  # of a sequence that lost its row in this very step
+        if dropped and step.encodes:  # of a sequence that lost its row in this same step
             step.encodes = [each for each in step.encodes if each.key not in dropped]
         if self._interrupts and step.encodes:
             rest = self._pace.rest_seconds(step)
@@ -213,12 +213,12 @@ class ImageEncoding:
             ]
 
     def learn(self, report: EncodeReport) -> None:
-        """A step has run its slices."""
+        """Apply the report of a step on its slices."""
         for key, layers in report.layers.items():
             self.cache.progress(key, layers)
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence leaves its row, or pauses: it needs no image for now."""
+        """Release the images of a sequence that leaves its row or pauses."""
         for image in sequence.held_images.values():
             self.cache.release(image)
         sequence.held_images.clear()

@@ -1,4 +1,4 @@
-"""What a step encodes of images, what has become of it, and the tokens that stand for them."""
+"""The parts of images that a step encodes, the report on them, and the tokens of images."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EncodeSlice:
-    """A part of an image's way through the encoder.
+    """A part of the encoder's run over an image.
 
     The first slice brings the image's ``tensors`` (numpy arrays, by the names of the encoder's
     arguments). Each runs the next ``layers`` of the encoder, the ``last`` one whatever is left;
-    another image begins behind it. ``key`` names the ``rows`` of features that it gives, until a
+    another image begins after it. ``key`` names the ``rows`` of features that it gives, until a
     step drops them; a key is never used again.
 
-    With ``seconds``, it runs behind the step's tokens instead, as far as that time goes, and the
+    With ``seconds``, it runs after the step's tokens instead, as far as that time goes, and the
     result says how far (:class:`EncodeReport`). The tokens are expected to take ``rest_seconds``:
     the slice gets the time that they leave of this, and does without what they take beyond it. So
     the step lasts as long as both together, whatever its tokens take.
@@ -33,7 +33,7 @@ class EncodeSlice:
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """Tokens of entry ``index`` that stand for an image: ``count`` behind the first ``offset``.
+    """Tokens of entry ``index`` that stand for an image: ``count`` after the first ``offset``.
 
     They stand for the rows of the features ``key`` from ``first`` on.
     """
@@ -47,13 +47,13 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True)
 class EncodeReport:
-    """What has become of the images that a step encodes or uses, by their keys.
+    """The outcomes of the images that a step encodes or uses, by their keys.
 
     Attributes:
-        failed: causes, of images that could not be encoded, and that the step has ended or used.
-        layers: that have run up to now, of slices that were bounded by time; all of them only if
-            nothing is left to be run.
-        seconds: that the slices took; 0 where the device runs behind the host.
+        failed: causes for images that could not be encoded, and that the step has ended or used.
+        layers: layers that have run so far, for slices that were bounded by time; all of them only
+            if nothing is left to run.
+        seconds: time that the slices took; 0 where the device runs behind the host.
     """
 
     failed: Mapping[int, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Block tables over a BlockPool: the KV that each sequence holds, reuses and is promised.
+"""Block tables over a BlockPool: the blocks that each sequence holds, reuses and is promised.
 
 Reuse follows a chain of hashes over full blocks: the hash of a block covers its tokens and all
-before it, beginning with the request's adapter and salt, so equal hashes mean equal KV. Where
-tokens stand for an image, it covers the image and their place in it. Prompt and generated tokens
+before it, beginning with the request's adapter and salt, so equal hashes mean equal KV. For the
+tokens of an image, it covers the image and their positions in it. Prompt and generated tokens
 are indexed alike. The hash is cryptographic (BLAKE2b, 128 bits): prompts come from strangers, and a
 forged collision would show one tenant another's context.
 """
@@ -22,12 +22,12 @@ from tgi_cli.engine.state_slots import StateSlots
 from tgi_cli.engine.step import FRESH
 
 MIN_SNAPSHOT_BLOCKS = 8
-"""Where cached KV reaches so many blocks further than any snapshot of a state, another one is made.
-It takes a step of its own."""
+"""Blocks by which cached KV must exceed the longest snapshot of a state for another one to be made,
+which takes a step of its own."""
 
 
 class Prefix(NamedTuple):
-    """What a sequence need not compute: blocks, and the slot of the state at their end."""
+    """What a sequence need not compute: cached blocks, and the slot of the state at their end."""
 
     blocks: list[int]
     state: int = FRESH
@@ -38,7 +38,7 @@ class KVCache:
 
     Args:
         config: sizes, and the capacity policy.
-        store: takes copies of computed blocks; None for no copies.
+        store: keeps copies of computed blocks; None for no copies.
         on_evict: see :class:`BlockPool`.
 
     Attributes:
@@ -67,8 +67,8 @@ class KVCache:
     def demand(self, sequence: Sequence) -> int:
         """Blocks that must be available to admit a sequence.
 
-        All its known tokens must fit, not only its first chunk; under the guarantee, all tokens
-        that it may ever have (the KV of the last one is never needed).
+        All its known tokens must fit, not only its first chunk; with ``guaranteed_no_evict``, all
+        tokens that it may ever have (the KV of the last one is never needed).
         """
         final = sequence.max_tokens - 1
         return self.blocks_for(final if self._guaranteed else sequence.num_tokens)
@@ -76,9 +76,9 @@ class KVCache:
     def match(self, sequence: Sequence) -> Prefix:
         """The longest run of cached blocks that begins the sequence; nothing is taken.
 
-        At least one token is left to be computed: its logits choose the next one. Of a new
-        sequence, that is one of the prompt, which forks wait for. Of a model with recurrent states,
-        there is a snapshot at the end of the run.
+        At least one token is left to compute: its logits choose the next one. In a new sequence,
+        it is a token of the prompt, which forks wait for. If the model has recurrent states, there
+        is a snapshot at the end of the run.
         """
         found: list[int] = []
         for content in self.reusable(sequence):
@@ -89,12 +89,12 @@ class KVCache:
         return Prefix(found) if self.states is None else self._with_state(sequence, found)
 
     def missing(self, sequence: Sequence) -> tuple[int, list[bytes]]:
-        """The number of blocks that :meth:`match` finds, and the hashes of those behind them."""
+        """The number of blocks that :meth:`match` finds, and the hashes of those after them."""
         found = len(self.match(sequence).blocks)
         return found, self.reusable(sequence)[found:]
 
     def reusable(self, sequence: Sequence) -> list[bytes]:
-        """The hashes of the blocks that a sequence need not compute if they are known."""
+        """The hashes of the leading blocks that a sequence may reuse."""
         if not self._reuse or sequence.request.computes_whole_prompt:
             return []
         self._extend_hashes(sequence, len(sequence.token_ids))
@@ -102,7 +102,7 @@ class KVCache:
         return sequence.block_hashes[: (known - 1) // self.block_size]
 
     def _with_state(self, sequence: Sequence, found: list[int]) -> Prefix:
-        """The part of ``found`` that ends with a snapshot; plans one where that is much less."""
+        """The part of ``found`` that ends at a snapshot; plans one where that is much shorter."""
         assert self.states is not None
         count, state = len(found), FRESH
         while count:
@@ -118,9 +118,9 @@ class KVCache:
     def admit(self, sequence: Sequence, prefix: Prefix, running: Collection[Sequence]) -> bool:
         """Give a waiting sequence the blocks of its known tokens, if they fit beside ``running``.
 
-        The blocks of ``prefix`` hold its beginning already and are shared, not taken. Running
-        sequences have a claim to the blocks they were promised or, without a promise, to one
-        block each to grow into: admitting others at their cost would only lead to preemption.
+        The blocks of ``prefix`` hold its beginning already and are shared, not taken. Blocks that
+        running sequences were promised are left to them, or one block each without a promise:
+        admitting others at their cost would only lead to preemption.
         """
         computed = prefix.blocks
         self.pool.share(computed)  # before counting, for they may be among the available ones
@@ -174,8 +174,8 @@ class KVCache:
             self._save(sequence, self._store)
 
     def _save(self, sequence: Sequence, store: BlockStore) -> None:
-        """Copy indexed blocks in their order: without those before it, a block is of no use."""
-        if sequence.request.adapter_id:  # another process gives an adapter another id
+        """Copy indexed blocks in order: without those before it, a block is of no use."""
+        if sequence.request.adapter_id:  # ids of adapters differ between processes
             sequence.num_saved = -1
         while 0 <= sequence.num_saved < sequence.num_indexed:
             index = sequence.num_saved
@@ -189,8 +189,8 @@ class KVCache:
     def free_out_of_window(self, sequence: Sequence, num_computed: int) -> None:
         """Release the blocks that no later token of a sliding-window model attends to.
 
-        The next query is at ``num_computed`` and sees ``window`` positions, its own included.
-        The block table keeps their ids, which the attention never follows.
+        The next query is at ``num_computed`` and attends to ``window`` positions, its own included.
+        The block table keeps the ids of released blocks, which attention never reads.
         """
         if self._window is None:
             return
@@ -222,13 +222,13 @@ class KVCache:
             parent, first = request.adapter_id.to_bytes(8, "little") + parent, b"adapter"
         for i in range(len(hashes), num_tokens // size):
             tokens = array("I", sequence.token_ids[i * size : (i + 1) * size])
-            # A separate person for the first block keeps a salt from posing as a parent's hash.
+            # BLAKE2's ``person`` of the first block keeps a salt from posing as a parent's hash.
             key = b"block" if hashes else first
             content = parent + tokens.tobytes()
             if i * size < sequence.images_end:
                 assert sequence.images is not None
                 seen = sequence.images.content(i * size, (i + 1) * size)
-                if seen:  # of fixed length; another person keeps it from posing as tokens
+                if seen:  # of fixed length; another ``person`` keeps it from posing as tokens
                     content, key = content + seen, key + b"+image"
             parent = blake2b(content, digest_size=16, person=key).digest()
             hashes.append(parent)

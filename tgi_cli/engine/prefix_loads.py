@@ -1,4 +1,4 @@
-"""KV blocks that are read for waiting sequences."""
+"""Reads stored KV blocks for waiting sequences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Loads(Protocol):
     """Where the beginnings of waiting sequences may be, besides the cache."""
 
     def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence awaits no blocks; begins to read them if there are any."""
+        """Whether a waiting sequence waits for no blocks; begins to read them if there are any."""
         ...
 
     def num_ready(self, sequence: Sequence, num_cached: int) -> int:
-        """Blocks behind the ``num_cached`` in the cache that need not be computed either."""
+        """Blocks after the ``num_cached`` in the cache that need not be computed either."""
         ...
 
     def apply(self, step: Step, sequence: Sequence, num_cached: int) -> None:
@@ -32,8 +32,8 @@ class PrefixLoads:
     Reads the beginnings of waiting sequences from a store, before they are admitted.
 
     Args:
-        cache: the blocks in memory, which come first.
-        store: where to look for what follows them; None for nowhere.
+        cache: the blocks in memory.
+        store: has further blocks after those in memory; None for none.
     """
 
     def __init__(self, cache: KVCache, store: BlockStore | None) -> None:

@@ -23,16 +23,16 @@ class Resources:
 
     Attributes:
         cache, pool: KV blocks.
-        host: memory of the host behind them; None if there is none.
+        host: memory of the host after them; None if there is none.
         loads: brings back what is outside of the cache for waiting sequences.
         states: slots for recurrent states; None if the model has none.
         adapters: slots for LoRA adapters.
-        pace: what prompts and images may take of a step that streams wait for.
-        images: encodes images, and keeps together what must not be parted; None if the model has
-            neither.
+        pace: bounds the time of prompts and images in a step that streams wait for.
+        images: plans the encoding of images, and chunks that must not be split; None if the model
+            has neither.
         free_rows: rows of the worker that no sequence has.
-        freed_rows: those of them that the worker has not heard of.
-        steps: how many were scheduled; the id of the next one.
+        freed_rows: those of them whose release no step has sent to the worker yet.
+        steps: number of scheduled steps, and the id of the next one.
         context_tokens, reused_tokens, prompt_tokens, drafted_tokens, accepted_tokens: see
             :class:`~tgi_cli.engine.metrics.EngineLoad`.
     """

@@ -117,7 +117,7 @@ class Snapshot:
 
 
 FRESH = -1
-"""In place of a slot to be read: a state of zeros."""
+"""Instead of a slot to read: a state of zeros."""
 
 
 @dataclass(slots=True)
@@ -127,13 +127,13 @@ class Step:
     ``rows``, ``starts``, ``counts`` and ``samples`` are parallel, one entry per scheduled
     sequence, decodes before prefills: compute positions ``starts[i] .. starts[i]+counts[i]``
     of row ``rows[i]``, and choose the token that follows each of the last ``samples[i]`` of them.
-    A chosen token goes to the position that it was chosen for, on the device: the next step may
-    ask for it before the host has seen it.
+    A chosen token is written to its position on the device, so that the next step can read it
+    before the host knows it.
 
-    An entry whose row is in ``drafts`` computes draft tokens behind its last known one, and samples
+    An entry whose row is in ``drafts`` computes draft tokens after its last known one, and samples
     after that and after each of them: ``samples[i]`` is one more than there are drafts. Each token
     is chosen as if the drafts before it were the row's tokens, so the choices up to the first that
-    differs from its draft are the ones that steps without drafts would make. Drafts are written to
+    differs from its draft are those that steps without drafts would make. Drafts are written to
     their rows before the forward pass, and chosen tokens over them. Entries with drafts follow
     other decodes.
 
@@ -146,21 +146,21 @@ class Step:
     ``forced_tokens`` are written to their rows before it, too, over tokens that earlier steps
     chose for the same positions.
 
-    Of a model with recurrent states, ``state_in`` and ``state_out`` have the slots that each entry
+    For a model with recurrent states, ``state_in`` and ``state_out`` have the slots that each entry
     reads before its first token (:data:`FRESH`: a fresh state) and writes after its last, parallel
-    to ``rows``; they are empty otherwise. ``snapshots`` are written on the way.
+    to ``rows``; they are empty otherwise. ``snapshots`` are written in between.
 
-    Of a model in several pipeline stages, ``first_tokens`` has the token at the first position of
-    each entry, parallel to ``rows``: only the last stage has chosen it. It is empty otherwise.
+    For a model in several pipeline stages, ``first_tokens`` has the token at the first position of
+    each entry, parallel to ``rows``, since only the last stage knows it. It is empty otherwise.
 
-    ``proposals``, parallel to ``rows``, has how many drafts the worker is to propose for each,
-    behind the last token that it chooses and the row keeps. Where it is empty no drafts are wanted,
-    and a worker that can catch up later need not follow the sequences.
+    ``proposals``, parallel to ``rows``, is the number of drafts that the worker is to propose for
+    each, after the last token that it chooses and the row keeps. If it is empty, no drafts are
+    wanted, and a worker that can catch up later need not follow the sequences.
 
     ``dropped_images`` are keys of features to be forgotten before ``encodes`` run, and these run
     before the forward pass, but for those that time bounds: they use what it leaves of their time.
     ``images`` are in the order of the step's tokens. A step may encode and
-    compute no token. An entry with a token that stands for an image is no decode.
+    compute no token. An entry with an image token is no decode.
     """
 
     step_id: int
@@ -187,7 +187,7 @@ class Step:
     encodes: list[EncodeSlice] = field(default_factory=list)
     images: list[ImageSpan] = field(default_factory=list)
     num_decodes: int = 0
-    """How many leading entries compute one known token each, with or without drafts behind it."""
+    """How many leading entries compute one known token each, with or without drafts after it."""
 
     @property
     def num_tokens(self) -> int:
@@ -212,8 +212,8 @@ MAX_DRAFT_ROWS = 64
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step of ``rows`` tokens, of ``sequences`` with ``context`` each, and of
-    ``proposals`` drafts of each, before which the drafter had to compute ``lag`` tokens of each."""
+    """A step's duration: ``rows`` tokens of ``sequences`` with ``context`` tokens each, and then
+    ``proposals`` drafts for each, before which the drafter computed ``lag`` tokens of each."""
 
     sequences: int
     rows: int
@@ -224,7 +224,7 @@ class StepTime(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """Drafts that the worker proposes, and how likely each is for the drafter itself."""
+    """Drafts that the worker proposes, with the probability that the drafter gives to each."""
 
     token_ids: list[int]
     chances: list[float]
@@ -250,9 +250,9 @@ class StepResult:
     ``errors`` maps an index of these entries to the cause of that row's own failure (its token
     is then meaningless). ``generation_logits`` maps such an index to the raw logits (float32
     numpy [V]). ``prompt_logprobs`` and ``context_logits`` (float32 numpy [count, V]) map an index
-    of ``Step.rows``, sampled or not. So does ``proposals``: drafts behind the last token that the
-    entry has chosen, the one behind its accepted drafts.
-    Results of entries that use images in ``encodes.failed`` are void.
+    of ``Step.rows``, sampled or not. So does ``proposals``: drafts after the last token that was
+    chosen for the entry, the one after its accepted drafts. Results of entries that use images in
+    ``encodes.failed`` are invalid.
     """
 
     token_ids: list[int]
@@ -276,13 +276,13 @@ class PendingResult(Protocol):
 
 
 class AdapterStore(Protocol):
-    """Host memory for LoRA adapters; the engine decides which of them it holds."""
+    """Host memory for LoRA adapters; the engine decides which adapters it holds."""
 
     def prepare_adapter(self, adapter_id: int, name: str, path: str) -> Future[None]:
         """Read an adapter's folder and check it, on a thread; returns at once.
 
         Once the future is done without an error, the adapter is in host memory and steps may put it
-        on the device. Its error is a :class:`tgi_cli.errors.TgiError` with what does not fit.
+        on the device. Its error is a :class:`tgi_cli.errors.TgiError` that names what does not fit.
         """
         ...
 
@@ -296,7 +296,7 @@ class GrammarMatcher(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether the grammar is complete and nothing but a stop id may follow, or one has."""
+        """Whether the grammar is complete: only a stop id may follow, or has followed."""
         ...
 
     @property
@@ -326,7 +326,7 @@ class GrammarCompiler(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """End tokens that a grammar that may end allows, the usual one first."""
+        """End tokens allowed where a grammar may end, the usual one first."""
         ...
 
     def compile(self, grammar: str) -> Future[GrammarMatcher]:
@@ -341,9 +341,9 @@ class GrammarCompiler(Protocol):
     ) -> Any:
         """The tokens that each may take next, as :meth:`Worker.sample` expects them.
 
-        int32 [M, ceil(V / 32)], to be read before the next call. All zero if the matcher is stuck.
+        int32 [M, ceil(V / 32)], to be read before the next call. All zero if nothing may follow.
         With draft tokens for each matcher, its mask is followed by one after each of its drafts, as
-        if it had accepted them; those behind a draft that the grammar forbids allow every token,
+        if it had accepted them; those after a draft that the grammar forbids allow every token,
         for what is chosen there is discarded.
         """
         ...

@@ -1,8 +1,7 @@
-"""By how much prompts and images may lengthen a step beside decodes, whose streams wait meanwhile.
+"""How much prompts and images may lengthen a step with decodes, whose streams wait for it.
 
 What decodes take, and what a chunk of a prompt adds to them, is learned from the durations of
-steps: so chunks are as long as their time allows, whatever the model and the machine, and however
-busy both are.
+steps, so that the size of chunks follows the model, the machine and the load.
 """
 
 from __future__ import annotations
@@ -11,23 +10,23 @@ from tgi_cli.engine.config import SchedulerConfig
 from tgi_cli.engine.step import Step
 
 LEAST_IMAGE_SECONDS = 0.005
-"""What images may add to a step in any case: a stream's reader does not notice it."""
+"""What images may always add to a step: a stream's reader does not notice it."""
 
 LEAST_CHUNK = 16
-"""Tokens of prompts that a step may compute in any case: kernels take so many rows at once."""
+"""Tokens of prompts that a step may always compute: kernels take this many rows at once."""
 
 LEAST_SLICE_SECONDS = 0.001
-"""Of the encoder, which runs to the next point at which it can be interrupted."""
+"""Least time of a slice of the encoder, which runs on to the next point where it can stop."""
 
 PROBE_STEPS = 16
-"""Steps with chunks in a row, after which one has none: what decodes take changes with their number
-and lengths."""
+"""Consecutive steps with chunks after which one has none, to measure decodes again: their time
+changes with their number and lengths."""
 
 _PROBE_WEIGHT = 0.5
-"""Of such a step in the average."""
+"""Weight of a step without chunks in the average."""
 
 _LEAST_WEIGHT = 0.1
-"""Of a new duration in an average, which is of the last ten or so."""
+"""Weight of a new duration in an average, which covers about the last ten."""
 
 _FALLING_WEIGHT = 0.3
 """The same where decodes took less than their average, so that this is below most of them: steps
@@ -38,18 +37,18 @@ CHUNK_SHARE = 0.75
 bounded by time: a chunk that turns out to take longer cannot be ended."""
 
 _OUTLIER = 4.0
-"""Most by which a duration may differ from the average: others had the processor then."""
+"""Factor by which a duration may differ from the average: beyond, other programs ran."""
 
 
 class ChunkCosts:
     """What a chunk adds to a step, in seconds per token, by the chunk's size.
 
-    A chunk has fixed costs, and kernels compute many rows faster than a few: so a token costs less
-    in a larger chunk, or as much. Sizes are classes, each from a power of two on. What one class
-    has shown bounds what the others are taken to cost.
+    A chunk has fixed costs, and kernels compute many rows more efficiently than few: a token costs
+    at most as much in a larger chunk. Sizes are grouped by powers of two. A measurement of one
+    class bounds the estimates of the others.
 
     Args:
-        token_seconds: of all sizes, until steps show more; 0 if unknown.
+        token_seconds: estimate for all sizes before any step was measured; 0 if unknown.
     """
 
     def __init__(self, token_seconds: float) -> None:
@@ -58,7 +57,7 @@ class ChunkCosts:
         self._counts: dict[int, int] = {}
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A chunk of so many tokens has added ``seconds``."""
+        """Learn that a chunk of ``tokens`` has added ``seconds`` to a step."""
         size = tokens.bit_length()
         known = self._of(size)
         count = self._counts[size] = self._counts.get(size, 0) + 1
@@ -69,7 +68,7 @@ class ChunkCosts:
             self._seconds[other] = min(cost, found) if other > size else max(cost, found)
 
     def tokens(self, seconds: float, most: int) -> int:
-        """The size of the largest chunk of ``most`` tokens or fewer that adds no more than this."""
+        """The size of the largest chunk, up to ``most`` tokens, that adds at most ``seconds``."""
         for size in range(most.bit_length(), 0, -1):
             cost = self._of(size)
             count = min(most, (1 << size) - 1)
@@ -84,21 +83,21 @@ class ChunkCosts:
         return tokens * self._of(tokens.bit_length()) if tokens else 0.0
 
     def _of(self, size: int) -> float:
-        """Of a token in a chunk of that class, or the nearest that is known."""
+        """Seconds of a token in a chunk of that size, or of the nearest size that is known."""
         if not self._seconds:
             return self._usual
         return self._seconds[min(self._seconds, key=lambda known: abs(known - size))]
 
 
 class StepPace:
-    """Says what prompts and images may take of a step that streams wait for.
+    """Decides how much time prompts and images may take in a step that streams wait for.
 
     Prompts get ``max_prefill_delay``, images and the prompts that they are in
     :data:`LEAST_IMAGE_SECONDS`, and both as long as decodes take if that is more: so they have half
     of the time at least, and images at most double the gaps of a stream.
 
     Args:
-        config: with what warm-up has measured. What is unknown bounds nothing until it is learned.
+        config: has the warm-up's measurements. What is unknown is no bound until it is measured.
 
     Attributes:
         interrupts: whether slices of the image encoder can be bounded by time.
@@ -116,9 +115,9 @@ class StepPace:
         self._prefill_delay = config.max_prefill_delay / 1000
         self._chunks = ChunkCosts(token_seconds)
         self._num_decodes = 0
-        """Steps that decodes were learned from."""
+        """Steps that the time of decodes was learned from."""
         self._chunks_in_a_row = 0
-        """Steps since the last of these."""
+        """Steps with chunks since the last of these."""
         self._overrun = 0.0
         """Average time that slices of the encoder take beyond their limit."""
 
@@ -158,9 +157,9 @@ class StepPace:
                 self._overrun += (found - self._overrun) * _LEAST_WEIGHT
 
     def prefill_tokens(self, budget: int) -> int:
-        """Of a step's ``budget``, the prompt tokens that it may compute beside its decodes.
+        """The prompt tokens of a step's ``budget`` that it may compute beside its decodes.
 
-        None now and then, to learn what decodes take without.
+        Every :data:`PROBE_STEPS` steps it is 0, to learn what decodes take alone.
         """
         if not self._prefill_delay:
             return budget
@@ -170,7 +169,7 @@ class StepPace:
         return max(self._chunks.tokens(seconds, budget), min(budget, LEAST_CHUNK))
 
     def image_tokens(self, budget: int) -> int:
-        """The same of images and the prompts that they are in."""
+        """The same for images and the prompts that contain them."""
         seconds = self._image_seconds * (CHUNK_SHARE if self.interrupts else 1.0)
         return max(self._chunks.tokens(seconds, budget), min(budget, 1))
 
@@ -188,7 +187,7 @@ class StepPace:
 
 
 def _bounded(found: float, expected: float) -> float:
-    """A duration, not too far from what was expected if anything was."""
+    """A duration, limited to :data:`_OUTLIER` times the expected one if that is known."""
     if not expected:
         return found
     return min(max(found, expected / _OUTLIER), expected * _OUTLIER)

@@ -6,10 +6,11 @@ https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
 from __future__ import annotations
 
 import array
+import math
 import sys
 from typing import Any
 
-from tgi_cli.errors import UnsupportedModelError
+from tgi_cli.errors import CorruptFileError, UnsupportedModelError
 from tgi_cli.gguf.keys import ArchitectureKeys
 from tgi_cli.gguf.reader import GGUFTensor
 
@@ -93,10 +94,11 @@ def _longrope(
 
 
 def read_numbers(tensor: GGUFTensor) -> list[float]:
-    """The numbers of a small tensor in float32.
+    """The numbers of a small tensor in float32, all above 0.
 
     Raises:
         UnsupportedModelError: it is large, or of another type.
+        CorruptFileError: a number is not above 0, or not finite.
         OSError: the file cannot be read.
     """
     if tensor.type.name != "F32" or tensor.elements > _MOST_FACTORS:
@@ -109,6 +111,11 @@ def read_numbers(tensor: GGUFTensor) -> list[float]:
         numbers = array.array("f", stream.read(tensor.size))
     if sys.byteorder == "big":
         numbers.byteswap()
+    if not all(0 < each < math.inf for each in numbers):
+        raise CorruptFileError(
+            f"{tensor.file} cannot be read: {tensor.name} has numbers that are not above 0",
+            "download another file of the model",
+        )
     return numbers.tolist()
 
 
@@ -116,6 +123,11 @@ def partial_rotary(keys: ArchitectureKeys) -> Config:
     """The share of a head that is rotated, if it is not all of it."""
     rotated = keys.whole("rope.dimension_count", keys.head_dim)
     return {} if rotated == keys.head_dim else {"partial_rotary_factor": rotated / keys.head_dim}
+
+
+def is_bamba(keys: ArchitectureKeys) -> bool:
+    """Whether a file of Granite 4's architecture has Bamba, whose heads are rotated in part."""
+    return keys.flag("rope.scaling.finetuned", True) and bool(partial_rotary(keys))
 
 
 def granite_factors(keys: ArchitectureKeys) -> Config:

@@ -16,9 +16,6 @@ _SOFTMAX, _SIGMOID = 1, 2
 def deepseek(keys: ArchitectureKeys) -> Config:
     """DeepSeek V2 and V3, and what has the same layers: Kimi K2, GLM-4.7-Flash, Youtu-LLM.
 
-    Newer files have heads as latent attention computes with them, and the checkpoint's sizes in
-    keys that end in ``_mla``; older ones have the checkpoint's alone.
-
     Raises:
         UnsupportedModelError: queries are scaled by position, or experts are chosen otherwise.
     """
@@ -27,6 +24,69 @@ def deepseek(keys: ArchitectureKeys) -> Config:
             f"{keys.file.path}: {keys.architecture} with scaled queries is not supported as GGUF",
             "serve the model's safetensors",
         )
+    config = _latent_shape(keys) | {"rope_interleave": True} | _rope(keys)
+    if not experts(keys):
+        return config | {"architectures": ["YoutuForCausalLM"], "model_type": "youtu"}
+    return config | _experts(keys)
+
+
+def deepseek32(keys: ArchitectureKeys) -> Config:
+    """DeepSeek V3.2: V3, and an indexer in each layer. Raises as :func:`deepseek`."""
+    config = deepseek(keys)
+    if config.get("model_type") != "deepseek_v3":
+        raise UnsupportedModelError(
+            f"{keys.file.path}: {keys.architecture} without experts that are chosen by sigmoids is "
+            "not supported",
+            "serve the model's safetensors",
+        )
+    return config | {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "index_n_heads": keys.whole("attention.indexer.head_count"),
+        "index_head_dim": keys.whole("attention.indexer.key_length"),
+        "index_topk": keys.whole("attention.indexer.top_k"),
+    }
+
+
+def kimi_linear(keys: ArchitectureKeys) -> Config:
+    """Kimi Linear, by its own names. Layers without key-value heads have Kimi Delta Attention.
+
+    Raises:
+        UnsupportedModelError: experts are not chosen by sigmoids.
+    """
+    gating = keys.whole("expert_gating_func", _SIGMOID)
+    if gating != _SIGMOID:
+        raise _gating_error(keys, gating)
+    groups = keys.whole("expert_group_count", 1)
+    full = keys.wholes("attention.head_count_kv", keys.num_layers)
+    return _latent_shape(keys) | {
+        "model_type": "kimi_linear",
+        "model_max_length": keys.whole("context_length"),
+        "layer_types": ["full_attention" if each else "linear_attention" for each in full],
+        "linear_attn_config": {
+            "num_heads": keys.num_heads,
+            "head_dim": keys.whole("kda.head_dim"),
+            "short_conv_kernel_size": keys.whole("ssm.conv_kernel"),
+        },
+        "num_experts": keys.whole("expert_count"),
+        "num_experts_per_token": keys.whole("expert_used_count"),
+        "num_shared_experts": keys.whole("expert_shared_count", 1, 0),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count", 0, 0),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "moe_renormalize": keys.flag("expert_weights_norm", True),
+        "moe_router_activation_func": "sigmoid",
+        "num_expert_group": groups,
+        "topk_group": keys.whole("expert_group_used_count", groups),
+    }
+
+
+def _latent_shape(keys: ArchitectureKeys) -> Config:
+    """Sizes of layers with latent attention.
+
+    Newer files have heads as latent attention computes with them, and the checkpoint's sizes in
+    keys that end in ``_mla``; older ones have the checkpoint's alone.
+    """
     rotated = keys.whole("rope.dimension_count")
     suffix = "_mla" if keys.has("attention.key_length_mla") else ""
     key_length = keys.whole(f"attention.key_length{suffix}")
@@ -45,14 +105,17 @@ def deepseek(keys: ArchitectureKeys) -> Config:
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key_length - rotated,
         "v_head_dim": keys.whole(f"attention.value_length{suffix}"),
-        "rope_interleave": True,
-        **_rope(keys),
     }
-    if keys.has_tensor("blk.0.attn_q_a.weight"):
+    if any(keys.has_tensor(f"blk.{layer}.attn_q_a.weight") for layer in range(keys.num_layers)):
         config["q_lora_rank"] = keys.whole("attention.q_lora_rank")
-    if not experts(keys):
-        return config | {"architectures": ["YoutuForCausalLM"], "model_type": "youtu"}
-    return config | _experts(keys)
+    return config
+
+
+def _gating_error(keys: ArchitectureKeys, function: int) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{keys.file.path}: experts that are chosen by function {function} are not supported",
+        "serve the model's safetensors",
+    )
 
 
 def _rope(keys: ArchitectureKeys) -> Config:
@@ -70,10 +133,7 @@ def _experts(keys: ArchitectureKeys) -> Config:
     corrected = keys.has_tensor(f"blk.{dense}.exp_probs_b.bias")
     gating = keys.whole("expert_gating_func", _SIGMOID if corrected else _SOFTMAX)
     if gating not in (_SOFTMAX, _SIGMOID):
-        raise UnsupportedModelError(
-            f"{keys.file.path}: experts that are chosen by function {gating} are not supported",
-            "serve the model's safetensors",
-        )
+        raise _gating_error(keys, gating)
     groups = keys.whole("expert_group_count", 1)
     config: Config = {
         "n_routed_experts": experts(keys),

@@ -75,7 +75,7 @@ def gemma4_names(keys: ArchitectureKeys) -> NameTable:
         block[f"ffn_{part}_exps"] = FileModule(f"mlp.moe.experts.{{e}}.{part}_proj")
     both = "blk.0.ffn_gate_up_exps.weight"
     if keys.has_tensor(both):
-        half = keys.shape(both)[1] // 2
+        half = keys.shape(both, 2)[1] // 2
         parts = (block["ffn_gate_exps"], half), (block["ffn_up_exps"], half)
         block["ffn_gate_up_exps"] = FileModule(parts=parts)
     return NameTable(top=TOP | _PER_LAYER_TOP, block=block)

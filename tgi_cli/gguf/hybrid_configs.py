@@ -11,6 +11,7 @@ from tgi_cli.gguf.config_parts import (
     expert_size,
     experts,
     granite_factors,
+    is_bamba,
     llama_shape,
     partial_rotary,
     shared_expert_size,
@@ -67,48 +68,68 @@ def _linear_layers(keys: ArchitectureKeys) -> list[str]:
 
 
 def granite_hybrid(keys: ArchitectureKeys) -> Config:
-    """Granite 4. Layers without key-value heads are Mamba-2's.
+    """Granite 4, or Bamba. Layers without key-value heads are Mamba-2's.
 
     Raises:
-        UnsupportedModelError: heads are rotated in part, as Bamba's are.
+        UnsupportedModelError: heads are rotated in part, but otherwise than Bamba's.
     """
     kinds = keys.wholes("attention.head_count_kv", keys.num_layers)
-    mamba = next((layer for layer, heads in enumerate(kinds) if not heads), 0)
-    heads, width = keys.whole("ssm.time_step_rank"), keys.whole("ssm.inner_size")
-    hidden = keys.whole("embedding_length")
-    if width % heads or width % hidden:
-        raise keys.invalid(f"{heads} heads of a state have {width} channels")
+    config = llama_shape(keys) | _mamba_shape(keys, kinds)
+    if is_bamba(keys):
+        return config | _bamba(keys, kinds)
     rotated = keys.flag("rope.scaling.finetuned", True)
-    if rotated and partial_rotary(keys):
-        raise UnsupportedModelError(
-            f"{keys.file.path}: {keys.architecture} with heads that are rotated in part is not "
-            "supported as GGUF",
-            "serve the model's safetensors",
-        )
     shared = shared_expert_size(keys) if experts(keys) else keys.whole("feed_forward_length")
     return (
-        llama_shape(keys)
+        config
         | granite_factors(keys)
         | {
             "model_type": "granitemoehybrid",
             "layer_types": ["attention" if each else "mamba" for each in kinds],
             "position_embedding_type": "rope" if rotated else "nope",
-            "attention_bias": any(
-                keys.has_tensor(f"blk.{layer}.attn_q.bias") for layer in range(keys.num_layers)
-            ),
             "shared_intermediate_size": shared,
             "num_local_experts": experts(keys),
             "num_experts_per_tok": keys.whole("expert_used_count", 0, 0),
-            "mamba_expand": width // hidden,
-            "mamba_n_heads": heads,
-            "mamba_d_head": width // heads,
-            "mamba_d_state": keys.whole("ssm.state_size"),
-            "mamba_n_groups": keys.whole("ssm.group_count"),
-            "mamba_d_conv": keys.whole("ssm.conv_kernel"),
-            "mamba_conv_bias": keys.has_tensor(f"blk.{mamba}.ssm_conv1d.bias"),
-            "mamba_proj_bias": keys.has_tensor(f"blk.{mamba}.ssm_in.bias"),
         }
     )
+
+
+def _bamba(keys: ArchitectureKeys, kinds: list[int]) -> Config:
+    scales = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+    factor = partial_rotary(keys)["partial_rotary_factor"]
+    if factor != 0.5 or experts(keys) or any(map(keys.has, scales)):
+        raise UnsupportedModelError(
+            f"{keys.file.path}: {keys.architecture} with heads that are rotated in part is "
+            "supported as Bamba's layers alone: half of each head, no factors, no experts",
+            "serve the model's safetensors",
+        )
+    return {
+        "architectures": ["BambaForCausalLM"],
+        "model_type": "bamba",
+        "attn_layer_indices": [layer for layer, heads in enumerate(kinds) if heads],
+        "mlp_bias": keys.has_tensor("blk.0.ffn_down.bias"),
+    }
+
+
+def _mamba_shape(keys: ArchitectureKeys, kinds: list[int]) -> Config:
+    """Sizes of Mamba-2's layers, which ``kinds`` has as 0, by Granite's names."""
+    mamba = next((layer for layer, heads in enumerate(kinds) if not heads), 0)
+    heads, width = keys.whole("ssm.time_step_rank"), keys.whole("ssm.inner_size")
+    hidden = keys.whole("embedding_length")
+    if width % heads or width % hidden:
+        raise keys.invalid(f"{heads} heads of a state have {width} channels")
+    return {
+        "attention_bias": any(
+            keys.has_tensor(f"blk.{layer}.attn_q.bias") for layer in range(keys.num_layers)
+        ),
+        "mamba_expand": width // hidden,
+        "mamba_n_heads": heads,
+        "mamba_d_head": width // heads,
+        "mamba_d_state": keys.whole("ssm.state_size"),
+        "mamba_n_groups": keys.whole("ssm.group_count"),
+        "mamba_d_conv": keys.whole("ssm.conv_kernel"),
+        "mamba_conv_bias": keys.has_tensor(f"blk.{mamba}.ssm_conv1d.bias"),
+        "mamba_proj_bias": keys.has_tensor(f"blk.{mamba}.ssm_in.bias"),
+    }
 
 
 def lfm2(keys: ArchitectureKeys) -> Config:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tgi_cli.gguf.config_parts import is_bamba
+from tgi_cli.gguf.deepseek_names import LATENT
 from tgi_cli.gguf.keys import ArchitectureKeys
 from tgi_cli.gguf.name_parts import (
     BLOCKS,
@@ -18,6 +20,9 @@ from tgi_cli.gguf.name_parts import (
     norm_less_one,
     with_fused,
 )
+
+_MOST_OUTPUTS = 1 << 22
+"""Limit of queries, keys and values of linear attention, whose order is a list."""
 
 
 def lfm2_names(keys: ArchitectureKeys) -> NameTable:
@@ -53,7 +58,8 @@ def qwen35_names(keys: ArchitectureKeys) -> NameTable:
     if value_heads % key_heads or value_dim * value_heads != keys.whole("ssm.inner_size"):
         raise keys.invalid(f"{value_heads} value heads cannot share {key_heads} key heads")
     keep = 2 * key_heads * key_dim
-    keys.bounded("rows of linear attention", keep + value_heads * value_dim)
+    if keep + value_heads * value_dim > _MOST_OUTPUTS:
+        raise keys.invalid(f"{key_heads} key heads have {key_dim} numbers")
     order = [key + turn * key_heads for key in range(key_heads) for turn in range(shared)]
     values = by_heads(order)
     rows = [*range(keep)]
@@ -109,10 +115,18 @@ def qwen3_next_names(keys: ArchitectureKeys) -> NameTable:
 
 
 def granite_hybrid_names(keys: ArchitectureKeys) -> NameTable:
-    """Granite 4: Mamba-2 layers, and attention whose rotated pairs are neighbours."""
+    """Granite 4 and Bamba: Mamba-2 layers, and attention whose rotated pairs are neighbours."""
     block = dict(BLOCKS)
     for name, heads in (("attn_q", keys.num_heads), ("attn_k", keys.num_kv_heads)):
         block[name] = FileModule(block[name].name, neighbours_apart(heads))
+    if is_bamba(keys):
+        block["ffn_norm"] = FileModule("pre_ff_layernorm")
+        for part in ("gate", "up", "down"):
+            block[f"ffn_{part}"] = FileModule(f"feed_forward.{part}_proj")
+        block = with_fused(keys, block) | _mamba("mamba")
+        return NameTable(
+            top=TOP | {"output_norm": FileModule("model.final_layernorm")}, block=block
+        )
     block["ffn_gate_inp"] = FileModule("block_sparse_moe.router.layer")
     for part in ("gate", "up", "down"):
         block[f"ffn_{part}_exps"] = FileModule(f"block_sparse_moe.experts.{{e}}.{part}_proj")
@@ -144,6 +158,28 @@ def nemotron_names(keys: ArchitectureKeys) -> NameTable:
         "output": FileModule("lm_head"),
     }
     return NameTable(layers="backbone.layers", top=top, block=block)
+
+
+def kimi_linear_names(keys: ArchitectureKeys) -> NameTable:
+    """Kimi Linear: Kimi Delta Attention, and latent attention as in DeepSeek's files."""
+    moe = "block_sparse_moe"
+    block = dict(BLOCKS) | LATENT
+    block |= {
+        "ffn_gate_inp": FileModule(f"{moe}.gate"),
+        "exp_probs_b": FileModule(f"{moe}.gate.e_score_correction_bias", bare=True),
+        "ssm_beta": FileModule("self_attn.b_proj"),
+        "ssm_dt": FileModule("self_attn.dt_bias", bare=True),
+        "ssm_a": FileModule("self_attn.A_log", numbers=_logarithm, bare=True, flat=True),
+        "ssm_norm": FileModule("self_attn.o_norm"),
+    }
+    for part in "qkv":
+        block[f"ssm_conv1d_{part}"] = FileModule(f"self_attn.{part}_conv1d", middle=True)
+    for part in ("f_a", "f_b", "g_a", "g_b"):
+        block[f"ssm_{part}"] = FileModule(f"self_attn.{part}_proj")
+    for part, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+        block[f"ffn_{part}_exps"] = FileModule(f"{moe}.experts.{{e}}.{theirs}")
+        block[f"ffn_{part}_shexp"] = FileModule(f"{moe}.shared_experts.{part}_proj")
+    return NameTable(top=TOP, block=block)
 
 
 def _mamba(prefix: str) -> dict[str, FileModule]:

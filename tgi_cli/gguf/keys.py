@@ -8,12 +8,11 @@ from typing import Any
 
 from tgi_cli.errors import ModelError, UnsupportedModelError
 from tgi_cli.gguf.reader import GGUFFile
+from tgi_cli.gguf.values import short
 
 _LARGEST = 1 << 31
-_MOST_LAYERS = 1024
-"""Of a file with fewer tensors."""
-_LEAST_BOUND = 4096
-"""Heads and rows that a file may state whatever its tensors are: they are compared later."""
+_MOST_LAYERS = 1 << 12
+_MOST_HEADS = 1 << 16
 _REMEDY = "download another file of the model"
 
 
@@ -52,7 +51,7 @@ class ArchitectureKeys:
                 )
             value = value[0]
         if type(value) is not int or not least <= value < _LARGEST:
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         return value
 
     def wholes(self, name: str, count: int) -> list[int]:
@@ -69,7 +68,7 @@ class ArchitectureKeys:
         """A finite number."""
         value: Any = self._value(name, default)
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         # A float32 as the shortest decimal number that stands for it: 1e-05, as it was written.
         return float(f"{value:.7g}") if isinstance(value, float) else float(value)
 
@@ -77,7 +76,7 @@ class ArchitectureKeys:
         """A switch."""
         value = self._value(name, default)
         if type(value) is not bool:
-            raise self.invalid(f"{self.architecture}.{name} is {value!s:.40}")
+            raise self.invalid(f"{self.architecture}.{name} is {short(str(value))}")
         return value
 
     def text(self, name: str, default: str = "") -> str:
@@ -94,36 +93,21 @@ class ArchitectureKeys:
         """Whether the file has the tensor."""
         return name in self.file.tensors
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor that is no vector."""
+    def shape(self, name: str, least: int = 1) -> tuple[int, ...]:
+        """A tensor's shape, of ``least`` dimensions or more."""
         if name not in self.file.tensors:
             raise self.invalid(f"it has no tensor {name}")
         shape = self.file.tensors[name].shape
-        if len(shape) < 2:
+        if len(shape) < least:
             raise self.invalid(f"{name} has the shape {list(shape)}")
         return shape
-
-    def bounded(self, what: str, count: int) -> int:
-        """A number of heads or rows, of which no tensor can have more than its largest dimension.
-
-        Lists as long as it are made before it is compared with shapes.
-        """
-        tensors = self.file.tensors.values()
-        largest = max((size for tensor in tensors for size in tensor.shape), default=0)
-        if count > max(_LEAST_BOUND, largest):
-            raise self.invalid(
-                f"it states {count} {what}, and {largest} is the largest dimension of its tensors"
-            )
-        return count
 
     @property
     def num_layers(self) -> int:
         """Decoder layers, without those that only draft (``nextn``), which come last."""
         total = self.whole("block_count")
-        if total > max(_MOST_LAYERS, len(self.file.tensors)):
-            raise self.invalid(
-                f"it states {total} layers, and has {len(self.file.tensors)} tensors"
-            )
+        if total > _MOST_LAYERS:
+            raise self.invalid(f"{self.architecture}.block_count is {total}")
         drafts = self.whole("nextn_predict_layers", 0, 0)
         if drafts >= total:
             raise self.invalid(f"{drafts} of its {total} layers only draft")
@@ -162,4 +146,7 @@ class ArchitectureKeys:
                 "supported",
                 _REMEDY,
             )
-        return self.bounded("heads", counts.pop())
+        count = counts.pop()
+        if count > _MOST_HEADS:
+            raise self.invalid(f"{self.architecture}.{name} is {count}")
+        return count

@@ -19,7 +19,7 @@ from tgi_cli.gguf.config_parts import (
     partial_rotary,
     shared_expert_size,
 )
-from tgi_cli.gguf.deepseek_configs import deepseek
+from tgi_cli.gguf.deepseek_configs import deepseek, deepseek32, kimi_linear
 from tgi_cli.gguf.gemma_configs import gemma3n, gemma4
 from tgi_cli.gguf.keys import ArchitectureKeys
 from tgi_cli.gguf.reader import GGUFFile
@@ -278,6 +278,7 @@ def _gpt_oss(keys: ArchitectureKeys) -> Config:
 
 ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "deepseek2": ("DeepseekV2ForCausalLM", deepseek),
+    "deepseek32": ("DeepseekV32ForCausalLM", deepseek32),
     "falcon": ("FalconForCausalLM", gpt_configs.falcon),
     "gemma": ("GemmaForCausalLM", _gemma),
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
@@ -289,6 +290,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[ArchitectureKeys], Config]]] = {
     "gptneox": ("GPTNeoXForCausalLM", gpt_configs.gpt_neox),
     "granite": ("GraniteForCausalLM", _granite),
     "granitehybrid": ("GraniteMoeHybridForCausalLM", hybrid_configs.granite_hybrid),
+    "kimi-linear": ("KimiLinearForCausalLM", kimi_linear),
     "lfm2": ("Lfm2ForCausalLM", hybrid_configs.lfm2),
     "lfm2moe": ("Lfm2MoeForCausalLM", hybrid_configs.lfm2),
     "llama": ("LlamaForCausalLM", _llama),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,9 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
         }
     for key, name in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{key}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if math.isfinite(value):
             config[name] = value
     return config
 

@@ -34,7 +34,8 @@ class FileModule:
     bare: bool = False
     """Whether the family's tensor has no suffix."""
     middle: bool = False
-    """Whether numbers [out, in] are [out, 1, in] there, as a convolution's."""
+    """Whether numbers [out, in], also with dimensions of 1, are [out, 1, in] there, as a
+    convolution's."""
     single: bool = False
     """Whether numbers [in] are [1, in] there."""
     flat: bool = False
@@ -107,7 +108,7 @@ def with_fused(keys: ArchitectureKeys, block: dict[str, FileModule]) -> dict[str
     if keys.whole("expert_count", 0, 0) and "ffn_gate_exps" in block:
         name = "blk.0.ffn_gate_up_exps.weight"
         if keys.has_tensor(name):
-            half = keys.shape(name)[1] // 2
+            half = keys.shape(name, 2)[1] // 2
             both = (block["ffn_gate_exps"], half), (block["ffn_up_exps"], half)
             block["ffn_gate_up_exps"] = FileModule(parts=both)
     return block

@@ -12,6 +12,7 @@ from tgi_cli.gguf.deepseek_names import deepseek_names
 from tgi_cli.gguf.gemma_names import gemma3n_names, gemma4_names, gemma_names
 from tgi_cli.gguf.hybrid_names import (
     granite_hybrid_names,
+    kimi_linear_names,
     lfm2_names,
     nemotron_names,
     qwen3_next_names,
@@ -156,6 +157,7 @@ def _gpt_oss_names(keys: ArchitectureKeys) -> NameTable:
 
 _TABLES: dict[str, Callable[[ArchitectureKeys], NameTable]] = {
     "deepseek2": deepseek_names,
+    "deepseek32": deepseek_names,
     "falcon": _falcon_names,
     "gemma": gemma_names,
     "gemma2": gemma_names,
@@ -167,6 +169,7 @@ _TABLES: dict[str, Callable[[ArchitectureKeys], NameTable]] = {
     "gptneox": _gpt_neox_names,
     "granite": _rotated_names,
     "granitehybrid": granite_hybrid_names,
+    "kimi-linear": kimi_linear_names,
     "lfm2": lfm2_names,
     "lfm2moe": lfm2_names,
     "llama": _rotated_names,

@@ -7,48 +7,31 @@ from __future__ import annotations
 
 import math
 import re
-import struct
-import sys
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from tgi_cli import files
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError
 from tgi_cli.gguf.tensor_types import REMOVED, TENSOR_TYPES, TensorType
+from tgi_cli.gguf.values import ARRAY, Value, ValueReader, invalid_file, short
 
 MAGIC = b"GGUF"
-SHARD = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+SHARD = re.compile(
+    r"(?P<prefix>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.IGNORECASE
+)
 """The file name of a part of a checkpoint."""
 
 MOST_TENSORS = 1 << 18
 MOST_KEYS = 1 << 16
 MOST_SHARDS = 1 << 10
-MOST_VALUES = 1 << 22
-"""Limit of all elements of a file's arrays. The largest vocabularies have a quarter of a million
-tokens, each with a type and a score, and half a million merges."""
-
-HEADER_BYTES = 256 << 20
-"""Limit of a header, of which those of the largest vocabularies have 20 MB."""
 
 _MOST_DIMENSIONS = 4
-_LONGEST_NAME = 1 << 16
-_DEEPEST_ARRAY = 4
 _LARGEST_ALIGNMENT = 1 << 16
 _MAX_FILE = 1 << 63
-_SHOWN = 60
-"""Limit of a name's characters in an error message."""
-
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-"""Formats of ``struct`` and ``array`` by the number of a value's type."""
-_BOOL, _STRING, _ARRAY = 7, 8, 9
 
 T = TypeVar("T")
-
-Value = bool | int | float | str | list[Any]
-"""A value of the metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +98,8 @@ class GGUFFile:
             value = float(value)
         if type(value) is not kind:
             raise CorruptFileError(
-                f"{self.path} cannot be read: its key {key} is no {kind.__name__}", _remedy(self)
+                f"{self.path} cannot be read: its key {short(key)} is no {kind.__name__}",
+                _remedy(self),
             )
         return value
 
@@ -128,7 +112,7 @@ class GGUFFile:
         found = self.get(key, list, [])
         if not all(type(each) is kind for each in found):
             raise CorruptFileError(
-                f"{self.path} cannot be read: its key {key} is no array of {kind.__name__}",
+                f"{self.path} cannot be read: its key {short(key)} is no array of {kind.__name__}",
                 _remedy(self),
             )
         return found
@@ -157,8 +141,13 @@ def shard_paths(path: Path) -> tuple[Path, ...]:
     )
 
 
-def read_gguf(path: Path) -> GGUFFile:
+def read_gguf(path: Path, *, vocabulary: bool = True) -> GGUFFile:
     """Read the headers of a file, or of all files that it is one part of. No weights are read.
+
+    Args:
+        path: the file, or any of its parts.
+        vocabulary: whether to keep the tokenizer's arrays. Tokens and merges of a large vocabulary
+            are 300,000 strings, which take 20 MB.
 
     Raises:
         OSError: a file cannot be read.
@@ -174,15 +163,23 @@ def read_gguf(path: Path) -> GGUFFile:
             f"{path.name} is one of {len(paths)} files, and some are not beside it: {shown}",
             "download all parts into one folder",
         )
-    first = _Header(paths[0]).read()
+    first = _read_header(paths[0], vocabulary)
     tensors = dict(first.tensors)
     size = first.size
-    for each in paths[1:]:
-        shard = _Header(each).read()
+    for number, each in enumerate(paths[1:], 1):
+        shard = _read_header(each, vocabulary=False)
+        stated = shard.get("split.no", int, number)
+        if stated != number:
+            raise CorruptFileError(
+                f"{each} is part {stated + 1} by its header, and part {number + 1} by its name",
+                "give the files the names that they were published with",
+            )
         twice = next((name for name in shard.tensors if name in tensors), None)
         if twice is not None:
-            raise _invalid(each, f"its tensor {_short(twice)} is in an earlier part, too")
+            raise invalid_file(each, f"its tensor {short(twice)} is in an earlier part, too")
         tensors |= shard.tensors
+        if len(tensors) > MOST_TENSORS:
+            raise invalid_file(each, f"its parts have more than {MOST_TENSORS} tensors")
         size += shard.size
     expected = first.get("split.tensors.count", int, len(tensors))
     count = first.get("split.count", int, len(paths))
@@ -192,92 +189,32 @@ def read_gguf(path: Path) -> GGUFFile:
             "give the files the names that they were published with",
         )
     if len(tensors) != expected:
-        raise _invalid(paths[0], f"its parts have {len(tensors)} of {expected} tensors")
+        raise invalid_file(paths[0], f"its parts have {len(tensors)} of {expected} tensors")
     return GGUFFile(paths[0], first.metadata, tensors, paths, size)
 
 
-class _Header:
-    """Parses one file's header from its beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.position = 0
-        self.values = 0
-        self.size = 0
-        self.stream: BinaryIO
-
-    def read(self) -> GGUFFile:
+def _read_header(path: Path, vocabulary: bool) -> GGUFFile:
+    """Read one file's header."""
+    try:
+        files.require_file(path, _MAX_FILE)
+    except files.FileRefusedError as error:
+        raise invalid_file(path, str(error)) from error
+    with path.open("rb") as stream:
+        header = _Header(path, stream, vocabulary)
         try:
-            files.require_file(self.path, _MAX_FILE)
-        except files.FileRefusedError as error:
-            raise _invalid(self.path, str(error)) from error
-        self.size = self.path.stat().st_size
-        with self.path.open("rb") as self.stream:
-            try:
-                return self._file()
-            except UnicodeDecodeError as error:
-                raise self.invalid("its text is not UTF-8") from error
+            return header.file()
+        except UnicodeDecodeError as error:
+            raise header.invalid("its text is not UTF-8") from error
 
-    def invalid(self, why: str) -> CorruptFileError:
-        return _invalid(self.path, why)
 
-    def take(self, size: int) -> bytes:
-        """The next bytes, which must be there: no memory is taken for what is not."""
-        end = self.position + size
-        if end > self.size:
-            raise self.invalid(f"it is truncated: its header is longer than its {self.size} bytes")
-        if end > HEADER_BYTES:
-            raise self.invalid(f"its header has more than {HEADER_BYTES >> 20} MiB")
-        self.position = end
-        return self.stream.read(size)
+class _Header(ValueReader):
+    """Parses a header from its beginning."""
 
-    def number(self, code: str) -> Any:
-        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
+    def __init__(self, path: Path, stream: BinaryIO, vocabulary: bool) -> None:
+        super().__init__(path, stream)
+        self.vocabulary = vocabulary
 
-    def text(self, longest: int = HEADER_BYTES) -> str:
-        length = self.number("Q")
-        if length > longest:
-            raise self.invalid(f"it states a text of {length} bytes")
-        return self.take(length).decode()
-
-    def name(self) -> str:
-        name = self.text(_LONGEST_NAME)
-        if not name:
-            raise self.invalid("it has a key or a tensor without a name")
-        return name
-
-    def value(self, kind: int, depth: int = 0) -> Value:
-        if kind == _STRING:
-            return self.text()
-        if kind == _BOOL:
-            return bool(self.number("B"))
-        if kind == _ARRAY:
-            return self.array(depth + 1)
-        if kind not in _NUMBERS:
-            raise self.invalid(f"it has a value of type {kind}, which there is not")
-        number: int | float = self.number(_NUMBERS[kind])
-        return number
-
-    def array(self, depth: int) -> list[Any]:
-        kind, count = self.number("I"), self.number("Q")
-        self.values += count
-        if self.values > MOST_VALUES:
-            raise self.invalid(f"its arrays have more than {MOST_VALUES} values")
-        if depth > _DEEPEST_ARRAY:
-            raise self.invalid(f"it nests more than {_DEEPEST_ARRAY} arrays")
-        if kind in _NUMBERS:
-            code = _NUMBERS[kind]
-            found = array(code, self.take(count * struct.calcsize(f"<{code}")))
-            if sys.byteorder == "big":
-                found.byteswap()
-            return found.tolist()
-        if kind == _BOOL:
-            return [bool(byte) for byte in self.take(count)]
-        if kind == _STRING:
-            return [self.text() for _ in range(count)]
-        return [self.value(kind, depth) for _ in range(count)]
-
-    def _file(self) -> GGUFFile:
+    def file(self) -> GGUFFile:
         if self.size < len(MAGIC) or self.take(len(MAGIC)) != MAGIC:
             raise CorruptFileError(
                 f"{self.path} is not a GGUF file", "name a file that llama.cpp could read"
@@ -294,21 +231,27 @@ class _Header:
         if num_tensors > MOST_TENSORS or num_keys > MOST_KEYS:
             raise self.invalid(f"it states {num_tensors} tensors and {num_keys} keys")
         metadata: dict[str, Value] = {}
+        names: set[str] = set()
         for _ in range(num_keys):
             key = self.name()
-            if key in metadata:
-                raise self.invalid(f"it has the key {_short(key)} twice")
-            metadata[key] = self.value(self.number("I"))
+            if key in names:
+                raise self.invalid(f"it has the key {short(key)} twice")
+            names.add(key)
+            kind = self.number("I")
+            if kind == ARRAY and not self.vocabulary and key.startswith("tokenizer."):
+                self.skip_array()
+            else:
+                metadata[key] = self.value(kind)
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or not _is_power(alignment):
             raise self.invalid("its general.alignment is no power of two up to 65536")
         entries = [self.entry(alignment) for _ in range(num_tensors)]
         data = -(-self.position // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
-        for name, shape, kind, offset, size in entries:
+        for name, shape, stored, offset, size in entries:
             if name in tensors:
-                raise self.invalid(f"it has the tensor {_short(name)} twice")
-            tensors[name] = GGUFTensor(name, shape, kind, self.path, data + offset, size)
+                raise self.invalid(f"it has the tensor {short(name)} twice")
+            tensors[name] = GGUFTensor(name, shape, stored, self.path, data + offset, size)
         self.check_data(tensors)
         return GGUFFile(self.path, metadata, tensors, (self.path,), self.size)
 
@@ -317,23 +260,23 @@ class _Header:
         name = self.name()
         num_dims = self.number("I")
         if num_dims > _MOST_DIMENSIONS:
-            raise self.invalid(f"its tensor {_short(name)} has {num_dims} dimensions")
+            raise self.invalid(f"its tensor {short(name)} has {num_dims} dimensions")
         shape = tuple(reversed([self.number("Q") for _ in range(num_dims)]))
         code, offset = self.number("I"), self.number("Q")
         if code not in TENSOR_TYPES:
             known = REMOVED.get(code, f"of number {code}")
             raise UnsupportedModelError(
-                f"{self.path} has tensors of type {known}, which is not supported: {_short(name)}",
+                f"{self.path} has tensors of type {known}, which is not supported: {short(name)}",
                 "download another file of the model, such as Q8_0 or Q4_K_M",
             )
         kind = TENSOR_TYPES[code]
         row = shape[-1] if shape else 1
         if row % kind.elements or not all(shape):
             raise self.invalid(
-                f"its tensor {_short(name)} of type {kind.name} has the shape {list(shape)}"
+                f"its tensor {short(name)} of type {kind.name} has the shape {list(shape)}"
             )
         if offset % alignment:
-            raise self.invalid(f"its tensor {_short(name)} is not aligned")
+            raise self.invalid(f"its tensor {short(name)} is not aligned")
         return name, shape, kind, offset, math.prod(shape) // kind.elements * kind.size
 
     def check_data(self, tensors: Mapping[str, GGUFTensor]) -> None:
@@ -342,7 +285,7 @@ class _Header:
         end = self.position
         for tensor in ordered:
             if tensor.start < end:
-                raise self.invalid(f"its tensor {_short(tensor.name)} overlaps with another")
+                raise self.invalid(f"its tensor {short(tensor.name)} overlaps with another")
             end = tensor.start + tensor.size
         if end > self.size:
             raise CorruptFileError(
@@ -354,14 +297,5 @@ def _is_power(number: int) -> bool:
     return 0 < number <= _LARGEST_ALIGNMENT and not number & (number - 1)
 
 
-def _short(name: str) -> str:
-    shown = name if name.isprintable() else repr(name)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
-
-
 def _remedy(file: GGUFFile) -> str:
     return f"delete {file.path} and fetch it again"
-
-
-def _invalid(path: Path, why: str) -> CorruptFileError:
-    return CorruptFileError(f"{path} cannot be read: {why}", f"delete {path} and fetch it again")

@@ -35,6 +35,9 @@ END_TEXTS = frozenset(
 )
 """Texts of tokens that end an answer, as llama.cpp knows them: files name only one to three."""
 
+_LONGEST_TOKEN = 1 << 10
+"""Limit of a token's characters; the longest of published vocabularies have 128."""
+
 _END_KEYS = (
     *("eos_token_id", "eot_token_id", "eom_token_id"),
     *("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"),
@@ -83,6 +86,9 @@ class GGUFTokens:
             raise no_tokenizer_error(file, what if types else "has no types of tokens")
         if len(set(texts)) != len(texts):
             raise no_tokenizer_error(file, "has a token twice")
+        longest = max(map(len, texts))
+        if longest > _LONGEST_TOKEN:
+            raise no_tokenizer_error(file, f"has a token of {longest} characters")
         model = file.get("tokenizer.ggml.model", str, "")
         sentencepiece = model == "llama"
         bos = _id(file, "bos_token_id", len(texts), 1 if sentencepiece else None)

@@ -21,8 +21,8 @@ from tokenizers import (
     processors,
 )
 
+from tgi_cli import files
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError, no_panic
-from tgi_cli.files import check_tokenizer
 from tgi_cli.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
 from tgi_cli.gguf.reader import GGUFFile
 from tgi_cli.gguf.special_tokens import (
@@ -34,10 +34,6 @@ from tgi_cli.gguf.special_tokens import (
 
 _SPACE = "\u2581"
 """The space in SentencePiece vocabularies."""
-
-_MOST_CUT = 1 << 28
-"""Limit of the sum of the squares of tokens' lengths: the cost of finding their merges. That of a
-quarter of a million tokens is 20 million."""
 
 _KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 """Special tokens of Phi-3 behind which spaces stay; all others take them."""
@@ -57,7 +53,7 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
     try:
         with no_panic():
             if complete:
-                check_tokenizer(complete.encode())
+                files.check_tokenizer(complete.encode())
                 return Tokenizer.from_str(complete)
             if model == "llama":
                 tokenizer = _sentencepiece(file, tokens)
@@ -148,8 +144,6 @@ def _sentencepiece(file: GGUFFile, tokens: GGUFTokens) -> Tokenizer:
     }
     if len(set(normal.values())) < 2:
         raise no_tokenizer_error(file, "has the same score for all tokens")
-    if sum(len(text) ** 2 for text in normal) > _MOST_CUT:
-        raise no_tokenizer_error(file, "has tokens that are too long for the merges of their parts")
     ranked = [
         (-score, text[:cut], text[cut:])
         for text, score in normal.items()

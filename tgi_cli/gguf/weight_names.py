@@ -18,12 +18,17 @@ from tgi_cli.gguf.name_parts import FileModule, Rows
 from tgi_cli.gguf.name_tables import name_table
 from tgi_cli.gguf.reader import GGUFFile, GGUFTensor
 
-_BLOCK = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
-_OLD_EXPERT = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
+_NUMBER = "(0|[1-9][0-9]{0,5})"
+_BLOCK = re.compile(rf"blk\.{_NUMBER}\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
+_OLD_EXPERT = re.compile(rf"(ffn_(?:gate|up|down))\.{_NUMBER}")
 """Experts of older files, a tensor each."""
 
+_MOST_VIEWS = 1 << 20
+"""Limit of the tensors that a model has, each expert's counted. The largest mixtures of experts
+have a tenth of it."""
+
 _UNUSED = re.compile(
-    r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"
+    r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.[0-9]+\.attn_rot_embd(\.weight)?"
 )
 """Tensors that config.json was made of, or that are computed."""
 
@@ -68,9 +73,16 @@ def weight_views(file: GGUFFile) -> Iterator[WeightView]:
         UnsupportedModelError: layers that differ in size.
     """
     keys = ArchitectureKeys(file)
+    for count, view in enumerate(_all_views(keys), 1):
+        if count > _MOST_VIEWS:
+            raise keys.invalid(f"its tensors stand for more than {_MOST_VIEWS}")
+        yield view
+
+
+def _all_views(keys: ArchitectureKeys) -> Iterator[WeightView]:
     names = name_table(keys)
     joined = {module.joined[0] for module in names.block.values() if module.joined}
-    for tensor in file.tensors.values():
+    for tensor in keys.file.tensors.values():
         if _UNUSED.fullmatch(tensor.name):
             continue
         match = _BLOCK.fullmatch(tensor.name)
@@ -120,8 +132,9 @@ def _views(
             name = prefix + part.name.replace("{e}", str(expert))
             own = (size, *shape[1:])
             final: tuple[int, ...] | None = None
-            if part.middle and len(shape) == 2:
-                final = (size, 1, shape[1])
+            sizes = [each for each in own if each != 1]
+            if part.middle and len(sizes) == 2:
+                final = (sizes[0], 1, sizes[1])
             final = (1, size) if part.single and len(shape) == 1 else final
             final = (math.prod(own),) if part.flat else final
             yield WeightView(

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from tgi_cli.gguf.reader import MAGIC, Value
+from tgi_cli.gguf.reader import MAGIC
 from tgi_cli.gguf.tensor_types import TENSOR_TYPES
+from tgi_cli.gguf.values import Value
 
 _ALIGNMENT = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 5, 6, 7, 8, 9, 10

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tgi_cli.errors import CheckpointError, ModelError, ModelNotFoundError
-from tgi_cli.gguf.reader import SHARD
+from tgi_cli.gguf.reader import MOST_SHARDS, SHARD
 from tgi_cli.process.units import format_size
 
 GGUF = ".gguf"
@@ -93,7 +93,9 @@ def gguf_variants(names: Iterable[str]) -> list[GGUFVariant]:
         folder, _, base = name.rpartition("/")
         prefix = f"{folder}/" if folder else ""
         match = SHARD.fullmatch(base)
-        key = (prefix + match["prefix"], int(match["count"])) if match else (name, 0)
+        count = int(match["count"]) if match else 0
+        split = match is not None and count <= MOST_SHARDS
+        key = (prefix + match["prefix"], count) if match and split else (name, 0)
         groups.setdefault(key, []).append(name)
     variants = []
     for (stem, count), found in groups.items():

@@ -116,7 +116,7 @@ def _log_choice(source: str, variant: GGUFVariant, names: Iterable[str]) -> None
 def _served(path: Path, companions: Path | None, tokenizer: Path | None) -> Path:
     from tgi_cli.gguf.model_folder import companion_names, write_model_folder
 
-    file = read_gguf(path)
+    file = read_gguf(path, vocabulary=False)
     sources = [each.resolve() for each in file.shards]
     for folder in filter(None, (companions, tokenizer)):
         sources += [folder / name for name in companion_names(folder)]
@@ -124,7 +124,7 @@ def _served(path: Path, companions: Path | None, tokenizer: Path | None) -> Path
     stem = re.sub(r"[^\w.-]", "-", file.shards[0].stem)[:100]
 
     def fill(scratch: Path) -> None:
-        write_model_folder(file, scratch, companions, tokenizer)
+        write_model_folder(read_gguf(path), scratch, companions, tokenizer)
 
     folders = beside_cache("tgi-gguf")
     made = create_once(folders / f"{stem}-{key}", fill, _check)
@@ -136,4 +136,4 @@ def _check(folder: Path) -> GGUFFile:
     found = [path for path in folder.iterdir() if path.suffix.lower() == GGUF]
     if not found:
         raise ModelError(f"{folder} has no GGUF file")
-    return read_gguf(found[0])
+    return read_gguf(found[0], vocabulary=False)

@@ -94,8 +94,7 @@ def resolve_model(
 
     Args:
         model_id: a folder, a GGUF file, an id on the hub, also after ``hf://``, or the URL of a
-            folder or a GGUF file in an object store or on a web server (``s3://``, ``gs://``,
-            ``az://``, ``https://``).
+            folder or a GGUF file (``s3://``, ``gs://``, ``az://``, ``https://``).
         revision: branch, tag, commit or ``refs/pr/N``. Default: main.
         trust_remote_code: download code, too.
         extension: extension of the weights.
@@ -104,8 +103,7 @@ def resolve_model(
         weights: require weights, not only the configuration and the tokenizer.
         overridable: let :data:`OVERRIDE` replace the weights, which it does for the served model.
         stream: leave the weights where they are, to be read as they are loaded; for URLs.
-        gguf: a GGUF file, local or as ``model_id`` names one, with the weights; ``model_id`` then
-            stands for its tokenizer, if it is not empty.
+        gguf: a GGUF file, named as by ``model_id``, which then names its tokenizer if not empty.
         tokenizer: a folder or an id, whose tokenizer replaces that of a GGUF file.
         progress: progress of the download.
 
@@ -155,12 +153,14 @@ def resolve_model(
             return LocalModel(_from_folder(folder, model_id, options), model_id, "")
     except OSError as error:
         raise ModelError(f"{error.filename or model_id}: {error.strerror or error}") from error
+    kind = "file" if model_id.lower().endswith(GGUF) else "folder"
+    here = kind == "file" and ":" not in model_id and folder.parent.is_dir()
     name, tag = split_tag(model_id)
-    if tag is not None and Path(name).expanduser().is_dir():
+    if tag is not None and not here and Path(name).expanduser().is_dir():
         path = gguf_model.from_folder(Path(name).expanduser(), tag, options.tokenizer)
         return LocalModel(path, model_id, "")
-    if model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
-        raise ModelNotFoundError(f"there is no folder {model_id}", "check the path")
+    if here or model_id.startswith((".", "/", "~", "\\")) or model_id.endswith("/"):
+        raise ModelNotFoundError(f"there is no {kind} {model_id}", "check the path")
     if not model_id.strip():
         raise ModelNotFoundError("the model id is empty", "name a model or a folder")
     return _from_hub(model_id, revision, options)
@@ -332,7 +332,7 @@ def _from_cache(
     commit = cache.commit_of(revision)
     folder = cache.snapshot(commit) if commit else None
     if commit is None or folder is None or not folder.is_dir():
-        raise error
+        raise OfflineError(error.cause, f"{error.remedy}; a folder is ./{model_id}") from error
     if hub.offline:
         logger.info("%s: offline, using the cached snapshot %s", model_id, commit)
     else:

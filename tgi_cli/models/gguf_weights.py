@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.errors import CheckpointError, UnsupportedModelError
-from tgi_cli.gguf.reader import MOST_TENSORS, GGUFFile, GGUFTensor
+from tgi_cli.gguf.reader import GGUFFile, GGUFTensor
 from tgi_cli.gguf.weight_names import WeightView, weight_views
 from tgi_cli.models.stored_tensor import QUANTIZED, StoredTensor
 from tgi_cli.quantization import gguf
@@ -28,11 +28,6 @@ def gguf_tensors(file: GGUFFile) -> dict[str, StoredTensor]:
     """
     found: dict[str, StoredTensor] = {}
     for view in weight_views(file):
-        if len(found) == MOST_TENSORS:
-            raise CheckpointError(
-                f"{file.path} has more than {MOST_TENSORS} weights, those of experts counted each",
-                "download another file of the model",
-            )
         if view.name in found:
             raise CheckpointError(
                 f"{file.path} has {view.name} twice, as {view.tensor.name}, too",

@@ -73,7 +73,7 @@ def gguf_headers(path: Path) -> GGUFFile | None:
 def _gguf_headers(file: Path, state: frozenset[tuple[str, int, int]]) -> GGUFFile:
     """The same, cached; ``state`` changes with the files."""
     try:
-        return read_gguf(file)
+        return read_gguf(file, vocabulary=False)
     except (OSError, CorruptFileError) as error:
         raise unreadable(file, error) from error
 

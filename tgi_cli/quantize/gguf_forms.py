@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.gguf.reader import Value
+from tgi_cli.gguf.values import Value
 
 Config = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.errors import UnsupportedModelError
-from tgi_cli.gguf.reader import Value
+from tgi_cli.gguf.values import Value
 from tgi_cli.quantize.gguf_forms import FORMS, GGUFForm, head_dim
 
 _TOP = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tgi_cli.errors import ConfigError, UnsupportedModelError
-from tgi_cli.gguf.reader import Value
+from tgi_cli.gguf.values import Value
 from tgi_cli.gguf.writer import TensorSource, write_gguf
 from tgi_cli.models.checkpoint import read_headers, read_tensor
 from tgi_cli.models.config import read_config

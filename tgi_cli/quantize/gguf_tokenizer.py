@@ -11,9 +11,10 @@ from typing import Any
 
 from tgi_cli.errors import UnsupportedModelError
 from tgi_cli.gguf.pre_tokenizers import PRE_TOKENIZATIONS
-from tgi_cli.gguf.reader import GGUFFile, Value
+from tgi_cli.gguf.reader import GGUFFile
 from tgi_cli.gguf.special_tokens import TokenType
 from tgi_cli.gguf.tokenizer import make_pre_tokenizer, read_tokenizer
+from tgi_cli.gguf.values import Value
 from tgi_cli.text.template_files import sources_of
 from tgi_cli.text.tokenizer import Tokenizer, read_json
 

@@ -18,6 +18,7 @@ from tgi_cli.router.generation.generation import Generation
 from tgi_cli.router.generation.generator import Generator
 from tgi_cli.router.generation.sampling_defaults import SamplingDefaults
 from tgi_cli.router.http.admission import ConcurrencyLimiter
+from tgi_cli.router.http.misspellings import MisspellingLog
 from tgi_cli.router.observability.metrics import Metrics
 from tgi_cli.router.observability.tracing import Tracing
 from tgi_cli.router.response_store import ResponseStore
@@ -59,6 +60,7 @@ class RouterState:
     tracing: Tracing | None = None
     images: ImageReader | None = None
     started: float = field(default_factory=time.time)
+    misspellings: MisspellingLog = field(default_factory=MisspellingLog)
 
     @property
     def sleep(self) -> EngineSleep:

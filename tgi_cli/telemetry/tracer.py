@@ -1,7 +1,7 @@
 """Spans for an OpenTelemetry collector, which a thread of the SDK sends in batches.
 
 The SDK is an extra (``otlp``), imported only if a collector is configured. A span whose parent is
-in another process is sampled as its parent is; a span without parent as OTEL_TRACES_SAMPLER says,
+in another process is sampled as its parent is; a span without parent as OTEL_TRACES_SAMPLER sets,
 by default always.
 """
 

@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepImages:
-    """What a step has encoded and uses.
+    """The images that a step has encoded and uses.
 
     Attributes:
         rows: of its tokens; None if none stands for an image that is encoded.
-        report: on its images.
+        report: outcomes of its images.
     """
 
     rows: ImageRows | None
@@ -48,7 +48,7 @@ class ImageEncoder:
         tower: of the model.
         device: of the model.
         shard: this process's share of the model: shards agree on which images have failed.
-        threads: for the tower on a CPU; None for torch's default.
+        threads: torch's threads for the tower on a CPU; None for its default.
 
     Attributes:
         device: as given.
@@ -78,7 +78,7 @@ class ImageEncoder:
         return sum(len(features.rows) for features in self._features.values())
 
     def run(self, step: Step) -> StepImages:
-        """Forget and encode what a step says, and gather the rows that its tokens stand for.
+        """Forget and encode images as a step requests, and gather the rows of its tokens.
 
         Slices that time bounds wait for :meth:`run_timed`. An image that cannot be encoded has a
         cause in the report, and no rows.
@@ -147,7 +147,7 @@ class ImageEncoder:
             self._failed.setdefault(part.key, lost)
 
     def encode_for(self, part: EncodeSlice, seconds: float) -> int:
-        """Run a slice for so long; returns the parts of the whole run that are done by then.
+        """Run a slice for ``seconds``; returns the parts of the whole run that are done by then.
 
         All of them, if nothing is left: then the image's last slice may follow.
         """
@@ -203,7 +203,7 @@ class ImageEncoder:
             self._failed[key] = error
 
     def features(self, key: int) -> ImageFeatures:
-        """Of an image that is encoded.
+        """The features of an encoded image.
 
         Raises:
             Exception: what the encoder raised.

@@ -59,7 +59,7 @@ stay in its caches are as fast or faster (greedy, 128 rows of 151936: 9 ms again
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A started forward pass, and what the step is to report beside tokens.
+    """A started forward pass, and what the step reports in addition to tokens.
 
     Attributes:
         forward: its result, on the device.
@@ -67,7 +67,7 @@ class LaunchedStep:
         options: of the sampled sequences that want more than a token, by index.
         chunks: of prompts that are reported on.
         began: when it was launched, of :func:`time.perf_counter`.
-        encodes: what has become of images.
+        encodes: the outcomes of images.
     """
 
     forward: ForwardOutput
@@ -139,11 +139,11 @@ class ModelRunner:
         self.scores_at_once = max(1, MAX_SCORES[self._device.type] // vocab_size)
 
     def propose_with(self, stage: ProposalStage) -> None:
-        """Have a drafter with weights follow each step, and propose drafts where a step asks."""
+        """Have a drafter with weights follow each step, and propose drafts where requested."""
         self._proposals = stage
 
     def encode_with(self, images: ImageEncoder) -> None:
-        """Have images encoded, and their rows used, as steps say."""
+        """Encode images and use their rows, as steps request."""
         self._images = images
 
     @torch.inference_mode()
@@ -174,7 +174,7 @@ class ModelRunner:
                 self._attention.copy_blocks(step.copies)
             if self._proposals is not None:
                 self._proposals.apply(step)
-            if not step.rows:  # all that it does is to encode
+            if not step.rows:  # the step only encodes
                 return LaunchedStep(self._nothing(), step, {}, [], began, encodes)
             requested = self.rows.row_options
             chunks = prompt_chunks(step, requested) if requested else []

@@ -216,3 +216,11 @@ async def test_no_server() -> None:
 )
 def test_targets(target: str, url: str | None) -> None:
     assert as_url(target) == url
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host", "http://host/v1/", "http://host/v1/chat/completions"]
+)
+async def test_a_pasted_url_of_chats_is_that_of_their_server(url: str) -> None:
+    async with ChatClient(url) as client:
+        assert client.url == "http://host/v1"

@@ -20,7 +20,7 @@ from tests.unit.gguf.test_reader import (
     key,
     text,
 )
-from tgi_cli.errors import ModelError, UnsupportedModelError
+from tgi_cli.errors import CorruptFileError, ModelError, UnsupportedModelError
 from tgi_cli.gguf.model_config import ARCHITECTURES, model_config
 from tgi_cli.gguf.reader import GGUFFile, read_gguf
 from tgi_cli.models.registry import FAMILIES
@@ -204,6 +204,27 @@ def test_how_deepseek_chooses_experts(tmp_path: Path) -> None:
         architecture(expert_gating_func=3)
 
 
+BAMBA = LLAMA | {
+    "attention.head_count_kv": [0, 2],
+    "rope.dimension_count": 8,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 1,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 128,
+}
+
+
+def test_bamba_is_told_from_granite_by_heads_that_are_rotated_in_part(tmp_path: Path) -> None:
+    config = model_config(make(tmp_path, "granitehybrid", BAMBA))
+    assert config["architectures"] == ["BambaForCausalLM"]
+    assert config["attn_layer_indices"] == [1]
+    whole = BAMBA | {"rope.dimension_count": 16}
+    config = model_config(make(tmp_path, "granitehybrid", whole))
+    assert config["architectures"] == ["GraniteMoeHybridForCausalLM"]
+    assert config["position_embedding_type"] == "rope"
+
+
 GEMMA4 = LLAMA | {
     "attention.key_length": 32,
     "attention.key_length_swa": 16,
@@ -239,12 +260,40 @@ def test_gemma_4(tmp_path: Path) -> None:
             "scaled queries",
         ),
         ("deepseek2", DEEPSEEK | {"rope.dimension_count": 24}, ModelError, "24 numbers of keys"),
+        (
+            "deepseek32",
+            DEEPSEEK | {"expert_gating_func": 1},
+            UnsupportedModelError,
+            "without experts that are chosen by sigmoids",
+        ),
+        (
+            "kimi-linear",
+            DEEPSEEK | {"expert_gating_func": 1},
+            UnsupportedModelError,
+            "chosen by function 1",
+        ),
+        (
+            "granitehybrid",
+            BAMBA | {"embedding_scale": 2.0},
+            UnsupportedModelError,
+            "as Bamba's layers alone",
+        ),
+        (
+            "granitehybrid",
+            BAMBA | {"rope.dimension_count": 4},
+            UnsupportedModelError,
+            "as Bamba's layers alone",
+        ),
         ("clip", LLAMA, UnsupportedModelError, "encodes images"),
         ("rwkv7", LLAMA, UnsupportedModelError, "'rwkv7', which is not supported"),
         ("", LLAMA, UnsupportedModelError, "does not say which architecture"),
         ("llama", LLAMA | {"block_count": 0}, ModelError, "block_count is 0"),
+        # Nothing is made for each layer or head of what a few bytes state.
+        ("llama", LLAMA | {"block_count": (1 << 31) - 1}, ModelError, "block_count is 2147483647"),
+        ("gptneox", LLAMA | {"attention.head_count": 1 << 30}, ModelError, "head_count is 10737"),
         ("llama", LLAMA | {"block_count": "many"}, ModelError, "block_count"),
         ("llama", LLAMA | {"rope.freq_base": "x"}, ModelError, "freq_base is x"),
+        ("llama", LLAMA | {"rope.freq_base": "x\ny"}, ModelError, r"freq_base is 'x\\ny'"),
         ("llama", {"block_count": 2}, ModelError, r"no llama\.feed_forward_length"),
         (
             "llama",
@@ -272,6 +321,20 @@ def test_refusals(
 ) -> None:
     with pytest.raises(error, match=why):
         model_config(make(tmp_path, architecture, keys))
+
+
+def test_factors_of_angles_are_above_0(tmp_path: Path) -> None:
+    tensors = [("rope_freqs.weight", (8,))]
+    file = make(tmp_path, "llama", LLAMA, tensors, struct.pack("<8f", *[1.0] * 7, 0.0))
+    with pytest.raises(CorruptFileError, match=r"rope_freqs\.weight has numbers that"):
+        model_config(file)
+
+
+def test_a_table_without_dimensions(tmp_path: Path) -> None:
+    content = header([encoded("general.architecture", "llama")], [("token_embd.weight", (), 0, 0)])
+    (tmp_path / "model.gguf").write_bytes(content + bytes(4))
+    with pytest.raises(ModelError, match=r"token_embd.weight has the shape \[\]"):
+        model_config(read_gguf(tmp_path / "model.gguf"))
 
 
 def test_a_file_without_weights(tmp_path: Path) -> None:

@@ -226,6 +226,9 @@ def test_parts(tmp_path: Path) -> None:
         assert list(found.tensors) == ["t0", "u0", "t1", "u1", "t2", "u2"]
         assert found.tensors["u1"].file == files[1]
         assert found.size == sum(each.stat().st_size for each in files)
+    files[1].write_bytes(shard(2, 3, ["t1", "u1"], 6))
+    with pytest.raises(CorruptFileError, match="is part 3 by its header, and part 2 by its name"):
+        read_gguf(files[0])
     files[1].write_bytes(shard(1, 3, ["t0", "u1"], 6))
     with pytest.raises(CorruptFileError, match="t0 is in an earlier part"):
         read_gguf(files[0])
@@ -239,6 +242,37 @@ def test_parts(tmp_path: Path) -> None:
     files[0].rename(alone)
     with pytest.raises(CorruptFileError, match="one of 3 files by its header"):
         read_gguf(alone)
+
+
+def test_the_vocabulary_can_be_left_out(tmp_path: Path) -> None:
+    tokens = array(STRING, 2, text("a") + text("b"))
+    nested = array(ARRAY, 1, array(UINT8, 2, b"\5\6"))
+    keys = [
+        ARCHITECTURE,
+        key("tokenizer.ggml.tokens", ARRAY, tokens),
+        key("tokenizer.ggml.token_type", ARRAY, array(UINT32, 2, struct.pack("<2I", 1, 1))),
+        key("tokenizer.ggml.flags", ARRAY, array(BOOL, 2, b"\0\1")),
+        key("tokenizer.ggml.nested", ARRAY, nested),
+        key("tokenizer.ggml.eos_token_id", UINT32, struct.pack("<I", 1)),
+        key("a.words", ARRAY, tokens),
+    ]
+    content = header(keys, [("a", (32,), 8, 0)], data=34)
+    whole = read(tmp_path / "model.gguf", content)
+    file = read_gguf(whole.path, vocabulary=False)
+    assert file.metadata == {
+        "general.architecture": "llama",
+        "tokenizer.ggml.eos_token_id": 1,
+        "a.words": ["a", "b"],
+    }
+    assert file.tensors == whole.tensors
+    for end in range(len(content) - 1):
+        whole.path.write_bytes(content[:end])
+        with pytest.raises(TgiError):
+            read_gguf(whole.path, vocabulary=False)
+    for lie in (array(STRING, 1 << 21, b""), array(UINT64, 1 << 62, b""), array(77, 1, b"")):
+        whole.path.write_bytes(header([key("tokenizer.a", ARRAY, lie)]))
+        with pytest.raises(CorruptFileError):
+            read_gguf(whole.path, vocabulary=False)
 
 
 def test_a_number_that_cannot_be_a_part(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.tools.gguf_models import CONTROL, NORMAL, metadata_file
-from tgi_cli.gguf.reader import Value
 from tgi_cli.gguf.special_tokens import GGUFTokens
+from tgi_cli.gguf.values import Value
 
 
 def read(path: Path, tokens: list[str], **keys: Value) -> GGUFTokens:

@@ -22,8 +22,9 @@ from tests.tools.gguf_models import (
 from tgi_cli import demo
 from tgi_cli.errors import CorruptFileError, UnsupportedModelError
 from tgi_cli.gguf.chat_template import as_config, chat_templates
-from tgi_cli.gguf.reader import Value, read_gguf
+from tgi_cli.gguf.reader import read_gguf
 from tgi_cli.gguf.tokenizer import read_tokenizer, tokenizer_config
+from tgi_cli.gguf.values import Value
 
 VOCABULARIES = os.environ.get("TGI_TEST_GGUF_VOCABULARIES", "")
 """llama.cpp's folder ``models``."""
@@ -201,6 +202,7 @@ def test_a_complete_tokenizer_json_in_the_file_is_used(tmp_path: Path) -> None:
         (spm_metadata(scores=None), "no scores"),
         (spm_metadata(scores=[-1000.0] * len(SPM_TOKENS)), "the same score"),
         (spm_metadata(tokens=["a", "a"], token_type=[1, 1]), "a token twice"),
+        (spm_metadata(tokens=["a", "b" * 2000], token_type=[1, 1]), "token of 2000 characters"),
         (spm_metadata() | {"tokenizer.ggml.model": "bert"}, "kind 'bert'"),
     ],
 )
@@ -210,6 +212,13 @@ def test_files_that_would_give_wrong_ids_are_refused(
     with pytest.raises(UnsupportedModelError, match=complaint) as caught:
         made(tmp_path, metadata)
     assert "--tokenizer-name" in caught.value.remedy
+
+
+def test_a_tokenizer_json_in_the_file_that_would_end_the_process_is_refused(tmp_path: Path) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}
+    text = json.dumps({"model": model | {"continuing_subword_prefix": "##"}})
+    with pytest.raises(CorruptFileError, match="lacks `continuing_subword_prefix`"):
+        made(tmp_path, demo_metadata() | {"tokenizer.huggingface.json": text})
 
 
 def test_contradictions_are_one_line(tmp_path: Path) -> None:

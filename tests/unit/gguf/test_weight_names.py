@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.gguf.test_model_config import LLAMA, make
 from tgi_cli.errors import ModelError
+from tgi_cli.gguf import weight_names
 from tgi_cli.gguf.weight_names import WeightView, weight_views
 
 MIXTURE: dict[str, Any] = LLAMA | {"expert_count": 2, "expert_used_count": 1}
@@ -60,6 +61,39 @@ def test_what_is_not_needed_and_what_is_not_known(tmp_path: Path) -> None:
     names = ("rope_freqs.weight", "blk.0.attn_rot_embd", "blk.1.attn_q.weight", "blk.0.new.weight")
     found = views(tmp_path, "llama", keys, *((name, (64, 64)) for name in names))
     assert found.keys() == {"model.embed_tokens.weight", "blk.0.new.weight"}
+
+
+def test_convolutions_and_decays_with_dimensions_of_1(tmp_path: Path) -> None:
+    tensors = [("blk.0.ssm_conv1d_q.weight", (4, 1, 64, 1)), ("blk.0.ssm_a", (1, 4, 1, 1))]
+    found = views(tmp_path, "kimi-linear", LLAMA, *tensors)
+    assert found["model.layers.0.self_attn.q_conv1d.weight"].final_shape == (64, 1, 4)
+    assert found["model.layers.0.self_attn.A_log"].final_shape == (4,)
+
+
+def test_numbers_of_layers_that_are_not_written_as_numbers_are(tmp_path: Path) -> None:
+    names = ("blk.00.attn_q.weight", f"blk.{'9' * 5000}.attn_q.weight", "blk.\u0661.attn_q.weight")
+    found = views(tmp_path, "llama", LLAMA, *((name, (64, 64)) for name in names))
+    assert found.keys() == {"model.embed_tokens.weight", *names}
+
+
+@pytest.mark.parametrize("dims", [(), (64,)])
+def test_experts_without_dimensions(dims: tuple[int, ...], tmp_path: Path) -> None:
+    for name in ("ffn_up_exps", "ffn_gate_up_exps"):
+        with pytest.raises(ModelError, match=name):
+            views(tmp_path, "qwen3moe", MIXTURE, (f"blk.0.{name}.weight", dims))
+
+
+def test_experts_without_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_names, "_MOST_VIEWS", 100)
+    with pytest.raises(ModelError, match="stand for more than 100"):
+        views(tmp_path, "qwen3moe", MIXTURE, ("blk.0.ffn_up_exps.weight", (1, 1, 100)))
+
+
+def test_value_heads_without_number(tmp_path: Path) -> None:
+    sizes = {"ssm.state_size": 1 << 30, "ssm.group_count": 1 << 20}
+    sizes |= {"ssm.time_step_rank": 1 << 20, "ssm.inner_size": 1 << 20}
+    with pytest.raises(ModelError, match="1048576 key heads have 1073741824 numbers"):
+        views(tmp_path, "qwen35", LLAMA | sizes)
 
 
 def test_parts_of_another_size(tmp_path: Path) -> None:

@@ -348,6 +348,7 @@ def test_an_unreachable_hub_falls_back_to_the_cache(
         with pytest.raises(OfflineError, match=r"cannot reach http://127.0.0.1") as caught:
             resolve_model("org/other")
     assert "HF_ENDPOINT" in caught.value.remedy
+    assert "a folder is ./org/other" in caught.value.remedy
 
 
 def test_free_space_is_checked_before_the_first_byte(

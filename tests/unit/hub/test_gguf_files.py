@@ -104,6 +104,11 @@ def test_missing_parts_are_named() -> None:
         chosen("Q4_0", names)
 
 
+def test_a_name_that_claims_very_many_parts_is_that_of_a_file() -> None:
+    (variant,) = gguf_variants(["m-Q4_0-00001-of-99999.gguf"])
+    assert variant.missing == ()
+
+
 def test_nothing_to_choose_from_is_not_found() -> None:
     with pytest.raises(ModelNotFoundError, match="no GGUF files with a language model"):
         chosen(None, ("mmproj-F16.gguf", "README.md"))

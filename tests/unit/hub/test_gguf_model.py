@@ -27,7 +27,7 @@ from tgi_cli.errors import (
     TgiError,
     UnsupportedModelError,
 )
-from tgi_cli.gguf.reader import Value
+from tgi_cli.gguf.values import Value
 from tgi_cli.gguf.writer import write_gguf
 from tgi_cli.hub import resolve_model
 from tgi_cli.text.bundle import TextBundle

@@ -35,6 +35,16 @@ def test_a_missing_folder_is_not_found(name: str) -> None:
         resolve_model(name)
 
 
+def test_a_missing_gguf_file_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.gguf", "models/Model.GGUF", str(tmp_path / "models" / "x.gguf")):
+        with pytest.raises(ModelNotFoundError, match=f"there is no file {name}"):
+            resolve_model(name)
+
+
 def test_a_too_long_name_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="too long"):
         resolve_model("x" * 5000)

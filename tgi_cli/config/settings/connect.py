@@ -5,7 +5,10 @@ from __future__ import annotations
 from tgi_cli.config.settings.setting import CONNECT, Setting, panel
 from tgi_cli.config.settings.values import SWITCH, one_of, path, text
 
-CLIENT_NAMES = ("codex", "claude", "opencode", "qwen-code", "continue", "zed", "open-webui")
+CLIENT_NAMES = (
+    *("codex", "claude", "opencode", "qwen-code", "aider"),
+    *("continue", "zed", "open-webui"),
+)
 
 CONNECT_SETTINGS = panel(
     "Clients",

@@ -58,6 +58,7 @@ INHERITED_SETTINGS = panel(
 )
 
 _NO_EXLLAMA = "there are no exllama kernels; --attention and --quantize select kernels"
+_KEY = "API_KEY (--api-key) is the key that clients must send"
 _ROCM = "there are no ROCm kernels"
 _MARGIN = "activation memory is measured at startup; --cuda-memory-fraction reserves GPU memory"
 
@@ -74,12 +75,14 @@ _VARIABLES: Mapping[str, str] = {
     "HF_HUB_ENABLE_HF_TRANSFER": "hf_transfer, which cannot resume, is not used; "
     "HF_XET_HIGH_PERFORMANCE=1 enables parallel transfers",
     "HF_HUB_USER_AGENT_ORIGIN": "no origin is sent to the hub",
+    "VLLM_API_KEY": _KEY,
+    "LLAMA_API_KEY": _KEY,
 }
-"""TGI's variables without a flag, and what happens instead."""
+"""TGI's variables without a flag, and other servers' for keys, and what happens instead."""
 
 
 def variable_notes(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """TGI's variables that are set and have no effect, each with what happens instead."""
+    """The variables that are set and have no effect, each with what happens instead."""
     for name, note in _VARIABLES.items():
         if environment.get(name):
             yield name, note

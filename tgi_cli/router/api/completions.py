@@ -132,12 +132,14 @@ def prompts_of(body: CompletionRequest, state: RouterState) -> list[Prompt]:
     else:
         limit = state.config.max_client_batch_size
         if len(given) > limit:
+            message = f"Number of prompts exceeds the maximum allowed batch size of {limit}"
             raise errors.ApiError(
                 422,
-                f"Number of prompts exceeds the maximum allowed batch size of {limit}",
+                message,
                 "batch size exceeded",
                 param="prompt",
                 code="array_above_max_length",
+                openai_message=f"{message}, which the server's --max-client-batch-size sets",
             )
         prompts = [item if isinstance(item, str) else _ids(item, body, state) for item in given]
     if not prompts or not (body.suffix or all(prompts)):

@@ -109,7 +109,7 @@ def _draft(body: ChatRequest, state: RouterState) -> _Draft:
         raise errors.validation("`messages` cannot be empty", "messages")
     template = state.text.chat_template
     if template is None:
-        raise errors.template("template not found")
+        raise errors.no_template()
     tools = chat_tools(body, state.text.response_format, state.generator.grammars is not None)
     chat = template_chat(
         body, tools.offered, template, state.text.response_format, state.generator.images

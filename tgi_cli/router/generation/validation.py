@@ -204,10 +204,12 @@ def check_ids(items: Sequence[int], name: str, info: EngineInfo) -> Sequence[int
 
 def stop_strings(stops: list[str], config: RouterConfig) -> StopStrings:
     if len(stops) > config.max_stop_sequences:
+        most = f"`stop` supports up to {config.max_stop_sequences} stop sequences"
         raise errors.validation(
-            f"`stop` supports up to {config.max_stop_sequences} stop sequences. "
-            f"Given: {len(stops)}",
+            f"{most}. Given: {len(stops)}",
             "stop",
+            openai_message=f"{most}, as the server's --max-stop-sequences sets. "
+            f"Given: {len(stops)}",
         )
     try:
         return StopStrings(stops)

@@ -182,7 +182,11 @@ class Endpoint(Route):
                 require(state)
             body = None
             if decode is not None:
-                body = decode(await read_body(request, state.payload_limit))
+                raw = await read_body(request, state.payload_limit)
+                body = decode(raw)
+                if operation.generates:
+                    state.misspellings.check(path, raw, body)
+                del raw  # of megabytes, if it has images
             return await handler(RequestContext(request, state, body, arrived))
 
         super().__init__(path, endpoint, methods=[method], name=name)

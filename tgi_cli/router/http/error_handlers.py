@@ -12,6 +12,7 @@ from starlette.responses import Response
 from tgi_cli.errors import ModelError
 from tgi_cli.router.http import errors
 from tgi_cli.router.http.error_styles import error_response
+from tgi_cli.router.http.unknown_paths import path_hint
 from tgi_cli.router.observability import access_log
 
 
@@ -50,10 +51,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: ("Method Not Allowed", "method_not_allowed", "method_not_supported"),
     }
     message, kind, code = words.get(error.status_code, (str(error.detail), "validation", None))
-    text = f"{message}: {request.method} {request.scope['path']}"
+    path, headers = request.scope["path"], dict(error.headers or {})
+    hint = ""
+    if error.status_code == 404:
+        hint = path_hint(path, {getattr(route, "path", "") for route in request.app.routes})
+    elif "Allow" in headers:
+        hint = f"use {headers['Allow']}"
+    text = f"{message}: {request.method} {path}" + (f": {hint}" if hint else "")
     return error_response(
         request.scope,
-        errors.ApiError(
-            error.status_code, text, kind, code=code, headers=dict(error.headers or {})
-        ),
+        errors.ApiError(error.status_code, text, kind, code=code, headers=headers),
     )

@@ -190,6 +190,16 @@ def template(message: str) -> ApiError:
     return ApiError(422, text, "template_error", param="messages", code="invalid_value")
 
 
+def no_template() -> ApiError:
+    """The model has no chat template, as models that were not trained on conversations."""
+    error = template("template not found")
+    error.openai_message = (
+        "Template error: the model has no chat template (it may be a base model): use "
+        "/v1/completions, or start the server with --chat-template"
+    )
+    return error
+
+
 def overloaded(retry_after: int) -> ApiError:
     """Too many requests in flight; ``retry_after`` in seconds."""
     return ApiError(

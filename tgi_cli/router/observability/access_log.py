@@ -220,6 +220,8 @@ def write(request: AccessRecord) -> None:
     fields |= {name: round(seconds, 6) for name, seconds in times(request).items()}
     if error is not None:
         fields["error"] = error.error_type
+        fields |= {"param": error.param} if error.param else {}
+        fields |= {"code": error.code} if error.code else {}
         if error.error_type in _OURS:
             fields["cause"] = error.message
     elif request.dropped or request.status == 499:

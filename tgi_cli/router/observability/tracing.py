@@ -24,7 +24,7 @@ from tgi_cli.telemetry.provider import shut_down
 from tgi_cli.telemetry.tracer import Tracer, fail, is_sampled, service_name, trace_id
 
 _MOST_CHARACTERS = 512
-"""Of the headers, as in W3C's and OpenTelemetry's limits."""
+"""Limit of the headers' length, as W3C and OpenTelemetry set it."""
 
 
 class RequestTracing(Protocol):
@@ -153,7 +153,7 @@ class RequestSpan(ServerSpan):
         return self._tracer.context_of(self._work)
 
     def sequences_ended(self) -> None:
-        """No sequence of the request runs any more; of an answer in the background, the last."""
+        """Called when no sequence of the request runs any more, nor of a background response."""
         if self._answered:
             self._end_work()
 
